@@ -1,4 +1,4 @@
-# The verbs of this repository. Each installs what it misses (scripts/setup.sh) and builds what it needs.
+# The commands of this repository. Each installs what is missing (scripts/setup.sh) and builds what it needs.
 BUILD := build/release
 BIN := $(BUILD)/bin
 
@@ -8,21 +8,27 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 # Further options for cmake, such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON, and for ctest, such as -R unit.
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
+CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2
+NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build test bench bench-gpu bench-hosts chaos chaos-hosts lint format clean setup configure build-all
+.PHONY: help demo build build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts lint format \
+        clean setup configure
 
 help:
-	@echo "make demo    train a small character-level GPT on two ranks and let it write"
-	@echo "make build   release build; programs and examples are then in $(BIN)"
-	@echo "make test    build and run every test"
-	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
-	@echo "make bench-gpu   measure steps on a GPU beside PyTorch; BENCH_GPU_ARGS='--device cpu --tiny' shows how it runs"
-	@echo "make lint    check the rules of the house, without building"
-	@echo "make format  bring the layout of all files into the form that lint asks for"
-	@echo "make bench-hosts   measure between hosts, and their start, on network namespaces (root)"
-	@echo "make chaos   let faults happen at random moments of trainings, 50 times each and over every transport, and print what became of them, 2 hours"
-	@echo "make chaos-hosts   the same between hosts: silent and one-way cuts, on network namespaces (root), 90 minutes"
-	@echo "make clean   remove build/ (what was installed stays in .deps/)"
+	@echo "make demo            train a small character-level GPT on two ranks and let it write"
+	@echo "make build           release build; programs and examples are then in $(BIN)"
+	@echo "make check           format, lint and the unit tests of the modules without torch: one minute"
+	@echo "make unit MODULE=M   the unit tests and conformance tests of one module, such as ddp or comm/shm"
+	@echo "make test            all that a change needs"
+	@echo "make test-all        the rest, in shards; SHARD=NAME runs one: $(SHARDS)"
+	@echo "make lint            check the project's rules, without building"
+	@echo "make format          bring all files into the layout that lint asks for"
+	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
+	@echo "make bench-gpu       measure steps on a GPU beside PyTorch; BENCH_GPU_ARGS='--device cpu --tiny' to try it"
+	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
+	@echo "make chaos           inject faults into trainings, 50 of each over every transport, and report (2 hours)"
+	@echo "make chaos-hosts     the same between hosts on network namespaces (root): cuts, pauses (90 minutes)"
+	@echo "make clean           remove build/ (what was installed stays in .deps/)"
 
 setup:
 	@scripts/setup.sh
@@ -31,41 +37,73 @@ configure: setup
 	@cmake --preset release --log-level=WARNING $(CMAKE_ARGS) >/dev/null
 
 build: configure
-	@cmake --build $(BUILD) -j $(JOBS)
+	@$(NINJA)
 
 build-all: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all docs/all
+	@$(NINJA) --target all tests/all docs/all
 
 demo: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program 03_char_gpt
+	@$(NINJA) --target lockstep_program 03_char_gpt
 	@headers=$$(sed -n 's/^LOCKSTEP_TORCH_INCLUDE:INTERNAL=//p' $(BUILD)/CMakeCache.txt) && \
 	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/torch/csrc/api"
 
-test: build-all
-	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+lint: setup
+	@python3 tests/lint/lint.py
 
-# More MPIs take part after scripts/setup.sh --peers.
-bench: configure
-	@scripts/setup.sh --beds
-	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program lockstep_bench_program
-	@python3 bench/make_page.py --bin $(BIN)
-
-# BENCH_GPU_ARGS: such as --parts step --models gpt --precisions bf16-mixed.
-BENCH_GPU_ARGS ?=
-bench-gpu: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program bench_gpu_step
-	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
-
-# clang-format and ruff over all of it, and the code in the docs from the programs that it is from.
+# clang-format and ruff over all files, and the code in the docs from the programs that it is from.
 format: setup
 	@git ls-files '*.h' '*.cc' '*.c' | xargs .deps/lint/bin/clang-format -i
 	@.deps/lint/bin/ruff format -q .
 	@python3 tests/lint/lint.py --fix
 
-lint: setup
-	@python3 tests/lint/lint.py
+check: configure lint
+	@$(NINJA) --target module_base module_job module_launch module_train_report module_bench_harness
+	@$(CTEST) -R '^unit/(base|job|launch|train/report|bench/harness)$$'
 
-# Needs root: it makes network namespaces, and skips loudly without.
+# MODULE=comm/shm: what is in tests/unit/comm/shm, and the conformance tests of comm.
+unit: configure
+	@[ -n "$(MODULE)" ] || \
+	  { echo "make unit: MODULE is not set; expected a folder of lockstep/, such as ddp" >&2; exit 2; }
+	@[ -d "lockstep/$(MODULE)" ] || [ -d "$(MODULE)" ] || \
+	  { echo "make unit: MODULE is '$(MODULE)'; expected a folder of lockstep/, such as ddp or comm/shm" >&2; exit 2; }
+	@module=$$(scripts/test_module.sh "$(MODULE)") && \
+	  $(NINJA) --target lockstep_program "module_$$(echo "$$module" | tr / _)" && \
+	  LOCKSTEP_TEST_FOLDER="tests/unit/$(MODULE)" $(CTEST) -L "^module:$$module$$" \
+	    -R '^unit/|^conformance/[^/]*/(shm/n2|fake)' $(CTEST_ARGS)
+
+test: build-all
+	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
+
+# What is not in `make test`: 1, 4 and 7 ranks; jobs on many hosts; SLURM; short benchmarks; long fuzzing;
+# installations; and two builds without unity builds, so that every source includes what it uses.
+SHARDS := ranks hosts slurm bench fuzz install includes_modules includes_tests
+SHARD ?=
+test-all:
+	@for shard in $(or $(SHARD),$(SHARDS)); do \
+	  echo "=== shard $$shard"; \
+	  $(MAKE) --no-print-directory shard-$$shard || exit 1; \
+	done
+
+shard-includes_%: setup
+	@cmake --preset includes --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+	@cmake --build build/includes -j $(JOBS) --target $(if $(filter modules,$*),all,tests/all docs/all)
+
+shard-%: build-all
+	@$(CTEST) -L '^shard:$*$$' $(CTEST_ARGS)
+
+# More MPIs take part after scripts/setup.sh --baselines.
+bench: configure
+	@scripts/setup.sh --test-tools
+	@$(NINJA) --target lockstep_program lockstep_bench_program
+	@python3 bench/make_page.py --bin $(BIN)
+
+# BENCH_GPU_ARGS: such as --parts step --models gpt --precisions bf16-mixed.
+BENCH_GPU_ARGS ?=
+bench-gpu: configure
+	@$(NINJA) --target lockstep_program bench_gpu_step
+	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
+
+# Needs root: it makes network namespaces, and without root it says so and skips.
 bench-hosts: build-all
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 	@python3 bench/launch_time.py --bin $(BIN) || [ $$? = 77 ]

@@ -1,13 +1,13 @@
-// A rank that trains, and saves every tenth step while it goes on: how long a save keeps it, and what steps take beside
-// it. What saves.py measures.
+// A rank that trains and saves a checkpoint every tenth step: measures how long a save blocks the rank, and the steps
+// during a save. Started by checkpoint_save.py.
 //
-//   bench_checkpoint_save OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER      OPTIMIZER: torch, fused; WRITERS: one
-//   (rank 0 writes all), all (each its part)
+//   bench_checkpoint_save OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER
 //
-// A round is 10 steps without saves and 20 with two. Prints, on rank 0, a line of JSON: bytes (of a checkpoint),
-// medians in milliseconds: step (without saves), step_saving (all steps of those with saves, the saves among them),
-// stall (of the caller, from asking for the state until the next step may begin; of the rank that it took longest),
-// written (until it was durable).
+// OPTIMIZER: torch or fused; WRITERS: one (rank 0 writes everything) or all (each rank writes its part).
+//
+// A round is 10 steps without saves and 20 steps with two saves. Rank 0 prints a line of JSON: bytes (of a checkpoint)
+// and medians in milliseconds: step (without saves), step_saving (the 20 steps with saves, including the saves), stall
+// (time that a save blocks the caller, of the slowest rank), written (time until the checkpoint is durable).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -114,9 +114,9 @@ int run(const Options& options) {
   std::vector<double> steps, steps_saving, stalls, written;
   double num_bytes = 0;
   const auto finished = [&] {
-    const auto report = checkpoints.wait();  // bounded: by the group's limits, and by the disk
+    const auto report = checkpoints.wait();  // bounded: by the timeouts of the group and by the disk
     if (!report) return;
-    written.push_back(1e3 * report->written.count());
+    written.push_back(1e3 * report->duration.count());
     num_bytes = static_cast<double>(report->num_bytes);
   };
   for (int i = 0; i < 3; ++i) training.step();
@@ -125,10 +125,10 @@ int run(const Options& options) {
       const auto begin = Clock::now();
       training.step();
       if (i >= kStepsWithout && i % kSaveEvery == 0) {
-        const auto asked = Clock::now();
+        const auto save_begin = Clock::now();
         finished();
         checkpoints.save_async(round * 100 + i, training.parts());
-        stalls.push_back(ms_since(asked));
+        stalls.push_back(ms_since(save_begin));
       }
       (i < kStepsWithout ? steps : steps_saving).push_back(ms_since(begin));
     }
@@ -148,7 +148,8 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   return lockstep::main(argc, argv, [](int count, char** words) {
-    if (count != 8) throw lockstep::UsageError("bench_saves OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER");
+    if (count != 8)
+      throw lockstep::UsageError("usage: bench_checkpoint_save OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER");
     return run({.optimizer = words[1],
                 .writers = words[2],
                 .width = std::stoll(words[3]),

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""What a checkpoint of 200 MB every ten steps costs a training on two ranks: ours, written by a thread, beside PyTorch's.
+"""Measures the cost of a 200 MB checkpoint every ten steps, for Lockstep's asynchronous saves and for PyTorch's.
 
-saves.py --bin DIR [--python PYTHON] [--ranks N] [--rows N,...] [--rounds N] [--turns N]: prints a line of JSON for each side and number of rows a rank and step, with share (a save's stall as a part of a step) and slower (how
-much longer the median step is while saves are written). PYTHON has torch; without it there is no peer. Sides take turns.
+Usage: checkpoint_save.py --bin DIR [--python PYTHON] [--ranks N] [--rows N,...] [--rounds N] [--turns N]
+
+Prints a line of JSON for each implementation and number of rows per rank and step, with share (the stall of a save as a
+fraction of a step) and slower (relative increase of the median step during a save). PYTHON has torch; without it,
+PyTorch is not measured. The implementations are measured in turns.
 """
 
 import argparse
@@ -15,7 +18,8 @@ LIMIT_S = 1200
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def measured(args, words):
+def measure(args, words):
+    """Runs a job in a temporary folder and returns its JSON result."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         command = [f"{args.bin}/lockstep", "run", "-n", str(args.ranks), "--bind", "none", "--", *words, folder]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -34,26 +38,28 @@ def main():
     parser.add_argument("--rows", default="512")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--folder", help="where checkpoints go; the system's temporary folder if there is none")
+    parser.add_argument("--folder", help="directory for checkpoints (default: the system's temporary directory)")
     args = parser.parse_args()
     for rows in args.rows.split(","):
         size = [str(args.width), str(args.layers), rows, str(args.rounds)]
-        sides = [
+        commands = [
             [f"{args.bin}/bench_checkpoint_save", optimizer, writers, *size]
             for optimizer, writers in (("torch", "one"), ("torch", "all"), ("fused", "one"))
         ]
         if args.python:
-            sides += [[args.python, f"{HERE}/peers/saves.py", way, *size] for way in ("async", "sync")]
+            commands += [
+                [args.python, f"{HERE}/baselines/checkpoint_save.py", mode, *size] for mode in ("async", "sync")
+            ]
         for _ in range(args.turns):
-            for words in sides:
-                found = measured(args, words)
+            for words in commands:
+                result = measure(args, words)
                 print(
                     json.dumps(
                         {
                             "rows": int(rows),
-                            **found,
-                            "share": round(found["stall"] / found["step"], 4),
-                            "slower": round(found["step_saving"] / found["step"] - 1, 4),
+                            **result,
+                            "share": round(result["stall"] / result["step"], 4),
+                            "slower": round(result["step_saving"] / result["step"] - 1, 4),
                         }
                     ),
                     flush=True,

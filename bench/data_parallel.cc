@@ -1,7 +1,8 @@
-// One step of training on two cores, three ways: a process on its own, DataParallel on two replicas,
+// Compares a training step on two cores in one process, with DataParallel on two replicas, and with
 // DistributedDataParallel on two ranks.
 //   lockstep run -n 2 --bind none -- bench_data_parallel
-// The ways take turns in one run. While rank 0 is alone, rank 1 sleeps. docs/12 shows the table.
+// The variants are measured in turns in one run. While rank 0 runs alone, rank 1 sleeps. The table is in
+// docs/how-to/sync-batch-norm.md.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -16,7 +17,7 @@
 
 namespace {
 
-constexpr int kTurns = 15, kSteps = 6;
+constexpr int kRounds = 15, kSteps = 6;
 constexpr std::int64_t kBatch = 128;
 
 struct CnnImpl : torch::nn::Cloneable<CnnImpl> {
@@ -58,8 +59,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// The first step of a turn is not counted.
-void take_turn(const Forward& forward, torch::optim::Optimizer& optimizer, std::int64_t samples, Times& times) {
+/// Measures kSteps steps, after one step to warm up.
+void measure_steps(const Forward& forward, torch::optim::Optimizer& optimizer, std::int64_t samples, Times& times) {
   const at::Tensor x = torch::randn({samples, 3072});
   const at::Tensor y = torch::randint(10, {samples});
   for (int step = 0; step <= kSteps; ++step) {
@@ -76,7 +77,7 @@ void take_turn(const Forward& forward, torch::optim::Optimizer& optimizer, std::
   }
 }
 
-/// Rank 0 alone, on both cores; the others look every 20 ms whether it is done, so that they take no processor time.
+/// Runs `work` on rank 0, on both cores. The other ranks poll every 20 ms for its end, so that they use no CPU time.
 void run_on_rank_0(lockstep::Group& world, const std::filesystem::path& done, const std::function<void()>& work) {
   world.barrier();
   if (world.rank() == 0) {
@@ -100,28 +101,29 @@ void measure(const std::string& name, bool has_batch_norm, lockstep::Group& worl
       of_single(single->parameters(), 1e-3), of_parallel(parallel->parameters(), 1e-3);
   std::map<std::string, Times> times;
   std::vector<double> clone_ms;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int round = 0; round < kRounds; ++round) {
     world.barrier();
-    take_turn([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(),
-              times["DDP"]);
+    measure_steps([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(),
+                  times["DDP"]);
     if (has_batch_norm)
-      take_turn([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(),
-                times["DDP, batch norm synced"]);
+      measure_steps([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(),
+                    times["DDP, batch norm synced"]);
     run_on_rank_0(world, done, [&] {
-      const auto quiet = ddp.no_sync(), quiet_too = synced_ddp.no_sync();  // these backward() are this rank's own
-      take_turn([&](const at::Tensor& x) { return single->forward(x); }, of_single, kBatch, times["one process"]);
-      take_turn([&](const at::Tensor& x) { return replicas(x); }, of_parallel, kBatch, times["DataParallel"]);
+      const auto no_sync = ddp.no_sync(),
+                 synced_no_sync = synced_ddp.no_sync();  // the backward() calls below are not collective
+      measure_steps([&](const at::Tensor& x) { return single->forward(x); }, of_single, kBatch, times["one process"]);
+      measure_steps([&](const at::Tensor& x) { return replicas(x); }, of_parallel, kBatch, times["DataParallel"]);
       const auto begin = Clock::now();
       const auto cloned = parallel->clone();
       clone_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
     });
   }
   if (world.rank() != 0) return;
-  std::cout << name << ", batch " << kBatch << ", medians of " << kTurns * kSteps << " steps in ms\n"
+  std::cout << name << ", batch " << kBatch << ", medians of " << kRounds * kSteps << " steps in ms\n"
             << std::fixed << std::setprecision(2);
-  for (const auto& [way, taken] : times)
-    std::cout << "  " << std::left << std::setw(26) << way << "forward " << median(taken.forward_ms) << "  step "
-              << median(taken.step_ms) << '\n';
+  for (const auto& [variant, measured] : times)
+    std::cout << "  " << std::left << std::setw(26) << variant << "forward " << median(measured.forward_ms) << "  step "
+              << median(measured.step_ms) << '\n';
   std::cout << "  one clone() of the module " << median(clone_ms) << '\n'
             << lockstep::nn::format_device_usage(replicas.device_usage()) << std::endl;
 }

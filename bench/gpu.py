@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Training steps on a GPU: C++ with Lockstep beside PyTorch of the same version, in one run.
+"""Compares training steps on a GPU in C++ with Lockstep and in Python with PyTorch, with the same libtorch.
 
-Prints a line of JSON for each implementation, model and precision, and a table at the end. Implementations take turns, round after round, in an order that rotates: all are started and
-warm, one works at a time. They have the same first weights and data, and their first losses are compared: the run fails when these are apart. A ratio is the median over the rounds
-of (time / time of the first) in the same round.
+Prints a line of JSON for each implementation, model and precision, and a table at the end. All implementations are
+started first and then measured in turns, in rotating order, for several rounds. They have the same initial weights and
+data, and the run fails if their first losses differ. A ratio is the median over the rounds of (time / time of the
+first) in the same round.
 
-Parts: step (time and peak memory), batch (the largest that fits, in fresh processes that run out of memory), ranks (two ranks on the one GPU over gloo: their losses are those of one).
-With --device cpu the same runs without a GPU; with --tiny on models that take milliseconds.
+Parts: step (time and peak memory), batch (the largest batch that fits, found in fresh processes that run out of
+memory), ranks (two ranks on one GPU over Gloo, whose losses must equal those of one rank). --device cpu runs the same
+without a GPU; --tiny uses models with steps of milliseconds.
 """
 
 import argparse
@@ -27,7 +29,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 MODELS = {"gpt": 8, "resnet50": 64}  # samples in a step
 PRECISIONS = ["32", "bf16-mixed", "fp16-mixed"]
 LEVELS = {"O0": "32", "O1": "fp16-mixed"}
-# Name: the word for the program, and variables. PyTorch's are those of gpu_step.py.
+# Name: argument of bench_gpu_step and environment variables. The names in PYTORCH are arguments of gpu_step.py.
 LOCKSTEP = {
     "lockstep": ("lockstep", {}),
     "lockstep-fused": ("lockstep-fused", {}),
@@ -35,20 +37,21 @@ LOCKSTEP = {
 }
 PYTORCH = ["pytorch-ddp", "pytorch-ddp-fused", "pytorch-ddp-loop", "pytorch"]
 FIRST_STEPS = 3
-# How far apart losses may be, relative to the first implementation's: those of the first step, and those after it, when optimizers round differently.
+# Maximum relative difference of losses to the first implementation's: in the first step, and in later steps, after
+# optimizers have rounded differently.
 APART = {"32": (1e-5, 1e-4), "bf16-mixed": (2e-3, 1e-2), "fp16-mixed": (1e-3, 5e-3)}
 
 
 class NotMeasured(Exception):
-    """An implementation said why it cannot."""
+    """An implementation refused to run, with the reason."""
 
 
 class OutOfMemory(Exception):
-    pass
+    """A process ran out of memory."""
 
 
 class Program:
-    """A process that makes steps when it is told to."""
+    """A process that runs steps on request."""
 
     def __init__(self, args, impl, model, precision, batch):
         words = [model, "tiny" if args.tiny else "full", precision, str(batch), args.device, str(args.threads)]
@@ -59,41 +62,45 @@ class Program:
             more = {}
             words = [args.python, str(HERE / "gpu_step.py"), impl, *words]
         self.impl, self.limit_s = impl, args.timeout
-        self.said = tempfile.TemporaryFile("w+")
+        self.stderr = tempfile.TemporaryFile("w+")
         limit = args.memory_limit << 20
         self.process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.said,
+            stderr=self.stderr,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more},
             preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))) if limit else None,
         )
         try:
-            self.about = self.answer()
+            self.about = self.read_result()
         except BaseException:
             self.close()
             raise
 
-    def answer(self):
+    def read_result(self):
+        """Returns the next result. Raises NotMeasured or OutOfMemory."""
         if not select.select([self.process.stdout], [], [], self.limit_s)[0]:
-            raise SystemExit(f"gpu.py: {self.impl} has said nothing for {self.limit_s} s; --timeout allows more")
+            raise SystemExit(
+                f"gpu.py: {self.impl} printed nothing for {self.limit_s} s; a larger --timeout allows more"
+            )
         line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {}
-        if "refused" in answer:
-            raise NotMeasured(answer["refused"])
-        if "out_of_memory" in answer or (not line and self.process.wait() == -signal.SIGKILL):
-            raise OutOfMemory(answer.get("out_of_memory", "killed"))
+        result = json.loads(line) if line else {}
+        if "refused" in result:
+            raise NotMeasured(result["refused"])
+        if "out_of_memory" in result or (not line and self.process.wait() == -signal.SIGKILL):
+            raise OutOfMemory(result.get("out_of_memory", "killed"))
         if not line:
-            self.said.seek(0)
-            raise SystemExit(f"gpu.py: {self.impl} ended with {self.process.returncode}:\n{self.said.read()}")
-        return answer
+            self.stderr.seek(0)
+            raise SystemExit(f"gpu.py: {self.impl} exited with {self.process.returncode}:\n{self.stderr.read()}")
+        return result
 
-    def turn(self, uncounted, counted):
-        with contextlib.suppress(BrokenPipeError):  # then its last words say why
-            self.process.stdin.write(f"{uncounted} {counted}\n".encode())
+    def measure(self, warm_up, measured):
+        """Runs steps and returns their result."""
+        with contextlib.suppress(BrokenPipeError):  # its last line has the reason
+            self.process.stdin.write(f"{warm_up} {measured}\n".encode())
             self.process.stdin.flush()
-        return self.answer()
+        return self.read_result()
 
     def close(self):
         with contextlib.suppress(BrokenPipeError):
@@ -104,25 +111,26 @@ class Program:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
-        self.said.close()
+        self.stderr.close()
 
 
-def say(row):
+def print_row(row):
+    """Prints a row as JSON and returns it."""
     print(json.dumps(row), flush=True)
     return row
 
 
 def not_measured(args, impl, why, **what):
     print(f"not measured: {impl} {' '.join(what.values())}: {why}", file=sys.stderr, flush=True)
-    return say({"what": "not_measured", "impl": impl, "device": args.device, **what, "why": why})
+    return print_row({"what": "not_measured", "impl": impl, "device": args.device, **what, "why": why})
 
 
-def apart(losses, others):
+def relative_differences(losses, others):
     return [abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True)]
 
 
-def race(args, model, precision):
-    """All implementations, round after round."""
+def compare(args, model, precision):
+    """Measures all implementations in turns."""
     batch = args.batch or (4 if args.tiny else MODELS[model])
     rows, programs = [], {}
     with contextlib.ExitStack() as stack:
@@ -131,7 +139,7 @@ def race(args, model, precision):
             try:
                 program = Program(args, impl, model, precision, batch)
                 stack.callback(program.close)
-                first[impl] = program.turn(0, FIRST_STEPS)
+                first[impl] = program.measure(0, FIRST_STEPS)
                 programs[impl] = program
             except (NotMeasured, OutOfMemory) as why:
                 rows.append(not_measured(args, impl, str(why), model=model, precision=precision))
@@ -140,12 +148,12 @@ def race(args, model, precision):
         names = list(programs)
         for number in range(args.rounds):
             for impl in names[number % len(names) :] + names[: number % len(names)]:
-                memory[impl] = programs[impl].turn(1, args.steps)
+                memory[impl] = programs[impl].measure(1, args.steps)
                 times[impl].append(memory[impl]["ms"])
         for impl in names:
-            found = apart(first[impl]["losses"], first[names[0]]["losses"])
+            found = relative_differences(first[impl]["losses"], first[names[0]]["losses"])
             rows.append(
-                say(
+                print_row(
                     {
                         "what": "gpu_step",
                         "impl": impl,
@@ -172,13 +180,13 @@ def race(args, model, precision):
 
 
 def fits(args, impl, model, precision, batch):
-    """Two steps: the optimizer's state is there in the second."""
+    """Whether two steps fit: the optimizer allocates its state in the first."""
     try:
         program = Program(args, impl, model, precision, batch)
     except OutOfMemory:
         return False
     try:
-        program.turn(0, 2)
+        program.measure(0, 2)
         return True
     except OutOfMemory:
         return False
@@ -187,7 +195,7 @@ def fits(args, impl, model, precision, batch):
 
 
 def largest_batch(args, model, level, impl):
-    """Doubles, then halves what is between, to a sixteenth."""
+    """Finds the largest batch to within a sixteenth: doubles it, then bisects."""
     fitting, too_much = 0, 1
     while too_much <= args.most_samples and fits(args, impl, model, LEVELS[level], too_much):
         fitting, too_much = too_much, 2 * too_much
@@ -198,7 +206,7 @@ def largest_batch(args, model, level, impl):
                 fitting = middle
             else:
                 too_much = middle
-    return say(
+    return print_row(
         {
             "what": "gpu_batch",
             "impl": impl,
@@ -213,7 +221,7 @@ def largest_batch(args, model, level, impl):
 
 
 def two_ranks(args, model, precision):
-    """Half of the batch each, on the one device."""
+    """Compares two ranks on one device, each with half of the batch, with one rank."""
     words = [
         str(args.bin / "bench_gpu_step"),
         "lockstep",
@@ -226,10 +234,12 @@ def two_ranks(args, model, precision):
         str(FIRST_STEPS),
     ]
     run = [str(args.bin / "lockstep"), "run", "-n", "2", "--bind", "none", "--transport", "gloo", "--"]
-    answers = []
+    results = []
     for start in ([], run):
         done = subprocess.run([*start, *words], capture_output=True, text=True, timeout=args.timeout, check=False)
-        lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line]  # "[0] " stands in front
+        lines = [
+            line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line
+        ]  # each line begins with "[0] "
         if done.returncode != 0 or not lines:
             return not_measured(
                 args,
@@ -238,10 +248,10 @@ def two_ranks(args, model, precision):
                 model=model,
                 precision=precision,
             )
-        answers.append(json.loads(lines[-1]))
-    alone, both = answers
-    found = apart(both["losses"], alone["losses"])
-    return say(
+        results.append(json.loads(lines[-1]))
+    alone, both = results
+    found = relative_differences(both["losses"], alone["losses"])
+    return print_row(
         {
             "what": "gpu_ranks",
             "model": model,
@@ -261,51 +271,64 @@ def table(rows):
     steps = [row for row in rows if row["what"] == "gpu_step"]
     for model, precision in dict.fromkeys((row["model"], row["precision"]) for row in steps):
         same = [row for row in steps if (row["model"], row["precision"]) == (model, precision)]
-        yield f"\n{model} ({same[0]['parameters']:,} parameters), {precision}, batch {same[0]['batch']}, {same[0].get('gpu', same[0]['device'])}, libtorch {same[0]['libtorch']}\n"
-        yield f"| | median ms | least | ratio to {same[0]['ratio_to']} | peak MiB | reserved MiB | losses apart |\n|---|---|---|---|---|---|---|"
+        first = same[0]
+        size = f"{model} ({first['parameters']:,} parameters)"
+        device = first.get("gpu", first["device"])
+        yield f"\n{size}, {precision}, batch {first['batch']}, {device}, libtorch {first['libtorch']}\n"
+        yield f"| | median ms | min ms | ratio to {first['ratio_to']} | peak MiB | reserved MiB | loss difference |"
+        yield "|---|---|---|---|---|---|---|"
         for row in same:
             yield (
-                f"| {row['impl']} | {row['ms']:.2f} | {row['min_ms']:.2f} | {row['ratio']:.3f} | {row['peak_bytes'] / (1 << 20):.0f} | {row['reserved_bytes'] / (1 << 20):.0f} | "
-                f"{row['apart']:.1e}{'' if row['equal'] else ' TOO FAR'} |"
+                f"| {row['impl']} | {row['ms']:.2f} | {row['min_ms']:.2f} | {row['ratio']:.3f} "
+                f"| {row['peak_bytes'] / (1 << 20):.0f} | {row['reserved_bytes'] / (1 << 20):.0f} "
+                f"| {row['apart']:.1e}{'' if row['equal'] else ' TOO LARGE'} |"
             )
     for row in rows:
         if row["what"] == "gpu_batch":
             yield (
-                f"largest batch of {row['model']} with {row['level']} ({row['precision']}), {row['impl']}: {row['batch']}"
-                + ("" if row["more_than"] else " or more")
+                f"largest batch of {row['model']} with {row['level']} ({row['precision']}), "
+                f"{row['impl']}: {row['batch']}" + ("" if row["more_than"] else " or more")
             )
         if row["what"] == "gpu_ranks":
-            yield f"{row['ranks']} ranks on one {row['device']} over {row['transport']}, {row['model']}, {row['precision']}: losses {row['apart']:.1e} apart from one rank's{'' if row['equal'] else ', TOO FAR'}"
+            yield (
+                f"{row['ranks']} ranks on one {row['device']} over {row['transport']}, "
+                f"{row['model']}, {row['precision']}: "
+                f"losses differ by {row['apart']:.1e} from those of one rank{'' if row['equal'] else ', TOO MUCH'}"
+            )
         if row["what"] == "not_measured":
             yield f"not measured: {row['impl']}, {row.get('model', '')} {row.get('precision', '')}: {row['why']}"
 
 
-def some_of(name, allowed):
+def some_of(name, choices):
+    """Returns a parser of comma-separated choices."""
+
     def parse(text):
         words = text.split(",")
         for word in words:
-            if word not in allowed:
-                raise argparse.ArgumentTypeError(f'{name} has "{word}"; allowed are {", ".join(allowed)}')
+            if word not in choices:
+                raise argparse.ArgumentTypeError(f'{name} has "{word}"; expected {", ".join(choices)}')
         return words
 
     return parse
 
 
-def at_least(least):
+def at_least(minimum):
+    """Returns a parser of integers from `minimum`."""
+
     def parse(text):
-        if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f'"{text}"; allowed is a number from {least}')
+        if not text.isdigit() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f'"{text}"; expected an integer of at least {minimum}')
         return int(text)
 
     return parse
 
 
-def read():
+def parse_arguments():
     own = ROOT / ".deps/python/bin/python3"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument(
-        "--tiny", action="store_true", help="models that take milliseconds: shows that all of this runs"
+        "--tiny", action="store_true", help="use models with steps of milliseconds, to test this script"
     )
     parser.add_argument(
         "--parts", type=some_of("--parts", ["step", "batch", "ranks"]), default=["step", "batch", "ranks"]
@@ -313,28 +336,35 @@ def read():
     parser.add_argument("--models", type=some_of("--models", list(MODELS)), default=list(MODELS))
     parser.add_argument("--precisions", type=some_of("--precisions", PRECISIONS), default=PRECISIONS)
     parser.add_argument(
-        "--levels", type=some_of("--levels", list(LEVELS)), default=list(LEVELS), help="of the part batch"
+        "--levels",
+        type=some_of("--levels", list(LEVELS)),
+        default=list(LEVELS),
+        help="precision levels of the part batch",
     )
     parser.add_argument(
-        "--impl", type=some_of("--impl", [*LOCKSTEP, *PYTORCH]), help="default: all that the device and the python have"
+        "--impl",
+        type=some_of("--impl", [*LOCKSTEP, *PYTORCH]),
+        help="implementations (default: all that the device and --python support)",
     )
     parser.add_argument("--rounds", type=at_least(1), default=7)
-    parser.add_argument("--steps", type=at_least(1), default=10, help="in a turn")
-    parser.add_argument("--batch", type=at_least(1), help="of the part step; default: 8 pieces of text, 64 images")
-    parser.add_argument("--most-samples", type=at_least(1), default=1 << 16, help="where the part batch stops")
+    parser.add_argument("--steps", type=at_least(1), default=10, help="measured steps per turn")
+    parser.add_argument("--batch", type=at_least(1), help="batch size of the part step (default: 8 texts, 64 images)")
+    parser.add_argument("--most-samples", type=at_least(1), default=1 << 16, help="upper limit of the part batch")
     parser.add_argument(
         "--memory-limit",
         type=at_least(0),
         default=0,
-        help="MiB that a process may take of the host, for the part batch with --device cpu",
+        help="limit of a process's host memory in MiB, for the part batch with --device cpu",
     )
-    parser.add_argument("--threads", type=at_least(1), default=1, help="of each process on the CPU")
-    parser.add_argument("--timeout", type=at_least(1), default=300, help="s, for a turn")
+    parser.add_argument("--threads", type=at_least(1), default=1, help="CPU threads per process")
+    parser.add_argument("--timeout", type=at_least(1), default=300, help="seconds per turn")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument(
-        "--python", default=str(own) if own.exists() else sys.executable, help='one that has torch, or "" for none'
+        "--python",
+        default=str(own) if own.exists() else sys.executable,
+        help='a Python interpreter with torch, or "" for none',
     )
-    parser.add_argument("--json", type=pathlib.Path, help="write the lines of JSON to this file too")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the lines of JSON to this file")
     args = parser.parse_args()
     if args.impl is None:
         args.impl = [
@@ -346,27 +376,27 @@ def read():
 
 
 def expect_device(args):
-    """Also says whose GPU it is."""
+    """Exits with an error if the device is not available."""
     try:
         tiny = argparse.Namespace(**{**vars(args), "tiny": True})
         Program(tiny, "lockstep", "gpt", "32", 1).close()
     except NotMeasured as why:
-        sys.exit(f"gpu.py: --device is {args.device}, which is not here: {why}")
+        sys.exit(f"gpu.py: --device is {args.device}, which is not available: {why}")
 
 
 def main():
-    args = read()
+    args = parse_arguments()
     expect_device(args)
     rows = []
     if "step" in args.parts:
         for model in args.models:
             for precision in args.precisions:
-                rows += race(args, model, precision)
+                rows += compare(args, model, precision)
     if "batch" in args.parts:
         if args.device == "cpu" and not args.memory_limit:
             rows.append(
                 not_measured(
-                    args, "the largest batch", "a CPU's memory ends with the machine; --memory-limit MIB makes an end"
+                    args, "the largest batch", "on a CPU, --memory-limit MIB is required, to not exhaust the machine"
                 )
             )
         else:
@@ -381,7 +411,7 @@ def main():
     if args.json:
         args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if any(row.get("equal") is False for row in rows):
-        sys.exit("gpu.py: losses are too far apart: these do not compute the same")
+        sys.exit("gpu.py: the losses of the implementations differ too much")
 
 
 main()

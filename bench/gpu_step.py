@@ -1,7 +1,8 @@
-"""The step of gpu_step.cc in PyTorch: the same models, names, first weights and data, turns and answers. What gpu.py runs.
+"""Runs the step of gpu_step.cc in PyTorch, with the same models, names, initial weights, data, requests and results.
 
-gpu_step.py IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS
-IMPL: pytorch-ddp-loop, pytorch-ddp (torch's default on a GPU, a foreach optimizer), pytorch-ddp-fused, in a DistributedDataParallel of one rank; pytorch: foreach, without one.
+Usage: gpu_step.py IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS. Started by gpu.py.
+IMPL: pytorch-ddp-loop, pytorch-ddp (a foreach optimizer, torch's default on a GPU) or pytorch-ddp-fused, each in a
+DistributedDataParallel of one rank, or pytorch (a foreach optimizer, without DistributedDataParallel).
 """
 
 import json
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 AUTOCAST = {"32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-WAYS = {
+OPTIMIZER_OPTIONS = {
     "pytorch-ddp-loop": {"foreach": False},
     "pytorch-ddp": {"foreach": True},
     "pytorch-ddp-fused": {"fused": True},
@@ -48,7 +49,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """examples/03_char_gpt/gpt.h"""
+    """The model of examples/03_char_gpt/gpt.h."""
 
     def __init__(self, vocabulary, block, width, layers, heads):
         super().__init__()
@@ -92,7 +93,7 @@ def convolution(source, to, kernel, stride):
 
 
 class Residual(nn.Module):
-    """What a block adds to."""
+    """Base of residual blocks, with the shortcut."""
 
     def __init__(self, source, to, stride):
         super().__init__()
@@ -130,7 +131,7 @@ class Bottleneck(Residual):
 
 
 class ResNet(nn.Module):
-    """examples/04_imagenet/resnet.h"""
+    """The model of examples/04_imagenet/resnet.h."""
 
     def __init__(self, block, blocks, widening, classes):
         super().__init__()
@@ -159,12 +160,12 @@ def make_resnet(tiny, batch):
     return net, torch.randn(batch, 3, side, side), torch.randint(classes, (batch,)), functional.cross_entropy
 
 
-def adamw(parameters, way):
-    return torch.optim.AdamW(parameters, 3e-4, weight_decay=1e-2, **way)
+def adamw(parameters, options):
+    return torch.optim.AdamW(parameters, 3e-4, weight_decay=1e-2, **options)
 
 
-def sgd(parameters, way):
-    return torch.optim.SGD(parameters, 1e-4, momentum=0.9, **way)
+def sgd(parameters, options):
+    return torch.optim.SGD(parameters, 1e-4, momentum=0.9, **options)
 
 
 MODELS = {"gpt": (make_gpt, adamw), "resnet50": (make_resnet, sgd)}
@@ -181,7 +182,7 @@ class Training:
             store = dist.FileStore(tempfile.NamedTemporaryFile(prefix="lockstep-bench-").name, 1)
             dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
             self.net = nn.parallel.DistributedDataParallel(self.net)
-        self.optimizer = make_optimizer(self.net.parameters(), WAYS[impl])
+        self.optimizer = make_optimizer(self.net.parameters(), OPTIMIZER_OPTIONS[impl])
         self.dtype = AUTOCAST[precision]
         self.scaler = torch.amp.GradScaler(device, init_scale=1024, enabled=precision == "fp16-mixed")
 
@@ -204,29 +205,29 @@ class Training:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {"peak_bytes": used, "reserved_bytes": used}
 
-    def take_turn(self, uncounted, counted):
-        losses = [self.step() for _ in range(uncounted)]
+    def measure(self, warm_up, measured):
+        losses = [self.step() for _ in range(warm_up)]
         self.synchronize()
         begin = time.perf_counter()
-        losses += [self.step() for _ in range(counted)]
+        losses += [self.step() for _ in range(measured)]
         self.synchronize()
         seconds = time.perf_counter() - begin
-        return {**self.memory(), "ms": 1e3 * seconds / max(counted, 1), "losses": [loss.item() for loss in losses]}
+        return {**self.memory(), "ms": 1e3 * seconds / max(measured, 1), "losses": [loss.item() for loss in losses]}
 
 
-def say(answer):
-    print(json.dumps(answer), flush=True)
+def print_json(line):
+    print(json.dumps(line), flush=True)
 
 
 def main():
     impl, model, size, precision, batch, device, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     if device == "cuda" and not torch.cuda.is_available():
-        say({"refused": 'DEVICE is "cuda", but torch.cuda.is_available() is false; allowed here is cpu'})
+        print_json({"refused": 'DEVICE is "cuda", but torch.cuda.is_available() is false; expected cpu'})
         return 64
     try:
         training = Training(impl, model, size, precision, int(batch), device)
-        say(
+        print_json(
             {
                 "parameters": training.parameters,
                 "device": str(training.device),
@@ -235,13 +236,13 @@ def main():
             }
         )
         for line in sys.stdin:
-            say(training.take_turn(*map(int, line.split())))
+            print_json(training.measure(*map(int, line.split())))
     except (torch.OutOfMemoryError, MemoryError) as error:
-        say({"out_of_memory": str(error).splitlines()[0]})
+        print_json({"out_of_memory": str(error).splitlines()[0]})
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
-        say({"out_of_memory": str(error).splitlines()[0]})
+        print_json({"out_of_memory": str(error).splitlines()[0]})
     return 0
 
 

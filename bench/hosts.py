@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What crosses between hosts and how long it takes, on network namespaces whose links are shaped to 1 Gb/s.
+"""Measures traffic and times between hosts, on network namespaces with links shaped to 1 Gb/s.
 
-Prints a line of JSON for each case: what, impl, wire, ranks, hosts, order (of the ranks on the hosts), bytes, median_s, min_s, runs,
-wire_bytes (of the busiest host and direction, one run, from the interfaces' counters), bound_s and bound_bytes (one copy of the data each
-way per host, at the rate that TCP has on such a link), and what follows from them. Leaves nothing behind; exits with 77 without root.
+Prints a line of JSON for each case: what, impl, wire, ranks, hosts, order (of the ranks on the hosts), bytes, median_s,
+min_s, runs, wire_bytes (per run, of the busiest host and direction, from the counters of the interfaces), bound_s and
+bound_bytes (one copy of the data each way per host, at the rate of TCP on such a link), and ratios of these. Removes
+everything it creates; exits with 77 without root.
 """
 
 import argparse
@@ -16,35 +17,39 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests/support"))
-import host_cluster  # noqa: E402
 import cluster_job  # noqa: E402
-from cluster_job import Job, MpiJob, places, run  # noqa: E402
+import host_cluster  # noqa: E402
+from cluster_job import Job, MpiJob, hosts_of_ranks, run  # noqa: E402
 
-PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
+PAYLOAD_BITS_PER_S = 955e6  # payload of TCP on a link of 1 Gb/s; measured: 950 to 958
 
 
-def line_rate(bed):
-    """Payload bits a second of one TCP connection from host 1 to host 2."""
-    code = "import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); s.sendall(bytes(100<<20)); s.shutdown(1); s.recv(1)"
+def link_rate(cluster):
+    """Measures the payload bits per second of one TCP connection from host 1 to host 2."""
+    code = (
+        "import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); "
+        "s.sendall(bytes(100<<20)); s.shutdown(1); s.recv(1)"
+    )
     listener = (
-        "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\nc=s.accept()[0]; n=0; t=time.time()\n"
+        "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\n"
+        "c=s.accept()[0]; n=0; t=time.time()\n"
         "while True:\n  d=c.recv(1<<20)\n  if not d: break\n  n+=len(d)\nprint(n*8/(time.time()-t),flush=True)"
     )
-    server = bed.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
+    server = cluster.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
     try:
         port = server.stdout.readline().strip()
-        bed.start(1, [sys.executable, "-c", code, f"{host_cluster.SUBNET}2", port]).wait(timeout=60)
+        cluster.start(1, [sys.executable, "-c", code, f"{host_cluster.SUBNET}2", port]).wait(timeout=60)
         return float(server.stdout.readline())
     finally:
         server.kill()
         server.wait()
 
 
-def report(case, answer, crossed, data_bytes):
+def report(case, result, crossed, data_bytes):
     hosts = case["hosts"]
-    seconds = answer["seconds"]
+    seconds = result["seconds"]
     size = 4 if case.get("wire", "float32") == "float32" else 2
-    full = 2 * (hosts - 1) / hosts * data_bytes  # bytes that a host must send, and get, of float32
+    full = 2 * (hosts - 1) / hosts * data_bytes  # bytes of float32 that a host must send and receive
     median = statistics.median(seconds)
     row = {
         **case,
@@ -63,32 +68,34 @@ def report(case, answer, crossed, data_bytes):
     return row
 
 
-def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
+def all_reduces(args, cluster, hosts, ranks, orders, impls, sizes):
     for data_bytes in sizes:
         runs = args.runs if data_bytes > 1 << 20 else 500
         for order in orders:
-            where = places(hosts, ranks, order)
+            where = hosts_of_ranks(hosts, ranks, order)
             for impl in impls:
                 case = {"what": "all_reduce", "impl": impl, "ranks": len(where), "hosts": hosts, "order": order}
                 try:
                     if impl == "openmpi":
-                        answer, crossed = run(bed, MpiJob, where, [args.bin / "bench_hosts_mpi", data_bytes, runs], {})
+                        result, crossed = run(
+                            cluster, MpiJob, where, [args.bin / "bench_hosts_mpi", data_bytes, runs], {}
+                        )
                     else:
                         transport, _, wire = impl.partition(" ")
                         case["wire"] = wire or "float32"
-                        outer = transport.partition("+")[2]
+                        cross_host = transport.partition("+")[2]
                         env = {
                             "LOCKSTEP_TRANSPORT": transport.partition("+")[0],
                             "LOCKSTEP_LOG": "quiet",
-                            **({"LOCKSTEP_CROSS_HOST_TRANSPORT": outer} if outer else {}),
+                            **({"LOCKSTEP_CROSS_HOST_TRANSPORT": cross_host} if cross_host else {}),
                         }
-                        kind = Job
+                        job_type = Job
                         if "mpi" in transport:
-                            kind = MpiJob
+                            job_type = MpiJob
                             env["LOCKSTEP_STORE"] = f"{host_cluster.SUBNET}{where[0]}:{cluster_job.PORT}"
-                        answer, crossed = run(
-                            bed,
-                            kind,
+                        result, crossed = run(
+                            cluster,
+                            job_type,
                             where,
                             [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs],
                             env,
@@ -96,20 +103,20 @@ def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
                 except RuntimeError as error:
                     print(json.dumps({**case, "bytes": data_bytes, "error": str(error)}), flush=True)
                     continue
-                report(case, answer, crossed, data_bytes)
+                report(case, result, crossed, data_bytes)
 
 
-def steps(args, bed):
-    """Training steps of 10 M parameters, against the larger of computing alone and what must cross."""
+def steps(args, cluster):
+    """Measures steps of 10 M parameters; the bound is the larger of the computation alone and the transfer."""
     parameters = 10 * 1001 * 1000
-    where = places(2, 2, "contiguous")
+    where = hosts_of_ranks(2, 2, "contiguous")
     for every, wire, optimizer in (step.split("/") for step in args.steps):
         every = int(every)
         words = [args.bin / "bench_hosts_rank", "step", every, wire, 16, args.batch, args.bucket_bytes, optimizer]
-        answer, crossed = run(bed, Job, where, words, {"LOCKSTEP_LOG": "quiet"}, phases=2)
-        compute = statistics.median(answer["compute_seconds"])
+        result, crossed = run(cluster, Job, where, words, {"LOCKSTEP_LOG": "quiet"}, phases=2)
+        compute = statistics.median(result["compute_seconds"])
         crossing = 8 * parameters * (4 if wire == "float32" else 2) / PAYLOAD_BITS_PER_S / every
-        mean = statistics.mean(answer["seconds"])
+        mean = statistics.mean(result["seconds"])
         print(
             json.dumps(
                 {
@@ -124,9 +131,9 @@ def steps(args, bed):
                     "bytes": 4 * parameters,
                     "batch": args.batch,
                     "bucket_bytes": args.bucket_bytes,
-                    "median_s": round(statistics.median(answer["seconds"]), 6),
+                    "median_s": round(statistics.median(result["seconds"]), 6),
                     "mean_s": round(mean, 6),
-                    "min_s": round(min(answer["seconds"]), 6),
+                    "min_s": round(min(result["seconds"]), 6),
                     "runs": 16,
                     "wire_bytes": round(crossed / 16),
                     "compute_s": round(compute, 6),
@@ -138,14 +145,14 @@ def steps(args, bed):
         )
 
 
-def gpt(args, bed):
-    """A character-level GPT on this project's headers: its loss at the end, and what crosses, by average_hosts_every."""
-    where = places(2, 2, "contiguous")
+def gpt(args, cluster):
+    """Measures the final loss and the traffic of a character-level GPT for several values of average_hosts_every."""
+    where = hosts_of_ranks(2, 2, "contiguous")
     first = 0
     for every in (1, 4, 16):
-        before = [bed.bytes_of(host) for host in (1, 2)]
+        before = [cluster.bytes_of(host) for host in (1, 2)]
         job = Job(
-            bed,
+            cluster,
             where,
             [
                 args.bin / "03_char_gpt",
@@ -165,13 +172,13 @@ def gpt(args, bed):
         try:
             loss = [
                 float(line.split(":")[1].split()[0])
-                for line in job.talks.stdout
+                for line in job.rank_zero.stdout
                 if line.startswith("validation loss after")
             ]
             job.end()
         finally:
             job.stop()
-        after = [bed.bytes_of(host) for host in (1, 2)]
+        after = [cluster.bytes_of(host) for host in (1, 2)]
         crossed = max(b - a for begin, end in zip(before, after) for a, b in zip(begin, end))
         first = first or crossed
         print(
@@ -196,8 +203,10 @@ def gpt(args, bed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build/release/bin")
-    parser.add_argument("--rate", default="1gbit", help="of each link; the bounds are for 1gbit")
-    parser.add_argument("--runs", type=int, default=3, help="of large all_reduces")
+    parser.add_argument(
+        "--rate", default="1gbit", help="rate of each link (default 1gbit, for which the bounds are computed)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="runs of large all_reduces")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -205,16 +214,18 @@ def main():
         default=["large", "small", "4x4", "step", "gpt"],
     )
     parser.add_argument(
-        "--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'"
+        "--impls",
+        nargs="+",
+        help="implementations, such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'",
     )
     parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
-    parser.add_argument("--batch", type=int, default=16, help="of a step")
-    parser.add_argument("--bucket-bytes", type=int, default=2 << 20, help="of a step's gradients")
+    parser.add_argument("--batch", type=int, default=16, help="batch size of a step")
+    parser.add_argument("--bucket-bytes", type=int, default=2 << 20, help="bucket size of a step")
     parser.add_argument(
         "--steps",
         nargs="+",
         default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
-        help="average_hosts_every, wire and optimizer",
+        help="average_hosts_every/wire/optimizer",
     )
     parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)
@@ -222,19 +233,17 @@ def main():
     host_cluster.enter_sandbox(("ip", "tc"))
     has_mpi = (args.bin / "bench_hosts_mpi").exists()
     if not has_mpi:
-        print(
-            "SKIPPED: Open MPI as a peer, which is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr
-        )
+        print("SKIPPED: Open MPI is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr)
     mpi = ["openmpi"] if has_mpi else []
     by_mpi = ["hierarchy+mpi"] if has_mpi else []
     with tempfile.TemporaryDirectory() as folder:
-        bed = host_cluster.HostCluster(4 if "4x4" in args.only else 2, folder)
-        bed.shape(args.rate)
-        print(json.dumps({"what": "line_rate", "bits_per_s": round(line_rate(bed))}), flush=True)
+        cluster = host_cluster.HostCluster(4 if "4x4" in args.only else 2, folder)
+        cluster.shape(args.rate)
+        print(json.dumps({"what": "line_rate", "bits_per_s": round(link_rate(cluster))}), flush=True)
         if "large" in args.only:
             all_reduces(
                 args,
-                bed,
+                cluster,
                 2,
                 2,
                 args.orders,
@@ -242,15 +251,15 @@ def main():
                 [args.bytes],
             )
         if "small" in args.only:
-            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
+            all_reduces(args, cluster, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
         if "4x4" in args.only:
             all_reduces(
-                args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes]
+                args, cluster, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes]
             )
         if "step" in args.only:
-            steps(args, bed)
+            steps(args, cluster)
         if "gpt" in args.only:
-            gpt(args, bed)
+            gpt(args, cluster)
 
 
 main()

@@ -1,5 +1,5 @@
-// MPI's own all_reduce, measured as bench/hosts_rank.cc measures Lockstep's: bench_hosts_mpi BYTES RUNS.
-#define OMPI_SKIP_MPICXX 1  // C++ bindings, which are not linked
+// A rank that measures MPI_Allreduce as bench/hosts_rank.cc measures Lockstep: bench_hosts_mpi BYTES RUNS.
+#define OMPI_SKIP_MPICXX 1  // the C++ bindings are not linked
 #include <mpi.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
-// A rank of the jobs of bench/hosts.py and of tests/procs/hosts/traffic.py: all_reduce, or training steps, between
-// hosts. Rank 0 prints "ready" when everything is warm, waits for a line on its standard input, and prints its seconds
-// as a line of JSON.
+// A rank of the jobs of bench/hosts.py and tests/procs/hosts/traffic.py, which measures all_reduce or training steps
+// between hosts. Rank 0 prints "ready" after warming up, blocks until a line arrives on its standard input, and prints
+// its seconds as a line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
 //   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch or fused)
@@ -23,16 +23,16 @@ using lockstep::Group;
 at::ScalarType parse_wire_dtype(const std::string& name) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     if (lockstep::comm::name(dtype) == name) return dtype;
-  throw lockstep::UsageError("WIRE is " + name + "; allowed are float32, bfloat16 and float16");
+  throw lockstep::UsageError("WIRE is " + name + "; expected float32, bfloat16 or float16");
 }
 
 bool is_fused(const std::string& optimizer) {
   if (optimizer != "torch" && optimizer != "fused")
-    throw lockstep::UsageError("OPTIMIZER is " + optimizer + "; allowed are torch and fused");
+    throw lockstep::UsageError("OPTIMIZER is " + optimizer + "; expected torch or fused");
   return optimizer == "fused";
 }
 
-/// Seconds of each of `runs` calls; rank 0 gets leave for them first.
+/// Returns the seconds of each of `runs` calls. Before the first, rank 0 blocks until a line arrives on stdin.
 std::vector<double> measure(Group& world, int runs, const std::function<void()>& call) {
   if (world.rank() == 0) {
     std::puts("ready");
@@ -58,12 +58,12 @@ void print(const Group& world, const std::vector<double>& seconds, const std::st
   std::fflush(stdout);
 }
 
-void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire, int runs) {
+void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire_dtype, int runs) {
   const at::Tensor tensor = at::ones({bytes / 4});
-  const auto call = [&] { world.all_reduce(tensor, lockstep::ReduceOp::kMean, {.wire = wire}); };
+  const auto call = [&] { world.all_reduce(tensor, lockstep::ReduceOp::kMean, {.wire_dtype = wire_dtype}); };
   for (int warm = 0; warm < (bytes > (1 << 20) ? 1 : 100); ++warm) call();
   const auto seconds = measure(world, runs, call);
-  if (!tensor.eq(1).all().item<bool>()) throw std::runtime_error("the mean of ones is not one");
+  if (!tensor.eq(1).all().item<bool>()) throw std::runtime_error("all_reduce: the mean of ones is not one");
   print(world, seconds, "");
 }
 
@@ -88,7 +88,7 @@ void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch
   const auto alone = measure(world, runs, step);
   lockstep::DistributedDataParallel ddp(net, world, options);
   if (fused) optimizer = std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01});
-  for (int warm = 0; warm < 16; ++warm) step();  // as many as replicas are compared in, and a whole number of averages
+  for (int warm = 0; warm < 16; ++warm) step();  // covers the replica comparison, and a whole number of averages
   const auto together = measure(world, runs, step);
   std::string compute = ", \"compute_seconds\": [";
   for (std::size_t i = 0; i < alone.size(); ++i) compute += (i ? ", " : "") + std::to_string(alone[i]);
@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
     else
       steps(world,
             {.bucket_bytes = {1 << 20, number(6)},
-             .wire = parse_wire_dtype(argv[3]),
+             .wire_dtype = parse_wire_dtype(argv[3]),
              .average_hosts_every = static_cast<int>(number(2))},
             number(5), static_cast<int>(number(4)), is_fused(argv[7]));
   } catch (const std::exception& error) {

@@ -1,10 +1,10 @@
-// How many JPEG images a second a core makes into samples; what images.py measures.
+// Measures how many JPEG images per second the loader turns into samples. Started by images.py.
 //
-//   bench_images FOLDER KIND WORKERS SECONDS      KIND: train, whole (train without decoding in a smaller size),
-//   validation, bytes (train, not normalized)
+//   bench_images FOLDER KIND WORKERS SECONDS
 //
-// Batches of 64 samples of 224 x 224, normalized to floats on the thread that takes them. Prints a line of JSON:
-// images, seconds, cpu_seconds (of all threads).
+// KIND: train, whole (train, but decoded in full size), validation, bytes (train, not normalized). Batches have 64
+// samples of 224 x 224, normalized to floats on the consuming thread. Prints a line of JSON: images, seconds,
+// cpu_seconds (of all threads).
 #include <lockstep/data/datasets/image_dataset.h>
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
@@ -37,12 +37,12 @@ int run(const std::string& folder, const std::string& kind, int workers, double 
   const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   for (std::uint64_t epoch = 0; count == 0 || passed() < seconds; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {
-      const at::Tensor made = kind == "bytes" ? batch.data : lockstep::data::normalize_images(batch.data);
+      const at::Tensor samples = kind == "bytes" ? batch.data : lockstep::data::normalize_images(batch.data);
       if (cpu == 0) {  // the first batch warms up
         cpu = cpu_seconds();
         begin = Clock::now();
       } else {
-        count += made.size(0);
+        count += samples.size(0);
       }
       if (count > 0 && passed() >= seconds) break;
     }
@@ -55,7 +55,7 @@ int run(const std::string& folder, const std::string& kind, int workers, double 
 
 int main(int argc, char** argv) {
   return lockstep::main(argc, argv, [](int count, char** words) {
-    if (count != 5) throw lockstep::UsageError("bench_images FOLDER KIND WORKERS SECONDS");
+    if (count != 5) throw lockstep::UsageError("usage: bench_images FOLDER KIND WORKERS SECONDS");
     return run(words[1], words[2], std::stoi(words[3]), std::stod(words[4]));
   });
 }

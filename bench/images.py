@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""How many JPEG images a second become samples: Lockstep's loader beside torchvision's transforms in torch's DataLoader.
+"""Compares the JPEG throughput of Lockstep's loader with that of torchvision's transforms in torch's DataLoader.
 
-images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--workers N,...] [--seconds S]: makes a folder of images if none is named, lets both make samples of it in turns, and prints
-a line of JSON for each. PYTHON has torch, torchvision and Pillow (pip install torchvision). Numbers are images a second of the clock, which is what a training loop gets; with 0 workers, "core" besides: images a
-second that a core worked, which others who use the machine change little.
+Usage: images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--workers N,...] [--seconds S]
+
+Creates images unless --folder is given, measures both in turns, and prints a line of JSON for each case. PYTHON has
+torch, torchvision and Pillow (pip install torchvision). Values are images per second of wall time, which a training
+loop sees; with 0 workers, values named "core" are images per second of CPU time, which depend less on other load.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import time
 
 
 def make_images(folder, width, height, count):
-    """Noise whose spectrum falls as photographs' do: files are as large as theirs, 100 KB for 500 x 375 pixels."""
+    """Creates noise with the spectrum of photographs, whose files have their size: 100 KB for 500 x 375 pixels."""
     import numpy as np
     from PIL import Image
 
@@ -34,8 +36,8 @@ def make_images(folder, width, height, count):
         Image.fromarray(pixels.clip(0, 255).astype("uint8")).save(f"{folder}/{i % 4}/{i}.jpg", quality=92)
 
 
-def peer(folder, kind, workers, seconds):
-    """What bench_images does, by torchvision: the transforms of its reference training."""
+def run_torchvision(folder, kind, workers, seconds):
+    """Does what bench_images does with torchvision, with the transforms of its reference training."""
     import torch
     from torchvision import datasets, transforms
 
@@ -59,11 +61,12 @@ def peer(folder, kind, workers, seconds):
                 count += len(data)
                 if time.perf_counter() - begin >= seconds:
                     break
-    passed, worked = time.perf_counter() - begin, time.process_time() - cpu
-    print(json.dumps({"images": count, "seconds": passed, "cpu_seconds": worked}))
+    elapsed, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu
+    print(json.dumps({"images": count, "seconds": elapsed, "cpu_seconds": cpu_seconds}))
 
 
-def measured(words):
+def measure(words):
+    """Runs a command and returns images per second of wall time and of CPU time."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: code {done.returncode}\n{done.stderr}")
@@ -86,7 +89,7 @@ def main():
     args = parser.parse_args()
     if args.do:
         what, folder, kind, workers = args.do
-        make_images(folder, args.width, args.height, args.count) if what == "make" else peer(
+        make_images(folder, args.width, args.height, args.count) if what == "make" else run_torchvision(
             folder, kind, int(workers), args.seconds
         )
         return
@@ -99,24 +102,24 @@ def main():
             for workers in args.workers.split(","):
                 for kind in ("train", "validation", "whole", "bytes"):
                     line = {"kind": kind, "workers": int(workers)}
-                    sides = {"lockstep": [f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)]}
+                    commands = {"lockstep": [f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)]}
                     if kind in ("train", "validation"):
-                        sides["torchvision"] = [
+                        commands["torchvision"] = [
                             args.python,
                             __file__,
                             "--seconds",
                             str(args.seconds),
                             "--do",
-                            "peer",
+                            "torchvision",
                             folder,
                             kind,
                             workers,
                         ]
-                    for side, words in sides.items():
-                        by_clock, by_core = measured(words)
-                        line[side] = round(by_clock, 1)
+                    for name, words in commands.items():
+                        by_clock, by_core = measure(words)
+                        line[name] = round(by_clock, 1)
                         if workers == "0":
-                            line[side + "_core"] = round(by_core, 1)
+                            line[name + "_core"] = round(by_core, 1)
                     print(json.dumps(line), flush=True)
 
 

@@ -1,5 +1,5 @@
-// The same as start_rank.cc by MPI.
-#define OMPI_SKIP_MPICXX  // its C++ bindings want another library
+// The program of launch_rank.cc with MPI.
+#define OMPI_SKIP_MPICXX  // the C++ bindings require another library
 #include <mpi.h>
 
 #include <chrono>

@@ -1,4 +1,5 @@
-// A rank without torch: it comes together with all others, says when, and ends. What start.py measures.
+// A rank without torch that joins the other ranks, prints the time when all have joined, and exits. Started by
+// launch_time.py.
 #include <chrono>
 #include <cstdio>
 
@@ -14,8 +15,8 @@ int main() {
   try {
     const base::Deadline deadline = base::Deadline::in(std::chrono::seconds(60));
     job::Identity identity = job::identify(base::Env::this_process());
-    const auto store = job::connect_store(identity.address, {identity.job, identity.generation, job::JobKey::given()},
-                                          identity.rank, deadline);
+    const auto store = job::connect_store(
+        identity.address, {identity.job, identity.generation, job::JobKey::inherited()}, identity.rank, deadline);
     job::join(*store, identity, {}, deadline);
     if (identity.rank == 0)
       std::printf("%lld\n", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()));

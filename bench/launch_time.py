@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""How long it takes to start ranks on several hosts, which are network namespaces with sshd: `lockstep run -H`, beside mpirun and one ssh a rank.
+"""Measures the start of ranks on several hosts with `lockstep run -H`, mpirun and one ssh per rank.
 
-Prints a line of JSON for each entrant of each case: what (true: a program that ends at once, until the launcher has ended; barrier: until all ranks have met), impl, hosts, ranks (of each), median_s, min_s, runs,
-connections (that the host with most of them took in one run). The entrants take turns. Leaves nothing behind; exits with 77 without root.
+The hosts are network namespaces with sshd. Prints a line of JSON for each implementation of each case: what (true: from
+the start until the launcher of /bin/true exits; barrier: until all ranks have joined), impl, hosts, ranks (per host),
+median_s, min_s, runs, connections (maximum per host in one run). The implementations are measured in turns. Removes
+everything it creates; exits with 77 without root.
 """
 
 import argparse
@@ -25,15 +27,15 @@ def host_list(hosts, ranks):
 
 
 def commands(args, what, hosts, ranks):
-    """{impl: the words of one or several commands that are started at once}"""
-    mine, mpi = (
+    """Returns, by implementation, the commands that are started at the same time."""
+    program, mpi_program = (
         ("/bin/true", "/bin/true")
         if what == "true"
         else (f"{args.bin}/bench_launch_rank", f"{args.bin}/bench_launch_mpi")
     )
-    entrants = {"lockstep": [[f"{args.bin}/lockstep", "run", "-H", host_list(hosts, ranks), mine]]}
-    if ssh_cluster.has_mpirun() and (what == "true" or pathlib.Path(mpi).exists()):
-        entrants["mpirun"] = [
+    implementations = {"lockstep": [[f"{args.bin}/lockstep", "run", "-H", host_list(hosts, ranks), program]]}
+    if ssh_cluster.has_mpirun() and (what == "true" or pathlib.Path(mpi_program).exists()):
+        implementations["mpirun"] = [
             [
                 "mpirun",
                 "--allow-run-as-root",
@@ -42,16 +44,19 @@ def commands(args, what, hosts, ranks):
                 "none",
                 "--host",
                 host_list(hosts, ranks),
-                mpi,
+                mpi_program,
             ]
         ]
     if what == "true":
-        entrants["ssh a rank"] = [["ssh", f"h{host}", mine] for host in range(1, hosts + 1) for _ in range(ranks)]
-    return entrants
+        implementations["ssh a rank"] = [
+            ["ssh", f"h{host}", program] for host in range(1, hosts + 1) for _ in range(ranks)
+        ]
+    return implementations
 
 
-def once(words_of_all, what):
-    begun = time.monotonic_ns()
+def time_launch(words_of_all, what):
+    """Starts the commands and returns the seconds of one launch."""
+    begin = time.monotonic_ns()
     started = [
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for words in words_of_all
@@ -60,23 +65,23 @@ def once(words_of_all, what):
     if any(process.returncode != 0 for process in started):
         raise RuntimeError(f"{words_of_all[0]} failed: {ends}")
     if what == "true":
-        return (time.monotonic_ns() - begun) / 1e9
-    return (int(ends[0][0].split()[-1]) - begun) / 1e9
+        return (time.monotonic_ns() - begin) / 1e9
+    return (int(ends[0][0].split()[-1]) - begin) / 1e9
 
 
-def measure(args, bed, what, hosts, ranks):
-    entrants = commands(args, what, hosts, ranks)
-    seconds = {impl: [] for impl in entrants}
+def measure(args, cluster, what, hosts, ranks):
+    implementations = commands(args, what, hosts, ranks)
+    seconds = {impl: [] for impl in implementations}
     connections = {}
     for run in range(args.runs + 1):
-        order = list(entrants)
+        order = list(implementations)
         for impl in order if run % 2 else reversed(order):
-            before = [bed.connections(host) for host in range(1, hosts + 1)]
-            took = once(entrants[impl], what)
+            before = [cluster.connections(host) for host in range(1, hosts + 1)]
+            took = time_launch(implementations[impl], what)
             if run > 0:  # the first warms up
                 seconds[impl].append(took)
-            connections[impl] = max(bed.connections(host) - old for host, old in enumerate(before, start=1))
-    for impl, all_of_it in seconds.items():
+            connections[impl] = max(cluster.connections(host) - old for host, old in enumerate(before, start=1))
+    for impl, samples in seconds.items():
         print(
             json.dumps(
                 {
@@ -84,15 +89,15 @@ def measure(args, bed, what, hosts, ranks):
                     "impl": impl,
                     "hosts": hosts,
                     "ranks": ranks,
-                    "median_s": round(statistics.median(all_of_it), 4),
-                    "min_s": round(min(all_of_it), 4),
-                    "runs": len(all_of_it),
+                    "median_s": round(statistics.median(samples), 4),
+                    "min_s": round(min(samples), 4),
+                    "runs": len(samples),
                     "connections": connections[impl],
                 }
             ),
             flush=True,
         )
-    return {impl: statistics.median(all_of_it) for impl, all_of_it in seconds.items()}
+    return {impl: statistics.median(samples) for impl, samples in seconds.items()}
 
 
 def main():
@@ -102,10 +107,10 @@ def main():
     args = parser.parse_args()
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_cluster.SshCluster(8, folder)
-        measure(args, bed, "true", 2, 2)
-        measure(args, bed, "barrier", 2, 2)
-        measure(args, bed, "barrier", 8, 4)
+        cluster = ssh_cluster.SshCluster(8, folder)
+        measure(args, cluster, "true", 2, 2)
+        measure(args, cluster, "barrier", 2, 2)
+        measure(args, cluster, "barrier", 8, 4)
 
 
 main()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures with `lockstep bench` and writes docs/benchmarks.md and the plots in docs/benchmarks/.
 
-make_page.py [--bin DIR]            measures; the lines of JSON are kept in build/bench.jsonl
-make_page.py --from FILE            writes the page from lines that were kept
-Ends with a list of what is asked of Lockstep and what was seen.
+make_page.py [--bin DIR]            measures; keeps the lines of JSON in build/bench.jsonl
+make_page.py --from FILE            writes the page from kept lines
+Prints a comparison with the targets at the end.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 
-import asked
-import page
+import benchmark_page
+import targets
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What is measured, with limits on the rounds that keep all of it near 20 minutes on a quiet machine of two cores.
+# The measurements, with numbers of rounds for about 20 minutes in total on an idle machine with two cores.
 PARTS = [
     ["all-reduce", "-n", "2"],
     ["all-reduce", "-n", "4", "--rounds", "5"],
@@ -31,12 +31,12 @@ PARTS = [
 
 
 def more_mpis():
-    folders = sorted(ROOT.glob(".deps/peers/*/bin/mpicc"))
+    folders = sorted(ROOT.glob(".deps/baselines/*/bin/mpicc"))
     return [word for mpicc in folders for word in ("--mpi", str(mpicc.parent.parent))]
 
 
 def measure(bin_dir, kept):
-    """All parts, one after the other; their lines are written to `kept` as they come."""
+    """Runs all parts, one after the other, and appends their lines to `kept` as they arrive."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with open(kept, "w") as file:
@@ -50,7 +50,7 @@ def measure(bin_dir, kept):
                 file.write(line)
                 file.flush()
             if process.wait() != 0:
-                raise SystemExit(f"{' '.join(part)} ended with {process.returncode}")
+                raise SystemExit(f"{' '.join(part)} exited with {process.returncode}")
     print(f"\nmeasured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
 
 
@@ -58,15 +58,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default=str(ROOT / "build/release/bin"))
     parser.add_argument("--from", dest="source", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs", help="the folder of benchmarks.md")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs", help="folder for benchmarks.md")
     args = parser.parse_args()
     source = args.source or ROOT / "build/bench.jsonl"
     if not args.source:
         measure(args.bin, source)
     lines = [json.loads(line) for line in source.read_text().splitlines()]
-    page.write(lines, args.out)
+    benchmark_page.write(lines, args.out)
     print(f"wrote {args.out / 'benchmarks.md'}\n")
-    for line in asked.compare(lines):
+    for line in targets.compare(lines):
         print(line)
 
 

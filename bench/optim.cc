@@ -1,6 +1,6 @@
-// Optimizers and clipping of lockstep::optim beside torch's, in one process: bench_optim [rounds] [threads].
-// In each round every entrant runs once, in an order that turns; a time is the median of the rounds, a ratio that of
-// each round's ratio.
+// Compares optimizers and clipping of lockstep::optim with torch's, in one process: bench_optim [rounds] [threads].
+// In each round each implementation runs once, in alternating order. A time is the median over the rounds, a ratio the
+// median of the ratios of the rounds.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -40,25 +40,25 @@ double microseconds(const std::function<void()>& run) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-/// `before` comes before each run of either and is not counted.
+/// Compares two functions. `before` runs before each of them and is not measured.
 void compare(
     const std::string& what, const Shape& shape, int rounds, const std::function<void()>& ours,
     const std::function<void()>& torchs, const std::function<void()>& before = [] {}) {
   std::vector<double> our_times, torch_times, ratios;
   for (int round = -10; round < rounds; ++round) {
     double our = 0, other = 0;
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int i = 0; i < 2; ++i) {
       before();
-      ((round + turn) % 2 == 0 ? our : other) = microseconds((round + turn) % 2 == 0 ? ours : torchs);
+      ((round + i) % 2 == 0 ? our : other) = microseconds((round + i) % 2 == 0 ? ours : torchs);
     }
-    if (round < 0) continue;  // warm
+    if (round < 0) continue;  // warm up
     our_times.push_back(our);
     torch_times.push_back(other);
     ratios.push_back(other / our);
   }
   std::printf("%-16s %-14s %9.1f us %9.1f us %7.2f\n", what.c_str(), shape.name, median(our_times), median(torch_times),
               median(ratios));
-  std::fflush(stdout);  // an interrupted run shows what it has measured
+  std::fflush(stdout);  // so that an interrupted run has printed its results
 }
 
 void expect_equal(const NetImpl& ours, const NetImpl& torchs, const std::string& what) {
@@ -84,10 +84,10 @@ void compare_optimizers(lockstep::Group& world, const std::string& what, const S
 
 void compare_clipping(const Shape& shape, int rounds) {
   NetImpl net(shape);
-  std::vector<at::Tensor> parameters = net.parameters(), kept;
-  for (const at::Tensor& one : parameters) kept.push_back(one.grad().clone());
+  std::vector<at::Tensor> parameters = net.parameters(), saved;
+  for (const at::Tensor& one : parameters) saved.push_back(one.grad().clone());
   const auto restore = [&] {
-    for (std::size_t i = 0; i < kept.size(); ++i) parameters[i].mutable_grad().copy_(kept[i]);
+    for (std::size_t i = 0; i < saved.size(); ++i) parameters[i].mutable_grad().copy_(saved[i]);
   };
   compare(
       "clip_grad_norm", shape, rounds, [&] { lockstep::optim::clip_grad_norm(parameters, 1); },

@@ -1,10 +1,10 @@
-// A rank that trains with Adam, and tells what the optimizer's state takes of its memory: torch's own, ours, and ours
-// divided between the ranks (ZeRO-1). What state.py measures.
+// A rank that trains with Adam and measures the memory of the optimizer state: with torch's optimizer, with Lockstep's,
+// and with Lockstep's sharded over the ranks (ZeRO-1). Started by optimizer_memory.py.
 //
 //   bench_optimizer_memory KIND WIDTH LAYERS      KIND: torch, ours, sharded
 //
-// Prints, on rank 0, a line of JSON: kind, parameters, bytes (of state tensors, the mean over the ranks), pss (what
-// memory has grown by, the mean over the ranks; pages that ranks share count in parts), losses.
+// Rank 0 prints a line of JSON: kind, parameters, bytes (of state tensors, mean over the ranks), pss (growth of the
+// proportional set size, mean over the ranks), losses.
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -21,10 +21,10 @@ using lockstep::Group;
 
 constexpr int kSteps = 6;
 
-/// Bytes of this process's memory; what several processes share counts for each in parts.
+/// Proportional set size of this process in bytes: shared pages are divided by the number of processes that map them.
 double own_memory() {
   lockstep::trim_arena();
-  ::malloc_trim(0);  // what is free already would be taken for what is used later
+  ::malloc_trim(0);  // free memory that is reused later would hide growth
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string word; rollup >> word;)
     if (word == "Pss:") {
@@ -49,7 +49,7 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, torch::nn
                                                  lockstep::optim::FusedOptions{.shard_state = kind == "sharded"});
 }
 
-/// Of what this rank holds; where ranks of a host hold it together, of its part of that.
+/// Bytes of the state of this rank; for state shared by the ranks of a host, this rank's fraction of it.
 double state_bytes(torch::optim::Optimizer& optimizer, Group& world) {
   double bytes = 0;
   for (const auto& [key, state] : optimizer.state()) {
@@ -75,7 +75,7 @@ int run(const std::string& kind, std::int64_t width, int layers) {
     loss.backward();
     return mean(world, loss.item<double>());
   };
-  for (int number = 0; number < 3; ++number) {  // gradients and buffers of the exchange are there, as they stay
+  for (int number = 0; number < 3; ++number) {  // allocates gradients and reduction buffers, which stay
     net->zero_grad(false);
     step(number);
   }
@@ -107,7 +107,7 @@ int run(const std::string& kind, std::int64_t width, int layers) {
 
 int main(int argc, char** argv) {
   return lockstep::main(argc, argv, [](int count, char** words) {
-    if (count != 4) throw lockstep::UsageError("bench_state_rank KIND WIDTH LAYERS");
+    if (count != 4) throw lockstep::UsageError("usage: bench_optimizer_memory KIND WIDTH LAYERS");
     return run(words[1], std::stoll(words[2]), std::stoi(words[3]));
   });
 }

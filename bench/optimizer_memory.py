@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What the state of Adam takes of each rank's memory: torch::optim's, ours, and ours divided between the ranks.
+"""Measures the memory of Adam's state per rank, with torch::optim, with Lockstep, and sharded over the ranks.
 
-state.py --bin DIR [--ranks N] [--width W] [--layers L]: prints a line of JSON for each kind and transport, and with each what its memory and its losses are beside torch's:
-bytes_ratio (of state tensors), pss_ratio (of what memory grew by), losses_apart (the largest difference).
+Usage: optimizer_memory.py --bin DIR [--ranks N] [--width W] [--layers L]
+
+Prints a line of JSON for each kind and transport, with a comparison with torch's Adam: bytes_ratio (of state tensors),
+pss_ratio (of the growth of memory), losses_apart (the largest difference of losses).
 """
 
 import argparse
@@ -41,13 +43,13 @@ def main():
     parser.add_argument("--width", type=int, default=2048)  # 50.4 million parameters
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
-    peer = measure(args, "torch", "gloo")
+    baseline = measure(args, "torch", "gloo")
     for kind, transport in (("torch", "gloo"), ("ours", "gloo"), ("sharded", "gloo"), ("ours", "shm")):
-        found = peer if kind == "torch" else measure(args, kind, transport)
-        found["bytes_ratio"] = round(found["bytes"] / peer["bytes"], 4)
-        found["pss_ratio"] = round(found["pss"] / peer["pss"], 4)
-        found["losses_apart"] = max(abs(a - b) for a, b in zip(found["losses"], peer["losses"], strict=True))
-        print(json.dumps(found), flush=True)
+        result = baseline if kind == "torch" else measure(args, kind, transport)
+        result["bytes_ratio"] = round(result["bytes"] / baseline["bytes"], 4)
+        result["pss_ratio"] = round(result["pss"] / baseline["pss"], 4)
+        result["losses_apart"] = max(abs(a - b) for a, b in zip(result["losses"], baseline["losses"], strict=True))
+        print(json.dumps(result), flush=True)
 
 
 main()

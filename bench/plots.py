@@ -1,14 +1,18 @@
-"""Two kinds of plots as SVG, readable on light and dark pages."""
+"""Line and bar plots as SVG, readable on light and dark pages."""
 
 import math
 
-COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#009e73", "#b8a800", "#888888", "#7a5195", "#a05a2c")
-STYLE = "<style>text{font:12px sans-serif;fill:#333}.t{font-weight:bold;font-size:14px}rect.b{fill:#fff}.g{stroke:#ddd}</style>"
+COLORS = ("#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#009e73", "#b8a800", "#888888", "#7a5195", "#a05a2c")
+STYLE = (
+    "<style>text{font:12px sans-serif;fill:#333}.t{font-weight:bold;font-size:14px}"
+    "rect.b{fill:#fff}.g{stroke:#ddd}</style>"
+)
 
 
 def svg(width, height, title, body):
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">{STYLE}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f"{STYLE}"
         f'<rect class="b" width="{width}" height="{height}"/><text class="t" x="16" y="24">{title}</text>\n'
         + "\n".join(body)
         + "\n</svg>\n"
@@ -23,11 +27,11 @@ def bytes_text(count):
     return f"{count >> 20}M" if count % (1 << 20) == 0 else f"{count >> 10}K" if count % 1024 == 0 else str(count)
 
 
-def curves(title, races):
-    """Time over size, both logarithmic, one line for each implementation."""
+def curves(title, comparisons):
+    """Plots time over size, both logarithmic, with one line per implementation."""
     left, top, width, height = 64, 48, 520, 320
-    sizes = [race[0]["bytes"] for race in races]
-    seconds = [row["median_s"] for race in races for row in race]
+    sizes = [comparison[0]["bytes"] for comparison in comparisons]
+    seconds = [row["median_s"] for comparison in comparisons for row in comparison]
     low, high = math.floor(math.log10(min(seconds))), math.ceil(math.log10(max(seconds)))
     span = max(math.log(max(sizes) / min(sizes)), 1e-9)
     x_of = lambda size: left + width * math.log(size / min(sizes)) / span
@@ -50,37 +54,40 @@ def curves(title, races):
             text(left - 6, y + 4, label, "end"),
         ]
     body += [text(x_of(size), top + height + 18, bytes_text(size), "middle") for size in sizes]
-    names = list(dict.fromkeys(row["impl"] for race in races for row in race))
+    names = list(dict.fromkeys(row["impl"] for comparison in comparisons for row in comparison))
     for number, name in enumerate(names):
         points = [
-            (x_of(race[0]["bytes"]), y_of(row["median_s"])) for race in races for row in race if row["impl"] == name
+            (x_of(comparison[0]["bytes"]), y_of(row["median_s"]))
+            for comparison in comparisons
+            for row in comparison
+            if row["impl"] == name
         ]
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+        body.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
+        body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
         y = top + 18 * number + 8
         body += [
-            f'<rect x="{left + width + 24}" y="{y - 9}" width="12" height="12" fill="{colour}"/>',
+            f'<rect x="{left + width + 24}" y="{y - 9}" width="12" height="12" fill="{color}"/>',
             text(left + width + 42, y + 1, name),
         ]
     return svg(left + width + 190, top + height + 40, title, body)
 
 
 def bars(title, groups):
-    """Ratios of each group's rows, one bar each."""
+    """Plots the ratios of each group's rows as bars."""
     left, row_height, width, y = 190, 18, 420, 48
-    longest = max(row["ratio"] for _, race in groups for row in race)
-    names = list(dict.fromkeys(row["impl"] for _, race in groups for row in race))
+    longest = max(row["ratio"] for _, comparison in groups for row in comparison)
+    names = list(dict.fromkeys(row["impl"] for _, comparison in groups for row in comparison))
     body = []
-    for label, race in groups:
+    for label, comparison in groups:
         body.append(f'<text x="16" y="{y + 12}" font-weight="bold">{label}</text>')
         y += row_height
-        for row in race:
-            colour, length = COLOURS[names.index(row["impl"]) % len(COLOURS)], width * row["ratio"] / longest
+        for row in comparison:
+            color, length = COLORS[names.index(row["impl"]) % len(COLORS)], width * row["ratio"] / longest
             body += [
                 text(left - 8, y + 12, row["impl"], "end"),
-                f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row_height - 4}" fill="{colour}"/>',
+                f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row_height - 4}" fill="{color}"/>',
                 text(left + length + 6, y + 12, f"{row['ratio']:.2f}  ({1000 * row['median_s']:.0f} ms)"),
             ]
             y += row_height

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""What a trainer adds to a step: Lockstep's fit() beside a plain loop in C++, and Lightning's beside a plain loop in Python, of the same model: blocks of 20 steps in turns inside each process, and the two processes in turns.
+"""Measures the overhead of Lockstep's fit() and of Lightning's, each relative to a plain loop of the same model.
 
-usage: trainer.py --program bench_trainer [--turns N] [--steps N] [--width N]
-Both have their progress line on a terminal (a pseudo-terminal here), files of values for TensorBoard and as CSV, and no checkpoints while it is measured. One thread of torch each. Python's part is what scripts/setup.sh --beds and --peers install: .deps/python,
-.deps/tensorboard, .deps/peers/lightning.
+Usage: trainer.py --program bench_trainer [--turns N] [--steps N] [--width N]
+
+Each process alternates blocks of 20 steps of the trainer and of the plain loop, and the two processes are measured in
+turns. Both trainers have a progress bar on a pseudo-terminal, TensorBoard and CSV files, no checkpoints, and one
+thread. Python needs what scripts/setup.sh --test-tools and --baselines install: .deps/python, .deps/tensorboard and
+.deps/baselines/lightning.
 """
 
 import argparse
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-CHILD = r"""
+LIGHTNING_PROGRAM = r"""
 import sys, time, torch, logging, warnings
 warnings.filterwarnings("ignore"); logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 import pytorch_lightning as pl
@@ -28,7 +31,9 @@ torch.set_num_threads(1)
 
 def net():
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(256, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+    return torch.nn.Sequential(
+        torch.nn.Linear(256, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
+        torch.nn.Linear(width, 10))
 
 batch = (torch.randn(BATCH, 256), torch.randint(10, (BATCH,)))
 
@@ -50,46 +55,56 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
 
-class Turns(pl.Callback):
-    "After each block of the trainer's steps it runs as many of the plain loop."
+class InterleavedLoop(pl.Callback):
+    "Runs a block of the plain loop after each block of the trainer's steps."
     def __init__(self):
-        self.model = net(); self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01); self.batches = iter(loader()); self.trainer_ms, self.plain_ms = [], []
+        self.model = net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.batches = iter(loader())
+        self.trainer_ms, self.plain_ms = [], []
     def on_train_batch_end(self, trainer, *rest):
         if trainer.global_step % BLOCK: return
         now = time.perf_counter()
         for _ in range(BLOCK):
             x, y = next(self.batches)
-            self.optimizer.zero_grad(); torch.nn.functional.cross_entropy(self.model(x), y).backward(); self.optimizer.step()
+            self.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(x), y).backward()
+            self.optimizer.step()
         end = time.perf_counter()
         if trainer.global_step > WARM:
-            self.trainer_ms.append(1e3 * (now - self.begin) / BLOCK); self.plain_ms.append(1e3 * (end - now) / BLOCK)
+            self.trainer_ms.append(1e3 * (now - self.begin) / BLOCK)
+            self.plain_ms.append(1e3 * (end - now) / BLOCK)
         self.begin = end
 
-turns = Turns()
-trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=steps, callbacks=[turns], logger=[CSVLogger(folder), TensorBoardLogger(folder)], enable_checkpointing=False, enable_model_summary=False)
+loop = InterleavedLoop()
+trainer = pl.Trainer(
+    accelerator="cpu", devices=1, max_steps=steps, callbacks=[loop],
+    logger=[CSVLogger(folder), TensorBoardLogger(folder)], enable_checkpointing=False, enable_model_summary=False)
 trainer.fit(Module(), loader())
-mid = lambda v: sorted(v)[len(v) // 2]
-print(f"plain_ms={mid(turns.plain_ms):.4f} trainer_ms={mid(turns.trainer_ms):.4f} added={mid([t / p for t, p in zip(turns.trainer_ms, turns.plain_ms)]) - 1:.5f}", flush=True)
+median = lambda v: sorted(v)[len(v) // 2]
+added = median([t / p for t, p in zip(loop.trainer_ms, loop.plain_ms)]) - 1
+print(f"plain_ms={median(loop.plain_ms):.4f} trainer_ms={median(loop.trainer_ms):.4f} added={added:.5f}", flush=True)
 """
 
 
 def python_path():
-    """torch's Python, and where Lightning and TensorBoard lie."""
+    """Returns the Python interpreter with torch, and the search path of Lightning and TensorBoard."""
     deps = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".deps")
     sites = [
         site
-        for folder in ("peers/lightning", "tensorboard")
+        for folder in ("baselines/lightning", "tensorboard")
         for site in glob.glob(os.path.join(deps, folder, "lib/python3*/site-packages"))
     ]
     if len(sites) < 2:
         raise SystemExit(
-            "Lightning or TensorBoard is not there: scripts/setup.sh --beds, then scripts/setup.sh --peers"
+            "Lightning or TensorBoard is not installed; "
+            "run scripts/setup.sh --test-tools, then scripts/setup.sh --baselines"
         )
     return os.path.join(deps, "python/bin/python3"), ":".join(sites)
 
 
 def on_a_terminal(command, site=""):
-    """Its output, when stdout and stderr are a terminal of 100 columns."""
+    """Runs a command on a terminal of 100 columns and returns the three numbers in its last line."""
     main, child = pty.openpty()
     process = subprocess.Popen(
         ["sh", "-c", 'stty cols 100 rows 40; exec "$@"', "sh", *command],
@@ -111,7 +126,7 @@ def on_a_terminal(command, site=""):
         text += some
     os.close(main)
     if process.wait() != 0:
-        raise SystemExit(f"{command[0]} ended with {process.returncode}\n{text.decode(errors='replace')[-2000:]}")
+        raise SystemExit(f"{command[0]} exited with {process.returncode}\n{text.decode(errors='replace')[-2000:]}")
     found = re.search(r"plain_ms=([\d.]+) trainer_ms=([\d.]+) added=(-?[\d.]+)", text.decode(errors="replace"))
     return [float(value) for value in found.groups()]
 
@@ -126,21 +141,22 @@ def main():
     python, site = python_path()
     root = tempfile.mkdtemp(prefix="lockstep-bench-trainer-")
     try:
-        ours, theirs = [], []
+        lockstep, lightning = [], []
         for turn in range(args.turns):
             words = [str(args.steps), str(args.width), root]
-            ours.append(on_a_terminal([args.program, *words]))
-            theirs.append(on_a_terminal([python, "-c", CHILD, *words], site))
-            for name, values in (("Lockstep", ours), ("Lightning", theirs)):
+            lockstep.append(on_a_terminal([args.program, *words]))
+            lightning.append(on_a_terminal([python, "-c", LIGHTNING_PROGRAM, *words], site))
+            for name, values in (("Lockstep", lockstep), ("Lightning", lightning)):
                 plain, trainer, added = values[-1]
                 print(
                     f"turn {turn}: {name}: plain loop {plain:.3f} ms, trainer {trainer:.3f} ms, {100 * added:+.2f} %",
                     flush=True,
                 )
-        for name, values in (("Lockstep's Trainer", ours), ("Lightning's", theirs)):
-            print(
-                f"{name} adds {100 * statistics.median(v[2] for v in values):+.2f} % ({1e3 * statistics.median(v[1] - v[0] for v in values):+.0f} us) to a step of {statistics.median(v[0] for v in values):.2f} ms"
-            )
+        for name, values in (("Lockstep's Trainer", lockstep), ("Lightning's", lightning)):
+            added = statistics.median(v[2] for v in values)
+            added_ms = statistics.median(v[1] - v[0] for v in values)
+            step_ms = statistics.median(v[0] for v in values)
+            print(f"{name} adds {100 * added:+.2f} % ({1e3 * added_ms:+.0f} us) to a step of {step_ms:.2f} ms")
         return 0
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,4 +1,5 @@
-# CUDA graphs are libtorch's, whose header includes those of the CUDA runtime: beside libtorch, where the wheels put them, but for the few names of the toolkit in cmake/cuda; or of a
+# Finds the headers for CUDA graphs. libtorch's header for CUDA graphs includes headers of the CUDA runtime. They are
+# beside libtorch, where the wheels install them (cmake/cuda has the few names that only a toolkit defines), or in a
 # toolkit. Only the module cuda is compiled with them, and only programs that use that module link libtorch_cuda.
 set(LOCKSTEP_CUDA_GRAPHS no)
 set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc op_trace.cc no_capture.cc)
@@ -20,6 +21,7 @@ if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
     set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc op_trace.cc capture.cc)
     set(LOCKSTEP_CUDA_GRAPH_LINK lockstep::torch_cuda)
   else()
-    message(STATUS "cuda_runtime_api.h was not found (the wheel nvidia-cuda-runtime brings it): steps are not captured as CUDA graphs")
+    message(STATUS "cuda_runtime_api.h was not found (wheel nvidia-cuda-runtime): steps are not captured as CUDA "
+                   "graphs")
   endif()
 endif()

@@ -1,18 +1,25 @@
-# Compiler and linker flags that all targets of this project share. They must be the same everywhere: gcc refuses a
-# precompiled header that was made with other ones.
+# Compiler and linker flags that all targets of this project share. They must be the same everywhere: gcc rejects a
+# precompiled header that was compiled with other flags.
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES CXX)
 
-# Programs are position independent too, but compiled with -fPIC as the libraries are: -fPIE would not fit the shared header.
+# Programs are position independent too, but compiled with -fPIC like the libraries: -fPIE would not match the
+# precompiled header that they share.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
-# -O3 compiles longer and gains nothing here: the heavy loops are libtorch's.
+# -O3 takes longer to compile and gains nothing here: the expensive loops are in libtorch.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
 set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers)
+if(LOCKSTEP_UNITY)
+  # A unity source includes the sources, and g++ treats the anonymous namespace of an included file as that of a header.
+  list(APPEND LOCKSTEP_WARNINGS -Wno-subobject-linkage)
+endif()
 
-set(LOCKSTEP_SANITIZE "" CACHE STRING "sanitizers for everything, as -fsanitize takes them: address,undefined or thread")
+set(LOCKSTEP_SANITIZE
+    ""
+    CACHE STRING "sanitizers for all targets, in the syntax of -fsanitize: address,undefined or thread")
 if(LOCKSTEP_SANITIZE)
   # vptr checks need type information that libtorch does not export.
   add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all

@@ -1,4 +1,5 @@
-# cmake --install: programs in bin, modules in lib, headers in include/lockstep, and what find_package(Lockstep) reads.
+# Rules for cmake --install: programs in bin, modules in lib, headers in include/lockstep, and the files for
+# find_package(Lockstep).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(config_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
@@ -9,7 +10,10 @@ foreach(target IN LISTS LOCKSTEP_MODULES)
 endforeach()
 install(TARGETS lockstep ${LOCKSTEP_MODULES} EXPORT LockstepTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${config_folder}")
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+install(
+  DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep"
+  DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+  FILES_MATCHING PATTERN "*.h")
 
 get_property(programs DIRECTORY "${PROJECT_SOURCE_DIR}/programs" PROPERTY BUILDSYSTEM_TARGETS)
 foreach(target IN LISTS programs)
@@ -23,4 +27,5 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.
   "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" INSTALL_DESTINATION "${config_folder}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" "${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepSodium.cmake" DESTINATION "${config_folder}")
+  "${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepSodium.cmake"
+  DESTINATION "${config_folder}")

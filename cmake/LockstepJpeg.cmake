@@ -1,5 +1,5 @@
-# JPEG images are read by libjpeg-turbo (BSD-like licences); Debian's and Ubuntu's libjpeg-dev brings it. Without it everything else is built. The IJG's own libjpeg lacks what skips the
-# rows and columns that nobody wants.
+# Finds libjpeg-turbo (BSD-like licences), which reads JPEG images; Debian's and Ubuntu's libjpeg-dev contains it.
+# Without it everything else is built. The IJG's own libjpeg does not suffice: it cannot skip unneeded rows and columns.
 find_package(JPEG QUIET)
 set(LOCKSTEP_JPEG no)
 if(JPEG_FOUND)

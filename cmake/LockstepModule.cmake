@@ -3,10 +3,11 @@
 #   lockstep_module(<folder> [TORCH] [DEPS <folder>...] [PRIVATE_DEPS <folder>...] [LEAVES <header>...]
 #                   [LINK <target>...] [SOURCES <file>...])
 #
-# Sources are lockstep/<folder>/*.cc, or those named. DEPS are the modules whose headers this one may include, and so may
-# who depends on it; PRIVATE_DEPS are for this module alone. LEAVES are single headers of modules that it does not depend
-# on. tests/lint/rules/levels.py reads these calls, so that a wrong include is an error there and does not link here.
-# TORCH modules share one precompiled header. With LOCKSTEP_UNITY several sources are compiled at once.
+# Sources are lockstep/<folder>/*.cc unless SOURCES names them. DEPS are the modules whose headers this module and the
+# modules that depend on it may include; PRIVATE_DEPS are only for this module. LEAVES are single headers of modules on
+# which it does not depend. A lint rule in tests/lint/rules reads these calls, so that a wrong include is a lint error
+# and does not link. TORCH modules share one precompiled header. With LOCKSTEP_UNITY several sources are compiled at
+# once.
 set(LOCKSTEP_MODULES "" CACHE INTERNAL "")
 
 function(lockstep_module folder)
@@ -44,4 +45,25 @@ function(lockstep_module folder)
     endif()
   endif()
   set(LOCKSTEP_MODULES ${LOCKSTEP_MODULES} ${target} CACHE INTERNAL "")
+endfunction()
+
+# An executable of the programs, benchmarks, examples, docs or tests.
+#
+#   lockstep_executable(<target> SOURCES <file>... [LINK <target>...] [PCH core|torch|programs] [NEEDS <target>...]
+#                       [DEFINITIONS <NAME="value">...])
+#
+# PCH names a precompiled header; NEEDS are targets that the executable starts or loads.
+function(lockstep_executable target)
+  cmake_parse_arguments(ARG "" "PCH" "SOURCES;LINK;NEEDS;DEFINITIONS" ${ARGN})
+  add_executable(${target} ${ARG_SOURCES})
+  target_link_libraries(${target} PRIVATE ${ARG_LINK})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_compile_options(${target} PRIVATE ${LOCKSTEP_WARNINGS})
+  target_compile_definitions(${target} PRIVATE ${ARG_DEFINITIONS})
+  if(ARG_PCH)
+    target_precompile_headers(${target} REUSE_FROM lockstep_${ARG_PCH}_pch)
+  endif()
+  if(ARG_NEEDS)
+    add_dependencies(${target} ${ARG_NEEDS})
+  endif()
 endfunction()

@@ -1,11 +1,12 @@
-# The transport mpi is libmpi itself; Debian's libopenmpi-dev brings it. Without it everything else is built.
+# Finds MPI. The transport mpi calls libmpi directly; Debian's libopenmpi-dev contains it. Without it everything else is
+# built.
 set(MPI_DETERMINE_LIBRARY_VERSION TRUE)
 find_package(MPI QUIET COMPONENTS C)
 if(MPI_C_FOUND)
   set(LOCKSTEP_MPI yes)
   set(LOCKSTEP_MPI_SOURCES mpi.cc runtime.cc library.cc)
   string(REGEX MATCH "^[^\r\n\";]*" LOCKSTEP_MPI_BUILT_WITH "${MPI_C_LIBRARY_VERSION_STRING}")
-  # An installed Lockstep names the library itself: FindMPI would ask its user's project for the language C.
+  # An installed Lockstep names the library itself: FindMPI would require the user's project to enable the language C.
   set(LOCKSTEP_MPI_LINK "$<BUILD_INTERFACE:MPI::MPI_C>" "$<INSTALL_INTERFACE:${MPI_C_LIBRARIES}>")
 else()
   set(LOCKSTEP_MPI no)

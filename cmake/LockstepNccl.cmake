@@ -1,8 +1,10 @@
-# GPUs need a libtorch for CUDA, and NCCL the header that fits that libtorch's libnccl: the wheel nvidia-nccl puts both beside libtorch. Nothing of CUDA or NCCL
-# is linked: programs load libtorch's library for CUDA when they use a GPU (lockstep/comm/cuda/cuda.h).
+# Finds the header of NCCL. GPUs require a CUDA build of libtorch, and NCCL requires the header of the libnccl that this
+# libtorch uses; the wheel nvidia-nccl installs both beside libtorch. CUDA and NCCL are not linked: programs load
+# libtorch's CUDA library when they use a GPU (lockstep/comm/cuda/cuda.h).
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
   set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc device_staging_queue.cc)
-  file(GLOB LOCKSTEP_NCCL_INCLUDE "${LOCKSTEP_TORCH_ROOT}/../nvidia/nccl/include/nccl.h" "${LOCKSTEP_TORCH_ROOT}/include/nccl.h")
+  file(GLOB LOCKSTEP_NCCL_INCLUDE "${LOCKSTEP_TORCH_ROOT}/../nvidia/nccl/include/nccl.h"
+       "${LOCKSTEP_TORCH_ROOT}/include/nccl.h")
   list(TRANSFORM LOCKSTEP_NCCL_INCLUDE REPLACE "/nccl.h$" "")
   if(NOT LOCKSTEP_NCCL_INCLUDE)
     find_path(LOCKSTEP_NCCL_HEADER nccl.h)  # a libtorch that was built here
@@ -20,6 +22,6 @@ else()
   set(LOCKSTEP_NCCL no)
   set(LOCKSTEP_NCCL_SOURCES no_nccl.cc)
   if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
-    message(STATUS "nccl.h was not found (the wheel nvidia-nccl-cu13 brings it): tensors on GPUs travel through the host's memory")
+    message(STATUS "nccl.h was not found (wheel nvidia-nccl-cu13): tensors on GPUs are transferred through host memory")
   endif()
 endif()

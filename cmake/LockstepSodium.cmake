@@ -1,4 +1,5 @@
-# libsodium (ISC licence), linked statically: an agent that is copied to another host needs nothing there. Target lockstep::sodium.
+# Finds libsodium (ISC licence) and defines the target lockstep::sodium. It is linked statically, so that an agent that
+# is copied to another host has no dependencies there.
 find_path(LOCKSTEP_SODIUM_INCLUDE sodium.h)
 find_library(LOCKSTEP_SODIUM_LIBRARY NAMES libsodium.a sodium)
 if(NOT LOCKSTEP_SODIUM_INCLUDE OR NOT LOCKSTEP_SODIUM_LIBRARY)

@@ -1,14 +1,15 @@
-# libtorch as an imported target that links what a CPU program needs: torch_cpu and c10. The package's own TorchConfig.cmake
-# is not used: it enables the CUDA language, needs nvcc, and links the CUDA libraries into every program. Serves the build of
-# Lockstep and, installed beside LockstepConfig.cmake, the projects that use it.
+# Finds libtorch and defines an imported target that links only torch_cpu and c10, which a CPU program needs. The
+# TorchConfig.cmake of libtorch is not used: it enables the CUDA language, requires nvcc, and links the CUDA libraries
+# into every program. Used by the build of Lockstep and, installed beside LockstepConfig.cmake, by projects that use
+# Lockstep.
 #
 #   lockstep::torch    include folders, torch_cpu, c10
 #   LOCKSTEP_TORCH_ROOT, LOCKSTEP_TORCH_VERSION, LOCKSTEP_TORCH_FLAVOUR (cpu | cuda)
 #
-# LOCKSTEP_TORCH_HINT: a root to take when the user names none.
+# LOCKSTEP_TORCH_HINT: the root to use if the user names none.
 
-# Where the user says: Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment. Else LOCKSTEP_TORCH_HINT, else what
-# scripts/setup.sh installed, which searches the same places.
+# Searches Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment; then LOCKSTEP_TORCH_HINT; then the
+# libtorch that scripts/setup.sh installed. setup.sh searches the same places.
 function(lockstep_find_torch_root out)
   set(torch_dir "$ENV{Torch_DIR}")
   if(Torch_DIR)
@@ -35,8 +36,8 @@ function(lockstep_find_torch_root out)
     endif()
   endforeach()
   string(JOIN "\n  " looked ${candidates})
-  message(FATAL_ERROR "libtorch was not found. Run scripts/setup.sh, or name yours: -DTorch_DIR=.../share/cmake/Torch or "
-                      "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Looked in:\n  ${looked}")
+  message(FATAL_ERROR "libtorch was not found. Run scripts/setup.sh, or pass -DTorch_DIR=.../share/cmake/Torch or "
+                      "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Searched:\n  ${looked}")
 endfunction()
 
 function(lockstep_read_torch_version root out)
@@ -53,9 +54,9 @@ endfunction()
 lockstep_find_torch_root(LOCKSTEP_TORCH_ROOT)
 lockstep_read_torch_version("${LOCKSTEP_TORCH_ROOT}" LOCKSTEP_TORCH_VERSION)
 if(LOCKSTEP_TORCH_VERSION VERSION_LESS 2.11)
-  message(FATAL_ERROR "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is too old; supported are 2.11 to 2.15")
+  message(FATAL_ERROR "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is too old; expected 2.11 to 2.15")
 elseif(LOCKSTEP_TORCH_VERSION VERSION_GREATER_EQUAL 2.16)
-  message(WARNING "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is newer than what was tried; supported are "
+  message(WARNING "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is newer than the tested versions "
                   "2.11 to 2.15")
 endif()
 
@@ -73,11 +74,11 @@ if(NOT TARGET lockstep::torch)
     IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so"
     INTERFACE_INCLUDE_DIRECTORIES "${LOCKSTEP_TORCH_ROOT}/include;${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES "lockstep::c10")
-  # libtorch_cpu.so of a CUDA build needs libcudart and libcupti, which its own RPATH finds when the program starts.
+  # libtorch_cpu.so of a CUDA build needs libcudart and libcupti, which its own RPATH finds at start-up.
   set_property(TARGET lockstep::torch APPEND PROPERTY INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")
 endif()
 
-#   lockstep::torch_cuda   for the programs that ask for it: libtorch's library for CUDA besides
+#   lockstep::torch_cuda   adds libtorch's CUDA library, for the programs that link it
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda AND NOT TARGET lockstep::torch_cuda)
   add_library(lockstep::c10_cuda SHARED IMPORTED)
   set_target_properties(lockstep::c10_cuda PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so")

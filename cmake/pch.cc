@@ -1,1 +1,1 @@
-// Precompiled headers belong to this file.
+// The source file of the precompiled headers' targets.

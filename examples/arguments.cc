@@ -18,8 +18,8 @@ std::string shortest(double value) {
   return text.str();
 }
 
-[[noreturn]] void refuse_flag(const std::string& name) {
-  throw lockstep::base::UsageError(name + " is given with a value, or several times; allowed is " + name + ", once");
+[[noreturn]] void throw_invalid_flag(const std::string& name) {
+  throw lockstep::base::UsageError(name + " has a value or is repeated; expected " + name + " once, without a value");
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ void Arguments::add(const std::string& name, const std::string& help, const std:
 
 void Arguments::text(const std::string& name, std::string& value, const std::string& help) {
   add(name, help, value, [name, &value](const std::string& text) {
-    if (text.empty()) throw lockstep::base::UsageError(name + " is \"\"; allowed is a text that is not empty");
+    if (text.empty()) throw lockstep::base::UsageError(name + " is \"\"; expected a text that is not empty");
     value = text;
   });
 }
@@ -53,8 +53,8 @@ void Arguments::number(const std::string& name, double& value, double low, doubl
   add(name, help, shortest(value), [name, &value, low, high](const std::string& text) {
     const auto number = lockstep::base::parse_double(text);
     if (!number || *number < low || *number > high)
-      throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(text, 80) +
-                                       "; allowed is a number from " + shortest(low) + " to " + shortest(high));
+      throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(text, 80) + "; expected a number from " +
+                                       shortest(low) + " to " + shortest(high));
     value = *number;
   });
 }
@@ -63,13 +63,13 @@ void Arguments::flag(const std::string& name, bool& value, const std::string& he
   names_.push_back(name);
   flags_.insert(name);
   const auto on_value = [name, &value](std::int64_t count) {
-    if (count != 1) refuse_flag(name);
+    if (count != 1) throw_invalid_flag(name);
     value = true;
   };
   app_->add_flag_function(name, on_value, help)->disable_flag_override();
 }
 
-void Arguments::read(int argc, char** argv) {
+void Arguments::parse(int argc, char** argv) {
   std::string known;
   for (const std::string& name : names_) known += name + ", ";
   try {
@@ -78,15 +78,14 @@ void Arguments::read(int argc, char** argv) {
     std::cout << app_->help() << std::flush;
     std::exit(0);
   } catch (const CLI::ExtrasError&) {
-    throw lockstep::base::UsageError("the argument " + lockstep::base::quoted(app_->remaining().front(), 80) +
-                                     " is not known; allowed are " + known + "--help");
-  } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ...", or of a flag "NAME was ..."
+    throw lockstep::base::UsageError("unknown argument " + lockstep::base::quoted(app_->remaining().front(), 80) +
+                                     "; expected " + known + "--help");
+  } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ...", or for a flag "NAME was ..."
     const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
-    if (flags_.contains("--" + name)) refuse_flag("--" + name);
-    throw lockstep::base::UsageError(name + " is given without a value, or several times; allowed is " + name +
-                                     " VALUE, once");
+    if (flags_.contains("--" + name)) throw_invalid_flag("--" + name);
+    throw lockstep::base::UsageError(name + " has no value or is repeated; expected " + name + " VALUE once");
   } catch (const CLI::ParseError& error) {
-    throw lockstep::base::UsageError(std::string(error.what()) + "; allowed are " + known + "--help");
+    throw lockstep::base::UsageError(std::string(error.what()) + "; expected " + known + "--help");
   }
 }
 
@@ -97,7 +96,7 @@ void require_writable_path(const std::string& name, const std::string& path) {
   const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
   if (!fs::is_directory(folder, ignored) || fs::is_directory(path, ignored))
     throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(path, 256) +
-                                     "; allowed is a file in a folder that exists");
+                                     "; expected a file in an existing directory");
 }
 
 }  // namespace examples

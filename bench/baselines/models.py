@@ -1,4 +1,4 @@
-"""The models of bench/ranks/models.cc, the same operations in the same order."""
+"""The models of bench/ranks/models.cc, with the same operations in the same order."""
 
 import torch
 from torch import nn
@@ -34,8 +34,8 @@ class Block(nn.Module):
             .permute(2, 0, 3, 1, 4)
             .unbind(0)
         )
-        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
 
 
@@ -47,10 +47,10 @@ class Transformer(nn.Module):
         self.blocks = nn.Sequential(*[Block() for _ in range(BLOCKS)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY)
-        self.numbers = torch.arange(CONTEXT)
+        self.position_ids = torch.arange(CONTEXT)
 
     def forward(self, text):
-        return self.head(self.norm(self.blocks(self.tokens(text) + self.places(self.numbers))))
+        return self.head(self.norm(self.blocks(self.tokens(text) + self.places(self.position_ids))))
 
 
 def cnn():
@@ -66,7 +66,7 @@ def cnn():
 
 
 def make_task(model):
-    """The net, its input, and the loss of its output."""
+    """Returns the model, its input, and a function from its output to the loss."""
     if model in MLPS:
         width, layers, batch = MLPS[model]
         x, y = torch.randn(batch, width), torch.randn(batch, width)

@@ -1,5 +1,5 @@
-/* MPI_Allreduce, measured as bench/ranks/all_reduce.cc measures Group::all_reduce; bench/harness/benchmark_job.h says
-   how turns are taken. In place and from one buffer to another: the faster of the two counts. */
+/* A rank that measures MPI_Allreduce as bench/ranks/all_reduce.cc measures Group::all_reduce, on requests as described
+   in bench/harness/benchmark_job.h. Measures in place and between two buffers; the result is the faster of the two. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 static float *data, *result;
 
-static void once(long count, int in_place) {
+static void run(long count, int in_place) {
   if (in_place)
     MPI_Allreduce(MPI_IN_PLACE, data, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   else
@@ -28,24 +28,24 @@ static double median(const double* seconds, int samples) {
 }
 
 static void measure(long count, long repetitions, int samples, int in_place, double* seconds) {
-  once(count, in_place);
+  run(count, in_place);
   for (int i = 0; i < samples; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double begin = MPI_Wtime();
-    for (long k = 0; k < repetitions; ++k) once(count, in_place);
+    for (long k = 0; k < repetitions; ++k) run(count, in_place);
     seconds[i] = (MPI_Wtime() - begin) / (double)repetitions;
   }
 }
 
-/* Both ways add up, or nothing is measured. */
+/* Checks that both variants compute the sum. */
 static void check(long count, int rank, int size) {
   for (int in_place = 0; in_place < 2; ++in_place) {
     for (long i = 0; i < count; ++i) data[i] = (float)(rank + 1);
-    once(count, in_place);
+    run(count, in_place);
     const float* sum = in_place ? data : result;
     for (long i = 0; i < count; ++i)
       if (sum[i] != (float)(size * (size + 1) / 2)) {
-        fprintf(stderr, "MPI_Allreduce: a wrong sum\n");
+        fprintf(stderr, "MPI_Allreduce: wrong sum\n");
         MPI_Abort(MPI_COMM_WORLD, 1);
       }
   }
@@ -76,25 +76,25 @@ int main(int argc, char** argv) {
     fclose(pid);
   }
   snprintf(path, sizeof path, "%s.%d", argv[1], rank);
-  FILE* orders = fopen(path, "r");
+  FILE* requests = fopen(path, "r");
   snprintf(path, sizeof path, "%s.answers", argv[1]);
-  FILE* answers = rank == 0 ? fopen(path, "w") : NULL;
-  if (!orders || (rank == 0 && !answers)) MPI_Abort(MPI_COMM_WORLD, 1);
-  if (answers) {
-    fprintf(answers, "\n");
-    fflush(answers);
+  FILE* results = rank == 0 ? fopen(path, "w") : NULL;
+  if (!requests || (rank == 0 && !results)) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (results) {
+    fprintf(results, "\n");
+    fflush(results);
   }
   long bytes, repetitions, samples;
-  while (fscanf(orders, "%ld %ld %ld", &bytes, &repetitions, &samples) == 3 && samples > 0 && samples <= 512) {
+  while (fscanf(requests, "%ld %ld %ld", &bytes, &repetitions, &samples) == 3 && samples > 0 && samples <= 512) {
     double in_place[512], copying[512];
     const long count = bytes / (long)sizeof(float);
     measure(count, repetitions, (int)samples, 1, in_place);
     measure(count, repetitions, (int)samples, 0, copying);
     const double* better = median(in_place, (int)samples) < median(copying, (int)samples) ? in_place : copying;
-    if (!answers) continue;
-    for (int i = 0; i < (int)samples; ++i) fprintf(answers, "%.9g ", better[i]);
-    fprintf(answers, "\n");
-    fflush(answers);
+    if (!results) continue;
+    for (int i = 0; i < (int)samples; ++i) fprintf(results, "%.9g ", better[i]);
+    fprintf(results, "\n");
+    fflush(results);
   }
   MPI_Finalize();
   return 0;

@@ -25,7 +25,7 @@ std::string file_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Whether it ended with 0 within a minute.
+/// Whether the program exits with 0 within a minute.
 bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env = {},
               const std::string& output = "") {
   const pid_t pid = start_process(argv, env, output);
@@ -49,8 +49,8 @@ std::string find_in_path(const std::string& name) {
 
 std::string baselines_folder() {
   const std::string own = launcher::executable_path();
-  const std::string installed = own.substr(0, own.rfind('/')) + "/../share/lockstep/bench/peers";
-  return ::access(installed.c_str(), R_OK) == 0 ? installed : std::string(LOCKSTEP_SOURCE_FOLDER) + "/bench/peers";
+  const std::string installed = own.substr(0, own.rfind('/')) + "/../share/lockstep/bench/baselines";
+  return ::access(installed.c_str(), R_OK) == 0 ? installed : std::string(LOCKSTEP_SOURCE_DIR) + "/bench/baselines";
 }
 
 std::optional<std::string> find_python(const std::string& given) {
@@ -59,10 +59,10 @@ std::optional<std::string> find_python(const std::string& given) {
     const std::string python = launcher::find_program(given, base::Env::this_process().path.value_or(""));
     if (has_torch(python)) return python;
     throw base::UsageError("--python is " + base::quoted(given, 256) +
-                           ", which cannot import torch; allowed is a python that can");
+                           ", which cannot import torch; expected a Python interpreter with torch");
   }
   for (const std::string& python :
-       {std::string(LOCKSTEP_SOURCE_FOLDER) + "/.deps/python/bin/python", find_in_path("python3")})
+       {std::string(LOCKSTEP_SOURCE_DIR) + "/.deps/python/bin/python", find_in_path("python3")})
     if (!python.empty() && is_executable(python) && has_torch(python)) return python;
   return std::nullopt;
 }
@@ -85,9 +85,9 @@ std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder
   if (root.empty() && (mpicc.empty() || mpirun.empty())) return std::nullopt;
   if (!is_executable(mpicc) || !is_executable(mpirun))
     throw base::UsageError("--mpi is " + base::quoted(prefix, 256) +
-                           "; allowed is a folder with bin/mpicc and bin/mpirun");
+                           "; expected a directory with bin/mpicc and bin/mpirun");
   Mpi mpi{"", mpirun, {}, ""};
-  if (!root.empty())  // Intel MPI is a set of scripts that look for each other in these
+  if (!root.empty())  // the scripts of Intel MPI find each other by these variables
     mpi.env = {{"PATH", root + "/bin:" + base::Env::this_process().path.value_or("/usr/bin:/bin")},
                {"I_MPI_ROOT", root}};
   const std::string log = folder + "/mpi-version.log";
@@ -95,13 +95,13 @@ std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder
   succeeds({mpirun, "--version"}, mpi.env, log);
   mpi.name = mpi_name(file_text(log));
   if (mpi.name.empty())
-    throw base::UsageError(mpirun + " says " + base::quoted(file_text(log), 80) +
-                           "; known are Open MPI, MPICH and Intel MPI");
+    throw base::UsageError(mpirun + " --version printed " + base::quoted(file_text(log), 80) +
+                           "; expected Open MPI, MPICH or Intel MPI");
   mpi.program = folder + "/" + mpi.name + ".program";
-  const std::string said = mpi.program + ".log";
-  if (!succeeds({mpicc, "-O2", "-o", mpi.program, baselines_folder() + "/mpi_all_reduce.c"}, mpi.env, said))
+  const std::string compile_log = mpi.program + ".log";
+  if (!succeeds({mpicc, "-O2", "-o", mpi.program, baselines_folder() + "/mpi_all_reduce.c"}, mpi.env, compile_log))
     throw base::UsageError(mpicc + " cannot compile " + baselines_folder() +
-                           "/mpi_all_reduce.c: " + base::quoted(file_text(said), 512));
+                           "/mpi_all_reduce.c: " + base::quoted(file_text(compile_log), 512));
   return mpi;
 }
 

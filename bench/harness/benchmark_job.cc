@@ -24,9 +24,9 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kTail = 2000;  // bytes of a failed job's output that are shown
+constexpr std::size_t kTail = 2000;  // bytes of a failed job's output in its error
 
-volatile std::sig_atomic_t stop_signal = 0;  // by nature global: a signal handler's
+volatile std::sig_atomic_t stop_signal = 0;  // global because a signal handler sets it
 
 void throw_if_interrupted() {
   if (const int signal = std::exchange(stop_signal, 0))
@@ -52,9 +52,10 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// Open for reading and writing, so that opening waits for nobody: the rank may have failed to start.
+/// Creates a named pipe and opens it for reading and writing, so that opening does not block if the rank failed to
+/// start.
 base::Fd make_fifo(const std::string& path) {
-  if (::mkfifo(path.c_str(), 0600) != 0) throw base::SystemError("cannot make the pipe " + path, errno);
+  if (::mkfifo(path.c_str(), 0600) != 0) throw base::SystemError("cannot create the pipe " + path, errno);
   base::Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!fd) throw base::SystemError("cannot open the pipe " + path, errno);
   return fd;
@@ -120,7 +121,7 @@ BenchmarkJob::BenchmarkJob(const Implementation& implementation, const std::stri
 BenchmarkJob::~BenchmarkJob() {
   try {
     end(Deadline::in(1s));
-  } catch (const base::Error&) {  // stopped again: no more patience
+  } catch (const base::Error&) {  // interrupted again: kill at once
     ::kill(pid_, SIGKILL);
     int status = 0;
     ::waitpid(pid_, &status, WNOHANG);
@@ -133,26 +134,26 @@ std::vector<double> BenchmarkJob::measure(const std::vector<std::int64_t>& reque
   line += "\n";
   for (const base::Fd& fd : request_fds_)
     if (::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
-      fail("does not take its orders");
+      fail("does not read its requests");
   return read_result(deadline);
 }
 
 std::vector<double> BenchmarkJob::read_result(Deadline deadline) {
   while (unread_.find('\n') == std::string::npos) {
     char buffer[4096];
-    const ssize_t got = ::read(result_fd_.get(), buffer, sizeof buffer);
-    if (got > 0) {
-      unread_.append(buffer, static_cast<std::size_t>(got));
+    const ssize_t size = ::read(result_fd_.get(), buffer, sizeof buffer);
+    if (size > 0) {
+      unread_.append(buffer, static_cast<std::size_t>(size));
       continue;
     }
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
-      fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status))
-                             : "was ended by signal " + std::to_string(WTERMSIG(status)));
+      fail(WIFEXITED(status) ? "exited with " + std::to_string(WEXITSTATUS(status))
+                             : "was killed by signal " + std::to_string(WTERMSIG(status)));
     }
     throw_if_interrupted();
-    if (deadline.expired()) fail("gave no answer in time");
+    if (deadline.expired()) fail("sent no result in time");
     pollfd entry{result_fd_.get(), POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms(200ms));
   }
@@ -161,7 +162,7 @@ std::vector<double> BenchmarkJob::read_result(Deadline deadline) {
   unread_.erase(0, end + 1);
   std::vector<double> numbers;
   for (double number = 0; line >> number;) numbers.push_back(number);
-  if (!line.eof()) fail("gave an answer that is no list of numbers");
+  if (!line.eof()) fail("sent a result that is not a list of numbers");
   return numbers;
 }
 
@@ -187,7 +188,7 @@ void BenchmarkJob::end(Deadline deadline) {
   request_fds_.clear();
   if (pid_ < 0) return;
   int status = 0;
-  // A launcher that is asked to stop ends its ranks; one that is killed may leave them.
+  // SIGTERM first: a launcher stops its ranks, whereas a killed launcher may leave them.
   if (!wait_for(pid_, deadline, &status)) {
     ::kill(pid_, SIGTERM);
     if (!wait_for(pid_, Deadline::in(15s), &status)) {
@@ -200,10 +201,10 @@ void BenchmarkJob::end(Deadline deadline) {
 
 void BenchmarkJob::fail(const std::string& what) const {
   std::ifstream log(prefix_ + ".log");
-  std::string said((std::istreambuf_iterator<char>(log)), {});
-  if (said.size() > kTail) said.erase(0, said.size() - kTail);
+  std::string output((std::istreambuf_iterator<char>(log)), {});
+  if (output.size() > kTail) output.erase(0, output.size() - kTail);
   throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
-                        implementation_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
+                        implementation_.name + " " + what + (output.empty() ? "" : "; its last output:\n" + output));
 }
 
 }  // namespace lockstep::bench

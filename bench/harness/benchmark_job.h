@@ -1,4 +1,4 @@
-// One implementation: its ranks, started once, waiting for their turns.
+// The processes of one implementation under measurement: started once, measured on request.
 #pragma once
 
 #include <sys/types.h>
@@ -12,39 +12,39 @@
 
 namespace lockstep::bench {
 
-/// How an implementation is started. Its ranks get the path PREFIX where `argv` says kPrefix.
+/// How to start an implementation. kPrefix in `argv` is replaced by the path prefix of its pipes.
 struct Implementation {
   std::string name;
   std::vector<std::string> argv;
-  std::map<std::string, std::string> env = {};  ///< on top of this process's
+  std::map<std::string, std::string> env = {};  ///< added to the environment; an empty value unsets the variable
   int ranks = 2;
-  double copies =
-      0;  ///< of the model's parameters that a rank has: parameters, gradients, buckets, the optimizer's state
+  double model_copies = 0;  ///< memory of a rank in sizes of the model: parameters, gradients, buckets, optimizer state
 };
 inline const std::string kPrefix = "@PREFIX@";
 
-/// Between turns a rank waits in read(2) for a line of the named pipe PREFIX.RANK, whatever its implementation does
-/// when it waits: so those who are not at work do not disturb. A turn is a line of integers to all ranks; rank 0
-/// answers with a line of numbers in PREFIX.answers. Each rank leaves its pid in the file PREFIX.RANK.pid before the
-/// first answer, which rank 0 gives unasked, when all are ready.
+/// Runs the ranks of one implementation. Between measurements each rank blocks in read(2) on the named pipe
+/// PREFIX.RANK, so that idle implementations do not disturb the measured one, even if they spin when they wait. A
+/// request is a line of integers to all ranks; rank 0 writes the result, a line of numbers, to PREFIX.answers. Rank 0
+/// writes the first result without a request, when all ranks are ready; before that, each rank writes its pid to the
+/// file PREFIX.RANK.pid. Used by one thread.
 class BenchmarkJob {
  public:
-  /// Makes the pipes in `folder` and starts it. Throws SystemError.
+  /// Creates the pipes in `folder` and starts the processes. Throws SystemError.
   BenchmarkJob(const Implementation& implementation, const std::string& folder);
-  /// Kills what is left of it.
+  /// Stops the processes: asks them for one second, then kills them.
   ~BenchmarkJob();
   BenchmarkJob(const BenchmarkJob&) = delete;
   BenchmarkJob& operator=(const BenchmarkJob&) = delete;
 
   const std::string& name() const { return implementation_.name; }
-  /// Its first answer. Throws CommError, with the end of what it said, when it ends or the deadline
-  /// comes before.
+  /// Blocks until the first result and returns it. Throws CommError, with the end of the job's output, when the job
+  /// exits or the deadline passes before that.
   std::vector<double> wait_until_ready(base::Deadline deadline) { return read_result(deadline); }
-  /// Sends `order` to all ranks and waits for the answer. Throws as wait_until_ready().
+  /// Sends `request` to all ranks and blocks until the result. Throws as wait_until_ready().
   std::vector<double> measure(const std::vector<std::int64_t>& request, base::Deadline deadline);
   /// Proportional set size of all ranks together, in bytes.
   std::uint64_t pss_bytes() const;
-  /// Lets the ranks end and waits for that; kills them at the deadline.
+  /// Closes the pipes, so that the ranks exit, and blocks until they have; kills them at the deadline.
   void end(base::Deadline deadline);
 
  private:
@@ -59,14 +59,15 @@ class BenchmarkJob {
   pid_t pid_ = -1;
 };
 
-/// argv[0] started with this output file ("" is /dev/null) and killed with this process; the pid. Throws SystemError.
+/// Starts a process that writes its output to the file `output` ("": /dev/null) and receives SIGTERM when this process
+/// dies. Returns its pid. Throws SystemError.
 pid_t start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
                     const std::string& output);
-/// Waits for a child and gives its wait status; false at the deadline.
+/// Blocks until a child exits and stores its wait status; returns false at the deadline.
 bool wait_for(pid_t pid, base::Deadline deadline, int* status);
 
-/// From here on SIGINT and SIGTERM make the waits of this file throw Error (INTERRUPTED), so that jobs and folders are
-/// cleaned up.
+/// After this call, SIGINT and SIGTERM make the blocking functions of this file throw Error (INTERRUPTED), so that
+/// destructors clean up jobs and folders.
 void throw_on_signals();
 
 }  // namespace lockstep::bench

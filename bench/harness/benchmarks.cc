@@ -19,21 +19,21 @@ using base::Deadline;
 
 constexpr auto kStartTimeout = 120s;
 constexpr auto kMeasureTimeout = 120s;
-constexpr auto kBaselineTimeout = 20s;  // the first turn of a size, 5 to 60 operations
+constexpr auto kBaselineTimeout = 20s;  // for the first measurement of a size, 5 to 60 operations
 constexpr auto kStopTimeout = 20s;
-constexpr std::size_t kLargeBytes = 16 << 20;     // from here on one repetition is a sample
-constexpr std::size_t kMinMemcpyBytes = 1 << 20;  // smaller copies stay in the cores' own caches
-constexpr std::size_t kMemcpyBytes = 250 << 20;   // the yardstick beside training steps
-constexpr double kProcessBytes = 200 << 20;       // of a rank's own, libtorch and what it allocates
-constexpr double kSampleSeconds = 5e-3;           // seconds that a sample of a small operation takes
+constexpr std::size_t kLargeBytes = 16 << 20;     // from this size on, a sample is one repetition
+constexpr std::size_t kMinMemcpyBytes = 1 << 20;  // smaller copies stay in the private caches of the cores
+constexpr std::size_t kMemcpyBytes = 250 << 20;   // memcpy size measured with training steps
+constexpr double kProcessBytes = 200 << 20;       // memory of a rank process without the model
+constexpr double kSampleSeconds = 5e-3;           // duration of a sample of a small operation
 constexpr int kWarmSteps = 2, kLaunches = 3;
 
-/// A folder for pipes and what is compiled, gone with it.
+/// A temporary folder for pipes and compiled programs, removed by the destructor.
 class TempFolder {
  public:
   TempFolder() {
     path_ = (std::filesystem::temp_directory_path() / "lockstep-bench-XXXXXX").string();
-    if (::mkdtemp(path_.data()) == nullptr) throw base::SystemError("cannot make the folder " + path_, errno);
+    if (::mkdtemp(path_.data()) == nullptr) throw base::SystemError("cannot create the directory " + path_, errno);
   }
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
@@ -51,8 +51,9 @@ void require_memory(const std::string& what, double bytes) {
   const auto host = base::HostMemory::now();
   if (static_cast<double>(host.available_bytes) < bytes)
     throw base::UsageError(what + " needs about " + size_text(static_cast<std::size_t>(bytes) >> 20 << 20) +
-                           " of memory; " + host.limited_by + " has " + size_text(host.available_bytes >> 20 << 20) +
-                           " left: fewer implementations (--impl) need less");
+                           " of memory, but " + host.limited_by + " has " +
+                           size_text(host.available_bytes >> 20 << 20) +
+                           " left. Select fewer implementations with --impl");
 }
 
 using BenchmarkJobs = std::vector<std::unique_ptr<BenchmarkJob>>;
@@ -65,18 +66,19 @@ BenchmarkJobs start_all(const std::vector<Implementation>& implementations, cons
   return jobs;
 }
 
-/// Those that train: each says first how many parameters it has. One after the other, since starting takes memory.
+/// Starts implementations that train, one after the other, because starting takes memory. The first result of each is
+/// its number of parameters, which must be equal.
 BenchmarkJobs start_step_jobs(const std::vector<Implementation>& implementations, const std::string& folder,
                               double* parameters) {
   BenchmarkJobs jobs;
   for (const Implementation& implementation : implementations) {
     jobs.push_back(std::make_unique<BenchmarkJob>(implementation, folder));
-    const std::vector<double> said = jobs.back()->wait_until_ready(Deadline::in(kStartTimeout));
-    if (said.size() != 1) continue;  // memcpy
-    if (jobs.size() == 1) *parameters = said[0];
-    if (said[0] != *parameters)
+    const std::vector<double> counts = jobs.back()->wait_until_ready(Deadline::in(kStartTimeout));
+    if (counts.size() != 1) continue;  // memcpy
+    if (jobs.size() == 1) *parameters = counts[0];
+    if (counts[0] != *parameters)
       throw base::Error(base::Cause::kInternal,
-                        "bench: " + implementation.name + " has a model of " + std::to_string(said[0]) +
+                        "bench: " + implementation.name + " has a model of " + std::to_string(counts[0]) +
                             " parameters, " + implementations.front().name + " one of " + std::to_string(*parameters));
   }
   return jobs;
@@ -86,29 +88,30 @@ void stop_all(BenchmarkJobs& jobs) {
   for (const auto& job : jobs) job->end(Deadline::in(kStopTimeout));
 }
 
-/// Turns of `jobs`, each with its own order.
+/// Measures the jobs in turns, each with its own request.
 std::vector<Rounds> measure_jobs(const BenchmarkJobs& jobs, const std::vector<std::vector<std::int64_t>>& requests,
                                  const Options& options) {
   std::vector<MeasureFunction> measurements;
   for (std::size_t i = 0; i < jobs.size(); ++i)
     measurements.push_back(
         [&job = *jobs[i], &request = requests[i]] { return job.measure(request, Deadline::in(kMeasureTimeout)); });
-  return race(measurements, {.rounds = options.rounds});
+  return run_interleaved(measurements, {.rounds = options.rounds});
 }
 
-/// Rows, with ratios to the first that is not memcpy, which is the last of the results when `bytes` says how much it
-/// copied.
-void add_rows(ComparisonResult& race, const std::vector<std::string>& names, const std::vector<Rounds>& results,
+/// Adds a row per result, with ratios to the first. When `memcpy_bytes` is above 0, the last result is that of memcpy,
+/// and rows have a ratio to it as well.
+void add_rows(ComparisonResult& comparison, const std::vector<std::string>& names, const std::vector<Rounds>& results,
               std::size_t memcpy_bytes) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     ComparisonRow row{names[i], summarize(results[i]), ratio(results[i], results.front()), std::nullopt, false};
     if (memcpy_bytes > 0) row.ratio_to_memcpy = ratio(results[i], results.back());
-    row.noisy = noisy({results[i]}, ComparisonOptions().max_spread);
-    race.rows.push_back(row);
+    row.is_noisy = is_noisy({results[i]}, ComparisonOptions().max_spread);
+    comparison.rows.push_back(row);
   }
-  // Reads and writes count.
+  // Counts both reads and writes.
   if (memcpy_bytes > 0)
-    race.bandwidth = 2.0 * race.ranks * static_cast<double>(memcpy_bytes) / race.rows.back().seconds.median_s;
+    comparison.bandwidth =
+        2.0 * comparison.ranks * static_cast<double>(memcpy_bytes) / comparison.rows.back().seconds.median_s;
 }
 
 std::vector<std::string> names_of(const BenchmarkJobs& jobs) {
@@ -117,19 +120,20 @@ std::vector<std::string> names_of(const BenchmarkJobs& jobs) {
   return names;
 }
 
-/// A small operation is repeated until a sample is long enough for the clock and the scheduler not to matter.
+/// The request for one size. A small operation is repeated so often that the clock and the scheduler hardly matter.
 std::vector<std::int64_t> all_reduce_request(BenchmarkJob& job, std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   if (bytes >= kLargeBytes) {
     job.measure({size, 1, 1}, Deadline::in(kBaselineTimeout));
     return {size, 1, 3};
   }
-  const double once = median(job.measure({size, 20, 3}, Deadline::in(kBaselineTimeout)));
-  return {size, std::clamp(static_cast<std::int64_t>(kSampleSeconds / once), std::int64_t{1}, std::int64_t{5000}), 7};
+  const double seconds = median(job.measure({size, 20, 3}, Deadline::in(kBaselineTimeout)));
+  return {size, std::clamp(static_cast<std::int64_t>(kSampleSeconds / seconds), std::int64_t{1}, std::int64_t{5000}),
+          7};
 }
 
-/// The orders for those that can do this size. A peer that cannot (some spin until a rank's turn on a shared core is
-/// over) leaves the race.
+/// The requests for the implementations that can run this size. A baseline that cannot (some spin until the time slice
+/// on a shared core ends) is reported and removed from `jobs`.
 std::vector<std::vector<std::int64_t>> all_reduce_requests(BenchmarkJobs& jobs, std::size_t bytes,
                                                            ResultPrinter& report) {
   std::vector<std::vector<std::int64_t>> requests;
@@ -157,11 +161,11 @@ void bench_all_reduce(const Options& options, ResultPrinter& report) {
   for (const std::size_t bytes : options.sizes) {
     const auto requests = all_reduce_requests(jobs, bytes, report);
     const auto results = measure_jobs(jobs, requests, options);
-    ComparisonResult race{
+    ComparisonResult comparison{
         .what = "all_reduce", .ranks = options.ranks, .bytes = bytes, .model = "", .optimizer = "", .rows = {}};
-    add_rows(race, names_of(jobs), results, bytes >= kMinMemcpyBytes ? bytes : 0);
-    if (bytes < kMinMemcpyBytes) race.rows.pop_back();
-    report.add(race);
+    add_rows(comparison, names_of(jobs), results, bytes >= kMinMemcpyBytes ? bytes : 0);
+    if (bytes < kMinMemcpyBytes) comparison.rows.pop_back();
+    report.add(comparison);
   }
   stop_all(jobs);
 }
@@ -175,7 +179,7 @@ void bench_step(const Options& options, const std::string& model, ResultPrinter&
   std::vector<Implementation> implementations = step_implementations(options, model, report);
   double rank_bytes = 2.0 * kMemcpyBytes;
   for (const Implementation& implementation : implementations)
-    rank_bytes += implementation.copies * parameter_bytes(model) + kProcessBytes;
+    rank_bytes += implementation.model_copies * parameter_bytes(model) + kProcessBytes;
   require_memory("bench step", rank_bytes * options.ranks);
   implementations.push_back(memcpy_implementation(options.ranks, kMemcpyBytes));
   double parameters = 0;
@@ -184,13 +188,13 @@ void bench_step(const Options& options, const std::string& model, ResultPrinter&
   std::vector<std::vector<std::int64_t>> requests(jobs.size(), {kWarmSteps, steps});
   requests.back() = {kMemcpyBytes, 1, 3};
   for (std::size_t i = 0; i + 1 < jobs.size(); ++i)
-    jobs[i]->measure({10, 1}, Deadline::in(kMeasureTimeout));  // buckets are laid out, replicas compared
-  ComparisonResult race{
+    jobs[i]->measure({10, 1}, Deadline::in(kMeasureTimeout));  // warm up: buckets are laid out and replicas compared
+  ComparisonResult comparison{
       .what = "step", .ranks = options.ranks, .bytes = 0, .model = model, .optimizer = options.optimizer, .rows = {}};
-  race.parameters = static_cast<std::uint64_t>(parameters);
-  add_rows(race, names_of(jobs), measure_jobs(jobs, requests, options), kMemcpyBytes);
-  race.rows.pop_back();
-  report.add(race);
+  comparison.parameters = static_cast<std::uint64_t>(parameters);
+  add_rows(comparison, names_of(jobs), measure_jobs(jobs, requests, options), kMemcpyBytes);
+  comparison.rows.pop_back();
+  report.add(comparison);
   stop_all(jobs);
 }
 
@@ -200,7 +204,7 @@ double time_launch(const Implementation& implementation) {
   int status = 0;
   if (!wait_for(pid, Deadline::in(kStartTimeout), &status) || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
     throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
-                          implementation.name + " did not start and end two ranks of /bin/true");
+                          implementation.name + " did not start and end ranks of /bin/true successfully");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -219,14 +223,14 @@ void bench_launch(const Options& options, ResultPrinter& report) {
   }
   ComparisonResult result{
       .what = "launch", .ranks = options.ranks, .bytes = 0, .model = "", .optimizer = "", .rows = {}};
-  add_rows(result, names, race(measurements, {.rounds = options.rounds}), 0);
+  add_rows(result, names, run_interleaved(measurements, {.rounds = options.rounds}), 0);
   report.add(result);
 }
 
 void bench_memory(const Options& options, ResultPrinter& report) {
   std::vector<std::pair<std::string, double>> values;
   for (const Implementation& implementation :
-       memory_implementations(options, report)) {  // one after the other: all at once would not fit
+       memory_implementations(options, report)) {  // one after the other, because together they may not fit
     require_memory("bench memory", 6 * parameter_bytes("mlp-50m") * options.ranks);
     const TempFolder folder;
     BenchmarkJobs jobs = start_all({implementation}, folder.path());
@@ -241,28 +245,28 @@ void bench_arena(const Options& options, ResultPrinter& report) {
   const TempFolder folder;
   constexpr const char* kModel = "mlp-50m";
   BenchmarkJobs jobs = start_all(arena_implementations(kModel), folder.path());
-  ComparisonResult race{.what = "backward", .ranks = 1, .bytes = 0, .model = kModel, .optimizer = "", .rows = {}};
-  add_rows(race, names_of(jobs),
+  ComparisonResult comparison{.what = "backward", .ranks = 1, .bytes = 0, .model = kModel, .optimizer = "", .rows = {}};
+  add_rows(comparison, names_of(jobs),
            measure_jobs(jobs, std::vector<std::vector<std::int64_t>>(jobs.size(), {kWarmSteps, 5}), options), 0);
-  report.add(race);
+  report.add(comparison);
   stop_all(jobs);
   BenchmarkJobs growth = start_all({arena_growth_implementation()}, folder.path());
-  const std::vector<double> seen = growth[0]->measure({2000}, Deadline::in(5 * kMeasureTimeout));
+  const std::vector<double> bytes = growth[0]->measure({2000}, Deadline::in(5 * kMeasureTimeout));
   report.add_bytes("arena_growth", 1, "mlp-6m", "sgd",
-                   {{"most in use at once, 2000 steps", seen.at(3)},
-                    {"high water after 200 steps", seen.at(0)},
-                    {"high water after 2000 steps", seen.at(2)}});
+                   {{"peak in use, 2000 steps", bytes.at(3)},
+                    {"high water after 200 steps", bytes.at(0)},
+                    {"high water after 2000 steps", bytes.at(2)}});
   stop_all(growth);
 }
 
 }  // namespace
 
 void run_benchmarks(const Options& options, ResultPrinter& report) {
-  if (options.what == "all-reduce") bench_all_reduce(options, report);
-  if (options.what == "launch") bench_launch(options, report);
-  if (options.what == "memory") bench_memory(options, report);
-  if (options.what == "arena") bench_arena(options, report);
-  if (options.what == "step")
+  if (options.benchmark == "all-reduce") bench_all_reduce(options, report);
+  if (options.benchmark == "launch") bench_launch(options, report);
+  if (options.benchmark == "memory") bench_memory(options, report);
+  if (options.benchmark == "arena") bench_arena(options, report);
+  if (options.benchmark == "step")
     for (const std::string& model : options.models) bench_step(options, model, report);
 }
 

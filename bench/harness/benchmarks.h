@@ -1,4 +1,4 @@
-// The measurements.
+// The benchmarks of lockstep-bench.
 #pragma once
 
 #include "bench/harness/options.h"
@@ -6,8 +6,8 @@
 
 namespace lockstep::bench {
 
-/// Does what the options say and reports it. Throws UsageError, SystemError, and CommError when an implementation
-/// fails.
+/// Runs the benchmark that the options select and prints its results. Throws UsageError, SystemError, and CommError
+/// when an implementation fails.
 void run_benchmarks(const Options& options, ResultPrinter& report);
 
 }  // namespace lockstep::bench

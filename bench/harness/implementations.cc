@@ -12,11 +12,12 @@ namespace {
 using Words = std::vector<std::string>;
 using Env = std::map<std::string, std::string>;
 
-// One thread a rank, whoever runs it; malloc as the system has it unless a name says "-tuned". An empty value unsets.
+// One thread per rank for all implementations; the system's malloc settings except with "-tuned". An empty value
+// unsets.
 const Env kOneThread = {{"OMP_NUM_THREADS", "1"},       {"MKL_NUM_THREADS", "1"},  {"LOCKSTEP_ARENA", ""},
                         {"LOCKSTEP_TRANSPORT", ""},     {"LOCKSTEP_LOG", "quiet"}, {"MALLOC_MMAP_MAX_", ""},
                         {"MALLOC_TRIM_THRESHOLD_", ""}, {"MALLOC_TOP_PAD_", ""},   {"GLOO_SOCKET_IFNAME", "lo"}};
-// malloc that keeps what it has: no page is faulted in twice.
+// malloc keeps its memory, so that no page is faulted in twice.
 const Env kTuned = {
     {"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "100000000000"}, {"MALLOC_TOP_PAD_", "1000000000"}};
 const Env kArenaOff = {{"LOCKSTEP_ARENA", "off"}};
@@ -32,8 +33,7 @@ std::string sibling_program(const std::string& name) {
   return own.substr(0, own.rfind('/') + 1) + name;
 }
 
-/// Under `lockstep run`. Ours are bound to cores, which is its default; peers' threads go where they like, as under
-/// torchrun.
+/// A program under `lockstep run`: `bound` to cores, its default, or unbound, as torchrun starts its ranks.
 Implementation under_lockstep_run(const std::string& name, int ranks, const Words& program, bool bound,
                                   const Env& env) {
   Words words = {sibling_program("lockstep"), "run", "-n", std::to_string(ranks)};
@@ -48,7 +48,7 @@ Words rank_arguments(Words words) {
   return words;
 }
 
-/// Those that --impl names, in its order; all without it.
+/// Returns the implementations that --impl names, in that order; all without it.
 std::vector<Implementation> select_implementations(std::vector<Implementation> all, const Options& options) {
   if (options.impls.empty()) return all;
   std::vector<Implementation> some;
@@ -58,7 +58,7 @@ std::vector<Implementation> select_implementations(std::vector<Implementation> a
     if (found == all.end()) {
       std::string names;
       for (const Implementation& implementation : all) names += (names.empty() ? "" : ", ") + implementation.name;
-      throw base::UsageError("--impl has " + base::quoted(name, 80) + "; there are " + names);
+      throw base::UsageError("--impl has unknown implementation " + base::quoted(name, 80) + "; expected " + names);
     }
     some.push_back(*found);
   }
@@ -81,11 +81,11 @@ std::optional<std::string> find_python_or_report(const Options& options, ResultP
   return python;
 }
 
-Implementation python_step(const std::string& python, const std::string& name, const std::string& way,
+Implementation python_step(const std::string& python, const std::string& name, const std::string& bucket_mode,
                            const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
   Implementation implementation = under_lockstep_run(
-      name, ranks, {python, baselines_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
-  implementation.copies = optimizer == "sgd" ? 4 : 5;
+      name, ranks, {python, baselines_folder() + "/ddp_step.py", bucket_mode, model, optimizer, kPrefix}, false, env);
+  implementation.model_copies = optimizer == "sgd" ? 4 : 5;
   return implementation;
 }
 
@@ -121,10 +121,10 @@ std::vector<Implementation> step_implementations(const Options& options, const s
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
     Implementation implementation =
         under_lockstep_run(name, ranks, rank_arguments({"step", impl, model, optimizer, kPrefix}), bound, env);
-    // Parameters and state are there once for all ranks, gradients a rank; a reducer has buckets too.
-    implementation.copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
-                            : impl.rfind("reducer", 0) == 0      ? 3 + states
-                                                                 : 2 + states;
+    // Fused: parameters and state exist once for all ranks, gradients once per rank. A reducer also has buckets.
+    implementation.model_copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
+                                  : impl.rfind("reducer", 0) == 0      ? 3 + states
+                                                                       : 2 + states;
     return implementation;
   };
   std::vector<Implementation> all = {own("lockstep-fused", "lockstep-fused", {}, true),
@@ -133,22 +133,22 @@ std::vector<Implementation> step_implementations(const Options& options, const s
                                      own("unsynchronised-tuned", "unsynchronised", kTuned, true),
                                      own("reducer", "reducer", {}, false),
                                      own("reducer-tuned", "reducer", kTuned, false)};
-  std::vector<Implementation> asked = {
-      own("lockstep-fused-early", "lockstep-fused-early", {}, true),
-      own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
-      own("lockstep-uncompared", "lockstep-uncompared", {}, true),  // compare_replicas_every = 0, 1; check_finite
-      own("lockstep-compared", "lockstep-compared", {}, true),
-      own("lockstep-finite", "lockstep-finite", {}, true),
-      own("reducer-views", "reducer-views", {}, false),
-      own("reducer-views-tuned", "reducer-views", kTuned, false)};
+  std::vector<Implementation> on_request = {own("lockstep-fused-early", "lockstep-fused-early", {}, true),
+                                            own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
+                                            own("lockstep-uncompared", "lockstep-uncompared", {},
+                                                true),  // compare_replicas_every = 0, then 1; then check_finite
+                                            own("lockstep-compared", "lockstep-compared", {}, true),
+                                            own("lockstep-finite", "lockstep-finite", {}, true),
+                                            own("reducer-views", "reducer-views", {}, false),
+                                            own("reducer-views-tuned", "reducer-views", kTuned, false)};
   if (const auto python = find_python_or_report(options, report)) {
     all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, ranks, {}));
     all.push_back(python_step(*python, "pytorch-ddp-tuned", "copies", model, optimizer, ranks, kTuned));
-    asked.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, ranks, {}));
-    asked.push_back(python_step(*python, "pytorch-ddp-views-tuned", "views", model, optimizer, ranks, kTuned));
+    on_request.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, ranks, {}));
+    on_request.push_back(python_step(*python, "pytorch-ddp-views-tuned", "views", model, optimizer, ranks, kTuned));
   }
-  // What is not the peer's default, or not ours, takes part when it is named.
-  if (!options.impls.empty()) all.insert(all.end(), asked.begin(), asked.end());
+  // Configurations that are not a default are measured only on request.
+  if (!options.impls.empty()) all.insert(all.end(), on_request.begin(), on_request.end());
   return select_implementations(all, options);
 }
 

@@ -1,4 +1,4 @@
-// How each implementation is started.
+// The implementations that lockstep-bench compares, and how to start them.
 #pragma once
 
 #include <string>
@@ -11,27 +11,28 @@
 
 namespace lockstep::bench {
 
-/// Every rank copies from a buffer of its own to another of `max_bytes`: the yardstick.
+/// The reference for bandwidth: each rank copies between two private buffers of `max_bytes`.
 Implementation memcpy_implementation(int ranks, std::size_t max_bytes);
 
-/// lockstep, lockstep-ordinary (memory that neighbours cannot read), gloo, and every MPI, whose programs are compiled
-/// into `folder`. Those that are missing are reported. Throws UsageError when --impl names one that there is not.
+/// Returns lockstep, lockstep-ordinary (on memory that other ranks cannot read), gloo, and each MPI, whose programs are
+/// compiled into `folder`. Missing baselines are reported. Throws UsageError when --impl has an unknown name.
 std::vector<Implementation> all_reduce_implementations(const Options& options, std::size_t max_bytes,
                                                        const std::string& folder, ResultPrinter& report);
 
-/// The implementations of a training step, those with "-tuned" with malloc told to keep its memory.
+/// The implementations of a training step. In those with "-tuned" malloc is configured to keep its memory. Throws
+/// UsageError when --impl has an unknown name.
 std::vector<Implementation> step_implementations(const Options& options, const std::string& model,
                                                  ResultPrinter& report);
 
-/// The two whose memory is compared, training mlp-50m with AdamW.
+/// The implementations whose memory is compared, training mlp-50m with AdamW.
 std::vector<Implementation> memory_implementations(const Options& options, ResultPrinter& report);
 
-/// Forward and backward in one process: with the arena, with malloc, and with malloc told to keep its memory.
+/// Forward and backward in one process: with the arena, with malloc, and with malloc configured to keep its memory.
 std::vector<Implementation> arena_implementations(const std::string& model);
-/// The process whose arena is watched.
+/// The process that measures the growth of its arena.
 Implementation arena_growth_implementation();
 
-/// Commands that start and end ranks which do nothing.
+/// Commands that start ranks of /bin/true.
 std::vector<Implementation> launch_implementations(const Options& options, const std::string& folder,
                                                    ResultPrinter& report);
 

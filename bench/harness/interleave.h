@@ -1,4 +1,4 @@
-// Implementations that take turns.
+// Interleaved measurement of several operations.
 #pragma once
 
 #include <functional>
@@ -8,21 +8,22 @@
 
 namespace lockstep::bench {
 
+/// Options of run_interleaved().
 struct ComparisonOptions {
   int rounds = 7;
-  /// A result whose rounds' medians spread wider than this is noisy: then there are more rounds, up to twice as many,
-  /// and what is noisy even then is marked so.
+  /// A result is noisy when the spread of the medians of its rounds is above this. Noisy results cause more rounds, up
+  /// to twice as many.
   double max_spread = 0.15;
 };
 
-/// One turn of an implementation: the seconds that it took, once or several times.
+/// Measures one implementation and returns the seconds of one or more samples.
 using MeasureFunction = std::function<std::vector<double>()>;
 
-/// Round after round each has its turn, in an order that rotates: what slows the machine down for a second slows all of
-/// them, and nobody always follows the same neighbour. Returns the seconds, in the order of `turns`.
-std::vector<Rounds> race(const std::vector<MeasureFunction>& measurements, const ComparisonOptions& options);
+/// Calls all `measurements` in each round, in an order that rotates, so that a temporary slowdown of the machine
+/// affects all of them and none always follows the same other. Returns their samples, in the order of `measurements`.
+std::vector<Rounds> run_interleaved(const std::vector<MeasureFunction>& measurements, const ComparisonOptions& options);
 
-/// True when one of the results spreads wider than allowed.
-bool noisy(const std::vector<Rounds>& results, double max_spread);
+/// Whether the spread of one of the results is above `max_spread`. Pure.
+bool is_noisy(const std::vector<Rounds>& results, double max_spread);
 
 }  // namespace lockstep::bench

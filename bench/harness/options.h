@@ -6,21 +6,23 @@
 
 namespace lockstep::bench {
 
+/// The parsed command line.
 struct Options {
-  std::string what;  ///< all-reduce, step, launch, memory or arena; empty: show `text`
-  int ranks = 0;     ///< 0: what is usual for `what`
+  std::string benchmark;  ///< all-reduce, step, launch, memory or arena; empty: print `text`
+  int ranks = 0;          ///< 0: the default of the benchmark
   std::vector<std::size_t> sizes;
   std::vector<std::string> models;
   std::string optimizer = "sgd";
-  std::vector<std::string> impls;  ///< only these; empty: all
+  std::vector<std::string> impls;  ///< implementations to measure; empty: all
   int rounds = 7;
   bool json = false;
-  std::vector<std::string> mpis;  ///< folders of MPI installations besides the one in PATH
-  std::string python;             ///< empty: the first that has torch
-  std::string text;
+  std::vector<std::string> mpis;  ///< directories of MPI installations besides the one in PATH
+  std::string python;             ///< empty: the first one with torch
+  std::string text;               ///< the help text, after --help
 };
 
-/// Pure. Throws UsageError, one line that names the argument, the value got and the values allowed.
+/// Parses the command line. Pure. Throws a UsageError of one line that names the option, its value and the expected
+/// values.
 Options parse_options(std::vector<std::string> words);
 
 }  // namespace lockstep::bench

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// The value of the first line of /proc/cpuinfo that begins with `key`.
+/// The first "model name" in /proc/cpuinfo.
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
@@ -69,10 +69,11 @@ void ResultPrinter::add(const ComparisonResult& comparison) {
   std::FILE* out = json_ ? stderr : stdout;
   std::fprintf(out, "\n%s", title(comparison).c_str());
   if (comparison.bandwidth > 0) std::fprintf(out, "; memory %.0f GB/s", comparison.bandwidth / 1e9);
-  std::fprintf(out, "\n  %-26s %10s %10s %7s %7s\n", "", "median", "least", "spread", "ratio");
+  std::fprintf(out, "\n  %-26s %10s %10s %7s %7s\n", "", "median", "min", "spread", "ratio");
   for (const ComparisonRow& row : comparison.rows) {
     std::fprintf(out, "  %-26s %10s %10s %6.1f%% %7.3f%s\n", row.impl.c_str(), time_text(row.seconds.median_s).c_str(),
-                 time_text(row.seconds.min_s).c_str(), 100 * row.seconds.spread, row.ratio, row.noisy ? "  noisy" : "");
+                 time_text(row.seconds.min_s).c_str(), 100 * row.seconds.spread, row.ratio,
+                 row.is_noisy ? "  noisy" : "");
     if (!json_) continue;
     ordered_json line{{"what", comparison.what}, {"impl", row.impl}, {"ranks", comparison.ranks}, {"hosts", 1}};
     if (comparison.bytes > 0) line["bytes"] = comparison.bytes;
@@ -87,7 +88,7 @@ void ResultPrinter::add(const ComparisonResult& comparison) {
                  {"ratio_to", comparison.rows.front().impl}});
     if (row.ratio_to_memcpy) line["ratio_to_memcpy"] = *row.ratio_to_memcpy;
     if (comparison.bandwidth > 0) line["bandwidth"] = comparison.bandwidth;
-    line["noisy"] = row.noisy;
+    line["noisy"] = row.is_noisy;
     print_json(line);
   }
   std::fflush(out);
@@ -114,8 +115,8 @@ void ResultPrinter::add_bytes(const std::string& what, int ranks, const std::str
   std::fflush(out);
 }
 
-void ResultPrinter::report_missing(const std::string& peer, const std::string& how_to_get) {
-  std::fprintf(stderr, "not measured: %s; %s\n", peer.c_str(), how_to_get.c_str());
+void ResultPrinter::report_missing(const std::string& baseline, const std::string& reason) {
+  std::fprintf(stderr, "not measured: %s; %s\n", baseline.c_str(), reason.c_str());
 }
 
 }  // namespace lockstep::bench

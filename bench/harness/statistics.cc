@@ -12,11 +12,11 @@ namespace {
 
 constexpr std::size_t kMaxSize = 1ULL << 30;
 
-double quantile(const std::vector<double>& sorted, double share) {
-  const double place = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
+double quantile(const std::vector<double>& sorted, double fraction) {
+  const double position = fraction * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+  return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
 }
 
 std::vector<double> medians(const Rounds& rounds) {
@@ -63,7 +63,7 @@ std::size_t parse_size(const std::string& text) {
   if (!number || *number <= 0 || static_cast<std::size_t>(*number) > kMaxSize / unit ||
       static_cast<std::size_t>(*number) * unit % 4 != 0)
     throw base::UsageError("--size has " + base::quoted(text, 80) +
-                           "; allowed are multiples of 4 bytes from 4 to 1G, such as 8, 4K or 250M");
+                           "; expected a multiple of 4 bytes from 4 to 1G, such as 8, 4K or 250M");
   return static_cast<std::size_t>(*number) * unit;
 }
 

@@ -11,14 +11,14 @@
 namespace lockstep::bench {
 namespace {
 
-/// One implementation: what is repeated, and what lines the ranks up before a sample.
+/// One implementation: the measured operation, and the synchronization of the ranks before a sample.
 struct TimedOperation {
   std::function<void(std::size_t bytes)> prepare;
   std::function<void()> run;
   std::function<void()> synchronize;
 };
 
-/// The sum of rank + 1 over the ranks, as somebody who did nothing would not have it.
+/// Checks that the operation computes the sum of rank + 1 over the ranks.
 void check_sum(TimedOperation& operation, const at::Tensor& whole, std::size_t bytes) {
   operation.prepare(bytes);
   whole.fill_(static_cast<double>(own_rank() + 1));
@@ -32,20 +32,20 @@ void check_sum(TimedOperation& operation, const at::Tensor& whole, std::size_t b
 }
 
 void serve_requests(TimedOperation& operation, HarnessChannel& channel) {
-  channel.answer({});
-  while (const auto request = channel.next()) {
+  channel.send_result({});
+  while (const auto request = channel.next_request()) {
     const auto bytes = static_cast<std::size_t>(request->at(0));
     const std::int64_t repetitions = request->at(1);
     operation.prepare(bytes);
     std::vector<double> seconds;
-    operation.run();  // finds the caches full of a neighbour's data
+    operation.run();  // warm up: the caches contain data of other implementations
     for (std::int64_t sample = 0; sample < request->at(2); ++sample) {
       operation.synchronize();
       const double begin = now();
       for (std::int64_t i = 0; i < repetitions; ++i) operation.run();
       seconds.push_back((now() - begin) / static_cast<double>(repetitions));
     }
-    channel.answer(seconds);
+    channel.send_result(seconds);
   }
 }
 
@@ -72,7 +72,7 @@ void run_gloo(const std::string& prefix, std::size_t max_bytes) {
   serve_requests(operation, channel);
 }
 
-/// A sample ends when the slowest rank has copied.
+/// A sample ends when the slowest rank has finished its copy.
 void run_memcpy(const std::string& prefix, std::size_t max_bytes) {
   Group world = init({.arena = false});
   const at::Tensor from = torch::ones({static_cast<std::int64_t>(max_bytes / 4)});
@@ -95,8 +95,8 @@ void run_all_reduce_rank(const std::string& impl, const std::string& prefix, std
   if (impl == "lockstep") return run_lockstep(prefix, max_bytes);
   if (impl == "gloo") return run_gloo(prefix, max_bytes);
   if (impl == "memcpy") return run_memcpy(prefix, max_bytes);
-  throw UsageError("lockstep-bench rank all-reduce: the implementation is " + impl +
-                   "; allowed are lockstep, gloo and memcpy");
+  throw UsageError("lockstep-bench rank all-reduce: unknown implementation " + impl +
+                   "; expected lockstep, gloo or memcpy");
 }
 
 }  // namespace lockstep::bench

@@ -29,8 +29,6 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> make_gloo(const c10::intrusive_ptr<c1
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, own_rank(), num_ranks(), options);
 }
 
-// Every wait here is bounded by the process group's own timeout.
-
 }  // namespace
 
 struct GlooBaseline::Impl {

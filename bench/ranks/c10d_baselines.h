@@ -1,4 +1,4 @@
-// PyTorch's own machinery, driven from C++ as its Python drives it.
+// PyTorch's c10d as a baseline, used from C++ as PyTorch's Python code uses it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@ class Module;
 
 namespace lockstep::bench {
 
-/// c10d::ProcessGroupGloo among the ranks of this job, over the loopback interface, with its defaults. Throws
-/// UsageError when this build is without gloo's headers.
+/// c10d::ProcessGroupGloo of the ranks of this job, over the loopback interface, with default options. The constructor
+/// throws UsageError in a build without Gloo's headers. Waits are bounded by the timeout of the process group.
 class GlooBaseline {
  public:
   GlooBaseline();
@@ -26,8 +26,8 @@ class GlooBaseline {
   std::unique_ptr<Impl> impl_;
 };
 
-/// c10d::Reducer as DistributedDataParallel sets it up: parameters broadcast, buckets of 1 and 25 MiB, rebuilt after
-/// the first step.
+/// c10d::Reducer, set up as by DistributedDataParallel: parameters are broadcast, buckets have 1 and 25 MiB and are
+/// rebuilt after the first step.
 class ReducerBaseline {
  public:
   ReducerBaseline(torch::nn::Module& net, bool bucket_views);

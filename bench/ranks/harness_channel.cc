@@ -13,24 +13,24 @@ namespace lockstep::bench {
 HarnessChannel::HarnessChannel(const std::string& prefix, int rank) {
   const std::string own = prefix + "." + std::to_string(rank);
   std::ofstream(own + ".pid") << ::getpid();
-  orders_.open(own);
-  if (rank == 0) answers_.open(prefix + ".answers");
-  answers_.precision(9);
+  requests_.open(own);
+  if (rank == 0) results_.open(prefix + ".answers");
+  results_.precision(9);
 }
 
-std::optional<std::vector<std::int64_t>> HarnessChannel::next() {
+std::optional<std::vector<std::int64_t>> HarnessChannel::next_request() {
   std::string text;
-  if (!std::getline(orders_, text)) return std::nullopt;
+  if (!std::getline(requests_, text)) return std::nullopt;
   std::istringstream line(text);
   std::vector<std::int64_t> numbers;
   for (std::int64_t number = 0; line >> number;) numbers.push_back(number);
   return numbers;
 }
 
-void HarnessChannel::answer(const std::vector<double>& numbers) {
-  if (!answers_.is_open()) return;
-  for (const double number : numbers) answers_ << number << ' ';
-  answers_ << std::endl;
+void HarnessChannel::send_result(const std::vector<double>& numbers) {
+  if (!results_.is_open()) return;
+  for (const double number : numbers) results_ << number << ' ';
+  results_ << std::endl;
 }
 
 int own_rank() {

@@ -1,4 +1,4 @@
-// A rank's side of bench/harness/benchmark_job.h.
+// The rank's end of the channel to bench/harness/benchmark_job.h.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +9,27 @@
 
 namespace lockstep::bench {
 
-/// The orders of this rank. Waits for the driver alone, in read(2); when the driver ends, so do the orders.
+/// Receives requests from the harness and sends results. Used by one thread.
 class HarnessChannel {
  public:
+  /// Writes the pid of this process and opens the pipes. Blocks until the harness has opened its ends.
   HarnessChannel(const std::string& prefix, int rank);
 
-  /// The next order; nothing when there are no more.
-  std::optional<std::vector<std::int64_t>> next();
-  /// Rank 0 tells the driver; the other ranks' numbers are not looked at.
-  void answer(const std::vector<double>& numbers);
+  /// Blocks in read(2) until the next request; returns nullopt when the harness has closed the pipe or exited.
+  std::optional<std::vector<std::int64_t>> next_request();
+  /// Sends a result on rank 0; does nothing on other ranks.
+  void send_result(const std::vector<double>& numbers);
 
  private:
-  std::ifstream orders_;
-  std::ofstream answers_;
+  std::ifstream requests_;
+  std::ofstream results_;
 };
 
-/// The number and count of this rank, as `lockstep run` gives them to any program.
+/// The rank and the number of ranks of this process, from the environment variables of `lockstep run`.
 int own_rank();
 int num_ranks();
 
-/// Seconds of a monotonic clock.
+/// Seconds on a monotonic clock.
 double now();
 
 }  // namespace lockstep::bench

@@ -40,7 +40,7 @@ class Mlp final : public Task {
 
 constexpr std::int64_t kWidth = 192, kHeads = 6, kBlocks = 4, kContext = 128, kVocabulary = 256;
 
-/// Pre-norm, as GPT-2's.
+/// A pre-norm transformer block, as in GPT-2.
 struct BlockImpl : nn::Module {
   nn::LayerNorm before_attention{register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
   nn::Linear qkv{register_module("qkv", nn::Linear(kWidth, 3 * kWidth))};
@@ -54,8 +54,8 @@ struct BlockImpl : nn::Module {
                            .view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);
-    const Tensor seen = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    x = x + out(seen.transpose(1, 2).reshape(x.sizes()));
+    const Tensor attended = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+    x = x + out(attended.transpose(1, 2).reshape(x.sizes()));
     return x + down(torch::gelu(up(before_mlp(x))));
   }
 };
@@ -67,12 +67,12 @@ struct TransformerImpl : nn::Module {
   nn::Sequential blocks{register_module("blocks", nn::Sequential())};
   nn::LayerNorm norm{register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
   nn::Linear head{register_module("head", nn::Linear(kWidth, kVocabulary))};
-  const Tensor numbers = torch::arange(kContext);
+  const Tensor positions = torch::arange(kContext);
 
   TransformerImpl() {
     for (int i = 0; i < kBlocks; ++i) blocks->push_back(Block());
   }
-  Tensor forward(const Tensor& text) { return head(norm(blocks->forward(tokens(text) + places(numbers)))); }
+  Tensor forward(const Tensor& text) { return head(norm(blocks->forward(tokens(text) + places(positions)))); }
 };
 TORCH_MODULE(Transformer);
 
@@ -127,7 +127,7 @@ std::unique_ptr<Task> make_task(const std::string& model) {
   if (model == "transformer-2m") return std::make_unique<Text>();
   if (model == "cnn-1m") return std::make_unique<Images>();
   throw base::UsageError("the model is " + base::quoted(model, 80) +
-                         "; allowed are mlp-50m, mlp-65m, mlp-6m, transformer-2m and cnn-1m");
+                         "; expected mlp-50m, mlp-65m, mlp-6m, transformer-2m or cnn-1m");
 }
 
 }  // namespace lockstep::bench

@@ -7,8 +7,8 @@ namespace lockstep::bench {
 namespace {
 
 [[noreturn]] void missing() {
-  throw base::UsageError("this lockstep-bench was built without gloo's headers, which c10d's peers need",
-                         "install libgloo-dev and build again");
+  throw base::UsageError("lockstep-bench rank: this build lacks Gloo's headers, which the c10d baselines require",
+                         "Install libgloo-dev and build again");
 }
 
 }  // namespace

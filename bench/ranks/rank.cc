@@ -13,8 +13,9 @@ void run_rank(const std::vector<std::string>& words) {
         static_cast<std::size_t>(base::parse_int_in_range("bytes", words[3], 1, std::int64_t{1} << 40)));
   if (what == "step" && words.size() == 5) return run_step_rank(words[1], words[2], words[3], words[4]);
   if (what == "growth" && words.size() == 2) return run_growth_rank(words[1]);
-  throw base::UsageError("lockstep-bench rank " + base::quoted(what, 80) + ": only lockstep-bench itself starts ranks",
-                         "lockstep bench --help");
+  throw base::UsageError(
+      "lockstep-bench rank " + base::quoted(what, 80) + ": unexpected arguments; only lockstep-bench starts ranks",
+      "Run lockstep bench; see lockstep bench --help");
 }
 
 }  // namespace lockstep::bench

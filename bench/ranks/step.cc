@@ -9,33 +9,34 @@
 namespace lockstep::bench {
 namespace {
 
-/// What makes an implementation: calls around forward() and backward(), and the optimizer.
+/// One implementation of a step: calls around forward() and backward(), and the optimizer.
 struct StepImplementation {
   std::function<void()> before_forward = [] {};
   std::function<void(const at::Tensor& output)> before_backward = [](const at::Tensor&) {};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  std::shared_ptr<void> keep_alive = nullptr;  // what must live as long
+  std::shared_ptr<void> keep_alive = nullptr;  // objects that must live as long
 };
 
 std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net, const std::string& name) {
   if (name == "sgd")
     return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   if (name == "adamw") return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(1e-4));
-  throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
+  throw UsageError("lockstep-bench rank step: unknown optimizer " + name + "; expected sgd or adamw");
 }
 
 std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name,
                                                          bool in_backward) {
-  const auto ready = [&](auto optimizer) {
+  const auto configured = [&](auto optimizer) {
     optimizer->update_in_backward(in_backward);
     return optimizer;
   };
-  if (name == "sgd") return ready(std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}));
-  if (name == "adamw") return ready(std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 1e-4}));
-  throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
+  if (name == "sgd")
+    return configured(std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}));
+  if (name == "adamw") return configured(std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 1e-4}));
+  throw UsageError("lockstep-bench rank step: unknown optimizer " + name + "; expected sgd or adamw");
 }
 
-/// Every implementation of a step; bench/harness/implementations.cc starts them under their names.
+/// Creates the implementation called `impl`; the names are those of bench/harness/implementations.cc.
 StepImplementation make_step_implementation(const std::string& impl, torch::nn::Module& net,
                                             const std::string& optimizer) {
   if (impl == "lockstep" || impl == "lockstep-uncompared" || impl == "lockstep-compared" || impl == "lockstep-finite") {
@@ -56,13 +57,13 @@ StepImplementation make_step_implementation(const std::string& impl, torch::nn::
             .optimizer = torch_optimizer(net, optimizer)};
   }
   if (impl == "unsynchronised") return {.optimizer = torch_optimizer(net, optimizer)};
-  if (impl == "backward-only") {  // one process: init() installs the arena when LOCKSTEP_ARENA says so
+  if (impl == "backward-only") {  // one process: init() installs the arena if LOCKSTEP_ARENA is on
     const Group world = init();
     return {.keep_alive = std::make_shared<Group>(world)};
   }
-  throw UsageError("lockstep-bench rank step: the implementation is " + impl +
-                   "; allowed are lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, "
-                   "lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
+  throw UsageError("lockstep-bench rank step: unknown implementation " + impl +
+                   "; expected lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, "
+                   "lockstep-fused-early, reducer, reducer-views, unsynchronised or backward-only");
 }
 
 double step(Task& task, StepImplementation& step_implementation, std::int64_t batch) {
@@ -82,7 +83,7 @@ void run_step_rank(const std::string& impl, const std::string& model, const std:
                    const std::string& prefix) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
-  // Before the model, so that it is born where the implementation wants it; init() again gives the same group.
+  // Before the model, so that it is allocated in the arena; a second init() returns the same group.
   std::optional<Group> world;
   if (impl.rfind("lockstep", 0) == 0 || impl == "backward-only") world = init();
   const std::unique_ptr<Task> task = make_task(model);
@@ -90,13 +91,13 @@ void run_step_rank(const std::string& impl, const std::string& model, const std:
   double parameters = 0;
   for (const at::Tensor& parameter : task->net().parameters()) parameters += static_cast<double>(parameter.numel());
   HarnessChannel channel(prefix, own_rank());
-  channel.answer({parameters});
-  while (const auto request = channel.next()) {
+  channel.send_result({parameters});
+  while (const auto request = channel.next_request()) {
     for (std::int64_t i = 0; i < request->at(0); ++i) step(*task, step_implementation, task->batch());
     std::vector<double> seconds;
     for (std::int64_t i = 0; i < request->at(1); ++i)
       seconds.push_back(step(*task, step_implementation, task->batch()));
-    channel.answer(seconds);
+    channel.send_result(seconds);
   }
 }
 
@@ -107,19 +108,19 @@ void run_growth_rank(const std::string& prefix) {
   const std::unique_ptr<Task> task = make_task("mlp-6m");
   StepImplementation step_implementation{.optimizer = torch_optimizer(task->net(), "sgd")};
   HarnessChannel channel(prefix, own_rank());
-  channel.answer({});
-  while (const auto request = channel.next()) {
+  channel.send_result({});
+  while (const auto request = channel.next_request()) {
     const std::int64_t steps = request->at(0);
     const at::Tensor batches = torch::randint(1, task->batch() + 1, {steps}, torch::kLong);
-    std::vector<double> answer;
+    std::vector<double> result;
     for (std::int64_t i = 0; i < steps; ++i) {
       step(*task, step_implementation, batches[i].item<std::int64_t>());
       if (i + 1 != steps / 10 && i + 1 != steps) continue;
       const ArenaStats stats = arena_stats();
-      answer.push_back(static_cast<double>(stats.high_water_bytes));
-      answer.push_back(static_cast<double>(stats.peak_live_bytes));
+      result.push_back(static_cast<double>(stats.high_water_bytes));
+      result.push_back(static_cast<double>(stats.peak_live_bytes));
     }
-    channel.answer(answer);
+    channel.send_result(result);
   }
 }
 

@@ -1,2 +1,2 @@
-// nccl.h includes it and uses nothing of it.
+// An empty header: nccl.h includes cuda_fp16.h and uses nothing from it.
 #pragma once

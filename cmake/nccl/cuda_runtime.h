@@ -1,4 +1,4 @@
-// What nccl.h wants of CUDA: the name of a stream. So NCCL compiles with its own header alone, without a CUDA toolkit.
+// The only name of CUDA that nccl.h uses, the type of a stream, so that NCCL's header compiles without a CUDA toolkit.
 #pragma once
 
 #include <stddef.h>

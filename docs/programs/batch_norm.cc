@@ -1,4 +1,4 @@
-// The program of docs/12-batch-norm-and-data-parallel.md.
+// The program of docs/how-to/sync-batch-norm.md and docs/how-to/data-parallel.md.
 //   lockstep run -n 2 docs_batch_norm
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -21,11 +21,11 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TORCH_MODULE(Net);
 
-void expect(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error("not so: " + what);
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("expected: " + what);
 }
 
-/// `count` images, others on each rank.
+/// Returns `count` images, which differ on each rank.
 torch::Tensor images(const lockstep::Group& world, std::int64_t count) {
   torch::manual_seed(static_cast<std::uint64_t>(world.rank()));
   return torch::randn({count, 3, 6, 6});
@@ -38,7 +38,7 @@ void train_converted_model(lockstep::Group& world) {
   lockstep::convert_sync_batch_norm(net, world);  // before or after the optimizer and ddp
   lockstep::DistributedDataParallel ddp(net, world);
 
-  const torch::Tensor x = images(world, world.rank() == 0 ? 5 : 1);  // ranks may have unequal batches
+  const torch::Tensor x = images(world, world.rank() == 0 ? 5 : 1);  // ranks may have batches of different sizes
   net->forward(x).pow(2).sum().backward();
   optimizer.step();
   // docs: end convert
@@ -52,9 +52,9 @@ void use_as_a_module(lockstep::Group& world) {
   // docs: begin module
   torch::nn::Sequential net(torch::nn::Linear(4, 8),
                             lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());
-  net->forward(torch::randn({world.rank() + 1, 4}));  // also one sample a rank
+  net->forward(torch::randn({world.rank() + 1, 4}));  // even with one sample per rank
   // docs: end module
-  expect(net->named_buffers().contains("1.running_var"), "names are BatchNorm's");
+  expect(net->named_buffers().contains("1.running_var"), "the names of BatchNorm");
 }
 
 void use_several_devices() {
@@ -73,8 +73,8 @@ void use_several_devices() {
 
   // docs: begin call
   const auto loss = [](NetImpl& replica, const torch::Tensor& x) { return replica.forward(x).pow(2).sum(); };
-  lockstep::DataParallel of_losses(net, loss, {.devices = {torch::kCPU, torch::kCPU}});
-  of_losses(torch::randn({8, 3, 6, 6})).sum().backward();  // a loss of each replica
+  lockstep::DataParallel parallel_loss(net, loss, {.devices = {torch::kCPU, torch::kCPU}});
+  parallel_loss(torch::randn({8, 3, 6, 6})).sum().backward();  // one loss per replica
   // docs: end call
 }
 

@@ -1,8 +1,9 @@
-// Each call of the public API, and for whom it waits: the table of docs/03-how-a-step-works.md, checked and compared.
-//   lockstep run -n 2 docs_blocking_calls docs/03-how-a-step-works.md
-// Rank 0 makes each call first. Where the table says that it waits for other ranks, rank 1 leaves a mark before it
-// comes, and rank 0 must find the mark when the call returns. Everywhere else rank 1 stands still until rank 0 has
-// returned.
+// Checks for what each call of the public API waits, and compares the results with the table of
+// docs/guide/03-how-a-step-works.md.
+//   lockstep run -n 2 docs_blocking_calls docs/guide/03-how-a-step-works.md
+// Rank 0 makes each call first. If the table says that the call waits for other ranks, rank 1 sets a signal before it
+// makes the call, and rank 0 must find the signal when its call returns. For all other calls, rank 1 waits until rank 0
+// has returned.
 #include <lockstep/base/env.h>
 #include <lockstep/ddp/replicas.h>
 #include <lockstep/launch/launch.h>
@@ -29,20 +30,19 @@ using namespace std::chrono_literals;
 
 enum class WaitsFor { kRanks, kDevice, kNothing };
 constexpr const char* kWaitNames[] = {"other ranks", "own device", "nothing"};
-constexpr auto kTimeout = 20s;  // of a wait that should have ended
+constexpr auto kTimeout = 20s;  // for the other rank
 constexpr auto kEarlyReturnWindow =
-    30ms;  // how long rank 1 lets rank 0 return too early: a call that waits passes whatever it is
+    30ms;  // the time in which rank 1 notices that rank 0 returns too early; correct calls pass with any value
 
 struct CallRow {
   std::string call;
   WaitsFor waits;
-  std::function<void()> here;  // rank 0's
-  std::function<void()> there =
-      {};  // rank 1's, when it comes; empty: as rank 0's where that waits for ranks, else nothing
-  std::function<void()> after = {};  // rank 0's, when rank 1 may have come
+  std::function<void()> here;        // on rank 0
+  std::function<void()> there = {};  // on rank 1; empty: the same as on rank 0 if that waits for ranks, else nothing
+  std::function<void()> after = {};  // on rank 0, after rank 1 has been released
 };
 
-/// Events that both ranks see without Lockstep: files in a folder of this job.
+/// Signals between the ranks without Lockstep: files in a folder of this job.
 class FileSignals {
  public:
   FileSignals(const std::string& job, bool owner)
@@ -80,7 +80,7 @@ class BlockingCallChecker {
       call_late(row, id);
   }
 
-  /// The rows of `page` are those that were checked.
+  /// Returns whether the table of `page` has exactly the checked rows.
   bool matches_table(const std::string& page) const {
     std::set<std::pair<std::string, std::string>> shown;
     std::ifstream lines(page);
@@ -101,19 +101,20 @@ class BlockingCallChecker {
   void call_first(const CallRow& row, const std::string& id) const {
     signals_.set(id + ".calling");
     row.here();
-    const bool came = signals_.is_set(id + ".came");
+    const bool rank_1_called = signals_.is_set(id + ".came");
     signals_.set(id + ".returned");
-    if (row.waits == WaitsFor::kRanks && !came) throw std::runtime_error(row.call + " returned before rank 1 had come");
+    if (row.waits == WaitsFor::kRanks && !rank_1_called)
+      throw std::runtime_error(row.call + " returned before rank 1 made the call");
     if (row.after) row.after();
   }
 
   void call_late(const CallRow& row, const std::string& id) const {
-    if (!signals_.wait_for(id + ".calling", kTimeout)) throw std::runtime_error(row.call + " was not called by rank 0");
+    if (!signals_.wait_for(id + ".calling", kTimeout)) throw std::runtime_error(row.call + " was not called on rank 0");
     if (row.waits == WaitsFor::kRanks) {
       signals_.wait_for(id + ".returned", kEarlyReturnWindow);
       signals_.set(id + ".came");
     } else if (!signals_.wait_for(id + ".returned", kTimeout)) {
-      throw std::runtime_error(row.call + " does not return on rank 0 while rank 1 is elsewhere");
+      throw std::runtime_error(row.call + " does not return on rank 0 without a call on rank 1");
     }
     if (row.there || row.waits == WaitsFor::kRanks) (row.there ? row.there : row.here)();
   }
@@ -143,7 +144,7 @@ std::vector<CallRow> collective_calls(Group& world) {
       {"Group::broadcast_bytes()", WaitsFor::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
       {"Group::all_gather_bytes()", WaitsFor::kRanks, [&world] { world.all_gather_bytes("text"); }},
       {"Group::split()", WaitsFor::kRanks, [&world] { world.split(0); }},
-      {"Group::make_exchange()", WaitsFor::kRanks,
+      {"Group::make_gradient_reducer()", WaitsFor::kRanks,
        [&world] { world.make_gradient_reducer("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
       {"Group::send()", WaitsFor::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
       {"Group::recv()", WaitsFor::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
@@ -154,7 +155,7 @@ std::vector<CallRow> collective_calls(Group& world) {
   return rows;
 }
 
-/// Every operation's asynchronous form, started.
+/// Starts the asynchronous form of each operation.
 std::vector<Work> start_all(Group& world, std::vector<at::Tensor>& outputs) {
   const bool root = world.rank() == 0;
   const int peer = 1 - world.rank();
@@ -208,7 +209,7 @@ std::vector<CallRow> non_blocking_calls(Group& world, std::optional<Group>& sub)
   };
 }
 
-/// A model with what trains it.
+/// A model with its optimizers and wrappers.
 struct Training {
   torch::nn::Linear net{2, 1};
   torch::optim::SGD optimizer{net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
@@ -222,7 +223,7 @@ struct Training {
 };
 
 struct ValidatedModule : torch::nn::Module {
-  at::Tensor validation_step(at::Tensor& batch, lockstep::train::StepLog&) { return batch.mean(); }
+  at::Tensor validation_step(at::Tensor& batch, lockstep::training::StepLog&) { return batch.mean(); }
 };
 
 void use_local_objects(Training& t) {
@@ -252,7 +253,7 @@ std::vector<CallRow> training_calls(Group& world, Training& t) {
       both("backward() under no_sync()",
            [&t, forward, backward] {
              forward();
-             const auto quiet = t.parallel->no_sync();
+             const auto no_sync_guard = t.parallel->no_sync();
              backward();
            }),
       {"SyncBatchNorm, its forward()", WaitsFor::kRanks,
@@ -312,27 +313,26 @@ std::vector<CallRow> other_calls(Group& world, Training& t, const std::string& f
          trainer.validate(std::make_shared<ValidatedModule>(),
                           lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
        }},
-      {"train::Progress, its step()", WaitsFor::kNothing,
-       [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
-      {"train::Loggers, its calls", WaitsFor::kNothing,
+      {"training::ProgressBar, its step()", WaitsFor::kNothing,
+       [&world] { lockstep::training::ProgressBar(world.rank(), {}).step(); }},
+      {"training::LoggerCollection, its calls", WaitsFor::kNothing,
        [&world, file] {
-         lockstep::train::LoggerCollection(world.rank(), {.directory = file + ".logs"}).log_scalars(0, {{"x", 1}});
+         lockstep::training::LoggerCollection(world.rank(), {.directory = file + ".logs"}).log_scalars(0, {{"x", 1}});
        }},
-      {"train::gather_records()", WaitsFor::kRanks,
-       [&world] { lockstep::train::gather_records(world, lockstep::train::RankRecorder({}).record()); }},
+      {"training::gather_records()", WaitsFor::kRanks,
+       [&world] { lockstep::training::gather_records(world, lockstep::training::RankRecorder({}).record()); }},
       {"tensor.item(), tensor.cpu()", WaitsFor::kDevice, [] { part().cpu()[0].item<double>(); }},
       {"torch::cuda::synchronize()", WaitsFor::kDevice,
        [] {
          if (torch::cuda::is_available())
            torch::cuda::synchronize();
          else
-           std::cout << "no GPU: torch::cuda::synchronize() has nothing to wait for" << std::endl;
+           std::cout << "no GPU: torch::cuda::synchronize() was not called" << std::endl;
        }},
   };
 }
 
-/// The median of many: what an operation costs before its data moves, since a barrier is the comparison of the calls
-/// alone.
+/// Returns the median time of a barrier: the cost of an operation without data, since a barrier only compares calls.
 std::chrono::microseconds measure_barrier(Group& world) {
   std::vector<std::chrono::microseconds> times;
   for (int i = 0; i < 501; ++i) {
@@ -347,7 +347,7 @@ std::chrono::microseconds measure_barrier(Group& world) {
 int run(const std::string& page) {
   const lockstep::base::Env& env = lockstep::base::Env::this_process();
   if (env.lockstep_world_size != "2")
-    throw lockstep::UsageError("start it with: lockstep run -n 2 docs_when_ranks_wait PAGE");
+    throw lockstep::UsageError("start it with: lockstep run -n 2 docs_blocking_calls PAGE");
   const int rank = *env.lockstep_rank == "0" ? 0 : 1;
   const FileSignals signals(*env.lockstep_job, rank == 0);
   BlockingCallChecker checker(rank, signals);
@@ -362,7 +362,7 @@ int run(const std::string& page) {
 
   const auto barrier = measure_barrier(*world);
   if (rank == 0) std::cout << checker.count() << " rows hold; a barrier took " << barrier.count() << " us" << std::endl;
-  const auto leave = [&world] { world.reset(); };  // the last of all
+  const auto leave = [&world] { world.reset(); };  // must be last
   checker.check({"~Group()", WaitsFor::kNothing, leave, [&] { leave(), signals.set("bye"); },
                  [&] { signals.wait_for("bye", kTimeout); }});
   return rank != 0 || checker.matches_table(page) ? 0 : 1;
@@ -371,9 +371,9 @@ int run(const std::string& page) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 2) throw lockstep::UsageError("one argument is needed: the page whose table is compared");
+  if (argc != 2) throw lockstep::UsageError("one argument required: the page whose table is compared");
   return run(argv[1]);
 } catch (const std::exception& error) {
-  std::cerr << "when_ranks_wait: " << error.what() << std::endl;
+  std::cerr << "blocking_calls: " << error.what() << std::endl;
   return 1;
 }

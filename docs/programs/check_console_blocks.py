@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""check_console_blocks.py --bin DIR PAGE...: what the pages show on a terminal is what happens.
+"""Checks that the commands in pages of the documentation have the output that the pages show.
 
-In each ```console block, a line `$ COMMAND` is run by a shell in an empty directory with DIR in PATH, and what it writes must have each
-of the lines below it: host, process, port and hashes do not count, a line `...` stands for any others, port 29500 for a free one. A FATAL line is
-the last one. In all blocks it names a cause of lockstep/base/cause.cc, and a page that shows FATAL lines has a row and a line for each cause.
+Usage: check_console_blocks.py --bin DIR PAGE...
+Runs each line `$ COMMAND` of a ```console block with a shell, in an empty directory and with DIR in PATH. The output
+must contain each of the lines below it. Hosts, processes, ports and hashes are not compared; a line `...` stands for
+any lines, and port 29500 for an unused port. A FATAL line must be the last line of the output. FATAL lines in all
+blocks must name causes of lockstep/base/cause.cc, and fatal-causes.md must have a table row and a line for each cause.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIMIT = 60  # seconds for one command
+LIMIT_S = 60  # for one command
 
 
 def causes():
@@ -23,8 +25,8 @@ def causes():
         return re.findall(r'Row\{Cause::\w+, "(\w+)"', file.read())
 
 
-def shown(page):
-    """Pairs of a command and the lines below it."""
+def commands_in(page):
+    """Returns pairs of a command and the lines below it."""
     commands = []
     for block in re.findall(r"^```console\n(.*?)^```", page, re.S | re.M):
         for line in block.splitlines():
@@ -37,7 +39,8 @@ def shown(page):
     return commands
 
 
-def plain(line):
+def normalized(line):
+    """Returns a line without values that differ between runs."""
     line = re.sub(r"\bpid=\d+", "pid=N", line)
     line = re.sub(r"\bhost=\S+", "host=H", line)
     line = re.sub(r"\b127\.0\.0\.1:\d+", "127.0.0.1:N", line)
@@ -57,47 +60,48 @@ def check_command(command, lines, bin_folder):
     command = command.replace("29500", str(free_port()))
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
+            ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
-    written = done.stdout + done.stderr
-    came = [plain(line) for line in written.splitlines()]
+    output = done.stdout + done.stderr
+    output_lines = [normalized(line) for line in output.splitlines()]
     for line in lines:
-        good = came[-1:] == [plain(line)] if line.startswith("FATAL ") else plain(line) in came
+        expected = normalized(line)
+        good = output_lines[-1:] == [expected] if line.startswith("FATAL ") else expected in output_lines
         if not good:
-            yield f"$ {command}\n  does not write: {line}\n  but, with exit code {done.returncode}:\n{written}"
+            yield f"$ {command}\n  does not print: {line}\n  but, with exit code {done.returncode}:\n{output}"
 
 
-def faults(path, bin_folder):
+def errors_of_page(path, bin_folder):
     with open(path) as file:
         page = file.read()
     known = causes()
     used = re.findall(r"^(?:FATAL|WARN) cause=(\w+)", page, re.M)
     for cause in used:
         if cause not in known:
-            yield f"FATAL cause={cause}: there is no such cause"
-    if used:
+            yield f"FATAL cause={cause}: unknown cause"
+    if os.path.basename(path) == "fatal-causes.md":
         for cause in known:
             if f"\n| `{cause}` | " not in page:
-                yield f"the cause {cause} has no row"
-            if cause not in used and cause != "BAD_FILE":  # the program's own message
-                yield f"the cause {cause} has no line that shows it"
-    for command, lines in shown(page):
+                yield f"the cause {cause} has no table row"
+            if cause not in used and cause != "BAD_FILE":  # the message of the program
+                yield f"the cause {cause} has no FATAL line"
+    for command, lines in commands_in(page):
         if not lines:
-            yield f"$ {command}\n  shows nothing that can be compared"
+            yield f"$ {command}\n  has no output on the page"
         yield from check_command(command, lines, bin_folder)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", required=True, help="where the programs are")
+    parser.add_argument("--bin", required=True, help="directory of the programs")
     parser.add_argument("pages", nargs="+", metavar="PAGE")
     options = parser.parse_args()
-    num_faults = 0
+    num_errors = 0
     for path in options.pages:
-        for fault in faults(path, os.path.abspath(options.bin)):
-            num_faults += 1
-            print(f"{path}: {fault}")
-    sys.exit(1 if num_faults else 0)
+        for error in errors_of_page(path, os.path.abspath(options.bin)):
+            num_errors += 1
+            print(f"{path}: {error}")
+    sys.exit(1 if num_errors else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// The program of docs/17-checkpoints.md: a training that is stopped and goes on, and files that Python reads.
+// The program of docs/guide/06-checkpoints.md: a training that is stopped and resumed, and files for Python.
 //   lockstep run -n 2 docs_checkpoints
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -11,7 +11,7 @@ namespace {
 
 namespace checkpoint = lockstep::checkpoint;
 
-/// All ranks get rank 0's name of a folder that nobody has.
+/// Creates a new folder on rank 0. Returns its name on all ranks.
 std::string new_folder(lockstep::Group& world) {
   char name[] = "/tmp/docs-checkpoints-XXXXXX";
   return world.broadcast_bytes(world.rank() == 0 ? ::mkdtemp(name) : "", 0);
@@ -30,7 +30,7 @@ checkpoint::StateDict tensors_of(const torch::nn::Module& module) {
 torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps) {
   auto net = make_net();
   checkpoint::Checkpointer checkpoints(world, folder);
-  const auto found = checkpoints.newest();
+  const auto found = checkpoints.latest();
   if (found) lockstep::load(net, found->path() + "/model.safetensors");
   lockstep::DistributedDataParallel ddp(*net, world);
   lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});
@@ -46,14 +46,14 @@ torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps
     net->forward(batch(world, step)).pow(2).mean().backward();
     optimizer.step();
     if ((step + 1) % 5 != 0) continue;
-    checkpoint::Parts parts = {{"random", {{"seed", std::int64_t{step + 1}}}}};  // what is this rank's own
-    auto optimizer_state = optimizer.state_dict(false);  // all ranks call it; the copy is made below
+    checkpoint::CheckpointParts parts = {{"random", {{"seed", std::int64_t{step + 1}}}}};  // differs on each rank
+    auto optimizer_state = optimizer.state_dict(false);                                    // collective; without a copy
     if (world.rank() == 0) {
       parts["model"] = tensors_of(*net);
       parts["optimizer"] = {optimizer_state.begin(), optimizer_state.end()};
       parts["trainer"] = {{"step", std::int64_t{step + 1}}};
     }
-    checkpoints.save_async(step + 1, parts);  // a thread writes a copy; the next save waits for it
+    checkpoints.save_async(step + 1, parts);  // copies the parts; a thread writes them
   }
   checkpoints.wait();
   return torch::nn::utils::parameters_to_vector(net->parameters()).detach().clone();
@@ -64,14 +64,14 @@ void interchange(const std::string& folder) {
   auto net = make_net();
   // docs: begin torch
   lockstep::save(net, folder + "/net.pt");  // torch.load("net.pt", weights_only=True) in Python
-  lockstep::load(net, folder + "/net.pt");  // and what Python's torch.save(net.state_dict(), ...) wrote
+  lockstep::load(net, folder + "/net.pt");  // also reads torch.save(net.state_dict(), ...) of Python
   const checkpoint::Value tree = checkpoint::load_torch_file(folder + "/net.pt");
   for (const auto& item : tree.as<checkpoint::Dict>()->items)
     expect(item.key.as<std::string>() && item.value.as<at::Tensor>(), "names and tensors");
   // docs: end torch
   // docs: begin verify
   lockstep::save(net, folder + "/net.safetensors");
-  lockstep::load(net, folder + "/net.safetensors", {.verify = false});  // without a look at its hashes
+  lockstep::load(net, folder + "/net.safetensors", {.verify = false});  // without verifying its hashes
   // docs: end verify
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
   net->forward(torch::ones({1, 8})).sum().backward();
@@ -84,7 +84,7 @@ void interchange(const std::string& folder) {
                               folder + "/optimizer.pt");  // optimizer.load_state_dict(torch.load(...)) in Python
   checkpoint::load_python_optimizer_state(optimizer, checkpoint::load_torch_file(folder + "/optimizer.pt"));
   // docs: end optimizer
-  expect(state.contains("0.weight.exp_avg") && state.contains("group.0.lr"), "names of an optimizer's state");
+  expect(state.contains("0.weight.exp_avg") && state.contains("group.0.lr"), "the names of an optimizer state");
 }
 
 }  // namespace
@@ -92,9 +92,9 @@ void interchange(const std::string& folder) {
 int run_rank(int, char**) {
   lockstep::Group world = lockstep::init();
   const std::string uninterrupted = new_folder(world), resumed = new_folder(world);
-  const torch::Tensor want = train(world, uninterrupted, 20);
-  train(world, resumed, 12);  // stops; the newest checkpoint is that of step 10
-  expect(train(world, resumed, 20).equal(want), "resumed equals never stopped");
+  const torch::Tensor expected = train(world, uninterrupted, 20);
+  train(world, resumed, 12);  // the newest checkpoint is that of step 10
+  expect(train(world, resumed, 20).equal(expected), "a resumed training equals an uninterrupted one");
   if (world.rank() == 0) interchange(uninterrupted);
   world.barrier();
   if (world.rank() == 0) {

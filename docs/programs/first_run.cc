@@ -1,4 +1,4 @@
-// The program of docs/01-first-run.md.
+// The program of docs/guide/01-first-run.md.
 // docs: begin all
 #include <lockstep/launch/launch.h>
 #include <lockstep/lockstep.h>
@@ -7,7 +7,7 @@
 #include <iostream>
 
 int main(int argc, char** argv) try {
-  lockstep::launch({.ranks = 2}, argc, argv);  // started by hand: becomes `lockstep run -n 2` of itself
+  lockstep::launch({.ranks = 2}, argc, argv);  // without a launcher: starts itself with `lockstep run -n 2`
   lockstep::Group world = lockstep::init();
 
   const torch::Tensor number = torch::tensor({world.rank() + 1.0});

@@ -1,4 +1,4 @@
-// The program of docs/07-fused-optimizers.md: what lockstep::optim does, and what it refuses.
+// The program of docs/how-to/fused-optimizers.md: the use of lockstep::optim, and an error that it reports.
 //   lockstep run -n 2 docs_fused
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -9,7 +9,7 @@
 
 namespace {
 
-/// A write that all ranks would make to the same memory is refused at the next step.
+/// A write to parameters that all ranks share is an error in the next step.
 void write_outside_change_parameters(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
                                      const lockstep::Group& world) {
   {
@@ -20,7 +20,7 @@ void write_outside_change_parameters(torch::nn::Sequential& net, torch::optim::O
   net->forward(batch(world, 21)).pow(2).mean().backward();
   try {
     optimizer.step();
-    expect(false, "a write outside change_parameters() is refused");
+    expect(false, "an error for a write outside change_parameters()");
   } catch (const lockstep::UsageError& error) {
     if (world.rank() == 0) std::cout << error.what() << '\n' << error.hint() << '\n';
   }
@@ -30,7 +30,7 @@ int end_of_step(lockstep::Group& world, torch::nn::Sequential& net) {
   // docs: begin leave
   if (world.stop_requested()) {
     if (world.rank() == 0) lockstep::save(net, "net.safetensors");
-    return lockstep::kPreemptedExitCode;  // 75; lockstep run returns it too
+    return lockstep::kPreemptedExitCode;  // 75, which lockstep run returns as well
   }
   // docs: end leave
   return 0;
@@ -44,7 +44,7 @@ void shard_optimizer_state(lockstep::Group world) {
   // docs: end shards
   divided->forward(batch(world, 22)).pow(2).mean().backward();
   sharded.step();
-  expect(sharded.state_dict().size() == 4 * 3, "the whole state");
+  expect(sharded.state_dict().size() == 4 * 3, "the complete state");
 }
 
 void use_groups(lockstep::Group& world) {
@@ -73,16 +73,16 @@ int train(int, char**) {
     optimizer.zero_grad();
     auto loss = net->forward(batch(world, step)).pow(2).mean();
     loss.backward();
-    optimizer.clip_grad_norm(1.0);  // by the norm of the averaged gradients
+    optimizer.clip_grad_norm(1.0);  // the norm of the averaged gradients
     optimizer.step();
   }
   // docs: end optimizer
 
-  expect(end_of_step(world, net) == 0, "nobody has asked");
+  expect(end_of_step(world, net) == 0, "no stop request");
   // docs: begin average
   net->forward(batch(world, 20)).pow(2).mean().backward();
   optimizer.average_gradients();
-  net->parameters()[0].mutable_grad().div_(2);  // of the mean, on all ranks alike
+  net->parameters()[0].mutable_grad().div_(2);  // modifies the mean, equally on all ranks
   optimizer.step();
   // docs: end average
 
@@ -109,7 +109,7 @@ int train(int, char**) {
   const auto state = optimizer.state_dict();  // "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.weight.step", ...
   optimizer.load_state_dict(state);
   // docs: end state
-  expect(state.size() == 4 * 3, "three entries a parameter");
+  expect(state.size() == 4 * 3, "three entries per parameter");
 
   shard_optimizer_state(world);
   if (optimizer.shares_parameters()) write_outside_change_parameters(net, optimizer, world);

@@ -1,4 +1,4 @@
-// The program of docs/15-gpus.md; without a GPU it runs on the CPU.
+// The program of docs/how-to/gpus.md. Without a GPU it runs on the CPU.
 //   lockstep run -n 2 docs_gpus
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -7,17 +7,17 @@
 
 int main() {
   // docs: begin train
-  lockstep::Group world = lockstep::init();  // takes a GPU for this rank, before anything is on one
-  torch::manual_seed(world.rank());          // after init(): it asks libtorch for GPUs
+  lockstep::Group world = lockstep::init();  // selects the GPU of this rank; call it before any use of GPUs
+  torch::manual_seed(world.rank());          // after init(), because it initializes CUDA
   torch::nn::Linear net(4, 2);
-  net->to(world.device());  // "cuda:K", or "cpu" where there is none
+  net->to(world.device());  // "cuda:K", or "cpu" without a GPU
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
 
   for (int step = 0; step < 3; ++step) {
     const torch::Tensor x = torch::randn({8, 4}).to(world.device());
     optimizer.zero_grad();
-    net->forward(x).pow(2).mean().backward();  // gradients are summed on the GPU while backward() goes on
+    net->forward(x).pow(2).mean().backward();  // gradients are reduced on the GPU during backward()
     optimizer.step();
   }
   // docs: end train

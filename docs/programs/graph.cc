@@ -1,4 +1,4 @@
-// The program of docs/16-a-busy-gpu.md; without a GPU it runs on the CPU, as it stands there.
+// The program of docs/how-to/cuda-graphs.md. Without a GPU it runs unchanged on the CPU.
 #include <lockstep/cuda/graphed_step.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -41,6 +41,6 @@ int main() {
   // docs: end graph
 
   std::cout << "loss " << last.item<double>() << " on " << world.device() << ", " << step.stats().replayed << " of "
-            << step.stats().replayed + step.stats().eager << " steps by a graph\n";
-  if (last.item<double>() > 1) throw std::runtime_error("it has not learned");
+            << step.stats().replayed + step.stats().eager << " steps replayed from a graph\n";
+  if (last.item<double>() > 1) throw std::runtime_error("the loss is too high");
 }

@@ -1,4 +1,4 @@
-// The program of docs/11-mixed-precision.md: what lockstep::amp does, and what it refuses.
+// The program of docs/how-to/mixed-precision.md: the use of lockstep::amp, and an error that it reports.
 //   lockstep run -n 2 docs_mixed_precision
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -42,8 +42,8 @@ void train_in_bfloat16(lockstep::Group& world) {
   // docs: begin finite
   const lockstep::amp::FiniteChecker finite(*net);
   const auto loss = net->forward(batch(world, 21)).pow(2).mean();
-  finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: least -inf, greatest 3.1; what
-                       // it was given was"
+  finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: min -inf, max 3.1; its inputs
+                       // were finite"
   // docs: end finite
 }
 
@@ -51,21 +51,21 @@ void train_with_a_scaler(lockstep::Group& world) {
   auto net = make_net();
   // docs: begin scaler
   lockstep::DistributedDataParallel ddp(net, world);
-  lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});  // or one of torch
+  lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});  // or an optimizer of torch
   lockstep::GradScaler scaler;
 
   for (int step = 0; step < 20; ++step) {
     optimizer.zero_grad();
     const auto loss = net->forward(batch(world, step)).pow(2).mean();
     scaler.scale(loss).backward();
-    scaler.unscale_(optimizer);     // only for what looks at gradients
-    optimizer.clip_grad_norm(1.0);  // by the norm of the unscaled gradients
+    scaler.unscale_(optimizer);     // only before an access to gradients
+    optimizer.clip_grad_norm(1.0);  // the norm of the unscaled gradients
     scaler.step(optimizer);
     scaler.update();
   }
   // docs: end scaler
 
-  // One rank's gradient is infinite: no rank updates, and all have half the scale.
+  // The gradient of one rank is infinite: no rank updates its parameters, and all ranks halve the scale.
   const auto before = net->parameters()[0].detach().clone();
   const double scale = scaler.get_scale();
   optimizer.zero_grad();
@@ -73,12 +73,11 @@ void train_with_a_scaler(lockstep::Group& world) {
   scaler.scale(net->forward(batch(world, 20)).pow(2).mean() * factor).backward();
   expect(!scaler.step(optimizer), "the step is skipped");
   scaler.update();
-  expect(torch::equal(before, net->parameters()[0]), "nothing is updated");
+  expect(torch::equal(before, net->parameters()[0]), "parameters are not updated");
   expect(scaler.get_scale() == scale / 2, "the scale is halved");
 
   // docs: begin state
-  const std::string text =
-      lockstep::amp::to_json(scaler.state_dict());  // what json.dumps(scaler.state_dict()) writes in Python
+  const std::string text = lockstep::amp::to_json(scaler.state_dict());  // as json.dumps(scaler.state_dict()) in Python
   scaler.load_state_dict(lockstep::amp::scaler_state_from_json(text));
   // docs: end state
 }
@@ -117,7 +116,7 @@ void train_by_a_preset(lockstep::Group& world) {
       "two dtypes");
   try {
     lockstep::amp::parse_precision("fp16-mixed", {.loss_scaling = false});
-    expect(false, "float16 without loss scaling is refused");
+    expect(false, "an error for float16 without loss scaling");
   } catch (const lockstep::UsageError& error) {
     if (world.rank() == 0) std::cout << error.what() << '\n';
   }

@@ -1,5 +1,4 @@
-// The program of docs/18-watching-a-training.md: a loop with a progress line, loggers, throughput, a report and a
-// trace.
+// The program of docs/how-to/monitoring.md: a loop with a progress bar, loggers, throughput, a report and a trace.
 //   lockstep run -n 2 docs_monitoring
 #include <lockstep/lockstep.h>
 #include <lockstep/train/loggers/logger_collection.h>
@@ -31,40 +30,41 @@ std::string content(const std::string& path) {
 }
 
 // docs: begin own
-/// Tells another program of each number, a line each.
-class StderrLogger final : public lockstep::train::Logger {
+/// Writes each value as a line to stderr, for another program.
+class StderrLogger final : public lockstep::training::Logger {
  public:
-  void log_scalars(const lockstep::train::LogTimestamp& at, const lockstep::train::NamedValues& values) override {
+  void log_scalars(const lockstep::training::LogTimestamp& at, const lockstep::training::NamedValues& values) override {
     for (const auto& [name, value] : values)
       std::fprintf(stderr, "%lld %s %g\n", static_cast<long long>(at.step), name.c_str(), value);
   }
-  void text(const lockstep::train::LogTimestamp&, const std::string&, const std::string&) override {}
-  void histogram(const lockstep::train::LogTimestamp&, const std::string&, const lockstep::train::Histogram&) override {
-  }
-  void image(const lockstep::train::LogTimestamp&, const std::string&, const lockstep::train::Image&) override {}
+  void log_text(const lockstep::training::LogTimestamp&, const std::string&, const std::string&) override {}
+  void log_histogram(const lockstep::training::LogTimestamp&, const std::string&,
+                     const lockstep::training::Histogram&) override {}
+  void log_image(const lockstep::training::LogTimestamp&, const std::string&,
+                 const lockstep::training::Image&) override {}
   void flush() override { std::fflush(stderr); }
 };
 // docs: end own
 
 // docs: begin step
 torch::Tensor train_step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world,
-                         int step, lockstep::train::PhaseTimer& timer) {
-  using lockstep::train::Phase;
+                         int step, lockstep::training::PhaseTimer& timer) {
+  using lockstep::training::Phase;
   torch::Tensor data, loss;
   {
-    const auto in = timer.in(Phase::kData);
+    const auto scope = timer.enter(Phase::kData);
     data = batch(world, step);
   }
   {
-    const auto in = timer.in(Phase::kForward);
+    const auto scope = timer.enter(Phase::kForward);
     loss = net->forward(data).pow(2).mean();
   }
   {
-    const auto in = timer.in(Phase::kBackward);
+    const auto scope = timer.enter(Phase::kBackward);
     optimizer.zero_grad();
     loss.backward();
   }
-  const auto in = timer.in(Phase::kOptimizer);
+  const auto scope = timer.enter(Phase::kOptimizer);
   optimizer.step();
   return loss.detach();
 }
@@ -73,26 +73,26 @@ torch::Tensor train_step(torch::nn::Sequential& net, torch::optim::Optimizer& op
 void check_files(const std::string& folder, const std::string& transport) {
   const std::string table = content(folder + "/metrics.csv"), page = content(folder + "/report.html"),
                     trace = content(folder + "/trace.json");
-  expect(std::count(table.begin(), table.end(), '\n') == 11, "a line for each tenth step");
-  expect(table.starts_with("step,time,train/loss,"), "the table's columns");
+  expect(std::count(table.begin(), table.end(), '\n') == 11, "a line for every tenth step");
+  expect(table.starts_with("step,time,train/loss,"), "the columns of the table");
   expect(page.find(">rank 1<") != std::string::npos, "the timeline has rank 1");
-  expect(page.find("<title>gradients") != std::string::npos, "and the exchange of gradients");
+  expect(page.find("<title>gradients") != std::string::npos, "the timeline has gradient reductions");
   expect(trace.find("\"name\":\"backward\"") != std::string::npos, "the trace has phases");
   expect((trace.find("\"name\":\"bucket ") != std::string::npos) == (transport == "gloo"),
-         "and buckets, where there are some");
+         "the trace has buckets if the transport uses them");
   expect(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()) == 4,
          "four files");
 }
 
-void go_on_from_step_60(const lockstep::Group& world, const std::string& folder) {
-  namespace train = lockstep::train;
+void resume_from_step_60(const lockstep::Group& world, const std::string& folder) {
+  namespace training = lockstep::training;
   // docs: begin resume
-  train::LoggerCollection again(world.rank(), {.directory = folder, .first_step = 60});
+  training::LoggerCollection again(world.rank(), {.directory = folder, .first_step = 60});
   // docs: end resume
   again.log_scalars(60, {{"train/loss", 1.0}});
   again.flush();
   const std::string table = content(folder + "/metrics.csv");
-  expect(world.rank() != 0 || std::count(table.begin(), table.end(), '\n') == 8, "steps from 60 on are taken back");
+  expect(world.rank() != 0 || std::count(table.begin(), table.end(), '\n') == 8, "lines from step 60 on are removed");
   again.add(std::make_unique<StderrLogger>());
 }
 
@@ -101,58 +101,58 @@ void go_on_from_step_60(const lockstep::Group& world, const std::string& folder)
 int train_and_monitor(int, char**) {
   lockstep::Group world = lockstep::init();
   const std::string folder =
-      std::filesystem::temp_directory_path() / ("lockstep-watching-" + std::to_string(::getpid()));
+      std::filesystem::temp_directory_path() / ("lockstep-monitoring-" + std::to_string(::getpid()));
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
 
   // docs: begin loop
-  namespace train = lockstep::train;
-  train::LoggerCollection loggers(world.rank(), {.directory = folder});
-  auto curves = std::make_unique<train::CurveLogger>();  // for the report
-  const train::CurveLogger& logged = *curves;
+  namespace training = lockstep::training;
+  training::LoggerCollection loggers(world.rank(), {.directory = folder});
+  auto curves = std::make_unique<training::CurveLogger>();  // for the report
+  const training::CurveLogger& logged = *curves;
   loggers.add(std::move(curves));
-  train::Progress progress(world.rank(), {.steps_per_epoch = 100, .samples_per_step = 16 * world.size()});
-  train::Throughput throughput({.window = 50});
-  train::RankRecorder recorder({.rank = world.rank(), .trace = true});
-  train::PhaseTimer timer;
+  training::ProgressBar progress(world.rank(), {.steps_per_epoch = 100, .samples_per_step = 16 * world.size()});
+  training::Throughput throughput({.window = 50});
+  training::RankRecorder recorder({.rank = world.rank(), .trace = true});
+  training::PhaseTimer timer;
 
   for (int step = 0; step < 100; ++step) {
     const torch::Tensor loss = train_step(net, optimizer, world, step, timer);
-    const train::StepTimes& times = timer.end_step();
+    const training::StepTimes& times = timer.end_step();
     throughput.add(times, 16 * world.size());
     recorder.add(step, times);
     if (step % 10 == 0 && loggers.is_active()) {
-      train::NamedValues values = throughput.values();
+      training::NamedValues values = throughput.values();
       values.insert(values.begin(), {"train/loss", loss.item<double>()});
       loggers.log_scalars(step, values);
     }
-    progress.step([&] { return train::NamedValues{{"loss", loss.item<double>()}}; });
+    progress.step([&] { return training::NamedValues{{"loss", loss.item<double>()}}; });
   }
   // docs: end loop
 
   // docs: begin tensors
   if (loggers.is_active())
     for (const auto& parameter : net->named_parameters())
-      loggers.histogram(100, parameter.key(), train::make_histogram(parameter.value()));
-  loggers.text(100, "notes", "one layer, tanh");
-  loggers.image(100, "weights", train::make_image(net->parameters()[0] + 0.5));
+      loggers.log_histogram(100, parameter.key(), training::make_histogram(parameter.value()));
+  loggers.log_text(100, "notes", "one layer, tanh");
+  loggers.log_image(100, "weights", training::make_image(net->parameters()[0] + 0.5));
   // docs: end tensors
 
   // docs: begin report
-  const auto records = train::gather_records(world, recorder.record());  // all ranks call it
+  const auto records = training::gather_records(world, recorder.record());  // collective
   if (world.rank() == 0) {
-    train::write_report(folder + "/report.html", {.title = "small net",
-                                                  .facts = {{"ranks", std::to_string(world.size())}},
-                                                  .curves = logged.curves(),
-                                                  .ranks = records});
-    train::write_trace(folder + "/trace.json", records);
+    training::write_report(folder + "/report.html", {.title = "small net",
+                                                     .facts = {{"ranks", std::to_string(world.size())}},
+                                                     .curves = logged.curves(),
+                                                     .ranks = records});
+    training::write_trace(folder + "/trace.json", records);
   }
   // docs: end report
   loggers.flush();
   if (world.rank() == 0) check_files(folder, std::string(world.transport()));
 
-  go_on_from_step_60(world, folder);
+  resume_from_step_60(world, folder);
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -1,4 +1,4 @@
-// The program of docs/02-your-own-model.md: a model, a dataset and a training loop that are the user's own.
+// The program of docs/guide/02-your-own-model.md: a user's own model, dataset and training loop.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -31,7 +31,7 @@ struct Products {
 // docs: end dataset
 
 // docs: begin evaluate
-// Rank 0 alone: the others go on to their next backward() and wait for it there.
+// Runs on rank 0 only. Meanwhile the other ranks continue to their next backward(), where they wait for rank 0.
 double evaluate(Net& net) {
   const torch::NoGradGuard no_grad;
   auto loader =
@@ -66,8 +66,8 @@ void train(const std::string& file) {
   Net again;
   lockstep::load(again, file);
   // docs: end load
-  if (evaluate(again) != evaluate(net)) throw std::runtime_error("the saved model is another one");
-  if (evaluate(net) > 0.01) throw std::runtime_error("the model has learned too little");
+  if (evaluate(again) != evaluate(net)) throw std::runtime_error("the saved model differs");
+  if (evaluate(net) > 0.01) throw std::runtime_error("the loss is too high");
   for (const auto& parameter : again->named_parameters()) std::cout << "saved: " << parameter.key() << std::endl;
 }
 

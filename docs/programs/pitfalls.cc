@@ -1,6 +1,7 @@
-// The program of docs/04-errors.md: what other libraries warn of and works here, and mistakes that end with one line.
-//   lockstep run -n 2 docs_pitfalls fine         all that must work
-//   lockstep run -n 2 docs_pitfalls desync       one mistake; the page shows what each ends with
+// The program of docs/guide/04-errors.md: uses that other libraries warn about and that work here, and mistakes that
+// are reported in one line.
+//   lockstep run -n 2 docs_pitfalls fine         the uses that work
+//   lockstep run -n 2 docs_pitfalls desync       one mistake; the page shows the error of each
 #include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpointer.h>
 #include <lockstep/checkpoint/safetensors/safetensors.h>
@@ -41,8 +42,8 @@ torch::Tensor make_batch(const Group& world) {
   return torch::full({5, 3}, world.rank() + 1.0) + torch::arange(5).unsqueeze(1);
 }
 
-void expect(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error("not so: " + what);
+void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("expected: " + what);
 }
 
 void branches(Group& world) {
@@ -54,11 +55,11 @@ void branches(Group& world) {
     net->loss_of_one_branch(make_batch(world), world.rank() == 0).backward();
   }
   // docs: end branches
-  // Each branch was reached on one rank: its gradient is half of that one's, on all ranks.
+  // Each branch was used on one rank: on all ranks its gradient is half of that rank's gradient.
   const torch::Tensor bias = net->last->weight.detach()[0] * 5 / world.size();
   if (world.size() == 2)
-    expect(net->left->bias.grad().allclose(bias), "a branch that one rank took has half its gradient");
-  if (world.size() == 2) expect(net->right->bias.grad().allclose(bias), "and the other branch too");
+    expect(net->left->bias.grad().allclose(bias), "a branch used on one rank has half its gradient");
+  if (world.size() == 2) expect(net->right->bias.grad().allclose(bias), "the other branch has half its gradient");
 }
 
 void evaluation_on_one_rank(Group& world) {
@@ -73,7 +74,7 @@ void evaluation_on_one_rank(Group& world) {
     if (world.rank() == 0) {
       const torch::NoGradGuard no_grad;
       net->eval();
-      net->forward(make_batch(world));  // nobody waits for it, and it waits for nobody
+      net->forward(make_batch(world));  // does not communicate
       net->train();
     }
   }
@@ -89,10 +90,10 @@ void long_work(Group& world) {
   Net net;
   // docs: begin busy
   if (world.rank() == 0) {
-    const auto busy = world.busy("evaluate");  // or world.alive() now and then
+    const auto busy = world.busy("evaluate");  // or call world.alive() from time to time
     evaluate(net, world);
   }
-  world.barrier();  // the others wait as long as it takes
+  world.barrier();  // the other ranks wait without a timeout
   // docs: end busy
 }
 
@@ -119,11 +120,12 @@ void names(Group& world) {
   std::filesystem::remove(file);
   for (const auto& parameter : net->named_parameters())
     expect(saved.contains(parameter.key()), parameter.key() + " is in the file");
-  expect(saved.size() == net->named_parameters().size() + net->named_buffers().size(), "and no other name");
+  expect(saved.size() == net->named_parameters().size() + net->named_buffers().size(), "no other name");
 }
 
 void optimizer_before(Group& world) {
-  torch::manual_seed(world.rank());  // another start on every rank, which the constructor below makes one
+  torch::manual_seed(
+      world.rank());  // different parameters on each rank; the constructor below broadcasts those of rank 0
   Net net;
   torch::optim::Adam optimizer(net->parameters(), 0.01);
   DistributedDataParallel ddp(net, world);
@@ -157,14 +159,14 @@ void accumulation(Group& world) {
   // docs: begin accumulate
   net->zero_grad();
   {
-    const auto quiet = ddp.no_sync();
+    const auto no_sync_guard = ddp.no_sync();
     net->forward(x).sum().backward();
   }
   net->forward(y).sum().backward();
   // docs: end accumulate
   const torch::Tensor mine = net->last->bias.grad().clone(), first = mine.clone();
   world.broadcast(first, 0);
-  expect(mine.equal(first) && mine.item<double>() == 10, "both batches are in the gradient, on all ranks");
+  expect(mine.equal(first) && mine.item<double>() == 10, "the gradient of both batches on all ranks");
 }
 
 void fine(Group& world) {
@@ -176,10 +178,10 @@ void fine(Group& world) {
   optimizer_before(world);
   uneven(world);
   accumulation(world);
-  if (world.rank() == 0) std::cout << "all of it works" << std::endl;
+  if (world.rank() == 0) std::cout << "all cases work" << std::endl;
 }
 
-void block_until_killed() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends it
+void block_until_killed() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends the process
 
 // docs: begin desync
 void desync(Group& world) {
@@ -199,7 +201,7 @@ void other_model(Group& world) {
   DistributedDataParallel ddp(net, world);
 }
 
-/// What Trainer does with on_disk_error = kStop: the job's first cause is that of the disk.
+/// As Trainer does with on_disk_error = kStop: the disk error becomes the first cause of the job.
 void full_disk(Group& world) {
   lockstep::checkpoint::Checkpointer checkpoints(world, "checkpoints");
   try {
@@ -246,12 +248,12 @@ void run(const std::string& name) {
     return;
   }
   const auto found = kCases.find(name);
-  if (found == kCases.end()) throw lockstep::UsageError("there is no case \"" + name + "\"");
+  if (found == kCases.end()) throw lockstep::UsageError("unknown case \"" + name + "\"");
   std::optional<Group> world = lockstep::init();
   found->second(*world);
   const bool left_early = name == "uneven" && world->rank() == 1;
   world.reset();
-  if (left_early) block_until_killed();  // so that it is not its exit that is noticed
+  if (left_early) block_until_killed();  // so that the other rank does not detect its exit instead
 }
 
 }  // namespace

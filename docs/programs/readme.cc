@@ -1,4 +1,4 @@
-// The program of README.md, with a model and data that need no file.
+// The program of README.md, with a model and generated data.
 #include <torch/torch.h>
 
 struct NetImpl : torch::nn::Module {
@@ -8,7 +8,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// Points of the plane and the side of a line on which they lie.
+/// Points in the plane, labelled by the side of a line on which they are.
 struct Points : torch::data::datasets::Dataset<Points> {
   torch::data::Example<> get(std::size_t index) override {
     const auto x = static_cast<float>(index % 37) / 37.0f;
@@ -23,19 +23,19 @@ struct Points : torch::data::datasets::Dataset<Points> {
 #include <torch/torch.h>
 
 int main() {
-  lockstep::Group world = lockstep::init();             // alone: a world of one; the same program under any launcher
-  Net net;                                              // the user's module, never wrapped
-  lockstep::DistributedDataParallel ddp(net, world);    // same start on every rank; averages gradients from here on
-  torch::optim::SGD optimizer(net->parameters(), 0.1);  // before or after, it does not matter
+  lockstep::Group world = lockstep::init();             // without a launcher: a world of one rank
+  Net net;                                              // an ordinary module; it is not wrapped
+  lockstep::DistributedDataParallel ddp(net, world);    // broadcasts parameters; then averages gradients
+  torch::optim::SGD optimizer(net->parameters(), 0.1);  // may be constructed before or after ddp
   auto loader = lockstep::data::make_loader(Points(), world, {.batch_size = 64, .seed = 1});
 
   for (int epoch = 0; epoch < 3; ++epoch)
-    for (auto& batch : loader.epoch(epoch)) {  // every rank its own part, a new order each epoch
+    for (auto& batch : loader.epoch(epoch)) {  // each rank has its own part, shuffled in each epoch
       optimizer.zero_grad();
       auto loss = torch::nll_loss(net->forward(batch.data), batch.target);
-      loss.backward();  // on return, gradients are the mean over all ranks
+      loss.backward();  // on return, gradients are the means over all ranks
       optimizer.step();
     }
-  if (world.rank() == 0) lockstep::save(net, "net.safetensors");  // names as the user wrote them: no "module." in front
+  if (world.rank() == 0) lockstep::save(net, "net.safetensors");  // parameter names without a "module." prefix
 }
 // docs: end program

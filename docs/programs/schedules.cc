@@ -1,4 +1,5 @@
-// The program of docs/13-rates-clipping-averages.md: schedules, clipping and averages of weights, with any optimizer.
+// The program of docs/how-to/schedules-clipping-averages.md: schedules, clipping and averages of weights, with any
+// optimizer.
 //   lockstep run -n 2 docs_schedules
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -9,7 +10,7 @@
 
 namespace {
 
-/// The mean over the ranks.
+/// Returns the mean loss over all ranks. Collective.
 double validate(lockstep::Group& world, torch::nn::Sequential& net) {
   const torch::NoGradGuard no_grad;
   torch::Tensor loss = net->forward(batch(world, 1000)).pow(2).mean();
@@ -47,13 +48,13 @@ int train(int, char**) {
   for (int step = 0; step < 100; ++step) {
     optimizer.zero_grad();
     net->forward(batch(world, step)).pow(2).mean().backward();
-    optim::clip_grad_norm(net->parameters(), 1.0);  // of the means, which torch's optimizers get
+    optim::clip_grad_norm(net->parameters(), 1.0);  // clips the averaged gradients
     optimizer.step();
     scheduler.step();
     ema.update();
   }
   // docs: end schedule
-  expect(scheduler.rates()[0] < 1e-6, "the rate has come down");
+  expect(scheduler.rates()[0] < 1e-6, "the learning rate has decayed");
 
   // docs: begin compose
   const optim::Schedule hold_then_fall =
@@ -69,7 +70,8 @@ int train(int, char**) {
   const optim::Ema::State averages = ema.state();  // .updates, .averages by name
   ema.resume(averages);
   // docs: end resume
-  expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100, "a checkpoint has them");
+  expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100,
+         "the values for a checkpoint");
 
   // docs: begin plateau
   optim::ReduceLROnPlateau plateau(optimizer, {.factor = 0.5, .patience = 3});
@@ -81,9 +83,9 @@ int train(int, char**) {
   {
     const auto averaged = ema.swap();
     validate(world, net);
-  }  // the weights are back
+  }  // restores the weights
   // docs: end ema
-  expect(torch::equal(net->parameters()[0], weight), "the weights are back");
+  expect(torch::equal(net->parameters()[0], weight), "the weights are restored");
 
   large_batches(world);
   return 0;

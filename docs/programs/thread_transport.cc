@@ -1,5 +1,5 @@
-// The program of docs/05-adding-a-transport.md: a whole transport. Its ranks are threads of one process, and who comes
-// last to an operation carries it out for all.
+// The program of docs/internals/adding-a-transport.md: a complete transport whose ranks are threads of one process. The
+// last rank that starts an operation executes it for all ranks.
 #include <ATen/ATen.h>
 
 #include <iostream>
@@ -26,8 +26,8 @@ const Capabilities kCapabilities{
 };
 // docs: end capabilities
 
-// docs: begin place
-/// Where the ranks meet: what has come for each operation.
+// docs: begin rendezvous
+/// The state that the ranks share: the operations that not all of them have started.
 struct Rendezvous {
   struct Participant {
     const Collective op;
@@ -36,14 +36,15 @@ struct Rendezvous {
   explicit Rendezvous(int num_ranks) : size(num_ranks) {}
 
   const int size;
-  std::mutex mutex;                                         // guards all that follows
+  std::mutex mutex;                                         // guards the members below
   std::map<std::uint64_t, std::map<int, Participant>> ops;  // by seq, then by rank
   std::exception_ptr aborted;
 };
-// docs: end place
+// docs: end rendezvous
 
-// docs: begin carry
-/// All ranks' tensors are there. Additions go in the order of the ranks, so that all get the same bits at any time.
+// docs: begin operations
+/// Executes an operation that all ranks have started. Adds in the order of the ranks, so the result has the same bits
+/// in every run.
 void execute(const std::map<int, Rendezvous::Participant>& ranks) {
   const Collective& first = ranks.at(0).op;
   at::Tensor result;
@@ -60,18 +61,18 @@ void execute(const std::map<int, Rendezvous::Participant>& ranks) {
       result = at::cat(parts);
       break;
     }
-    default: return;  // a barrier moves nothing
+    default: return;  // a barrier moves no data
   }
   for (const auto& [rank, entry] : ranks) entry.op.output.copy_(result.view_as(entry.op.output));
 }
-// docs: end carry
+// docs: end operations
 
 // docs: begin transport
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<Rendezvous> rendezvous, int rank) : rendezvous_(std::move(rendezvous)), rank_(rank) {}
 
-  std::string_view name() const override { return "meeting"; }
+  std::string_view name() const override { return "thread"; }
   const Capabilities& capabilities() const override { return kCapabilities; }
 
   PendingPtr start(const Collective& op) override {
@@ -88,7 +89,7 @@ class ThreadTransport final : public Transport {
     try {
       execute(ranks);
     } catch (...) {
-      error = std::current_exception();  // the Pending's error, never start()'s
+      error = std::current_exception();  // becomes the Pending's error; start() does not throw it
     }
     for (const auto& [rank, entry] : ranks) entry.pending->finish(error);
     rendezvous_->ops.erase(op.seq);
@@ -109,8 +110,8 @@ class ThreadTransport final : public Transport {
 };
 // docs: end transport
 
-void require(bool good, const char* what) {
-  if (!good) throw std::runtime_error(what);
+void require(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
 }
 
 // docs: begin check
@@ -120,17 +121,17 @@ void check_rank(int rank, const std::shared_ptr<Rendezvous>& rendezvous) {
     const Deadline deadline = Deadline::in(std::chrono::seconds(20));
     const PendingPtr pending =
         transport.start({.kind = kind, .input = input, .output = output, .root = 1, .seq = seq, .deadline = deadline});
-    require(pending->wait_until(deadline), "it ends");
+    require(pending->wait_until(deadline), "the operation ends");
     if (pending->error()) std::rethrow_exception(pending->error());
   };
   const at::Tensor number = at::full({2}, rank + 1.0, at::kFloat);
   run(CollectiveKind::kAllReduce, 1, number, number);
   require(number.eq(6).all().item<bool>(), "1 + 2 + 3 is 6");
-  const at::Tensor mine = at::full({1}, rank, at::kByte), all = at::empty({3}, at::kByte);
-  run(CollectiveKind::kAllGather, 2, mine, all);
-  require(all.equal(at::arange(3, at::kByte)), "rank by rank");
-  run(CollectiveKind::kBroadcast, 3, mine, mine);
-  require(mine.item<int>() == 1, "rank 1's value");
+  const at::Tensor own = at::full({1}, rank, at::kByte), all = at::empty({3}, at::kByte);
+  run(CollectiveKind::kAllGather, 2, own, all);
+  require(all.equal(at::arange(3, at::kByte)), "the parts are in the order of the ranks");
+  run(CollectiveKind::kBroadcast, 3, own, own);
+  require(own.item<int>() == 1, "rank 1's value");
   run(CollectiveKind::kBarrier, 4, {}, {});
 }
 // docs: end check
@@ -139,12 +140,12 @@ void check_abort() {
   const auto rendezvous = std::make_shared<Rendezvous>(2);
   ThreadTransport transport(rendezvous, 0);
   const PendingPtr pending = transport.start({.kind = CollectiveKind::kBarrier, .seq = 1});
-  require(!pending->done(), "rank 1 has not come");
-  transport.abort(std::make_exception_ptr(lockstep::base::UsageError("enough")));
+  require(!pending->done(), "rank 1 has not started the barrier");
+  transport.abort(std::make_exception_ptr(lockstep::base::UsageError("aborted by the test")));
   transport.abort(nullptr);
-  require(pending->done() && pending->error(), "abort() ends what is pending");
+  require(pending->done() && pending->error(), "abort() ends pending operations");
   require(transport.start({.kind = CollectiveKind::kBarrier, .seq = 2})->error() == pending->error(),
-          "and what comes later");
+          "abort() ends later operations");
 }
 
 }  // namespace
@@ -152,20 +153,20 @@ void check_abort() {
 int main() try {
   const auto rendezvous = std::make_shared<Rendezvous>(3);
   std::vector<std::thread> ranks;
-  std::atomic<int> num_good = 0;
+  std::atomic<int> num_passed = 0;
   for (int rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([rank, rendezvous, &num_good] {
+    ranks.emplace_back([rank, rendezvous, &num_passed] {
       try {
         check_rank(rank, rendezvous);
-        ++num_good;
+        ++num_passed;
       } catch (const std::exception& error) {
         std::cerr << "rank " << rank << ": " << error.what() << std::endl;
       }
     });
   for (std::thread& rank : ranks) rank.join();  // bounded: each of its waits has a deadline
   check_abort();
-  if (num_good == 3) std::cout << "3 ranks met" << std::endl;
-  return num_good == 3 ? 0 : 1;
+  if (num_passed == 3) std::cout << "3 ranks done" << std::endl;
+  return num_passed == 3 ? 0 : 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

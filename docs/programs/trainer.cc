@@ -1,4 +1,4 @@
-// The program of docs/19-trainer.md. It starts its own ranks:
+// The program of docs/guide/07-trainer.md. It starts its own ranks:
 //   docs_trainer
 #include <lockstep/lockstep.h>
 #include <lockstep/train/metrics/tensor_conversion.h>
@@ -16,15 +16,15 @@ struct NetImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(hidden(x))); }
 
-  torch::Tensor training_step(lockstep::data::Example& batch, lockstep::train::StepLog&) {
+  torch::Tensor training_step(lockstep::data::Example& batch, lockstep::training::StepLog&) {
     return torch::mse_loss(forward(batch.data), batch.target);
   }
-  torch::Tensor validation_step(lockstep::data::Example& batch, lockstep::train::StepLog& log) {
+  torch::Tensor validation_step(lockstep::data::Example& batch, lockstep::training::StepLog& log) {
     const auto out = forward(batch.data);
     log.log("near", (out - batch.target).abs().lt(0.05).to(torch::kFloat).mean());
     return torch::mse_loss(out, batch.target);
   }
-  std::vector<lockstep::train::OptimizerConfig> configure_optimizers(lockstep::train::TrainingSetup& setup) {
+  std::vector<lockstep::training::OptimizerConfig> configure_optimizers(lockstep::training::TrainingSetup& setup) {
     auto optimizer = std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 0.02});
     return {{optimizer, lockstep::optim::cosine_decay({.steps = setup.total_steps()})}};
   }
@@ -34,11 +34,11 @@ TORCH_MODULE(Net);
 // docs: end module
 
 // docs: begin callback
-/// Every ten epochs a histogram of the first layer, for TensorBoard; and a count of its own, which checkpoints hold.
-struct Histograms : lockstep::train::Callback, lockstep::checkpoint::Stateful {
-  void on_epoch_end(lockstep::train::FitContext& fit) override {
-    if (fit.epoch() % 10 != 0 || !fit.loggers().is_active()) return;  // active: on rank 0
-    fit.loggers().histogram(fit.step(), "hidden", lockstep::train::make_histogram(fit.module().parameters()[0]));
+/// Logs a histogram of the first layer every ten epochs, for TensorBoard, and counts them. Checkpoints save the count.
+struct Histograms : lockstep::training::Callback, lockstep::checkpoint::Stateful {
+  void on_epoch_end(lockstep::training::FitContext& fit) override {
+    if (fit.epoch() % 10 != 0 || !fit.loggers().is_active()) return;  // loggers are active on rank 0
+    fit.loggers().log_histogram(fit.step(), "hidden", lockstep::training::make_histogram(fit.module().parameters()[0]));
     ++written;
   }
   lockstep::checkpoint::StateDict state_dict() const override { return {{"written", written}}; }
@@ -62,15 +62,17 @@ struct Products {
 // docs: begin main
 int main() try {
   lockstep::Trainer trainer(
-      {.devices = 2, .max_epochs = 20, .clip_norm = 1});  // two ranks, when nobody else has started some
+      {.devices = 2, .max_epochs = 20, .clip_norm = 1});  // starts two ranks, unless a launcher has started ranks
   torch::manual_seed(1);
   Net net;
   auto loader = lockstep::data::make_loader(Products(), trainer.world(), {.batch_size = 20, .seed = 1});
   auto validation = lockstep::data::make_loader(
       Products(), trainer.world(), {.batch_size = 50, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
-  trainer.add(std::make_shared<lockstep::train::EarlyStopping>(lockstep::train::EarlyStoppingOptions{.patience = 5}));
+  trainer.add(
+      std::make_shared<lockstep::training::EarlyStopping>(lockstep::training::EarlyStoppingOptions{.patience = 5}));
   trainer.add(std::make_shared<Histograms>());
-  trainer.add(std::make_shared<lockstep::train::ModelCheckpoint>());  // the weights of the best validation
+  trainer.add(
+      std::make_shared<lockstep::training::ModelCheckpoint>());  // keeps the weights with the best validation loss
 
   const auto result = trainer.fit(net, loader, validation);
   if (trainer.world().rank() == 0)

@@ -1,4 +1,4 @@
-// Every rank brings its number; all of them go home with the sum.
+// Computes the sum of a tensor over all ranks.
 //   lockstep run -n 4 01_all_reduce
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -8,8 +8,8 @@
 #include "examples/arguments.h"
 
 int main(int argc, char** argv) try {
-  examples::Arguments("Adds up the numbers of all ranks. Start it with: lockstep run -n 4 01_all_reduce")
-      .read(argc, argv);
+  examples::Arguments("Adds the numbers of all ranks. Start it with: lockstep run -n 4 01_all_reduce")
+      .parse(argc, argv);
   lockstep::Group world = lockstep::init();
 
   const torch::Tensor numbers = torch::full({3}, world.rank() + 1);

@@ -1,5 +1,5 @@
-// Handwritten digits, learned by a small convolutional network on any number of ranks. The batch size is that of all
-// ranks together, so the result does not depend on their number:
+// Trains a small convolutional network on handwritten digits. The batch size is the total over all ranks, so the result
+// does not depend on their number:
 //   lockstep run -n 2 02_mnist --data mnist
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
@@ -29,16 +29,18 @@ struct Options {
 Options read_options(int argc, char** argv) {
   Options options;
   examples::Arguments arguments("Trains a convolutional network on handwritten digits.");
-  arguments.text("--data", options.data, "folder with the files of MNIST, .gz or not");
-  arguments.integer("--epochs", options.epochs, 1, 1000, "times through the training images");
-  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images in a step, of all ranks together");
-  arguments.number("--lr", options.lr, 1e-6, 10, "highest learning rate: it rises first, then falls to 0");
-  arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights and of the order of the images");
+  arguments.text("--data", options.data, "directory with the MNIST files, compressed (.gz) or not");
+  arguments.integer("--epochs", options.epochs, 1, 1000, "passes over the training images");
+  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images per step, over all ranks");
+  arguments.number("--lr", options.lr, 1e-6, 10,
+                   "maximum learning rate, after a warm-up and before a linear decay to 0");
+  arguments.integer("--seed", options.seed, 0, 1000000000,
+                    "seed of the initial weights and of the order of the images");
   arguments.text("--save", options.save, "write the trained network to this file (safetensors)");
-  arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, a line each");
-  arguments.read(argc, argv);
+  arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, one per line");
+  arguments.parse(argc, argv);
   if (options.data.empty())
-    throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+    throw lockstep::UsageError("--data is missing; expected a directory with the MNIST files, such as --data mnist");
   return options;
 }
 
@@ -47,7 +49,7 @@ struct Images {
   Mnist validation;
 };
 
-// Where only the test images are, the last tenth of them validates.
+// If the directory has only the test images, the last tenth of them is used for validation.
 Images load_images(const std::string& folder) {
   const Mnist test = Mnist::load(folder, Mnist::Mode::kTest);
   if (Mnist::exists(folder, Mnist::Mode::kTrain)) return {Mnist::load(folder, Mnist::Mode::kTrain), test};
@@ -56,7 +58,9 @@ Images load_images(const std::string& folder) {
 }
 
 void check_loss_log(const std::ostream& loss_log, const Options& options) {
-  if (!loss_log) throw lockstep::UsageError("--loss-log is \"" + options.loss_log + "\", which cannot be written");
+  if (!loss_log)
+    throw lockstep::UsageError("--loss-log is \"" + options.loss_log +
+                               "\", which cannot be written; expected a writable file");
 }
 
 // docs: begin model
@@ -85,7 +89,7 @@ struct Score {
   double accuracy;
 };
 
-// Every rank takes its part of the images, every image once; the sums are those of all ranks.
+// Each rank evaluates its part of the images, each image exactly once; the sums are over all ranks.
 Score evaluate(Net& net, const Mnist& images, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(
@@ -105,9 +109,8 @@ Score evaluate(Net& net, const Mnist& images, lockstep::Group& world) {
 void train(const Options& options) {
   lockstep::Group world = lockstep::init();
   if (options.batch_size % world.size() != 0)
-    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
-                               std::to_string(world.size()) + " ranks are multiples of " +
-                               std::to_string(world.size()));
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) +
+                               "\"; expected a multiple of the number of ranks, " + std::to_string(world.size()));
   std::ofstream loss_log;
   if (world.rank() == 0) {
     examples::require_writable_path("--save", options.save);
@@ -129,13 +132,13 @@ void train(const Options& options) {
   const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
   const std::int64_t num_steps = options.epochs * steps_per_epoch;
   std::int64_t step = 0;
-  lockstep::train::Progress progress(
+  lockstep::training::ProgressBar progress(
       world.rank(),
       {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
   for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
     for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
-      const double done =
-          static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls
+      const double done = static_cast<double>(++step) /
+                          static_cast<double>(num_steps);  // warm-up for a tenth of the steps, then linear decay
       for (auto& group : optimizer.param_groups()) group.options().set_lr(options.lr * std::min(10 * done, 1 - done));
       optimizer.zero_grad();
       const torch::Tensor output = net->forward(batch.data);
@@ -143,12 +146,12 @@ void train(const Options& options) {
       loss.backward();
       optimizer.step();
 
-      // For the screen only: gradients are averaged already.
-      const torch::Tensor shown =
+      // Only for the progress line; backward() has averaged the gradients.
+      const torch::Tensor metrics =
           torch::stack({loss.detach(), output.argmax(1).eq(batch.target).to(torch::kFloat).mean()});
-      world.all_reduce(shown, lockstep::ReduceOp::kMean);
-      if (loss_log.is_open()) loss_log << shown[0].item<double>() << '\n';
-      progress.step({{"loss", shown[0].item<double>()}, {"acc", shown[1].item<double>()}});
+      world.all_reduce(metrics, lockstep::ReduceOp::kMean);
+      if (loss_log.is_open()) loss_log << metrics[0].item<double>() << '\n';
+      progress.step({{"loss", metrics[0].item<double>()}, {"acc", metrics[1].item<double>()}});
     }
     const Score score = evaluate(net, images.validation, world);
     if (world.rank() == 0)

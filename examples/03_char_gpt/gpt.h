@@ -1,4 +1,4 @@
-// A decoder-only transformer that predicts the next character.
+// A decoder-only transformer that predicts the next character (GPT).
 #pragma once
 
 #include <torch/torch.h>
@@ -7,19 +7,19 @@
 
 struct GptOptions {
   std::int64_t vocabulary = 256;
-  std::int64_t block = 128;  ///< characters that the model looks back
+  std::int64_t block = 128;  ///< length of the context, in characters
   std::int64_t width = 128;
   std::int64_t layers = 4;
   std::int64_t heads = 4;
 };
 
-/// The layer's output. With three dimensions its own forward() adds the bias in a pass of its own, which Python's does
-/// not.
+/// The output of a linear layer. For three dimensions, forward() in C++ adds the bias in a separate pass, unlike
+/// Python.
 inline torch::Tensor apply_linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
   return torch::linear(x, layer->weight, layer->bias);
 }
 
-/// Attention to what came before, then a small network for each position; each adds to what flows through.
+/// Causal self-attention, then a feed-forward network, both pre-norm with a residual connection.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptOptions& options)
       : heads(options.heads),
@@ -48,7 +48,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// int64 [batch, length] -> float32 [batch, length, vocabulary], the logarithms of how likely each next character is.
+/// int64 [batch, length] -> float32 [batch, length, vocabulary], the log-probabilities of the next character.
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& given)
       : options(given),
@@ -67,11 +67,11 @@ struct GptImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& text) {
     torch::Tensor x = characters(text) + positions(torch::arange(text.size(1), text.options()));
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
-    // The embedding of a character is also what predicts it: one parameter, used twice.
+    // The output layer shares its weights with the embedding.
     return torch::log_softmax(torch::matmul(norm(x), characters->weight.t()), -1);
   }
 
-  /// Mean over all characters of the batch.
+  /// Mean loss over all characters of the batch.
   torch::Tensor loss(const torch::Tensor& text, const torch::Tensor& next) {
     return torch::nll_loss(forward(text).flatten(0, 1), next.flatten());
   }

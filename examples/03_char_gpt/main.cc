@@ -1,4 +1,4 @@
-// A small transformer learns any text, character by character, and then writes some of its own:
+// Trains a small transformer on any text, character by character, and then generates text:
 //   lockstep run -n 2 03_char_gpt --corpus FILE_OR_FOLDER
 #include <lockstep/data/datasets/char_dataset.h>
 #include <lockstep/data/datasets/corpus.h>
@@ -35,37 +35,37 @@ struct Options {
 
 Options read_options(int argc, char** argv) {
   Options options;
-  examples::Arguments arguments("Trains a character-level GPT on a text, and lets it write.");
-  arguments.text("--corpus", options.corpus, "file with the text, or folder with files");
+  examples::Arguments arguments("Trains a character-level GPT on a text and generates a sample.");
+  arguments.text("--corpus", options.corpus, "text file, or directory with text files");
   arguments.integer("--steps", options.steps, 1, 10000000, "updates of the parameters");
-  arguments.integer("--batch-size", options.batch_size, 1, 65536, "pieces of text in a step, of all ranks together");
-  arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
-  arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
-  arguments.text("--precision", options.precision,
-                 "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
-  arguments.text("--device", options.device, "auto (default; a GPU where there is one), cpu, cuda or cuda:N");
+  arguments.integer("--batch-size", options.batch_size, 1, 65536, "windows of text per step, over all ranks");
+  arguments.integer("--block", options.block, 8, 4096, "characters in a window");
+  arguments.number("--lr", options.lr, 1e-6, 1, "maximum learning rate");
+  arguments.text("--precision", options.precision, "32, bf16-mixed or fp16-mixed: precision of matrix products");
+  arguments.text("--device", options.device, "auto (default: a GPU if there is one), cpu, cuda or cuda:N");
   arguments.integer("--host-sync-every", options.average_hosts_every, 1, 1000000,
-                    "between hosts, average parameters every so many steps, not gradients");
-  arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
-  arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
+                    "between hosts, average parameters every so many steps instead of gradients");
+  arguments.integer("--seed", options.seed, 0, 1000000000,
+                    "seed of the initial weights, the order of the windows and the sample");
+  arguments.integer("--sample", options.sample, 0, 1000000, "characters to generate at the end");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
-  arguments.read(argc, argv);
+  arguments.parse(argc, argv);
   if (const auto precision = lockstep::amp::parse_precision(options.precision); precision.weights != torch::kFloat)
     throw lockstep::UsageError("--precision is \"" + options.precision +
-                               "\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
+                               "\"; expected 32, bf16-mixed or fp16-mixed, whose weights are float32");
   if (options.corpus.empty())
-    throw lockstep::UsageError("--corpus is missing; allowed is a file or a folder with text");
+    throw lockstep::UsageError("--corpus is missing; expected a text file or a directory with text files");
   return options;
 }
 
-/// Rises for a tenth of the training, then falls along a cosine to a tenth of the highest.
+/// Linear warm-up for a tenth of the steps, then cosine decay to a tenth of the maximum.
 double learning_rate(std::int64_t step, const Options& options) {
   const double done = static_cast<double>(step) / static_cast<double>(options.steps);
-  const double falling = 0.55 + 0.45 * std::cos(M_PI * done);
-  return options.lr * std::min(10 * (done + 1.0 / static_cast<double>(options.steps)), falling);
+  const double decayed = 0.55 + 0.45 * std::cos(M_PI * done);
+  return options.lr * std::min(10 * (done + 1.0 / static_cast<double>(options.steps)), decayed);
 }
 
-/// The mean loss over `count` pieces spread over the text, each looked at by one rank.
+/// The mean loss over at most 256 windows spread over the text, each evaluated by one rank.
 double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   const std::size_t count = std::min<std::size_t>(text.size(), 256);
@@ -95,8 +95,8 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
         {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
     return model->loss(batch.data, batch.target);
   };
-  lockstep::train::Progress progress(world.rank(),
-                                     {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
+  lockstep::training::ProgressBar progress(world.rank(),
+                                           {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
   for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {
@@ -111,22 +111,21 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
       scaler.update();
 
       const torch::Tensor mean_loss = loss.detach();
-      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the screen only: gradients are averaged already
+      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the progress line
       progress.step({{"loss", mean_loss.item<double>()}});
       ++step;
     }
   ddp.average_hosts();
 }
 
-/// Goes on where `start` ends: `length` characters, each drawn from what the model expects after those before it.
+/// Generates `length` characters after `start`, each drawn from the distribution that the model predicts.
 std::string generate_text(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor& start, std::int64_t length) {
   const torch::NoGradGuard no_grad;
   torch::Tensor context = start.unsqueeze(0);
   std::vector<std::int64_t> ids;
   while (static_cast<std::int64_t>(ids.size()) < length) {
-    const torch::Tensor expected =
-        model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
-    const torch::Tensor next = torch::multinomial(expected, 1);
+    const torch::Tensor probabilities = model->forward(context)[0][-1].div(0.8).exp();  // temperature 0.8
+    const torch::Tensor next = torch::multinomial(probabilities, 1);
     ids.push_back(next.item<std::int64_t>());
     context = torch::cat({context, next.unsqueeze(0)}, 1).slice(1, -model->options.block);
   }
@@ -137,9 +136,8 @@ void run(const Options& options) {
   lockstep::Group world = lockstep::init({.device = options.device});
   const bool first = world.rank() == 0;
   if (options.batch_size % world.size() != 0)
-    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
-                               std::to_string(world.size()) + " ranks are multiples of " +
-                               std::to_string(world.size()));
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) +
+                               "\"; expected a multiple of the number of ranks, " + std::to_string(world.size()));
   if (first) examples::require_writable_path("--save", options.save);
   const std::string text = lockstep::data::read_corpus(options.corpus, {.max_bytes = std::uint64_t{16} << 20});
   Vocabulary vocabulary = Vocabulary::from_text(text);
@@ -154,7 +152,7 @@ void run(const Options& options) {
   std::int64_t num_parameters = 0;
   for (const auto& parameter : model->parameters()) num_parameters += parameter.numel();
   if (first)
-    std::printf("%zu characters, %zu different ones; %.2f M parameters; %d ranks\n", text.size(), vocabulary.size(),
+    std::printf("%zu characters, %zu distinct; %.2f M parameters; %d ranks\n", text.size(), vocabulary.size(),
                 static_cast<double>(num_parameters) / 1e6, world.size());
 
   const double before = evaluate(model, validation, world);

@@ -1,5 +1,5 @@
-// Photographs, learned by a residual network as published results are: random crops and flips, label smoothing, warm-up
-// and cosine, any precision.
+// Trains a residual network on photographs with the usual recipe: random crops and flips, label smoothing, warm-up and
+// cosine decay, in any precision.
 //   lockstep run -n 2 04_imagenet --data imagenet --arch resnet50
 #include <lockstep/data/datasets/image_dataset.h>
 #include <lockstep/lockstep.h>
@@ -27,8 +27,8 @@ struct Images {
 
 Images open_datasets(const Options& options) {
   // docs: begin images
-  const lockstep::data::ImageOptions seen{.size = options.image_size, .seed = static_cast<std::uint64_t>(options.seed)};
-  lockstep::data::ImageOptions train = seen, validation = seen;
+  const lockstep::data::ImageOptions base{.size = options.image_size, .seed = static_cast<std::uint64_t>(options.seed)};
+  lockstep::data::ImageOptions train = base, validation = base;
   train.augment = true;
   if (options.skip_broken) {
     train.broken_images = BrokenImagePolicy::kReplace;
@@ -38,9 +38,9 @@ Images open_datasets(const Options& options) {
   // docs: end images
   if (images.train.folder().classes() != images.validation.folder().classes())
     throw lockstep::UsageError(options.data + "/train has " + std::to_string(images.train.folder().classes().size()) +
-                               " classes and " + options.data + "/val " +
+                               " classes and " + options.data + "/val has " +
                                std::to_string(images.validation.folder().classes().size()) +
-                               " that are not the same; allowed are the same folders in both");
+                               " different ones; expected the same class directories in both");
   return images;
 }
 
@@ -63,8 +63,8 @@ class Training {
                        static_cast<std::int64_t>(images_.train.folder().classes().size()));
     if (!options.weights.empty()) lockstep::load(net_, options.weights);
     lockstep::amp::cast(*net_, precision_);
-    for (at::Tensor& parameter : net_->parameters())  // channels last, as images come: in bfloat16 1.45 times as fast
-                                                      // on a CPU, and what GPUs multiply best
+    for (at::Tensor& parameter : net_->parameters())  // channels last, as the images: 1.45 times as fast in bfloat16
+                                                      // on a CPU, and the fastest layout on GPUs
       if (parameter.dim() == 4)
         parameter.set_data(
             torch::empty(parameter.sizes(), parameter.options().memory_format(at::MemoryFormat::ChannelsLast))
@@ -92,23 +92,23 @@ class Training {
                                                .device = world_.device()});
     const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
     if (steps_per_epoch == 0)
-      throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; allowed with " +
-                                 std::to_string(images_.train.size()) + " images and " + std::to_string(world_.size()) +
-                                 " ranks are at most " +
+      throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; expected at most " +
                                  std::to_string((images_.train.size() + static_cast<std::size_t>(world_.size()) - 1) /
-                                                static_cast<std::size_t>(world_.size())));
-    OptimizerStep updates(*net_, ddp, precision_, options_, steps_per_epoch);
-    lockstep::train::Progress progress(world_.rank(), {.num_epochs = options_.epochs,
-                                                       .steps_per_epoch = steps_per_epoch,
-                                                       .samples_per_step = options_.batch * world_.size()});
-    lockstep::train::NamedValues shown;
+                                                static_cast<std::size_t>(world_.size())) +
+                                 " with " + std::to_string(images_.train.size()) + " images and " +
+                                 std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks"));
+    OptimizerStep optimizer_step(*net_, ddp, precision_, options_, steps_per_epoch);
+    lockstep::training::ProgressBar progress(world_.rank(), {.num_epochs = options_.epochs,
+                                                             .steps_per_epoch = steps_per_epoch,
+                                                             .samples_per_step = options_.batch * world_.size()});
+    lockstep::training::NamedValues logged;
     for (std::int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
       net_->train();
       for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
-        const at::Tensor seen = train_step(batch, updates);
-        // For the screen only, and seldom: whoever reads a number waits for the GPU.
-        if (steps_++ % kLogInterval == 0 || !options_.loss_log.empty()) shown = reduce_metrics(seen);
-        progress.step(shown);
+        const at::Tensor metrics = train_step(batch, optimizer_step);
+        // Only for the progress line, and not in each step, because reading a value synchronizes with the GPU.
+        if (steps_++ % kLogInterval == 0 || !options_.loss_log.empty()) logged = reduce_metrics(metrics);
+        progress.step(logged);
       }
       evaluate("epoch " + std::to_string(epoch + 1) + ": ");
       if (world_.rank() == 0 && !options_.save.empty())
@@ -116,7 +116,8 @@ class Training {
                        {.metadata = {{"arch", options_.arch}, {"epochs", std::to_string(epoch + 1)}}});
     }
     if (!loss_log_.flush())
-      throw lockstep::UsageError("--loss-log is \"" + options_.loss_log + "\", which cannot be written");
+      throw lockstep::UsageError("--loss-log is \"" + options_.loss_log +
+                                 "\", which cannot be written; expected a writable file");
   }
 
  private:
@@ -130,25 +131,25 @@ class Training {
   }
 
   // docs: begin step
-  /// Loss and part of the images that were known.
-  at::Tensor train_step(const lockstep::data::Example& batch, OptimizerStep& updates) {
+  /// Returns the loss and the accuracy.
+  at::Tensor train_step(const lockstep::data::Example& batch, OptimizerStep& optimizer_step) {
     const at::Tensor output = forward(batch.data);
     const at::Tensor loss = functional::cross_entropy(
         output, batch.target, functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
-    updates.backward_and_step(loss);
+    optimizer_step.backward_and_step(loss);
     return torch::stack({loss.detach(), output.detach().argmax(1).eq(batch.target).to(at::kFloat).mean()});
   }
   // docs: end step
 
-  lockstep::train::NamedValues reduce_metrics(const at::Tensor& seen) {
-    world_.all_reduce(seen, lockstep::ReduceOp::kMean);
-    const at::Tensor here = seen.cpu();
-    if (loss_log_.is_open()) loss_log_ << here[0].item<double>() << '\n';
-    return {{"loss", here[0].item<double>()}, {"acc", here[1].item<double>()}};
+  lockstep::training::NamedValues reduce_metrics(const at::Tensor& metrics) {
+    world_.all_reduce(metrics, lockstep::ReduceOp::kMean);
+    const at::Tensor host = metrics.cpu();
+    if (loss_log_.is_open()) loss_log_ << host[0].item<double>() << '\n';
+    return {{"loss", host[0].item<double>()}, {"acc", host[1].item<double>()}};
   }
 
   // docs: begin evaluate
-  /// Every image once, over all ranks; those that are broken are not counted.
+  /// Evaluates each image exactly once over all ranks; broken images are not counted.
   void evaluate(const std::string& when) {
     const torch::NoGradGuard no_grad;
     net_->eval();
@@ -159,7 +160,7 @@ class Training {
                                                .num_workers = static_cast<int>(options_.workers),
                                                .device = world_.device()});
     const at::Tensor sums = torch::zeros(
-        {4}, at::TensorOptions(world_.device()).dtype(at::kDouble));  // images, loss, known, among the first five
+        {4}, at::TensorOptions(world_.device()).dtype(at::kDouble));  // images, loss, top-1 hits, top-5 hits
     for (auto& batch : loader.epoch(0)) {
       const at::Tensor output = forward(batch.data);
       const at::Tensor hits =
@@ -174,8 +175,8 @@ class Training {
     const at::Tensor all = sums.cpu();
     const auto count = all[0].item<double>();
     if (world_.rank() == 0)
-      std::printf("%svalidation loss %.4f, accuracy %.2f %%, among the first five %.2f %%, of %.0f images\n",
-                  when.c_str(), all[1].item<double>() / count, 100 * all[2].item<double>() / count,
+      std::printf("%svalidation loss %.4f, accuracy %.2f %%, top-5 accuracy %.2f %%, of %.0f images\n", when.c_str(),
+                  all[1].item<double>() / count, 100 * all[2].item<double>() / count,
                   100 * all[3].item<double>() / count, count);
   }
   // docs: end evaluate

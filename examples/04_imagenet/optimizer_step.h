@@ -1,4 +1,4 @@
-// From gradients to new weights: SGD with momentum, its rate by warm-up and cosine, in any precision.
+// The optimizer step: SGD with momentum, warm-up and cosine decay, in any precision.
 #pragma once
 
 #include <lockstep/lockstep.h>
@@ -10,8 +10,8 @@
 
 #include "examples/04_imagenet/options.h"
 
-/// The optimizer of lockstep, which updates in the pass that averages; or torch's, where it updates copies in float32
-/// of weights in lower precision.
+/// Uses Lockstep's optimizer, which updates parameters in the same pass that averages gradients, or torch's with
+/// float32 master weights if the precision has them.
 class OptimizerStep {
  public:
   OptimizerStep(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp,
@@ -47,7 +47,7 @@ class OptimizerStep {
     scheduler_.emplace(*optimizer_, warmup_steps > 0 ? lockstep::optim::warmup(warmup_steps, cosine, 0.01) : cosine);
   }
 
-  /// Instead of loss.backward() and all that follows.
+  /// Runs backward(), the update and the schedule.
   void backward_and_step(const at::Tensor& loss) {
     net_.zero_grad();
     scaler_.scale(loss).backward();

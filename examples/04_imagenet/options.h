@@ -33,38 +33,36 @@ struct Options {
 inline Options read_options(int argc, char** argv) {
   Options options;
   examples::Arguments arguments("Trains a residual network on folders of JPEG images.");
-  arguments.text("--data", options.data, "folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
+  arguments.text("--data", options.data, "directory with train/CLASS/*.jpg and val/CLASS/*.jpg");
   arguments.text("--arch", options.arch, "resnet18, resnet34 or resnet50");
   arguments.integer("--epochs", options.epochs, 0, 10000,
-                    "times through the training images; 0: the weights are evaluated");
-  arguments.integer("--batch", options.batch, 1, 65536, "images in a step, of each rank");
+                    "passes over the training images; 0: only evaluate the weights");
+  arguments.integer("--batch", options.batch, 1, 65536, "images per step and rank");
   arguments.integer("--workers", options.workers, 0, 256,
-                    "threads of each rank that read images; 0: none but the one that trains");
-  arguments.integer("--image-size", options.image_size, 32, 1024, "sides of what the network sees");
-  arguments.number("--lr", options.lr, 1e-6, 1000, "highest learning rate");
-  arguments.number("--momentum", options.momentum, 0, 0.9999, "of SGD");
+                    "threads per rank that read images; 0: read in the training thread");
+  arguments.integer("--image-size", options.image_size, 32, 1024, "side length of the network's input");
+  arguments.number("--lr", options.lr, 1e-6, 1000, "maximum learning rate");
+  arguments.number("--momentum", options.momentum, 0, 0.9999, "momentum of SGD");
   arguments.number("--weight-decay", options.weight_decay, 0, 1,
-                   "of all parameters but biases and those of batch norm");
-  arguments.number("--warmup", options.warmup, 0, 1000,
-                   "epochs in which the rate rises to --lr, before it falls along a cosine to 0");
+                   "weight decay of all parameters except biases and batch norm");
+  arguments.number("--warmup", options.warmup, 0, 1000, "epochs of linear warm-up to --lr, before cosine decay to 0");
   arguments.number("--label-smoothing", options.label_smoothing, 0, 0.999,
-                   "part of the target that goes to all classes alike");
-  arguments.text(
-      "--precision", options.precision,
-      "32, bf16-mixed, fp16-mixed, bf16, fp16 or Apex's O0 to O3: what is computed in, and what weights are kept in");
-  arguments.flag("--sync-bn", options.sync_bn, "batch norm by the mean and variance of all ranks' images");
-  arguments.flag("--skip-broken", options.skip_broken, "warn of a broken image and go on, instead of ending");
+                   "fraction of the target that is spread over all classes");
+  arguments.text("--precision", options.precision,
+                 "32, bf16-mixed, fp16-mixed, bf16, fp16 or Apex's O0 to O3: precision of computation and weights");
+  arguments.flag("--sync-bn", options.sync_bn, "use batch norm statistics over all ranks");
+  arguments.flag("--skip-broken", options.skip_broken, "skip broken images with a warning instead of failing");
   arguments.integer("--seed", options.seed, 0, 1000000000,
-                    "of the first weights, the order of the images, crops and flips");
+                    "seed of the initial weights, the order of the images, crops and flips");
   arguments.text("--weights", options.weights,
-                 "begin with the weights of this file (safetensors, with torchvision's names)");
-  arguments.text("--save", options.save, "write the weights to this file (safetensors), after each epoch");
-  arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, a line each");
-  arguments.read(argc, argv);
+                 "start with the weights in this file (safetensors, with torchvision's names)");
+  arguments.text("--save", options.save, "write the weights to this file (safetensors) after each epoch");
+  arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, one per line");
+  arguments.parse(argc, argv);
   if (options.data.empty())
-    throw lockstep::UsageError("--data is missing; allowed is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
+    throw lockstep::UsageError("--data is missing; expected a directory with train/CLASS/*.jpg and val/CLASS/*.jpg");
   if (!resnet::kArchs.contains(options.arch))
-    throw lockstep::UsageError("--arch is \"" + options.arch + "\"; allowed are resnet18, resnet34 and resnet50");
+    throw lockstep::UsageError("--arch is \"" + options.arch + "\"; expected resnet18, resnet34 or resnet50");
   lockstep::amp::parse_precision(options.precision);
   return options;
 }

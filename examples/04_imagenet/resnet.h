@@ -1,5 +1,5 @@
-// Residual networks of 18, 34 and 50 layers (He et al., arXiv:1512.03385), with the names that torchvision gives to
-// parameters and buffers: either reads the other's weights.
+// Residual networks with 18, 34 and 50 layers (He et al., arXiv:1512.03385). Parameters and buffers have torchvision's
+// names, so that weights can be exchanged.
 #pragma once
 
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ inline Conv2d convolution(std::int64_t from, std::int64_t to, std::int64_t kerne
   return Conv2d(torch::nn::Conv2dOptions(from, to, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// What a block adds to: its input, or where sides or channels change a projection of it.
+/// Base of residual blocks, with the shortcut: the input, or a projection of it if its size or channels change.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t from, std::int64_t to, std::int64_t stride) {
     if (stride != 1 || from != to)
@@ -30,7 +30,7 @@ struct BlockImpl : torch::nn::Module {
   torch::nn::Sequential downsample{nullptr};
 };
 
-/// Two convolutions of 3 x 3.
+/// A block with two 3 x 3 convolutions.
 struct BasicImpl : BlockImpl {
   BasicImpl(std::int64_t from, std::int64_t width, std::int64_t stride)
       : BlockImpl(from, width, stride),
@@ -38,7 +38,7 @@ struct BasicImpl : BlockImpl {
         conv2(register_module("conv2", convolution(width, width, 3, 1))),
         bn1(register_module("bn1", BatchNorm2d(width))),
         bn2(register_module("bn2", BatchNorm2d(width))) {
-    torch::nn::init::zeros_(bn2->weight);  // a block begins as its shortcut (Goyal et al., arXiv:1706.02677)
+    torch::nn::init::zeros_(bn2->weight);  // a block is initialized as its shortcut (Goyal et al., arXiv:1706.02677)
   }
   torch::Tensor forward(const torch::Tensor& x) {
     const torch::Tensor y = torch::relu(bn1(conv1(x)));
@@ -50,8 +50,8 @@ struct BasicImpl : BlockImpl {
 };
 TORCH_MODULE(Basic);
 
-/// 1 x 1, 3 x 3 and 1 x 1, the last to four times as many channels. It is the 3 x 3 that strides ("v1.5"), as in
-/// torchvision.
+/// A block with 1 x 1, 3 x 3 and 1 x 1 convolutions, the last one to four times as many channels. The 3 x 3 convolution
+/// has the stride ("v1.5"), as in torchvision.
 struct BottleneckImpl : BlockImpl {
   BottleneckImpl(std::int64_t from, std::int64_t width, std::int64_t stride)
       : BlockImpl(from, 4 * width, stride),
@@ -75,12 +75,12 @@ TORCH_MODULE(Bottleneck);
 
 struct Arch {
   bool bottleneck;
-  std::array<int, 4> blocks;  ///< in each stage
+  std::array<int, 4> blocks;  ///< blocks per stage
 };
 inline const std::map<std::string, Arch> kArchs{
     {"resnet18", {false, {2, 2, 2, 2}}}, {"resnet34", {false, {3, 4, 6, 3}}}, {"resnet50", {true, {3, 4, 6, 3}}}};
 
-/// Images (N, 3, height, width) to a number for each class (N, classes).
+/// Maps images (N, 3, height, width) to logits (N, classes).
 struct NetImpl : torch::nn::Module {
   NetImpl(const Arch& arch, std::int64_t num_classes) {
     conv1 = register_module("conv1", convolution(3, 64, 7, 2));

@@ -1,5 +1,5 @@
-// A loop of your own, with the parts that fit() of the Trainer is made of: take those that you want, none needs
-// another. The same digits as 02_mnist; it can be killed at any time and goes on:
+// A custom training loop with the components that the Trainer's fit() uses; they are independent of each other. It
+// trains on the digits of 02_mnist, and can be killed at any time and resumed:
 //   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
@@ -22,7 +22,7 @@ namespace {
 
 using lockstep::data::Mnist;
 namespace checkpoint = lockstep::checkpoint;
-namespace train = lockstep::train;
+namespace training = lockstep::training;
 
 struct Options {
   std::string data;
@@ -36,17 +36,17 @@ struct Options {
 Options read_options(int argc, char** argv) {
   Options options;
   examples::Arguments arguments(
-      "Trains a small network on handwritten digits, in a loop that goes on where it was stopped.");
-  arguments.text("--data", options.data, "folder with the files of MNIST, .gz or not");
+      "Trains a small network on handwritten digits, in a custom loop that resumes after it was stopped.");
+  arguments.text("--data", options.data, "directory with the MNIST files, compressed (.gz) or not");
   arguments.text("--folder", options.folder,
-                 "checkpoints, values and a report go there; what is there already is gone on from");
-  arguments.integer("--epochs", options.epochs, 1, 1000, "times through the training images");
-  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images in a step, of all ranks together");
-  arguments.number("--lr", options.lr, 1e-6, 10, "highest learning rate");
+                 "directory for checkpoints, metrics and a report; resumes from a checkpoint in it");
+  arguments.integer("--epochs", options.epochs, 1, 1000, "passes over the training images");
+  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images per step, over all ranks");
+  arguments.number("--lr", options.lr, 1e-6, 10, "maximum learning rate");
   arguments.integer("--save-every", options.save_every, 1, 1000000, "steps between two checkpoints");
-  arguments.read(argc, argv);
+  arguments.parse(argc, argv);
   if (options.data.empty())
-    throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+    throw lockstep::UsageError("--data is missing; expected a directory with the MNIST files, such as --data mnist");
   return options;
 }
 
@@ -59,15 +59,15 @@ double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(
       images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
-  train::Metrics metrics;
+  training::Metrics metrics;
   for (auto& batch : loader.epoch(0))
     metrics.add("accuracy", net->forward(batch.data).argmax(1).eq(batch.target).to(torch::kFloat).mean(),
                 static_cast<double>(batch.target.size(0)));
-  return train::mean_over_ranks(metrics, world).front().second;
+  return training::mean_over_ranks(metrics, world).front().second;
 }
 
 // docs: begin watch
-/// What people look at; a rank that is not the first writes nothing.
+/// Progress bar, loggers and report. Only rank 0 writes.
 struct TrainingMonitor {
   TrainingMonitor(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
       : world(group),
@@ -78,40 +78,40 @@ struct TrainingMonitor {
                                 .steps_per_epoch = steps_per_epoch,
                                 .steps_done = steps_done,
                                 .samples_per_step = options.batch_size}) {
-    auto logger = std::make_unique<train::CurveLogger>();
+    auto logger = std::make_unique<training::CurveLogger>();
     curves = logger.get();
     loggers.add(std::move(logger));
   }
   void step(std::int64_t step, const torch::Tensor& loss, std::int64_t samples_drawn) {
-    const train::StepTimes& times = timer.end_step();
+    const training::StepTimes& times = timer.end_step();
     metrics.add("train/loss", loss, static_cast<double>(samples_drawn));
     throughput.add(times, batch_size);
     recorder.add(step, times);
-    progress.step([&] { return train::NamedValues{{"loss", loss.item<double>()}}; });
+    progress.step([&] { return training::NamedValues{{"loss", loss.item<double>()}}; });
     if (step % 20 != 0) return;
-    train::NamedValues values = train::mean_over_ranks(metrics, world);  // all ranks call it
+    training::NamedValues values = training::mean_over_ranks(metrics, world);  // all ranks call it
     metrics.clear();
     for (const auto& rate : throughput.values()) values.push_back(rate);
     loggers.log_scalars(step, values);
   }
   void report(const std::string& path) {
-    const auto records = train::gather_records(world, recorder.record());  // all ranks call it
+    const auto records = training::gather_records(world, recorder.record());  // all ranks call it
     if (world.rank() == 0)
-      train::write_report(path, {.title = "digits",
-                                 .facts = {{"ranks", std::to_string(world.size())}},
-                                 .curves = curves->curves(),
-                                 .ranks = records});
+      training::write_report(path, {.title = "digits",
+                                    .facts = {{"ranks", std::to_string(world.size())}},
+                                    .curves = curves->curves(),
+                                    .ranks = records});
   }
 
   lockstep::Group& world;
   std::int64_t batch_size;
-  train::LoggerCollection loggers;
-  const train::CurveLogger* curves = nullptr;  // one of them
-  train::Progress progress;
-  train::Throughput throughput{{}};
-  train::RankRecorder recorder{{.rank = world.rank()}};
-  train::PhaseTimer timer;
-  train::Metrics metrics;
+  training::LoggerCollection loggers;
+  const training::CurveLogger* curves = nullptr;  // owned by loggers
+  training::ProgressBar progress;
+  training::Throughput throughput{{}};
+  training::RankRecorder recorder{{.rank = world.rank()}};
+  training::PhaseTimer timer;
+  training::Metrics metrics;
 };
 // docs: end watch
 
@@ -141,34 +141,34 @@ struct Training {
     if (position.samples_drawn < position.num_samples)
       loader.restore(position);
     else
-      ++epoch;  // that one was over
+      ++epoch;  // the epoch was finished
   }
-  /// The weights are there before ranks share them.
+  /// Loads the weights before DistributedDataParallel shares them between ranks.
   torch::nn::Sequential initial_model() const {
     lockstep::seed_everything(1);
-    auto fresh = make_net();
-    if (found) lockstep::load(fresh, found->path() + "/model.safetensors");
-    return fresh;
+    auto model = make_net();
+    if (found) lockstep::load(model, found->path() + "/model.safetensors");
+    return model;
   }
-  torch::Tensor train_step(const lockstep::data::Example& batch, train::PhaseTimer& timer) {
+  torch::Tensor train_step(const lockstep::data::Example& batch, training::PhaseTimer& timer) {
     optimizer.zero_grad();
     torch::Tensor loss;
     {
-      const auto in = timer.in(train::Phase::kForward);
+      const auto scope = timer.enter(training::Phase::kForward);
       loss = torch::nll_loss(net->forward(batch.data), batch.target);
     }
     {
-      const auto in = timer.in(train::Phase::kBackward);
+      const auto scope = timer.enter(training::Phase::kBackward);
       loss.backward();
     }
-    const auto in = timer.in(train::Phase::kOptimizer);
+    const auto scope = timer.enter(training::Phase::kOptimizer);
     optimizer.step();
     schedule.step();
     ++step;
     return loss.detach();
   }
-  /// All of it that a checkpoint needs, from rank 0; no random numbers are drawn here.
-  checkpoint::CheckpointParts parts() {
+  /// The parts of a checkpoint, on rank 0. Without random number generators, because this training draws none.
+  checkpoint::CheckpointParts checkpoint_parts() {
     checkpoint::CheckpointParts parts;
     const auto optimizer_state = optimizer.state_dict();  // all ranks call it
     if (world.rank() != 0) return parts;
@@ -197,9 +197,8 @@ struct Training {
 int run(const Options& options) {
   lockstep::Group world = lockstep::init();
   if (options.batch_size % world.size() != 0)
-    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
-                               std::to_string(world.size()) + " ranks are multiples of " +
-                               std::to_string(world.size()));
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) +
+                               "\"; expected a multiple of the number of ranks, " + std::to_string(world.size()));
   const Mnist images = Mnist::load(options.data, Mnist::Mode::kTest);
   const std::size_t num_validation = images.size() / 10;
 
@@ -207,24 +206,26 @@ int run(const Options& options) {
   Training training(world, options, images.slice(0, images.size() - num_validation));
   TrainingMonitor monitor(world, options, training.steps_per_epoch, training.step);
   for (; training.epoch < static_cast<std::uint64_t>(options.epochs); ++training.epoch) {
-    monitor.timer.begin();  // what came before was no step
+    monitor.timer.begin_step();  // do not count time before the epoch
     for (auto& batch : training.loader.epoch(training.epoch)) {
       const torch::Tensor loss = training.train_step(batch, monitor.timer);
       monitor.step(training.step, loss, batch.target.size(0));
-      const bool stop = world.stop_requested();  // the same answer on all ranks
+      const bool stop = world.stop_requested();  // the same on all ranks
       if (stop || training.step % options.save_every == 0)
-        training.checkpoints.save_async(training.step, training.parts());
+        training.checkpoints.save_async(training.step, training.checkpoint_parts());
       if (!stop) continue;
       training.checkpoints.wait();  // bounded: by the disk
       return lockstep::kPreemptedExitCode;
     }
-    const double right = accuracy(training.net, images.slice(images.size() - num_validation, num_validation), world);
-    monitor.loggers.log_scalars(training.step, {{"val/accuracy", right}});
+    const double val_accuracy =
+        accuracy(training.net, images.slice(images.size() - num_validation, num_validation), world);
+    monitor.loggers.log_scalars(training.step, {{"val/accuracy", val_accuracy}});
     char text[64];
-    std::snprintf(text, sizeof text, "epoch %d: %.2f %% right", static_cast<int>(training.epoch + 1), 100 * right);
+    std::snprintf(text, sizeof text, "epoch %d: accuracy %.2f %%", static_cast<int>(training.epoch + 1),
+                  100 * val_accuracy);
     monitor.progress.print_line(text);
   }
-  training.checkpoints.save(training.step, training.parts());
+  training.checkpoints.save(training.step, training.checkpoint_parts());
   monitor.report(options.folder + "/report.html");
   // docs: end loop
   return 0;

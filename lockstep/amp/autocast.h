@@ -1,4 +1,4 @@
-// Operations in lower precision where that is safe: torch's autocast, entered and left as a scope.
+// Automatic mixed precision: torch's autocast as an RAII guard.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -10,25 +10,25 @@
 namespace lockstep::amp {
 
 struct AutocastOptions {
-  at::DeviceType device = at::kCPU;  ///< cpu or cuda
-  std::optional<at::ScalarType>
-      dtype;            ///< bfloat16 or float16; empty: the device's, which is bfloat16 for cpu and float16 for cuda
-  bool enabled = true;  ///< false: what runs inside computes in the dtype of its inputs, also inside another Autocast
-  bool cache = true;    ///< weights are cast once, not once for each use
+  at::DeviceType device = at::kCPU;     ///< cpu or cuda
+  std::optional<at::ScalarType> dtype;  ///< bfloat16 or float16; empty: torch's current autocast dtype, by default
+                                        ///< bfloat16 on cpu and float16 on cuda
+  bool enabled = true;  ///< false: operations compute in the dtype of their inputs, even inside another Autocast
+  bool cache = true;    ///< cast each weight once instead of once per use
 };
 
-/// While it lives, operations of this thread on `device` choose their precision as torch.autocast lets them: matrix
-/// products and convolutions compute in `dtype`, losses and what needs range in float32, the rest in what they get.
-/// Forward and loss belong inside; backward(), which computes in the dtype of each forward operation, and optimizer
-/// steps outside: a weight that changes while casts are kept goes on being used as it was.
+/// While it lives, operations of this thread on `device` choose their precision as under torch.autocast: matrix
+/// products and convolutions compute in `dtype`, losses and other operations that need range in float32, and the rest
+/// in the dtype of their inputs. Put the forward pass and the loss inside. Put backward(), which computes in the dtype
+/// of each forward operation, and optimizer steps outside: cached casts do not reflect changes of a weight.
 ///
-/// Nests. Everything is as before when it goes, also by an exception; casts are dropped when the outermost one goes,
-/// and where a nested one has another dtype. Made and destroyed on one thread; other threads are not affected, and a
-/// new one begins without. Throws UsageError for another device or dtype.
+/// Guards may be nested. The destructor restores the previous settings, also after an exception. Cached casts are
+/// dropped when the outermost guard is destroyed, and at both ends of a nested guard with another dtype. A guard must
+/// be created and destroyed on the same thread; other threads are not affected, and a new thread starts without
+/// autocast. Throws UsageError for another device or dtype.
 ///
-/// On a CPU a warning, once a process, tells of float16 (linear layers were measured to be 50 times slower than in
-/// float32, and LSTM throws an error of oneDNN) and, where the processor multiplies no bfloat16, of bfloat16 (measured
-/// to be 2 times slower there).
+/// Logs a warning, once per process, for float16 on a CPU (linear layers measured 50 times slower than in float32; LSTM
+/// fails with a oneDNN error) and for bfloat16 on a CPU without bfloat16 instructions (measured 2 times slower).
 class [[nodiscard]] Autocast {
  public:
   explicit Autocast(const AutocastOptions& options = {});
@@ -38,14 +38,14 @@ class [[nodiscard]] Autocast {
 
  private:
   const at::DeviceType device_;
-  const bool previous_enabled_;  // these are what was before
+  const bool previous_enabled_;  // the settings to restore
   const at::ScalarType previous_dtype_;
   const bool previous_cache_;
-  bool changes_dtype_ = false;  // than the Autocast around it
+  bool changes_dtype_ = false;  // compared with the enclosing Autocast
 };
 
-/// Inside an Autocast: operations compute in the dtype of their inputs again. What an operation inside has computed may
-/// be of lower precision: hand on `x.to(at::kFloat)`.
+/// Disables autocast in a scope: operations compute in the dtype of their inputs again. A result from the enclosing
+/// Autocast may have lower precision; pass `x.to(at::kFloat)`.
 class [[nodiscard]] DisableAutocast {
  public:
   explicit DisableAutocast(at::DeviceType device = at::kCPU) : disabled_({.device = device, .enabled = false}) {}
@@ -54,7 +54,8 @@ class [[nodiscard]] DisableAutocast {
   const Autocast disabled_;
 };
 
-/// Whether the processor that /proc/cpuinfo describes multiplies bfloat16: it has avx512_bf16 or amx_bf16.
+/// True if the processor that the text of /proc/cpuinfo describes has bfloat16 instructions: avx512_bf16 or amx_bf16.
+/// Pure.
 bool supports_bfloat16(std::string_view cpuinfo);
 
 }  // namespace lockstep::amp

@@ -1,3 +1,4 @@
+// Checks operations through RecordFunction callbacks and maps tensors to modules.
 #include "lockstep/amp/finite_checker.h"
 
 #include <ATen/ops/aminmax.h>
@@ -17,7 +18,7 @@
 namespace lockstep::amp {
 namespace {
 
-/// Of which module a tensor is a parameter, a buffer, or a view or cast of one.
+/// Maps a parameter, a buffer, or a view or cast of one to the name of its module.
 using ModuleByTensor = std::unordered_map<const c10::TensorImpl*, std::string>;
 
 std::string module_name_of(const std::string& name) {
@@ -44,7 +45,7 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
   return tensors;
 }
 
-/// "[2, 8]: least -inf, greatest 3.5"; empty when all values are finite, or it is no tensor of real numbers in memory.
+/// "[2, 8]: min -inf, max 3.5". Empty if all values are finite, or if it is not a dense tensor of real numbers.
 std::string describe_non_finite(const at::Tensor& tensor) {
   if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided || tensor.numel() == 0 ||
       tensor.is_meta())
@@ -53,7 +54,7 @@ std::string describe_non_finite(const at::Tensor& tensor) {
   const double low = min_value.item<double>(), high = max_value.item<double>();
   if (std::isfinite(low) && std::isfinite(high)) return {};
   std::ostringstream text;
-  text << tensor.sizes() << ": least " << low << ", greatest " << high;
+  text << tensor.sizes() << ": min " << low << ", max " << high;
   return text.str();
 }
 
@@ -63,7 +64,7 @@ std::string describe_first_non_finite(const std::vector<at::Tensor>& tensors) {
   return {};
 }
 
-/// What it puts out is whatever was in memory.
+/// True if the operation's output is uninitialised memory.
 bool returns_uninitialized(const char* operation) {
   return std::strstr(operation, "empty") != nullptr || std::strstr(operation, "resize") != nullptr;
 }
@@ -90,23 +91,22 @@ class FiniteChecker::Observer {
   void check_outputs(const char* operation, const std::vector<at::Tensor>& outputs);
 
   static inline thread_local Observer* innermost = nullptr;
-  static inline thread_local int depth =
-      0;  // of calls within calls; the outermost is the one that a program's text has
+  static inline thread_local int depth = 0;  // nesting of operations; depth 1 is the call in the user's program
 
   Observer* const outer_;
-  at::CallbackHandle handle_ = 0;  // of the outermost Observer, which calls for all
+  at::CallbackHandle handle_ = 0;  // set in the outermost Observer, whose callbacks serve all
   ModuleByTensor module_by_tensor_;
-  std::vector<at::Tensor> tracked_;                // those in module_by_tensor_
-  std::pair<ModuleUse, std::string> current_use_;  // of the call at depth 1
-  std::string last_module_ = "the beginning";      // the last module that was used
-  std::string first_suspect_;                      // the first operation since then whose result was not finite
-  std::string found_;
+  std::vector<at::Tensor> tracked_;                // keeps the tensors in module_by_tensor_ alive
+  std::pair<ModuleUse, std::string> current_use_;  // of the running operation at depth 1
+  std::string last_module_ = "the start";          // the last module that was used
+  std::string first_suspect_;                      // the first operation since then with a non-finite result
+  std::string finding_;
 };
 
 FiniteChecker::Observer::Observer(const torch::nn::Module& module) : outer_(innermost) {
   for (const auto& parameter : module.named_parameters()) track(parameter.value(), module_name_of(parameter.key()));
   for (const auto& buffer : module.named_buffers()) track(buffer.value(), module_name_of(buffer.key()));
-  // What is called inside a function of backward is deeper than that, and so not looked at.
+  // BACKWARD_FUNCTION is included so that operations inside backward() have a depth above 1 and are ignored.
   if (!outer_)
     handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&Observer::begin, &Observer::end)
                                              .needsInputs(true)
@@ -121,7 +121,7 @@ FiniteChecker::Observer::~Observer() {
 }
 
 std::string FiniteChecker::Observer::fault(const at::Tensor& result) const {
-  if (!found_.empty()) return found_;
+  if (!finding_.empty()) return finding_;
   const at::DisableRecordFunctionGuard off;
   const std::string values = describe_non_finite(result);
   if (values.empty()) return {};
@@ -149,11 +149,11 @@ std::pair<ModuleUse, std::string> FiniteChecker::Observer::find_module(const std
   std::pair<ModuleUse, std::string> of{ModuleUse::kNothing, {}};
   bool others = false;
   for (const at::Tensor& input : inputs) {
-    const auto owner = module_by_tensor_.find(input.unsafeGetTensorImpl());
-    if (owner == module_by_tensor_.end())
+    const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
+    if (entry == module_by_tensor_.end())
       others = true;
     else if (of.first == ModuleUse::kNothing)
-      of = {ModuleUse::kOnlyModuleTensors, owner->second};
+      of = {ModuleUse::kOnlyModuleTensors, entry->second};
   }
   if (of.first == ModuleUse::kOnlyModuleTensors && others) of.first = ModuleUse::kModuleAndOthers;
   return of;
@@ -165,16 +165,16 @@ void FiniteChecker::Observer::track(const at::Tensor& tensor, const std::string&
 
 void FiniteChecker::Observer::check_inputs(const char* operation, const std::vector<at::Tensor>& inputs) {
   current_use_ = find_module(inputs);
-  if (current_use_.first != ModuleUse::kModuleAndOthers || !found_.empty()) return;
+  if (current_use_.first != ModuleUse::kModuleAndOthers || !finding_.empty()) return;
   for (const at::Tensor& input : inputs) {
     const std::string values = describe_non_finite(input);
     if (values.empty()) continue;
-    const auto owner = module_by_tensor_.find(input.unsafeGetTensorImpl());
-    if (owner != module_by_tensor_.end())
-      found_ = "a parameter or buffer of " + describe_module(owner->second) + " is not finite, " + values;
+    const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
+    if (entry != module_by_tensor_.end())
+      finding_ = "a parameter or buffer of " + describe_module(entry->second) + " is not finite, " + values;
     else
-      found_ = "what " + describe_module(current_use_.second) + " (" + operation + ") was given is not finite, " +
-               values + (first_suspect_.empty() ? "" : "; first " + first_suspect_);
+      finding_ = "an input of " + describe_module(current_use_.second) + " (" + operation + ") is not finite, " +
+                 values + (first_suspect_.empty() ? "" : "; before that, " + first_suspect_);
     return;
   }
 }
@@ -185,14 +185,14 @@ void FiniteChecker::Observer::check_outputs(const char* operation, const std::ve
     for (const at::Tensor& output : outputs) track(output, module);
     return;
   }
-  if (!found_.empty()) return;
+  if (!finding_.empty()) return;
   const std::string values = describe_first_non_finite(outputs);
   if (uses == ModuleUse::kModuleAndOthers) {
     last_module_ = describe_module(module);
     first_suspect_.clear();
     if (!values.empty())
-      found_ =
-          "the output of " + last_module_ + " (" + operation + ") is not finite, " + values + "; what it was given was";
+      finding_ = "the output of " + last_module_ + " (" + operation + ") is not finite, " + values +
+                 "; its inputs were finite";
   } else if (!values.empty() && first_suspect_.empty()) {
     first_suspect_ = "the output of " + std::string(operation) + " after " + last_module_ + " is not finite, " + values;
   }
@@ -204,8 +204,9 @@ FiniteChecker::~FiniteChecker() = default;
 void FiniteChecker::check(const at::Tensor& result) const {
   const std::string fault = observer_->fault(result);
   if (!fault.empty())
-    throw base::Error(base::Cause::kNonFinite, "FiniteChecker: " + fault,
-                      "look at this step's batch; a smaller learning rate, or DisableAutocast around that module");
+    throw base::Error(
+        base::Cause::kNonFinite, "FiniteChecker: " + fault,
+        "check this step's batch, use a smaller learning rate, or put a DisableAutocast around that module");
 }
 
 }  // namespace lockstep::amp

@@ -1,4 +1,4 @@
-// Which module was the first to put out an infinity or a NaN.
+// Finds the first module whose output has an infinity or a NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,17 +11,18 @@ class Module;
 
 namespace lockstep::amp {
 
-/// Looks at what each operation of this thread computes, while it lives, and knows of which module's parameters or
-/// buffers it was computed.
+/// While it lives, checks the results of all operations of this thread, and attributes each operation to the module
+/// whose parameters or buffers it uses.
 ///
 ///   const FiniteChecker finite(*net);
 ///   const auto loss = loss_of(net->forward(input));
 ///   finite.check(loss);
 ///
-/// Around forward and loss; operations inside backward() are passed over. Modules have no hooks in C++: one without
-/// parameters is told as an operation, with the module before it. For looking for a fault: one more pass over every
-/// result, and on a device a wait for each. Nests, also for other modules. Made and destroyed on one thread; nothing is
-/// looked at on others. The module outlives it.
+/// Put it around the forward pass and the loss; operations inside backward() are ignored. Modules have no forward hooks
+/// in C++, so a module without parameters is reported as an operation together with the preceding module. Meant for
+/// debugging: it makes one more pass over every result, and on a device waits for each of them. Checkers may be nested,
+/// also for different modules. A checker must be created and destroyed on the same thread; other threads are not
+/// checked. The module must outlive it.
 class [[nodiscard]] FiniteChecker {
  public:
   explicit FiniteChecker(const torch::nn::Module& module);
@@ -29,10 +30,10 @@ class [[nodiscard]] FiniteChecker {
   FiniteChecker(const FiniteChecker&) = delete;
   FiniteChecker& operator=(const FiniteChecker&) = delete;
 
-  /// Throws Error (NON_FINITE) when something that a module has put out, was given or has as a parameter was not
-  /// finite, or `result` is not: with the name of the first such module as in named_modules(), the operation, and the
-  /// least and greatest of the values. Infinities that were gone before the next module, as of a mask before a softmax,
-  /// are none. Waits for no other rank.
+  /// Throws Error (NON_FINITE) if an input, an output, a parameter or a buffer of a module was not finite, or if
+  /// `result` is not. The error names the first such module as in named_modules(), the operation, and the minimum and
+  /// maximum of the values. Infinities that disappear before the next module, such as those of a mask before a softmax,
+  /// are not reported. Does not wait for other ranks.
   void check(const at::Tensor& result) const;
 
   class Observer;

@@ -1,3 +1,4 @@
+// The state machine of GradScaler: scale, unscale, step or skip, update.
 #include "lockstep/amp/grad_scaler.h"
 
 #include <ATen/ATen.h>
@@ -17,7 +18,7 @@ using base::UsageError;
 using torch::optim::Optimizer;
 
 constexpr const char* kCallOrder =
-    "a step is scale(loss).backward(), unscale_() if it is needed, step() of each optimizer, update()";
+    "call scale(loss).backward(), then unscale_() if it is needed, step() for each optimizer, and update()";
 
 [[noreturn]] void throw_usage_error(const std::string& operation, const std::string& what,
                                     const char* hint = kCallOrder) {
@@ -27,12 +28,12 @@ constexpr const char* kCallOrder =
 void reject_half(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kHalf)
     throw_usage_error(
-        "unscale_", "a gradient is of float16; allowed are gradients of float32, bfloat16 and float64",
-        "keep the parameters in float32 and compute in float16 inside an Autocast, or update copies in float32 "
+        "unscale_", "a gradient is float16; expected float32, bfloat16 or float64",
+        "keep the parameters in float32 and compute in float16 inside an Autocast, or update float32 copies "
         "(MasterWeights)");
 }
 
-/// What lies in memory of the gradients, by device and dtype.
+/// Dense gradients, and the values of sparse ones, by device and dtype.
 using TensorLists = std::vector<std::pair<at::TensorOptions, std::vector<at::Tensor>>>;
 
 TensorLists gradients_of(const Optimizer& optimizer) {
@@ -43,12 +44,12 @@ TensorLists gradients_of(const Optimizer& optimizer) {
       if (!gradient.defined()) continue;
       reject_half(gradient);
       if (gradient.is_sparse()) gradient = gradient._values();
-      const auto same = [&](const auto& list) {
-        return list.first.device() == gradient.device() && list.first.dtype() == gradient.dtype();
+      const auto same = [&](const auto& entry) {
+        return entry.first.device() == gradient.device() && entry.first.dtype() == gradient.dtype();
       };
-      auto found = std::find_if(lists.begin(), lists.end(), same);
-      if (found == lists.end()) found = lists.insert(lists.end(), {gradient.options(), {}});
-      found->second.push_back(gradient);
+      auto list = std::find_if(lists.begin(), lists.end(), same);
+      if (list == lists.end()) list = lists.insert(lists.end(), {gradient.options(), {}});
+      list->second.push_back(gradient);
     }
   return lists;
 }
@@ -59,31 +60,32 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
   const TensorLists lists = gradients_of(optimizer);
   const at::NoGradGuard no_grad;
   const at::Tensor inverse = inverse_scale_of(scale);
-  std::vector<at::Tensor> found;
+  std::vector<at::Tensor> found_inf;
   for (const auto& [options, list] : lists) {
     const at::Device device = options.device();
     auto place =
-        std::find_if(found.begin(), found.end(), [&](const at::Tensor& one) { return one.device() == device; });
-    if (place == found.end()) place = found.insert(found.end(), at::zeros({}, at::dtype(at::kFloat).device(device)));
+        std::find_if(found_inf.begin(), found_inf.end(), [&](const at::Tensor& one) { return one.device() == device; });
+    if (place == found_inf.end())
+      place = found_inf.insert(found_inf.end(), at::zeros({}, at::dtype(at::kFloat).device(device)));
     at::_amp_foreach_non_finite_check_and_unscale_(list, *place, inverse.to(device));
   }
-  return found;
+  return found_inf;
 }
 
-at::Tensor sum_of(const std::vector<at::Tensor>& found, at::Device device) {
+at::Tensor sum_of(const std::vector<at::Tensor>& found_inf, at::Device device) {
   at::Tensor sum = at::zeros({}, at::dtype(at::kFloat).device(device));
-  for (const at::Tensor& one : found) sum += one.to(device);
+  for (const at::Tensor& one : found_inf) sum += one.to(device);
   return sum;
 }
 
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options)
-    : enabled_(options.enabled), warn_below_(options.floor), group_(options.group) {
+    : enabled_(options.enabled), warn_below_(options.warn_below), group_(options.group) {
   if (!(options.init_scale > 0))
-    throw UsageError("GradScaler: init_scale is " + std::to_string(options.init_scale) + "; allowed is more than 0");
-  if (!(options.floor >= 0))
-    throw UsageError("GradScaler: floor is " + std::to_string(options.floor) + "; allowed is 0 or more");
+    throw UsageError("GradScaler: init_scale is " + std::to_string(options.init_scale) + "; expected more than 0");
+  if (!(options.warn_below >= 0))
+    throw UsageError("GradScaler: warn_below is " + std::to_string(options.warn_below) + "; expected 0 or more");
   set_state({.scale = options.init_scale,
              .growth_factor = options.growth_factor,
              .backoff_factor = options.backoff_factor,
@@ -98,7 +100,7 @@ void GradScaler::set_state(const ScalerState& state, const char* operation) {
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!enabled_) return loss;
-  if (!loss.defined()) throw_usage_error("scale", "the loss is undefined; allowed is a tensor");
+  if (!loss.defined()) throw_usage_error("scale", "the loss is undefined; expected a defined tensor");
   if (!scale_.defined()) {
     const auto place = at::TensorOptions().device(loss.device());
     scale_ = at::full({}, state_.scale, place.dtype(at::kFloat));
@@ -123,7 +125,7 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) cons
   if (!unscaling_optimizer) return unscale_in_place(optimizer, scale_);
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
-      reject_half(parameter);  // on all ranks alike, whoever has a gradient
+      reject_half(parameter);  // on all ranks, also on those without a gradient
   switch (unscaling_optimizer->unscale(inverse_scale_of(scale_).item<double>())) {
     case UnscaleResult::kUnscaleInPlace: return unscale_in_place(optimizer, scale_);
     case UnscaleResult::kNoGradients: return {};
@@ -133,11 +135,11 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) cons
   return {at::ones({})};
 }
 
-std::vector<at::Tensor> GradScaler::all_reduce_found_inf(const std::vector<at::Tensor>& found) {
-  const at::Tensor seen = at::full({}, !found.empty(), at::dtype(at::kFloat).device(group_->device()));
-  const at::Tensor all = at::stack({sum_of(found, group_->device()), seen});
+std::vector<at::Tensor> GradScaler::all_reduce_found_inf(const std::vector<at::Tensor>& found_inf) {
+  const at::Tensor seen = at::full({}, !found_inf.empty(), at::dtype(at::kFloat).device(group_->device()));
+  const at::Tensor all = at::stack({sum_of(found_inf, group_->device()), seen});
   group_->all_reduce(all, comm::ReduceOp::kMax, {.name = "found_inf"});
-  if (found.empty() && all[1].item<float>() == 0) return {};
+  if (found_inf.empty() && all[1].item<float>() == 0) return {};
   return {all[0]};
 }
 
@@ -146,12 +148,12 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   require_scale("unscale_");
   PerOptimizerState& state = optimizers_[&optimizer];
   if (state.stage == Stage::kUnscaled)
-    throw_usage_error("unscale_", "called again for this optimizer since the last update(); allowed is once");
+    throw_usage_error("unscale_", "called twice for this optimizer since the last update(); expected one call");
   if (state.stage == Stage::kStepped)
-    throw_usage_error("unscale_", "called after step() of this optimizer; allowed is before it");
-  std::vector<at::Tensor> found = unscale_gradients(optimizer);
-  if (group_) found = all_reduce_found_inf(found);
-  state = {Stage::kUnscaled, std::move(found)};
+    throw_usage_error("unscale_", "called after step() of this optimizer; expected before it");
+  std::vector<at::Tensor> found_inf = unscale_gradients(optimizer);
+  if (group_) found_inf = all_reduce_found_inf(found_inf);
+  state = {Stage::kUnscaled, std::move(found_inf)};
 }
 
 StepResult GradScaler::step(Optimizer& optimizer) {
@@ -162,22 +164,22 @@ StepResult GradScaler::step(Optimizer& optimizer) {
   require_scale("step");
   PerOptimizerState& state = optimizers_[&optimizer];
   if (state.stage == Stage::kStepped)
-    throw_usage_error("step", "called again for this optimizer since the last update(); allowed is once");
+    throw_usage_error("step", "called twice for this optimizer since the last update(); expected one call");
   if (state.stage == Stage::kReady) unscale_(optimizer);
-  if (state.found.empty()) {
+  if (state.found_inf.empty()) {
     state.stage = Stage::kReady;
     throw_usage_error("step", "no parameter of this optimizer has a gradient",
-                      "call backward() on a scaled loss that these parameters lead to");
+                      "call backward() on a scaled loss that depends on these parameters");
   }
   auto* unscaling_optimizer = dynamic_cast<UnscalingOptimizer*>(&optimizer);
-  if (unscaling_optimizer && state.found.front().device() == scale_.device()) {
-    const at::Tensor found = sum_of(state.found, scale_.device());
-    if (unscaling_optimizer->step_unless_found_inf(found)) {
+  if (unscaling_optimizer && state.found_inf.front().device() == scale_.device()) {
+    const at::Tensor found_inf = sum_of(state.found_inf, scale_.device());
+    if (unscaling_optimizer->step_unless_found_inf(found_inf)) {
       state.stage = Stage::kStepped;
-      return StepResult(found);
+      return StepResult(found_inf);
     }
   }
-  const bool finite = all_finite(state.found);
+  const bool finite = all_finite(state.found_inf);
   if (finite)
     optimizer.step();
   else if (unscaling_optimizer)
@@ -186,16 +188,17 @@ StepResult GradScaler::step(Optimizer& optimizer) {
   return StepResult(finite);
 }
 
-/// The one place that waits for a device.
-bool GradScaler::all_finite(const std::vector<at::Tensor>& found) {
-  const at::Tensor both = at::stack({sum_of(found, scale_.device()), scale_}).to(at::kCPU);
+/// Blocks until the device is done; the only function of a step that does.
+bool GradScaler::all_finite(const std::vector<at::Tensor>& found_inf) {
+  const at::Tensor both = at::stack({sum_of(found_inf, scale_.device()), scale_}).to(at::kCPU);
   const float scale = both[1].item<float>();
   if (scale < warn_below_ && !warned_) {
     warned_ = true;
     std::ostringstream text;
-    text << "GradScaler: the scale has come down to " << scale << ", below its floor of " << warn_below_
-         << ": gradients that are not finite at every scale do not come from scaling; look for what divides by zero or "
-            "takes the logarithm of it";
+    text << "GradScaler: the scale has fallen to " << scale << ", below warn_below (" << warn_below_
+         << "). Gradients that are non-finite at every scale are not caused by scaling: look for a division by zero or "
+            "a "
+            "logarithm of zero";
     base::log_warning(text.str());
   }
   return both[0].item<float>() == 0;
@@ -204,11 +207,13 @@ bool GradScaler::all_finite(const std::vector<at::Tensor>& found) {
 void GradScaler::update() {
   if (!enabled_) return;
   require_scale("update");
-  std::vector<at::Tensor> found;
-  for (const auto& [optimizer, state] : optimizers_) found.insert(found.end(), state.found.begin(), state.found.end());
-  if (found.empty()) throw_usage_error("update", "no optimizer's gradients have been looked at since the last one");
-  at::_amp_update_scale_(scale_, tracker_, sum_of(found, scale_.device()), state_.growth_factor, state_.backoff_factor,
-                         state_.growth_interval);
+  std::vector<at::Tensor> found_inf;
+  for (const auto& [optimizer, state] : optimizers_)
+    found_inf.insert(found_inf.end(), state.found_inf.begin(), state.found_inf.end());
+  if (found_inf.empty())
+    throw_usage_error("update", "no optimizer has been stepped or unscaled since the last update()");
+  at::_amp_update_scale_(scale_, tracker_, sum_of(found_inf, scale_.device()), state_.growth_factor,
+                         state_.backoff_factor, state_.growth_interval);
   optimizers_.clear();
 }
 
@@ -216,7 +221,7 @@ void GradScaler::update(double new_scale) {
   if (!enabled_) return;
   require_scale("update");
   if (!(new_scale > 0))
-    throw_usage_error("update", "new_scale is " + std::to_string(new_scale) + "; allowed is more than 0");
+    throw_usage_error("update", "new_scale is " + std::to_string(new_scale) + "; expected more than 0");
   scale_.fill_(new_scale);
   optimizers_.clear();
 }
@@ -255,8 +260,8 @@ std::optional<ScalerState> GradScaler::state_dict() const {
 void GradScaler::load_state_dict(const std::optional<ScalerState>& state) {
   if (!enabled_) return;
   if (!state)
-    throw_usage_error("load_state_dict", "the state is that of a disabled scaler; allowed is one of an enabled scaler",
-                      "load none, or make this one with enabled = false");
+    throw_usage_error("load_state_dict", "the state is that of a disabled scaler; expected that of an enabled one",
+                      "do not load it, or construct this scaler with enabled = false");
   set_state(*state, "GradScaler::load_state_dict()");
   if (!scale_.defined()) return;
   scale_.fill_(state->scale);

@@ -1,3 +1,4 @@
+// Copies gradients and values between a model and its float32 copies.
 #include "lockstep/amp/master_weights.h"
 
 #include <ATen/ATen.h>
@@ -9,8 +10,8 @@ namespace lockstep::amp {
 MasterWeights::MasterWeights(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
   for (const at::Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point())
-      throw base::UsageError(std::string("MasterWeights: a parameter is of ") + c10::toString(parameter.scalar_type()) +
-                             "; allowed are those of floating point");
+      throw base::UsageError(std::string("MasterWeights: the dtype of a parameter is ") +
+                             c10::toString(parameter.scalar_type()) + "; expected a floating-point dtype");
     const bool low = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
     copies_.push_back(parameter.detach().to(low ? at::kFloat : parameter.scalar_type(), false, true).requires_grad_());
   }

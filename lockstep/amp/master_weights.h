@@ -1,4 +1,4 @@
-// Copies in float32 of parameters in lower precision, for an optimizer.
+// Float32 copies of low-precision parameters, for an optimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace lockstep::amp {
 
-/// An update smaller than half a unit in the last place of a float16 or bfloat16 parameter is lost; in its copy it adds
-/// up.
+/// An update smaller than half a unit in the last place of a float16 or bfloat16 parameter is lost; in a float32 copy
+/// such updates accumulate.
 ///
 ///   MasterWeights master(net->parameters());
 ///   torch::optim::SGD optimizer(master.parameters(), 0.1);
@@ -19,21 +19,21 @@ namespace lockstep::amp {
 ///   if (scaler.step(optimizer)) master.copy_values_to_model();
 ///   scaler.update();
 ///
-/// Waits for nobody: with a DistributedDataParallel of the model gradients are means and copies equal on all ranks.
-/// Made after that, so that values are those of rank 0. Not for optimizers of lockstep::optim, whose state alone is in
-/// float32.
+/// Construct it after the model's DistributedDataParallel, so that the copies hold rank 0's values; averaged gradients
+/// then keep the copies equal on all ranks. No function blocks. Cannot be used with optimizers of lockstep::optim,
+/// which keep only their state in float32.
 class MasterWeights {
  public:
-  /// Throws UsageError for a parameter that is not of floating point.
+  /// Throws UsageError for a parameter whose dtype is not floating-point.
   explicit MasterWeights(std::vector<at::Tensor> parameters);
 
-  /// In the order of the parameters; a parameter of float32 or float64 has a copy too, in its dtype.
+  /// The copies, in the order of the parameters. A float32 or float64 parameter has a copy in its own dtype.
   const std::vector<at::Tensor>& parameters() const { return copies_; }
-  /// Gradients of the copies become those of the parameters; undefined where those are. What they were before is gone.
+  /// Replaces the gradients of the copies by those of the parameters; undefined gradients stay undefined.
   void copy_gradients_from_model();
-  /// Rounds the copies into the parameters.
+  /// Writes the copies to the parameters, rounded to their dtype.
   void copy_values_to_model() const;
-  /// The reverse, after weights were loaded into the model.
+  /// Writes the parameters to the copies. Call it after loading weights into the model.
   void copy_values_from_model();
 
  private:

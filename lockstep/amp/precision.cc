@@ -1,3 +1,4 @@
+// The table of presets and the rules for their combination.
 #include "lockstep/amp/precision.h"
 
 #include <ATen/core/grad_mode.h>
@@ -28,29 +29,28 @@ const std::map<std::string, Precision>& presets() {
   return all;
 }
 
-/// Why `wanted` makes no sense; empty if it does.
-std::string find_conflict(const Precision& wanted) {
-  const bool low_weights = wanted.weights != at::kFloat;
-  if (!low_weights && !wanted.batch_norm_fp32)
-    return "BatchNorm in lower precision than all other weights; allowed is batch_norm_fp32 = true";
-  if (wanted.weights == at::kHalf && wanted.master_weights && !wanted.batch_norm_fp32)
-    return "BatchNorm in float16, whose running variance is infinite beyond 65504, beside master weights; allowed is "
+/// The contradiction in `precision`; empty if there is none.
+std::string find_conflict(const Precision& precision) {
+  const bool low_weights = precision.weights != at::kFloat;
+  if (!low_weights && !precision.batch_norm_fp32)
+    return "BatchNorm has lower precision than all other weights; expected batch_norm_fp32 = true";
+  if (precision.weights == at::kHalf && precision.master_weights && !precision.batch_norm_fp32)
+    return "BatchNorm in float16, whose running variance overflows above 65504, with master weights; expected "
            "batch_norm_fp32 = true, or O3";
-  if (!low_weights && wanted.master_weights)
-    return "copies in float32 of weights that are float32; allowed is master_weights = false";
-  if (wanted.weights == at::kBFloat16 && wanted.loss_scaling)
-    return "loss scaling, but bfloat16 has the range of float32; allowed is loss_scaling = false";
-  if (!low_weights && wanted.autocast != at::kHalf && wanted.loss_scaling)
-    return "loss scaling, but nothing computes in float16; allowed is loss_scaling = false";
-  if (wanted.autocast == at::kHalf && !wanted.loss_scaling)
-    return "float16 without loss scaling: gradients below 6e-8 would be 0; allowed is loss_scaling = true, or "
+  if (!low_weights && precision.master_weights)
+    return "float32 copies of weights that are float32; expected master_weights = false";
+  if (precision.weights == at::kBFloat16 && precision.loss_scaling)
+    return "loss scaling, but bfloat16 has the range of float32; expected loss_scaling = false";
+  if (!low_weights && precision.autocast != at::kHalf && precision.loss_scaling)
+    return "loss scaling, but nothing computes in float16; expected loss_scaling = false";
+  if (precision.autocast == at::kHalf && !precision.loss_scaling)
+    return "float16 without loss scaling: gradients below 6e-8 would be 0; expected loss_scaling = true, or "
            "bf16-mixed";
-  if (wanted.weights == at::kHalf && wanted.loss_scaling && !wanted.master_weights)
-    return "loss scaling for gradients of float16, which unscaling would make 0 again; allowed is master_weights = "
-           "true";
-  if (wanted.weights == at::kHalf && wanted.master_weights && !wanted.loss_scaling)
-    return "master weights in float32 for gradients of float16 that are not scaled: those below 6e-8 would be 0; "
-           "allowed is loss_scaling = true";
+  if (precision.weights == at::kHalf && precision.loss_scaling && !precision.master_weights)
+    return "loss scaling of float16 gradients, which unscaling would make 0 again; expected master_weights = true";
+  if (precision.weights == at::kHalf && precision.master_weights && !precision.loss_scaling)
+    return "float32 master weights for float16 gradients that are not scaled: those below 6e-8 would be 0; "
+           "expected loss_scaling = true";
   return {};
 }
 
@@ -60,19 +60,19 @@ Precision parse_precision(const std::string& name, const PrecisionOverrides& ove
   const auto found = presets().find(name);
   if (found == presets().end())
     throw base::UsageError("precision is \"" + name +
-                           "\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  Precision wanted = found->second;
-  wanted.batch_norm_fp32 = overrides.batch_norm_fp32.value_or(wanted.batch_norm_fp32);
-  wanted.master_weights = overrides.master_weights.value_or(wanted.master_weights);
-  wanted.loss_scaling = overrides.loss_scaling.value_or(wanted.loss_scaling);
-  const std::string fault = find_conflict(wanted);
+                           "\"; expected 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 or O3");
+  Precision precision = found->second;
+  precision.batch_norm_fp32 = overrides.batch_norm_fp32.value_or(precision.batch_norm_fp32);
+  precision.master_weights = overrides.master_weights.value_or(precision.master_weights);
+  precision.loss_scaling = overrides.loss_scaling.value_or(precision.loss_scaling);
+  const std::string fault = find_conflict(precision);
   if (!fault.empty()) throw base::UsageError("precision " + name + ": " + fault);
-  return wanted;
+  return precision;
 }
 
 void cast(torch::nn::Module& module, const Precision& precision) {
   const at::NoGradGuard no_grad;
-  // Of other classes than torch's, as SyncBatchNorm, what has running statistics or is called so.
+  // Other classes, such as SyncBatchNorm, are recognised by their running statistics or their name.
   const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() ||
                           module.as<torch::nn::BatchNorm3d>() || module.named_buffers(false).contains("running_var") ||
                           module.name().find("BatchNorm") != std::string::npos;

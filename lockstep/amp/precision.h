@@ -1,4 +1,4 @@
-// Names for what a training computes in, and what they stand for.
+// Named presets of mixed-precision settings.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -13,16 +13,15 @@ class Module;
 namespace lockstep::amp {
 
 struct Precision {
-  std::optional<at::ScalarType>
-      autocast;                         ///< what an Autocast around forward and loss computes in; empty: there is none
-  at::ScalarType weights = at::kFloat;  ///< of parameters and buffers
-  bool batch_norm_fp32 = true;          ///< those of BatchNorm stay float32
-  bool master_weights = false;          ///< the optimizer updates copies in float32 (MasterWeights)
-  bool loss_scaling = false;            ///< a GradScaler
+  std::optional<at::ScalarType> autocast;  ///< dtype of an Autocast around forward pass and loss; empty: no Autocast
+  at::ScalarType weights = at::kFloat;     ///< dtype of parameters and buffers
+  bool batch_norm_fp32 = true;             ///< parameters and buffers of BatchNorm stay float32
+  bool master_weights = false;             ///< the optimizer updates float32 copies (MasterWeights)
+  bool loss_scaling = false;               ///< use a GradScaler
   bool operator==(const Precision&) const = default;
 };
 
-/// What is wanted otherwise than the name says.
+/// Settings that differ from those of the preset.
 struct PrecisionOverrides {
   std::optional<bool> batch_norm_fp32, master_weights, loss_scaling;
 };
@@ -36,11 +35,13 @@ struct PrecisionOverrides {
 /// | "fp16", "O3"     |          | fp16    | fp16      |                |              |
 /// | "O2"             |          | fp16    | fp32      | yes            | yes          |
 ///
-/// O0 to O3 are Apex's. Throws UsageError for another name, and for changes that make no sense, with the reason.
+/// Returns the settings of a preset; O0 to O3 are those of Apex. Throws UsageError for an unknown name, and for
+/// contradictory overrides with the reason. Pure.
 Precision parse_precision(const std::string& name, const PrecisionOverrides& overrides = {});
 
-/// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm (whatever has
-/// running statistics) float32 if wanted. Before a DistributedDataParallel or an optimizer is made.
+/// Casts floating-point parameters and buffers to `precision.weights`; those of BatchNorm layers (modules with running
+/// statistics) stay float32 if `precision.batch_norm_fp32`. Call it before constructing a DistributedDataParallel or an
+/// optimizer.
 void cast(torch::nn::Module& module, const Precision& precision);
 
 }  // namespace lockstep::amp

@@ -1,3 +1,4 @@
+// Conversion of a scaler's state to and from JSON, and its validation.
 #include "lockstep/amp/scaler_state.h"
 
 #include <cmath>
@@ -18,8 +19,8 @@ const json& number(const json& entries, const char* name, bool whole) {
   const auto found = entries.find(name);
   if (found == entries.end()) throw UsageError(std::string(kOperation) + ": \"" + name + "\" is missing");
   if (whole ? !found->is_number_integer() : !found->is_number())
-    throw UsageError(std::string(kOperation) + ": \"" + name + "\" is " + found->dump() + "; allowed is a" +
-                     (whole ? " whole" : "") + " number");
+    throw UsageError(std::string(kOperation) + ": \"" + name + "\" is " + found->dump() + "; expected " +
+                     (whole ? "an integer" : "a number"));
   return *found;
 }
 
@@ -43,7 +44,7 @@ std::string to_json(const std::optional<ScalerState>& state) {
 
 std::optional<ScalerState> scaler_state_from_json(const std::string& text) {
   const json entries = json::parse(text, nullptr, false);
-  if (!entries.is_object()) throw UsageError(std::string(kOperation) + ": the text is no object of JSON");
+  if (!entries.is_object()) throw UsageError(std::string(kOperation) + ": the text is not a JSON object");
   if (entries.empty()) return std::nullopt;
   const ScalerState state{.scale = number(entries, "scale", false).get<double>(),
                           .growth_factor = number(entries, "growth_factor", false).get<double>(),
@@ -52,16 +53,16 @@ std::optional<ScalerState> scaler_state_from_json(const std::string& text) {
                           .growth_tracker = number(entries, "_growth_tracker", true).get<std::int64_t>()};
   if (entries.size() != 5)
     throw UsageError(std::string(kOperation) + ": " + std::to_string(entries.size()) +
-                     " entries; allowed are scale, growth_factor, backoff_factor, growth_interval and _growth_tracker");
+                     " entries; expected scale, growth_factor, backoff_factor, growth_interval and _growth_tracker");
   check(state, kOperation);
   return state;
 }
 
 void check(const ScalerState& state, const std::string& operation) {
-  const auto require = [&](bool good, const char* name, double value, const char* allowed) {
-    if (!good) throw UsageError(operation + ": " + name + " is " + text_of(value) + "; allowed is " + allowed);
+  const auto require = [&](bool good, const char* name, double value, const char* expected) {
+    if (!good) throw UsageError(operation + ": " + name + " is " + text_of(value) + "; expected " + expected);
   };
-  // After many infinities the scale may have come down to 0.
+  // The scale may have fallen to 0 after many non-finite gradients.
   require(state.scale >= 0 && std::isfinite(state.scale), "scale", state.scale, "a finite number, 0 or more");
   require(state.growth_factor > 1 && std::isfinite(state.growth_factor), "growth_factor", state.growth_factor,
           "a finite number, more than 1");

@@ -1,4 +1,4 @@
-// How GradScaler unscales gradients whose mean is never stored.
+// The interface through which GradScaler unscales gradients whose mean is never stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,23 +6,24 @@
 namespace lockstep::amp {
 
 enum class UnscaleResult {
-  kUnscaleInPlace,  ///< nothing was done: gradients are the means over the ranks, and are to be unscaled where they lie
+  kUnscaleInPlace,  ///< nothing was done: .grad() holds the means, and the caller unscales them in place
   kNoGradients,     ///< no rank has a gradient
-  kFinite,          ///< all means are; the next step() unscales them
-  kNonFinite,       ///< some are not
+  kFinite,          ///< all means are finite; the next step() unscales them
+  kNonFinite,       ///< some means are not finite
 };
 
-/// An optimizer that averages gradients in step(). All ranks call what is here alike, wait for each other, and get the
-/// same answer.
+/// An optimizer that averages gradients in step(). unscale() and step_unless_found_inf() are collectives: all ranks
+/// call them in the same order, each call blocks until all have, and all ranks get the same result.
 class UnscalingOptimizer {
  public:
-  /// Looks at the means of all gradients, and multiplies them by `inverse_scale` in the next step(). Throws UsageError,
-  /// CommError.
+  /// Checks the means of all gradients, and schedules their multiplication by `inverse_scale` in the next step().
+  /// Throws UsageError and CommError.
   virtual UnscaleResult unscale(double inverse_scale) = 0;
-  /// Where gradients are unscaled in place, on a device: step(), unless `skip`, of one element there, is not 0; nobody
-  /// waits to know. False: nothing was done, and whoever calls must know.
+  /// For gradients that are unscaled in place on a device: makes a step() that the device skips if `found_inf`, a
+  /// tensor of one element there, is not 0. The host does not wait for the value. Returns false if nothing was done;
+  /// then the caller must read `found_inf` and call step() or skip_step().
   virtual bool step_unless_found_inf(const at::Tensor& found_inf) = 0;
-  /// Instead of step(): the step ends without an update. Waits for nobody.
+  /// Call it instead of step(): ends the step without an update. Does not block.
   virtual void skip_step() = 0;
 
  protected:

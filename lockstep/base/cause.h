@@ -1,4 +1,4 @@
-// The causes a run can end with, as data: one row for each, with the exit code that the launcher returns for it.
+// The causes with which a run can end: one table row per cause, with its name and the launcher's exit code.
 #pragma once
 
 #include <string>
@@ -6,45 +6,45 @@
 
 namespace lockstep::base {
 
-/// Why a run ended. The names are those printed in a FATAL line; docs/04-errors.md explains each.
+/// Why a run ended. name() returns the spelling in a FATAL line; docs/reference/fatal-causes.md explains each cause.
 enum class Cause {
-  kRankExited,       ///< a rank returned a code that is not 0; the launcher returns that code
-  kRankDied,         ///< a rank died of signal n; the launcher returns 128 + n
-  kInterrupted,      ///< Ctrl-C
-  kBadArg,           ///< a command line, option or environment variable that is not allowed
-  kBadFile,          ///< a file whose content is not allowed
-  kPortInUse,        ///< the port that was asked for belongs to somebody else
-  kPeerUnreachable,  ///< a connection to another rank ended without a reason that is known
-  kCoordinatorLost,  ///< the store (launcher, or rank 0) does not answer
+  kRankExited,       ///< a rank returned a non-zero exit code; the launcher returns the same code
+  kRankDied,         ///< a signal n killed a rank; the launcher returns 128 + n
+  kInterrupted,      ///< the user pressed Ctrl-C
+  kBadArg,           ///< an invalid command line, option or environment variable
+  kBadFile,          ///< a file with invalid content
+  kPortInUse,        ///< another process uses the requested port
+  kPeerUnreachable,  ///< a connection to another rank ended for an unknown reason
+  kCoordinatorLost,  ///< the store (in the launcher, or in rank 0) does not answer
   kDesync,           ///< ranks made different calls
   kConfigMismatch,   ///< ranks differ in program, library, model or options
   kReplicaDiverged,  ///< a parameter that must be equal on all ranks is not
-  kNonFinite,        ///< a gradient has an infinity or a NaN
-  kUnevenInput,      ///< a rank finished while others still needed it
+  kNonFinite,        ///< a gradient contains an infinity or a NaN
+  kUnevenInput,      ///< a rank finished while other ranks still needed it
   kUnkillable,       ///< a process did not end after SIGKILL
-  kNoProgress,       ///< restarts of the job one after another have brought no newer checkpoint
+  kNoProgress,       ///< several consecutive restarts of the job produced no newer checkpoint
   kInternal,         ///< a defect of Lockstep
-  kResource,         ///< the system refused a process, descriptor or memory
-  kCkptWriteFailed,  ///< a checkpoint could not be written; the one before is whole
-  kProtocol,         ///< bytes that are not of our protocol
+  kResource,         ///< the operating system refused a process, a descriptor or memory
+  kCkptWriteFailed,  ///< a checkpoint could not be written; the previous checkpoint is intact
+  kProtocol,         ///< received bytes do not follow the protocol
   kWrongJob,         ///< the store belongs to another job
-  kAuthFailed,       ///< one end does not have the other's job key
-  kStaleGen,         ///< the store belongs to another start of the same job
-  kPreempted,        ///< all ranks left at one step because somebody asked them to
-  kStraggler,        ///< only of a warning: a rank takes much longer than the others
-  kJoinTimeout,      ///< ranks did not arrive in time
-  kRankStuck,        ///< ranks wait, and none gets on
-  kRankStalled,      ///< no thread of a rank runs, not even the one that only shows that it is there
+  kAuthFailed,       ///< the two ends of a connection have different job keys
+  kStaleGen,         ///< the store belongs to another generation (start) of the same job
+  kPreempted,        ///< all ranks stopped after the same step because a stop was requested
+  kStraggler,        ///< only used in warnings: a rank is much slower than the others
+  kJoinTimeout,      ///< not all ranks joined in time
+  kRankStuck,        ///< ranks wait for each other and none makes progress
+  kRankStalled,      ///< no thread of a rank runs, not even its heartbeat thread
 };
 
-/// "DESYNC", "RANK_DIED", ...
+/// Returns the name in a FATAL line: "DESYNC", "RANK_DIED", ...
 std::string_view name(Cause cause);
 
-/// The cause with that name; kInternal for a name that is not in the table.
+/// Returns the cause with that name, or kInternal if the name is unknown.
 Cause cause_from_name(std::string_view name);
 
-/// The launcher's exit code for `cause`. kRankExited and kRankDied have none of their own: 1 is returned for them,
-/// and the launcher puts the rank's code, or 128 + signal, in its place.
+/// Returns the launcher's exit code for `cause`. kRankExited and kRankDied have no code of their own: this returns 1
+/// for them, and the launcher returns the rank's exit code, or 128 + signal, instead.
 int exit_code(Cause cause);
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// Checks of invariants that only a defect of Lockstep can break. A failed check prints both values and aborts.
+// Checks of invariants that only a defect of Lockstep can violate. A failed check prints its operands and aborts.
 #pragma once
 
 #include <sstream>

@@ -1,7 +1,7 @@
 #include "lockstep/base/content_hash.h"
 
 #define XXH_INLINE_ALL
-#define XXH_NO_INLINE_HINTS 1  // a build with a sanitizer does not inline what it is told to
+#define XXH_NO_INLINE_HINTS 1  // sanitizer builds do not honour always_inline
 #include <xxhash.h>
 
 #include <new>

@@ -1,4 +1,4 @@
-// The content of a file, or of bytes, in a few digits: equal ones are the same.
+// A 128-bit non-cryptographic hash of a file's or a buffer's content.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 
 namespace lockstep::base {
 
-/// XXH3 with 128 bits (Yann Collet's xxHash): no protection against somebody who wants two files to look alike.
+/// Computes XXH3 with 128 bits (Yann Collet's xxHash) incrementally. It detects accidental changes; it does not protect
+/// against deliberate collisions. Not thread-safe.
 class ContentHash {
  public:
   static constexpr std::size_t kHexDigits = 32;
@@ -18,9 +19,10 @@ class ContentHash {
   ContentHash(const ContentHash&) = delete;
   ContentHash& operator=(const ContentHash&) = delete;
 
+  /// Appends `bytes` to the hashed content.
   void add(std::string_view bytes);
   void add(const void* bytes, std::size_t num_bytes) { add({static_cast<const char*>(bytes), num_bytes}); }
-  /// Of all that was added: 32 hexadecimal digits.
+  /// Returns the hash of everything added so far as 32 hexadecimal digits.
   std::string hex_digest() const;
 
  private:

@@ -1,4 +1,4 @@
-// A point on the monotonic clock at which a wait gives up.
+// Deadlines on the monotonic clock for calls that block.
 #pragma once
 
 #include <algorithm>
@@ -6,36 +6,36 @@
 
 namespace lockstep::base {
 
-/// Every call that may wait takes one. Clocks of two hosts are never compared: a deadline that travels does so as the
-/// time that remains.
+/// The point in time at which a blocking call gives up. Every call that may block takes a Deadline. Clocks of different
+/// hosts are never compared: a deadline is sent to another host as the remaining time.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// The deadline `limit` from now. Limits of more than ten years never expire.
+  /// Returns the deadline `limit` from now. A limit of more than ten years never expires.
   template <typename Rep, typename Period>
   static Deadline in(std::chrono::duration<Rep, Period> limit) {
     if (limit > std::chrono::hours(24 * 3650)) return never();
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(limit));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
-  /// For waits that something else bounds; say what, where you use it.
+  /// Returns a deadline that never expires, for waits that are bounded in another way; state that bound at the call.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   Clock::time_point when() const { return when_; }
   bool is_never() const { return when_ == Clock::time_point::max(); }
   bool expired() const { return !is_never() && Clock::now() >= when_; }
 
-  /// Time that remains, never negative.
+  /// Returns the remaining time, never negative; milliseconds::max() for never().
   std::chrono::milliseconds remaining() const {
     if (is_never()) return std::chrono::milliseconds::max();
     return std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()));
   }
-  /// left() as poll(2) takes it: at most `cap`, so that a loop can look around in between.
+  /// Returns remaining() as a timeout for poll(2), capped at `cap` so that a polling loop can check other conditions.
   int poll_ms(std::chrono::milliseconds cap = std::chrono::minutes(1)) const {
     return static_cast<int>(std::min(remaining(), cap).count());
   }
-  /// The earlier of the two.
+  /// Returns the earlier of the two deadlines.
   friend Deadline earlier(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }
 
  private:

@@ -31,7 +31,7 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_join_timeout, "LOCKSTEP_JOIN_TIMEOUT"},
     {&Env::lockstep_interface, "LOCKSTEP_INTERFACE"},
     {&Env::lockstep_host_id, "LOCKSTEP_HOST_ID"},
-    {&Env::lockstep_cross_host_transport, "LOCKSTEP_OUTER"},
+    {&Env::lockstep_cross_host_transport, "LOCKSTEP_CROSS_HOST_TRANSPORT"},
     {&Env::lockstep_key_file, "LOCKSTEP_KEY_FILE"},
     {&Env::lockstep_name, "LOCKSTEP_NAME"},
     {&Env::lockstep_trace, "LOCKSTEP_TRACE"},

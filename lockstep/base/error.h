@@ -1,4 +1,4 @@
-// The errors that a caller may handle. Broken invariants do not come this way: see check.h.
+// The exceptions that a caller may handle. Violated invariants abort instead: see check.h.
 #pragma once
 
 #include <stdexcept>
@@ -8,17 +8,17 @@
 
 namespace lockstep::base {
 
-/// The root of every error that Lockstep throws. what() is one line: the operation, the rank and peer where there are
-/// any, the value got and the values allowed. cause() is its class in the table of cause.h. The launcher's FATAL line
-/// carries a CommError, and what init() throws, because those are published in the store; of others it knows the rank's
-/// exit code only.
+/// The base class of every exception that Lockstep throws. what() is one line: the operation, the rank and the peer if
+/// there are any, the value received and the values expected. cause() is a row of the table in cause.h. A CommError,
+/// and any error that init() throws, is published in the store and appears in the launcher's FATAL line; for other
+/// errors the launcher knows only the rank's exit code.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& message, std::string hint = {})
       : std::runtime_error(message), cause_(cause), hint_(std::move(hint)) {}
 
   Cause cause() const { return cause_; }
-  /// What the user can do about it; empty when what() says all.
+  /// The remedy for the user; empty if what() already states it.
   const std::string& hint() const { return hint_; }
 
  private:
@@ -26,20 +26,20 @@ class Error : public std::runtime_error {
   std::string hint_;
 };
 
-/// A call, option, argument or variable that is not allowed. Nothing was changed.
+/// An invalid call, option, argument or environment variable. Nothing was changed.
 class UsageError : public Error {
  public:
   explicit UsageError(const std::string& message, std::string hint = {}, Cause cause = Cause::kBadArg)
       : Error(cause, message, std::move(hint)) {}
 };
 
-/// Bytes of a file that break its format. what() starts with "FILE:OFFSET: " or "FILE:LINE:COLUMN: ".
+/// A file violates its format. what() starts with "FILE:OFFSET: " or "FILE:LINE:COLUMN: ".
 class FormatError : public Error {
  public:
   explicit FormatError(const std::string& message) : Error(Cause::kBadFile, message) {}
 };
 
-/// The operating system refused something. what() ends with the text of errno.
+/// A system call failed. what() ends with the text of errno.
 class SystemError : public Error {
  public:
   SystemError(const std::string& message, int error_number, Cause cause = Cause::kResource);
@@ -49,11 +49,11 @@ class SystemError : public Error {
   int error_number_;
 };
 
-/// An operation between ranks failed. After it the group is closed: every later call on it throws the same error.
+/// An operation between ranks failed. The group is closed afterwards: every later call on it throws the same error.
 class CommError : public Error {
  public:
-  /// `op` as in a FATAL line, "all_reduce(fc.weight)#12"; `rank` is the caller, `peer` the rank at fault, -1 if
-  /// unknown.
+  /// `op` is the operation as in a FATAL line, "all_reduce(fc.weight)#12". `rank` is the caller and `peer` the rank at
+  /// fault; -1 if unknown.
   CommError(Cause cause, std::string op, int rank, int peer, const std::string& message, std::string hint = {})
       : Error(cause, message, std::move(hint)), op_(std::move(op)), rank_(rank), peer_(peer) {}
 
@@ -79,7 +79,7 @@ class TimeoutError : public CommError {
   using CommError::CommError;
 };
 
-/// The connection to a peer ended: it died, left, or the network failed.
+/// The connection to a peer ended: the peer died or left, or the network failed.
 class PeerLostError : public CommError {
  public:
   using CommError::CommError;

@@ -17,7 +17,7 @@ void Fd::reset(int fd) {
 
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot create a pipe", errno);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -33,11 +33,12 @@ std::uint64_t raise_fd_limit(std::uint64_t required) {
   const std::uint64_t before = limit.rlim_cur;
   if (before >= required) return before;
   if (limit.rlim_max < required)
-    throw SystemError("this job needs " + std::to_string(required) + " file descriptors; allowed are " +
+    throw SystemError("this job needs " + std::to_string(required) + " file descriptors, but the hard limit is " +
                           std::to_string(limit.rlim_max) + " (ulimit -Hn)",
                       EMFILE);
   limit.rlim_cur = required;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw SystemError("cannot raise the limit of file descriptors", errno);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0)
+    throw SystemError("cannot raise the limit on open file descriptors", errno);
   return before;
 }
 

@@ -1,4 +1,4 @@
-// A file descriptor that closes itself.
+// An owning file descriptor, pipes, and descriptor flags and limits.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace lockstep::base {
 
-/// Owns one descriptor; -1 is none. Everything that Lockstep opens is close-on-exec.
+/// Owns one file descriptor and closes it on destruction; -1 means none. Lockstep opens every descriptor close-on-exec.
 class Fd {
  public:
   Fd() = default;
@@ -27,18 +27,19 @@ class Fd {
   int fd_ = -1;
 };
 
-/// A pipe, both ends close-on-exec. Throws SystemError.
+/// The two ends of a pipe.
 struct Pipe {
   Fd read;
   Fd write;
 };
+/// Creates a pipe with both ends close-on-exec. Throws SystemError.
 Pipe make_pipe();
 
-/// Switches O_NONBLOCK on. Throws SystemError.
+/// Sets O_NONBLOCK on `fd`. Throws SystemError.
 void set_nonblocking(int fd);
 
-/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError
-/// (RESOURCE) saying what is allowed when the hard limit forbids it.
+/// Raises the soft limit on open descriptors to at least `required` and returns the previous soft limit. Throws
+/// SystemError (RESOURCE) naming the hard limit if `required` exceeds it.
 std::uint64_t raise_fd_limit(std::uint64_t required);
 
 }  // namespace lockstep::base

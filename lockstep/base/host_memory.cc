@@ -24,7 +24,7 @@ std::optional<std::string> read_file(const std::string& path) {
 std::optional<std::uint64_t> parse_limit(const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   const auto value = parse_int(std::string_view(*text).substr(0, text->find('\n')));
-  if (!value || *value < 0) return std::nullopt;  // "max" is no limit
+  if (!value || *value < 0) return std::nullopt;  // "max" means unlimited
   return static_cast<std::uint64_t>(*value);
 }
 
@@ -39,7 +39,7 @@ std::optional<std::uint64_t> host_available_bytes(const ReadFile& read) {
   return std::nullopt;
 }
 
-/// "/a/b" of the line "0::/a/b".
+/// Returns "/a/b" from the line "0::/a/b" of /proc/self/cgroup.
 std::string own_cgroup(const ReadFile& read) {
   const auto text = read("/proc/self/cgroup");
   std::istringstream lines(text.value_or(""));
@@ -58,9 +58,9 @@ HostMemory HostMemory::from(const ReadFile& read) {
   if (const auto host = host_available_bytes(read)) limit(*host, "the host");
   for (std::string group = own_cgroup(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
     const std::string folder = kCgroupRoot + group;
-    const auto most = parse_limit(read(folder + "/memory.max"));
+    const auto max = parse_limit(read(folder + "/memory.max"));
     const auto used = parse_limit(read(folder + "/memory.current"));
-    if (most && used) limit(*most > *used ? *most - *used : 0, "the control group " + folder);
+    if (max && used) limit(*max > *used ? *max - *used : 0, "the control group " + folder);
   }
   return least;
 }

@@ -1,4 +1,4 @@
-// How much memory this process may still take.
+// The memory that this process can still allocate on its host.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 namespace lockstep::base {
 
 struct HostMemory {
-  std::uint64_t available_bytes = 0;  ///< the least of what the host and the control groups of this process have left
-  std::string limited_by;             ///< "the host" or the control group's folder
+  std::uint64_t available_bytes = 0;  ///< the minimum of what the host and this process's control groups have left
+  std::string limited_by;             ///< "the host", or the directory of the control group that sets the minimum
 
-  /// Reads /proc/meminfo (MemAvailable) and memory.max and memory.current of this process's control group and those
-  /// above it (version 2); takes about 50 us. A file that cannot be read limits nothing.
+  /// Reads MemAvailable from /proc/meminfo, and memory.max and memory.current of this process's control group and its
+  /// ancestors (cgroup version 2). Takes about 50 us. A file that cannot be read imposes no limit.
   static HostMemory now();
-  /// The same from `read`, which returns a file's contents; tests give a map here.
+  /// Like now(), with files read by `read`, which returns a file's content. For tests.
   static HostMemory from(const std::function<std::optional<std::string>(const std::string& path)>& read);
 };
 

@@ -21,10 +21,10 @@ void write_line(std::string_view prefix, std::string_view text) {
                                                                                                        : "");
   line.append(prefix);
   line.append(text).append("\n");
-  // A terminal that is stuck (Ctrl-S) takes nothing: rather than wait for it the line is dropped.
+  // A terminal that is paused (Ctrl-S) accepts no data: drop the line instead of blocking.
   pollfd poll_entry{STDERR_FILENO, POLLOUT, 0};
   if (::poll(&poll_entry, 1, kWriteTimeoutMs) == 0) return;
-  // One write, so that lines of several processes on one descriptor do not mix; nobody can be told when it fails.
+  // One write, so that lines of several processes on one descriptor do not mix. There is no way to report a failure.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
@@ -33,7 +33,7 @@ LogLevel read_level() {
   if (!text || *text == "info") return LogLevel::kInfo;
   if (*text == "quiet") return LogLevel::kQuiet;
   if (*text == "debug") return LogLevel::kDebug;
-  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; allowed are quiet, info and debug");
+  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; expected quiet, info or debug");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Lines for the person who watches: to stderr, whole, one write each; dropped when stderr takes nothing for half a
-// second.
+// Log lines on stderr. Each line is one write(2), so lines of several processes do not mix. A line is dropped if stderr
+// accepts no data for half a second.
 #pragma once
 
 #include <string_view>
@@ -8,17 +8,18 @@ namespace lockstep::base {
 
 enum class LogLevel { kQuiet, kInfo, kDebug };
 
-/// What LOCKSTEP_LOG says; kInfo when it says nothing. Throws UsageError for another word.
+/// Returns the level set by LOCKSTEP_LOG; defaults to kInfo. Throws UsageError for an unknown level.
 LogLevel log_level();
 
-/// "lockstep: TEXT" when the level allows it. Any thread.
+/// Writes "lockstep: TEXT" if the level is kInfo or higher. Thread-safe.
 void log_info(std::string_view text);
+/// Like log_info(), at level kDebug.
 void log_debug(std::string_view text);
-/// "lockstep: warning: TEXT", at every level.
+/// Writes "lockstep: warning: TEXT" at every level. Thread-safe.
 void log_warning(std::string_view text);
 
-/// Whether a progress bar stands on the row of the terminal where the cursor is: then a line on stderr, if that is a
-/// terminal, takes its place.
+/// Sets whether a progress bar occupies the terminal row of the cursor. While it is active, a log line erases the
+/// bar first if stderr is a terminal. Thread-safe.
 void set_progress_bar_active(bool active);
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// The clock that all processes of a host share.
+// The monotonic clock, which all processes of a host share.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,7 @@
 
 namespace lockstep::base {
 
-/// Nanoseconds of the monotonic clock, which begins when the kernel does. 25 ns.
+/// Returns the monotonic clock in nanoseconds since the kernel started. A call takes 25 ns.
 inline std::int64_t monotonic_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();

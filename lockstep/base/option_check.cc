@@ -2,12 +2,11 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::optim {
+namespace lockstep::base {
 
-void require(bool good, const std::string& owner, const std::string& option, double value,
-             const std::string& expected) {
-  if (!good)
-    throw base::UsageError(owner + ": " + option + " is " + std::to_string(value) + "; allowed is " + expected);
+void check_option(bool good, const std::string& owner, const std::string& option, double value,
+                  const std::string& expected) {
+  if (!good) throw UsageError(owner + ": " + option + " is " + std::to_string(value) + "; expected " + expected);
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::base

@@ -1,11 +1,12 @@
-// Options are what they may be.
+// Validates numeric options.
 #pragma once
 
 #include <string>
 
-namespace lockstep::optim {
+namespace lockstep::base {
 
-/// Throws UsageError: "`owner`: `option` is `value`; allowed is `allowed`", unless `good`.
-void require(bool good, const std::string& owner, const std::string& option, double value, const std::string& expected);
+/// Throws UsageError("`owner`: `option` is `value`; expected `expected`") unless `good`.
+void check_option(bool good, const std::string& owner, const std::string& option, double value,
+                  const std::string& expected);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::base

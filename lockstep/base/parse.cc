@@ -29,7 +29,7 @@ std::optional<double> parse_double(std::string_view text) {
 std::int64_t parse_int_in_range(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high) {
   const auto value = parse_int(text);
   if (!value || *value < low || *value > high)
-    throw UsageError(std::string(what) + " is " + quoted(text, 80) + "; allowed is an integer from " +
+    throw UsageError(std::string(what) + " is " + quoted(text, 80) + "; expected an integer from " +
                      std::to_string(low) + " to " + std::to_string(high));
   return *value;
 }
@@ -47,7 +47,7 @@ std::vector<std::string> split(std::string_view text, char separator) {
 std::string quoted(std::string_view text, std::size_t limit) {
   std::string out = "\"";
   if (text.size() > limit) {
-    // Cut at a character, not inside one: step back over UTF-8 continuation bytes.
+    // Do not cut inside a character: step back over UTF-8 continuation bytes.
     while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) --limit;
     text = text.substr(0, limit);
   }

@@ -1,4 +1,4 @@
-// Strict reading of numbers and lists that come from outside. Nothing here accepts a prefix of its input.
+// Strict parsing of numbers and lists from untrusted input. No function here accepts only a prefix of its input.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,20 @@
 
 namespace lockstep::base {
 
-/// The whole of `text` as a decimal integer; nothing for "", "12a", " 1", "+1" or what does not fit in 64 bits.
+/// Parses all of `text` as a decimal integer. Returns nullopt for "", "12a", " 1", "+1" and values outside 64 bits.
 std::optional<std::int64_t> parse_int(std::string_view text);
 
-/// The whole of `text` as a finite decimal number.
+/// Parses all of `text` as a finite decimal number.
 std::optional<double> parse_double(std::string_view text);
 
-/// `text` as an integer in [low, high]; otherwise a UsageError that names `what`, the text and the bounds.
+/// Parses `text` as an integer in [low, high]. Throws a UsageError that names `what`, the text and the bounds
+/// otherwise.
 std::int64_t parse_int_in_range(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high);
 
-/// `text` cut at every `separator`; "" gives one empty piece.
+/// Splits `text` at every `separator`; "" yields one empty string.
 std::vector<std::string> split(std::string_view text, char separator);
 
-/// `text` in double quotes, with \" \\ \n and other control characters escaped and at most `limit` bytes of it.
+/// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped.
 std::string quoted(std::string_view text, std::size_t limit = 1024);
 
 }  // namespace lockstep::base

@@ -20,9 +20,9 @@ constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
 
 SharedMemory SharedMemory::create(const char* name, std::size_t size) {
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw SystemError("cannot make shared memory", errno);
+  if (!fd) throw SystemError("cannot create shared memory", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
-    throw SystemError("cannot make " + std::to_string(size) + " bytes of shared memory", errno);
+    throw SystemError("cannot allocate " + std::to_string(size) + " bytes of shared memory", errno);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw SystemError("cannot seal shared memory", errno);
   return {std::move(fd), size};
 }
@@ -32,8 +32,8 @@ SharedMemory SharedMemory::map(Fd fd, std::size_t size) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(fd.get(), &status) != 0 ||
       status.st_size != static_cast<off_t>(size))
-    throw SystemError("what another process gave is no sealed shared memory of " + std::to_string(size) + " bytes",
-                      EINVAL);
+    throw SystemError(
+        "a descriptor from another process is not sealed shared memory of " + std::to_string(size) + " bytes", EINVAL);
   return {std::move(fd), size};
 }
 

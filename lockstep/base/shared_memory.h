@@ -1,4 +1,4 @@
-// Memory that other processes can map: a sealed memfd, named nowhere in the file system.
+// Memory that other processes can map: a sealed memfd without a name in the file system.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 
 namespace lockstep::base {
 
-/// A mapping of a whole memfd, readable and writable. Pages come when they are touched, so a large one costs nothing. A
-/// child made by fork() does not inherit the mapping.
+/// Owns a readable and writable mapping of a whole memfd, and its descriptor. Pages are allocated when they are first
+/// touched, so a large mapping is cheap. A child created by fork() does not inherit the mapping.
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// A new one of `size` bytes, zeroed, which can neither grow nor shrink. `name` shows in /proc/PID/maps. Throws
+  /// Creates `size` zeroed bytes that can neither grow nor shrink. `name` appears in /proc/PID/maps. Throws
   /// SystemError.
   static SharedMemory create(const char* name, std::size_t size);
-  /// Maps what another process made by create(). Throws SystemError when `fd` is no memfd of exactly `size` bytes that
-  /// is sealed so: one that could shrink would kill its readers.
+  /// Maps memory that another process created with create(). Throws SystemError unless `fd` is a memfd of exactly
+  /// `size` bytes with the same seals: a memfd that can shrink could kill its readers.
   static SharedMemory map(Fd fd, std::size_t size);
 
   SharedMemory(SharedMemory&& other) noexcept;

@@ -7,7 +7,7 @@ std::size_t utf8_length(std::string_view text) {
   if (text.empty()) return 0;
   const unsigned char first = byte(0);
   if (first < 0x80) return 1;
-  // The second byte's range is where overlong forms, surrogates and what is above U+10FFFF are told apart.
+  // The range of the second byte excludes overlong forms, surrogates and values above U+10FFFF.
   unsigned char low = 0x80, high = 0xBF;
   std::size_t length = 0;
   if (first >= 0xC2 && first <= 0xDF) {

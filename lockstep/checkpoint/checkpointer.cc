@@ -12,17 +12,12 @@
 #include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::checkpoint {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
 
 struct Checkpointer::InFlight {
   std::thread thread;
   std::atomic<bool> done = false;
-  SaveReport report;         // when it is done
-  std::exception_ptr error;  // likewise
+  SaveReport report;         // valid after `done`
+  std::exception_ptr error;  // valid after `done`
 };
 
 Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options)
@@ -31,49 +26,50 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const C
       folder_(std::move(folder)),
       options_(options),
       staging_(std::make_unique<StagingBuffer>()) {
-  throw_if_any_failed(group_, "checkpoints in " + folder_, capture_exception([&] {
-                        if (options_.keep < 2)
-                          throw base::UsageError("CheckpointOptions.keep is " + std::to_string(options_.keep) +
-                                                 "; allowed is 2 or more");
-                        if (folder_.empty()) throw base::UsageError("the folder \"\"; allowed is a path");
-                        if (group_.rank() == 0) create_directories(folder_);
-                      }));
+  throw_if_any_failed(
+      group_, "checkpoints in " + folder_, capture_exception([&] {
+        if (options_.keep < 2)
+          throw base::UsageError("CheckpointOptions.keep is " + std::to_string(options_.keep) + "; expected 2 or more");
+        if (folder_.empty()) throw base::UsageError("the directory is \"\"; expected a path");
+        if (group_.rank() == 0) create_directories(folder_);
+      }));
 }
 
 Checkpointer::~Checkpointer() {
   if (!in_flight_) return;
   const auto busy = group_.busy("wait for a checkpoint");
-  in_flight_->thread.join();  // bounded: by the group's limits, and by the disk
-  if (in_flight_->error) base::log_warning("a checkpoint that nobody waited for was not written");
+  in_flight_->thread.join();  // bounded: by the group's timeouts and by the disk
+  if (in_flight_->error)
+    base::log_warning("the last checkpoint of save_async() was not written, and wait() was not called");
 }
 
 SaveReport Checkpointer::save(std::int64_t step, const CheckpointParts& mine) {
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   wait();
   const auto busy = group_.busy("save a checkpoint");
   SaveReport report = save_collective(group_, {.folder = folder_, .step = step, .keep = options_.keep}, mine);
-  report.stall = Clock::now() - begin;
+  report.stall = std::chrono::steady_clock::now() - begin;
   return report;
 }
 
 void Checkpointer::save_async(std::int64_t step, const CheckpointParts& mine) {
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   wait();
   auto async_save = std::make_unique<InFlight>();
-  SaveRequest plan{.folder = folder_, .step = step, .keep = options_.keep};
+  SaveRequest request{.folder = folder_, .step = step, .keep = options_.keep};
   CheckpointParts copy;
-  plan.error = capture_exception([&] { copy = staging_->copy(mine); });
-  async_save->report.stall = Clock::now() - begin;
-  InFlight& it = *async_save;
-  it.thread = std::thread([this, &it, plan = std::move(plan), copy = std::move(copy), begin] {
-    const comm::DeadlockDetector::BackgroundThread background_thread;  // writer_group_ is its alone
-    it.error = capture_exception([&] {
-      const auto stall = it.report.stall;
-      it.report = save_collective(writer_group_, plan, copy);
-      it.report.stall = stall;
-      it.report.duration = Clock::now() - begin;
+  request.error = capture_exception([&] { copy = staging_->copy(mine); });
+  async_save->report.stall = std::chrono::steady_clock::now() - begin;
+  InFlight& running = *async_save;
+  running.thread = std::thread([this, &running, request = std::move(request), copy = std::move(copy), begin] {
+    const comm::DeadlockDetector::BackgroundThread background_thread;  // only this thread uses writer_group_
+    running.error = capture_exception([&] {
+      const auto stall = running.report.stall;
+      running.report = save_collective(writer_group_, request, copy);
+      running.report.stall = stall;
+      running.report.duration = std::chrono::steady_clock::now() - begin;
     });
-    it.done = true;
+    running.done = true;
   });
   in_flight_ = std::move(async_save);
 }
@@ -84,7 +80,7 @@ std::optional<SaveReport> Checkpointer::wait() {
   if (!in_flight_) return std::nullopt;
   {
     const auto busy = group_.busy("wait for a checkpoint");
-    in_flight_->thread.join();  // bounded: by the group's limits, and by the disk
+    in_flight_->thread.join();  // bounded: by the group's timeouts and by the disk
   }
   const auto async_save = std::exchange(in_flight_, nullptr);
   if (async_save->error) std::rethrow_exception(async_save->error);
@@ -92,18 +88,18 @@ std::optional<SaveReport> Checkpointer::wait() {
 }
 
 std::string Checkpointer::find_damage_together(const SavedCheckpoint& checkpoint) {
-  const auto busy = group_.busy("look through a checkpoint");
+  const auto busy = group_.busy("verify a checkpoint");
   std::string mine;
   const auto size = static_cast<std::size_t>(group_.size());
   for (auto i = static_cast<std::size_t>(group_.rank()); i < checkpoint.manifest().files.size() && mine.empty();
        i += size)
-    mine = checkpoint.complaint(i, true);
-  for (const auto& complaint : group_.all_gather_bytes(mine, {.name = "look through a checkpoint"}))
-    if (!complaint.empty()) return complaint;
+    mine = checkpoint.find_damage(i, true);
+  for (const auto& damage : group_.all_gather_bytes(mine, {.name = "verify a checkpoint"}))
+    if (!damage.empty()) return damage;
   return "";
 }
 
-// The same answer on all ranks.
+// Returns the same result on all ranks.
 std::optional<SavedCheckpoint> Checkpointer::open(const std::string& path, std::string& reason) {
   std::optional<SavedCheckpoint> checkpoint;
   std::string mine;
@@ -112,15 +108,15 @@ std::optional<SavedCheckpoint> Checkpointer::open(const std::string& path, std::
   } catch (const base::Error& error) {
     mine = error.what();
   }
-  for (const auto& complaint : group_.all_gather_bytes(mine, {.name = "open a checkpoint"}))
-    if (reason.empty()) reason = complaint;
+  for (const auto& damage : group_.all_gather_bytes(mine, {.name = "open a checkpoint"}))
+    if (reason.empty()) reason = damage;
   if (reason.empty()) reason = find_damage_together(*checkpoint);
   return reason.empty() ? checkpoint : std::nullopt;
 }
 
 std::optional<SavedCheckpoint> Checkpointer::latest() {
   wait();
-  // As rank 0 sees them.
+  // Rank 0 lists the checkpoints for all ranks.
   std::string names;
   std::exception_ptr error;
   if (group_.rank() == 0)
@@ -134,7 +130,7 @@ std::optional<SavedCheckpoint> Checkpointer::latest() {
     std::string reason;
     auto checkpoint = open(path, reason);
     if (checkpoint) return checkpoint;
-    if (group_.rank() == 0) base::log_warning("CKPT_SKIPPED the checkpoint " + path + " is passed over: " + reason);
+    if (group_.rank() == 0) base::log_warning("CKPT_SKIPPED the checkpoint " + path + " is skipped: " + reason);
   }
   return std::nullopt;
 }
@@ -142,7 +138,8 @@ std::optional<SavedCheckpoint> Checkpointer::latest() {
 SavedCheckpoint Checkpointer::load(const std::string& path) {
   if (path == "auto") {
     if (auto checkpoint = latest()) return std::move(*checkpoint);
-    throw base::UsageError("there is no whole checkpoint in " + folder_, "", base::Cause::kBadFile);
+    throw base::UsageError("cannot load the latest checkpoint: there is no complete checkpoint in " + folder_, "",
+                           base::Cause::kBadFile);
   }
   wait();
   std::string reason;

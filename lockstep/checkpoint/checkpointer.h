@@ -1,4 +1,4 @@
-// The checkpoints of a training: written by all its ranks, and the newest whole one found again.
+// Writes the checkpoints of a training from all ranks, and finds the latest complete one.
 #pragma once
 
 #include <chrono>
@@ -15,55 +15,59 @@
 namespace lockstep::checkpoint {
 
 struct CheckpointOptions {
-  int keep = 2;  ///< of the newest whole ones; 2 or more, so that there is another when one is damaged
+  int keep =
+      2;  ///< how many of the latest complete checkpoints to keep; 2 or more, so that one remains if another is damaged
 };
 
-/// What a rank writes: parts under names of a-z, A-Z, 0-9, _ and -.
+/// The parts that a rank writes, by name. Names consist of a-z, A-Z, 0-9, _ and -.
 using CheckpointParts = std::map<std::string, StateDict>;
 
 class StagingBuffer;
 
-/// How a save went.
+/// The result of a save.
 struct SaveReport {
-  std::string path;                          ///< of the checkpoint
-  std::uint64_t num_bytes = 0;               ///< of all ranks
-  std::chrono::duration<double> stall{};     ///< how long this rank's caller was kept
-  std::chrono::duration<double> duration{};  ///< from the call until it was durable
+  std::string path;                          ///< path of the checkpoint
+  std::uint64_t num_bytes = 0;               ///< size of the files of all ranks
+  std::chrono::duration<double> stall{};     ///< how long the call blocked on this rank
+  std::chrono::duration<double> duration{};  ///< time from the call until the checkpoint was durable
 };
 
-/// A folder of checkpoints, each a folder of its own: the files that ranks wrote, and MANIFEST.json, which is written
-/// when all of them are on the disk. Whatever happens in a save, and wherever a process is killed, a checkpoint is
-/// there whole or is not taken for one, and older ones go only after it is durable. All ranks make it and call what is
-/// here alike, and see the same folder; each waits for the others. One thread.
+/// A directory of checkpoints. Each checkpoint is a subdirectory with the files that the ranks wrote and MANIFEST.json,
+/// which is written after all files are on disk. After a failed save, or if a process is killed at any point, a
+/// checkpoint is either complete or is ignored; older checkpoints are removed only after the new one is durable.
+///
+/// Collective: all ranks must construct it and call its methods in the same order with the same directory, and each
+/// call waits for the other ranks. Not thread-safe.
 class Checkpointer {
  public:
-  /// Makes the folder where there is none. Throws UsageError for options that are not allowed, and SystemError, on all
-  /// ranks.
+  /// Creates the directory if it does not exist. Throws UsageError for invalid options and SystemError, on all ranks.
   Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options = {});
-  /// Waits for the save in flight: bounded by the group's limits and by the disk.
+  /// Waits for the save in flight, bounded by the group's timeouts and by the disk.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Writes this rank's `mine`, and returns when the checkpoint is durable; only rank 0 may have something to write, or
-  /// each its own. Before that waits for a save in flight. What goes wrong on any rank is thrown on all, and names it:
-  /// UsageError for a name or a value that cannot be saved, SystemError (CKPT_WRITE_FAILED) when a disk takes no more;
-  /// the checkpoints that were there are untouched then.
+  /// Writes the parts `mine` of this rank and returns when the checkpoint is durable. Ranks may pass different parts,
+  /// also none. Waits for a save in flight first. An error on any rank is thrown on all ranks and names that rank:
+  /// UsageError for a name or a value that cannot be saved, SystemError (CKPT_WRITE_FAILED) if a disk cannot be
+  /// written. Existing checkpoints are not changed by a failed save.
   SaveReport save(std::int64_t step, const CheckpointParts& mine);
 
-  /// Copies `mine`, and returns; a thread writes the copy. One save at most is in flight: the next one, or wait(),
-  /// waits for it, and throws what went wrong. The memory of the copy is kept for the next.
+  /// Copies `mine` and returns; a background thread writes the copy. At most one save is in flight: the next save, or
+  /// wait(), waits for it and throws its error. The memory of the copy is reused by the next save.
   void save_async(std::int64_t step, const CheckpointParts& mine);
-  /// Whether one is in flight on this rank. Waits for nobody.
+  /// Returns whether a save is in flight on this rank. Does not block.
   bool in_flight() const;
-  /// Waits for it and says how it went, as save() does; nothing when there was none since the last report.
+  /// Waits for the save in flight and returns its report, or throws as save() does. Returns nullopt if there was no
+  /// save since the last report.
   std::optional<SaveReport> wait();
 
-  /// The newest one that is whole, every byte of it compared; the ranks share the work, and have the same answer. Those
-  /// that are damaged are passed over with a warning (CKPT_SKIPPED) that says why. Nothing where there is none.
+  /// Returns the latest complete checkpoint after verifying every byte of it; the ranks share the work and get the same
+  /// result. Damaged checkpoints are skipped with a warning (CKPT_SKIPPED) that gives the reason. Returns nullopt if
+  /// there is none.
   std::optional<SavedCheckpoint> latest();
-  /// One by its path, or for "auto" the newest(). Throws UsageError on all ranks (cause kBadFile) when it is damaged,
-  /// and for "auto" when there is none.
+  /// Returns the checkpoint at `path`, or latest() for "auto". Throws UsageError (cause kBadFile) on all ranks if it is
+  /// damaged, or if "auto" finds none.
   SavedCheckpoint load(const std::string& path);
 
  private:
@@ -72,7 +76,7 @@ class Checkpointer {
   std::optional<SavedCheckpoint> open(const std::string& path, std::string& reason);
 
   comm::Group group_;
-  comm::Group writer_group_;  // of the threads
+  comm::Group writer_group_;  // used by the writer threads only
   const std::string folder_;
   const CheckpointOptions options_;
   std::unique_ptr<StagingBuffer> staging_;

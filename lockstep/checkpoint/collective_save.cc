@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// An error as it travels. 0: none; then UsageError, SystemError, any other.
+// The kind of an error in an exchanged record: none, UsageError, SystemError, or any other.
 enum ErrorKind { kNone, kUsageError, kSystemError, kOtherError };
 
 json to_json(const std::exception_ptr& error) {
@@ -39,7 +39,7 @@ json to_json(const std::exception_ptr& error) {
   std::string text = what + ": rank " + std::to_string(rank) + ": " + record.at("text").get<std::string>();
   if (record.at("kind") == kUsageError) throw base::UsageError(text, record.at("hint").get<std::string>());
   if (record.at("kind") == kOtherError) throw base::Error(base::Cause::kCkptWriteFailed, text);
-  // SystemError puts the text of errno behind, which is there already.
+  // SystemError appends the text of errno, which is there already.
   const int number = record.at("errno").get<int>();
   const std::string tail = ": " + std::generic_category().message(number);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());
@@ -48,7 +48,7 @@ json to_json(const std::exception_ptr& error) {
 
 std::string dump(const json& object) { return object.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-// All ranks give what they have, or their error; all get all, or the first error.
+// Collective: all ranks pass a record or an error, and get all records, or the first rank's error as an exception.
 std::vector<json> all_gather_json(comm::Group& group, const std::string& what, json mine,
                                   const std::exception_ptr& error) {
   mine.update(to_json(error));
@@ -60,11 +60,12 @@ std::vector<json> all_gather_json(comm::Group& group, const std::string& what, j
 }
 
 std::uint64_t check_parts(std::int64_t step, const CheckpointParts& mine) {
-  if (step < 0) throw base::UsageError("the step " + std::to_string(step) + "; allowed is 0 or more");
+  if (step < 0) throw base::UsageError("step is " + std::to_string(step) + "; expected 0 or more");
   std::uint64_t num_bytes = 0;
   for (const auto& [name, state] : mine) {
     if (!is_part_name(name))
-      throw base::UsageError("the part " + base::quoted(name, 80) + "; allowed are 1 to 64 of a-z, A-Z, 0-9, _ and -");
+      throw base::UsageError("the part name is " + base::quoted(name, 80) +
+                             "; expected 1 to 64 characters of a-z, A-Z, 0-9, _ and -");
     num_bytes += estimate_num_bytes(state);
   }
   return num_bytes;
@@ -72,21 +73,22 @@ std::uint64_t check_parts(std::int64_t step, const CheckpointParts& mine) {
 
 void check_space(const std::string& folder, std::uint64_t num_bytes) {
   struct statvfs space{};
-  if (::statvfs(folder.c_str(), &space) != 0) return;  // then writing will tell
+  if (::statvfs(folder.c_str(), &space) != 0) return;  // writing reports the error
   const auto free = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
   if (free < num_bytes + num_bytes / 10)
-    throw base::SystemError("a checkpoint of " + std::to_string(num_bytes) + " bytes does not fit into " + folder +
-                                ", which has " + std::to_string(free),
+    throw base::SystemError("cannot write a checkpoint of " + std::to_string(num_bytes) + " bytes to " + folder +
+                                ", which has " + std::to_string(free) + " bytes free",
                             ENOSPC, base::Cause::kCkptWriteFailed);
 }
 
-// Rank 0's: the folder in the making, and what becomes of it.
+// The checkpoint's directory on rank 0 until it is published.
 class CheckpointPublisher {
  public:
-  CheckpointPublisher(const SaveRequest& plan, std::uint64_t num_bytes) : plan_(plan), folder_(plan.folder) {
-    const auto names = list_checkpoints(plan.folder);
-    name_ = {names.empty() ? 1 : names.front().sequence + 1, plan.step};
-    check_space(plan.folder, num_bytes);
+  CheckpointPublisher(const SaveRequest& request, std::uint64_t num_bytes)
+      : request_(request), folder_(request.folder) {
+    const auto names = list_checkpoints(request.folder);
+    name_ = {names.empty() ? 1 : names.front().sequence + 1, request.step};
+    check_space(request.folder, num_bytes);
   }
 
   const std::string& path() const { return folder_.path(); }
@@ -99,9 +101,10 @@ class CheckpointPublisher {
       file.commit();
     }
     folder_.commit(to_text(name_));
-    // It is durable: from here on nothing that goes wrong makes it less so.
+    // The checkpoint is durable: later errors do not change that.
     if (const auto error = capture_exception([&] { prune(); }))
-      base::log_warning("after the checkpoint " + folder_.path() + ": " + to_json(error).at("text").get<std::string>());
+      base::log_warning("the checkpoint " + folder_.path() + " is complete, but the cleanup after it failed: " +
+                        to_json(error).at("text").get<std::string>());
     return folder_.path();
   }
 
@@ -109,16 +112,16 @@ class CheckpointPublisher {
   void prune() const {
     {
       const std::string name = to_text(name_) + "\n";
-      AtomicFile latest(plan_.folder + "/LATEST");
+      AtomicFile latest(request_.folder + "/LATEST");
       latest.write(name.data(), name.size());
       latest.commit();
     }
-    // Those that cannot be loaded do not count, and go with those that are older than the last that is kept.
+    // Damaged checkpoints do not count as kept; they are removed with those that are older than the last one kept.
     int kept = 0;
-    for (const CheckpointName& name : list_checkpoints(plan_.folder)) {
-      if (kept >= plan_.keep)
-        remove_directory(plan_.folder, to_text(name));
-      else if (is_complete(plan_.folder + "/" + to_text(name)))
+    for (const CheckpointName& name : list_checkpoints(request_.folder)) {
+      if (kept >= request_.keep)
+        remove_directory(request_.folder, to_text(name));
+      else if (is_complete(request_.folder + "/" + to_text(name)))
         ++kept;
     }
   }
@@ -133,7 +136,7 @@ class CheckpointPublisher {
     return is_whole && !error;
   }
 
-  const SaveRequest& plan_;
+  const SaveRequest& request_;
   AtomicDirectory folder_;
   CheckpointName name_;
 };
@@ -144,18 +147,18 @@ void throw_if_any_failed(comm::Group& group, const std::string& what, const std:
   all_gather_json(group, what, json::object(), error);
 }
 
-SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const CheckpointParts& mine) {
-  const std::string what = "checkpoint of step " + std::to_string(plan.step);
+SaveReport save_collective(comm::Group& group, const SaveRequest& request, const CheckpointParts& mine) {
+  const std::string what = "checkpoint of step " + std::to_string(request.step);
   const auto begin = std::chrono::steady_clock::now();
   std::uint64_t my_bytes = 0, num_bytes = 0;
-  auto error = plan.error ? plan.error : capture_exception([&] { my_bytes = check_parts(plan.step, mine); });
+  auto error = request.error ? request.error : capture_exception([&] { my_bytes = check_parts(request.step, mine); });
   for (const auto& record : all_gather_json(group, what, {{"bytes", my_bytes}}, error))
     num_bytes += record.at("bytes").get<std::uint64_t>();
 
-  std::unique_ptr<CheckpointPublisher> publication;
+  std::unique_ptr<CheckpointPublisher> publisher;
   if (group.rank() == 0)
-    error = capture_exception([&] { publication = std::make_unique<CheckpointPublisher>(plan, num_bytes); });
-  const auto temp = all_gather_json(group, what, {{"path", publication ? publication->path() : ""}}, error)[0]
+    error = capture_exception([&] { publisher = std::make_unique<CheckpointPublisher>(request, num_bytes); });
+  const auto temp = all_gather_json(group, what, {{"path", publisher ? publisher->path() : ""}}, error)[0]
                         .at("path")
                         .get<std::string>();
 
@@ -167,7 +170,7 @@ SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const Ch
   });
   const auto written = all_gather_json(group, what, {{"files", std::move(files)}}, error);
 
-  Manifest manifest{.step = plan.step, .world_size = group.size(), .version = LOCKSTEP_VERSION, .files = {}};
+  Manifest manifest{.step = request.step, .world_size = group.size(), .version = LOCKSTEP_VERSION, .files = {}};
   for (std::size_t rank = 0; rank < written.size(); ++rank)
     for (const auto& file : written[rank].at("files"))
       manifest.files.push_back({.name = file.at(0).get<std::string>(),
@@ -177,11 +180,11 @@ SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const Ch
                                 .rank = static_cast<int>(rank)});
   SaveReport report;
   for (const auto& file : manifest.files) report.num_bytes += file.num_bytes;
-  if (publication) error = capture_exception([&] { report.path = publication->publish(manifest); });
+  if (publisher) error = capture_exception([&] { report.path = publisher->publish(manifest); });
   report.path = all_gather_json(group, what, {{"path", report.path}}, error)[0].at("path").get<std::string>();
   if (CheckpointName name; parse_checkpoint_name(report.path.substr(report.path.rfind('/') + 1), name))
     base::RankPage::this_process().durable_checkpoint = name.sequence;
-  report.written = std::chrono::steady_clock::now() - begin;
+  report.duration = std::chrono::steady_clock::now() - begin;
   return report;
 }
 

@@ -1,4 +1,4 @@
-// One save by all ranks of a group.
+// Saves one checkpoint collectively with all ranks of a group.
 #pragma once
 
 #include <exception>
@@ -12,10 +12,11 @@ struct SaveRequest {
   std::string folder;
   std::int64_t step = 0;
   int keep = 2;
-  std::exception_ptr error = nullptr;  ///< this rank has come so far and no further
+  std::exception_ptr error =
+      nullptr;  ///< error that occurred on this rank before the save; it is reported to all ranks
 };
 
-/// What `action` throws; null for nothing.
+/// Calls `action` and returns the exception that it threw, or null.
 template <typename Action>
 std::exception_ptr capture_exception(Action action) {
   try {
@@ -26,11 +27,11 @@ std::exception_ptr capture_exception(Action action) {
   return nullptr;
 }
 
-/// Waits for the other ranks. Throws as Checkpointer::save() does. The report's `stall` is not set.
-SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const CheckpointParts& mine);
+/// Collective: waits for the other ranks. Throws as Checkpointer::save() does. Does not set the report's `stall`.
+SaveReport save_collective(comm::Group& group, const SaveRequest& request, const CheckpointParts& mine);
 
-/// What each of the ranks has to say of something that all of them did: "" is good. Throws the first one's error on
-/// all, with its rank, after `what`.
+/// Collective: exchanges the ranks' errors; null means success. Throws the error of the first rank that failed on all
+/// ranks, prefixed with `what` and that rank.
 void throw_if_any_failed(comm::Group& group, const std::string& what, const std::exception_ptr& error);
 
 }  // namespace lockstep::checkpoint

@@ -21,12 +21,12 @@ bool is_hash(const std::string& text) {
          std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
-// Takes an object apart, field by field; what is left is not of ours.
+// Takes the fields of a JSON object one by one; check_empty() rejects any that remain.
 class JsonFields {
  public:
   JsonFields(json object, const std::string& file, std::string what)
       : object_(std::move(object)), file_(file), what_(std::move(what)) {
-    if (!object_.is_object()) throw_format_error("is no object");
+    if (!object_.is_object()) throw_format_error("is not an object");
   }
   [[noreturn]] void throw_format_error(const std::string& reason) const {
     throw base::FormatError(file_ + ":0: " + what_ + " " + reason);
@@ -41,19 +41,19 @@ class JsonFields {
   }
   std::string take_string(const char* name) {
     const json value = take(name);
-    if (!value.is_string()) throw_format_error(std::string("has a \"") + name + "\" that is no string");
+    if (!value.is_string()) throw_format_error(std::string("has a \"") + name + "\" that is not a string");
     return value.get<std::string>();
   }
   std::int64_t take_number(const char* name, std::int64_t low, std::int64_t high) {
     const json value = take(name);
     if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) ||
         value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
-      throw_format_error(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; allowed is " +
+      throw_format_error(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; expected " +
                          std::to_string(low) + " to " + std::to_string(high));
     return value.get<std::int64_t>();
   }
   void check_empty() const {
-    if (!object_.empty()) throw_format_error("has the unknown " + base::quoted(object_.begin().key(), 80));
+    if (!object_.empty()) throw_format_error("has the unknown field " + base::quoted(object_.begin().key(), 80));
   }
 
  private:
@@ -73,9 +73,9 @@ Manifest::File parse_file(json entry, int world_size, const std::string& file) {
   if (!is_part_name(read.part) || (read.name != part_file_name(read.part, read.rank, "safetensors") &&
                                    read.name != part_file_name(read.part, read.rank, "json")))
     fields.throw_format_error("has the name " + base::quoted(read.name, 80) +
-                              "; allowed is PART.safetensors, PART.json and PART.RANK.KIND");
+                              "; expected PART.safetensors, PART.json or PART.RANK.KIND");
   if (!is_hash(read.hash))
-    fields.throw_format_error("has the hash " + base::quoted(read.hash, 80) + "; allowed are 32 hexadecimal digits");
+    fields.throw_format_error("has the hash " + base::quoted(read.hash, 80) + "; expected 32 hexadecimal digits");
   return read;
 }
 
@@ -111,7 +111,7 @@ std::string to_text(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   if (!text.starts_with(kBegin) || !is_hash_valid(text, kBegin.size()))
-    throw base::FormatError(file + ":0: the manifest is damaged: it is not the one whose hash it carries");
+    throw base::FormatError(file + ":0: the manifest is damaged: its contents do not match its hash");
   JsonFields fields(parse_json(text, 3, file), file, "the manifest");
   fields.take_string("xxh3_128");
   fields.take_number("format", kFormat, kFormat);
@@ -121,7 +121,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
                     .files = {}};
   json files = fields.take("files");
   fields.check_empty();
-  if (!files.is_array()) fields.throw_format_error("has \"files\" that are no list");
+  if (!files.is_array()) fields.throw_format_error("has \"files\" that is not a list");
   std::set<std::string> names;
   for (auto& entry : files) {
     manifest.files.push_back(parse_file(std::move(entry), manifest.world_size, file));

@@ -1,4 +1,5 @@
-// What a checkpoint consists of: the file that is written last, and without which there is none.
+// The manifest of a checkpoint: the file that lists all others. It is written last; a directory without it is not a
+// checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +14,31 @@ inline constexpr const char* kManifestName = "MANIFEST.json";
 
 struct Manifest {
   struct File {
-    std::string name;  ///< in the checkpoint's folder
+    std::string name;  ///< name in the checkpoint's directory
     std::uint64_t num_bytes = 0;
-    std::string hash;  ///< XXH3 of 128 bits: of the bytes, or of safetensors the one that the header carries of itself
-                       ///< and of all tensors' hashes
-    std::string part;  ///< what it is a file of
-    int rank = 0;      ///< who wrote it
+    std::string hash;  ///< 128-bit XXH3 of the file's bytes; for a safetensors file the hash that its header carries,
+                       ///< which covers the header and the hashes of all tensors
+    std::string part;  ///< the part that the file belongs to
+    int rank = 0;      ///< the rank that wrote it
     bool operator==(const File&) const = default;
   };
   std::int64_t step = 0;
-  int world_size = 1;   ///< of the job that wrote it
-  std::string version;  ///< of the Lockstep that wrote it
+  int world_size = 1;   ///< number of ranks of the job that wrote it
+  std::string version;  ///< version of Lockstep that wrote it
   std::vector<File> files;
   bool operator==(const Manifest&) const = default;
 };
 
-/// JSON with a hash of itself.
+/// Returns the manifest as JSON that contains a hash of its own text.
 std::string to_text(const Manifest& manifest);
 
-/// Reads to_text()'s form and no other. Throws FormatError "FILE:OFFSET: reason": a bit is wrong, something is missing,
-/// a file's name is not a plain one.
+/// Parses exactly the form that to_text() writes. Throws FormatError "FILE:OFFSET: reason" if a bit is flipped, a field
+/// is missing, or a file name is not a plain name.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
-/// A part's name: 1 to 64 of a-z, A-Z, 0-9, _ and -.
+/// Returns whether `name` is valid as the name of a part: 1 to 64 characters of a-z, A-Z, 0-9, _ and -.
 bool is_part_name(std::string_view name);
-/// "model.safetensors"; of ranks other than 0 "model.3.safetensors". `kind` is "safetensors" or "json".
+/// Returns "model.safetensors" for rank 0 and "model.3.safetensors" for rank 3. `kind` is "safetensors" or "json".
 std::string part_file_name(std::string_view part, int rank, std::string_view kind);
 
 }  // namespace lockstep::checkpoint

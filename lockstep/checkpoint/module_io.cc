@@ -24,8 +24,8 @@ TensorMap module_state(const torch::nn::Module& module) {
     for (const auto& item : items) {
       if (!item.value().defined()) continue;
       if (!state.emplace(item.key(), item.value()).second)
-        throw base::UsageError("the module has a parameter and a buffer of the name " + base::quoted(item.key(), 80) +
-                               "; allowed is one of them");
+        throw base::UsageError("the module has a parameter and a buffer named " + base::quoted(item.key(), 80) +
+                               "; expected unique names");
     }
   };
   add(module.named_parameters());
@@ -38,14 +38,14 @@ bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
                           a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
 }
 
-// MismatchList of one kind: all are counted, the first few shown.
+// Mismatches of one kind: counts all and lists the first few.
 class MismatchList {
  public:
   void add(const std::string& text) {
     if (++count_ <= kMaxNamesShown) shown_ += (count_ == 1 ? "" : ", ") + text;
   }
   bool has_any() const { return count_ > 0; }
-  // "2 missing ("a", "b"); " or nothing.
+  // Returns "2 missing ("a", "b"); ", or "" if there are none.
   std::string summary(const char* kind) const {
     if (count_ == 0) return "";
     return std::to_string(count_) + " " + kind + " (" + shown_ + (count_ > kMaxNamesShown ? ", ..." : "") + "); ";
@@ -67,7 +67,7 @@ std::string dtype_text(c10::ScalarType type) {
   return dtype ? std::string(dtype->name) : c10::toString(type);
 }
 
-// What a file has, whatever its format is.
+// The tensors of a file, independent of its format.
 struct TensorSource {
   struct Entry {
     std::vector<std::int64_t> shape;
@@ -88,8 +88,8 @@ TensorSource open_safetensors(const std::string& path, const LoadOptions& option
 
 TensorSource open_torch_file(const std::string& path, const LoadOptions& options) {
   const auto throw_usage_error = [&](const std::string& what) {
-    throw base::UsageError(path + " holds " + what + "; allowed is a state_dict: tensors under their names",
-                           "load_torch_file() gives all that is in it", base::Cause::kBadFile);
+    throw base::UsageError("cannot load " + path + ": it contains " + what + "; expected a state_dict of named tensors",
+                           "use load_torch_file() to read everything in it", base::Cause::kBadFile);
   };
   const Value value = load_torch_file(path, {.verify = options.verify});
   const auto* const dict = value.as<Dict>();
@@ -107,7 +107,7 @@ TensorSource open_torch_file(const std::string& path, const LoadOptions& options
   return source;
 }
 
-// What goes where: pairs of a name in the file and a tensor of the module; and what fits nowhere.
+// What load() copies, as pairs of a name in the file and a tensor of the module, and what does not match.
 struct LoadPlan {
   std::vector<std::pair<std::string, at::Tensor>> pairs;
   LoadReport report;
@@ -159,14 +159,15 @@ void check_plan(const LoadPlan& plan, const std::string& path, const LoadOptions
     for (const auto& name : plan.report.unexpected) unexpected.add(base::quoted(name, 80));
   }
   const std::string all = missing.summary("missing in the file") + unexpected.summary("unexpected in the file") +
-                          plan.shape_mismatches.summary("of another shape") +
-                          plan.dtype_mismatches.summary("of another dtype");
+                          plan.shape_mismatches.summary("with another shape") +
+                          plan.dtype_mismatches.summary("with another dtype");
   if (all.empty()) return;
-  const char* hint = "LoadOptions.strict = false passes over names that only one side has";
-  if (plan.dtype_mismatches.has_any()) hint = "LoadOptions.convert_dtype = true converts values";
-  if (plan.shape_mismatches.has_any()) hint = "the file is of another model, or of one with other sizes";
-  throw base::UsageError(path + " does not fit the module: " + all.substr(0, all.size() - 2), hint,
-                         base::Cause::kBadFile);
+  const char* hint = "set LoadOptions.strict = false to skip names that exist on one side only";
+  if (plan.dtype_mismatches.has_any()) hint = "set LoadOptions.convert_dtype = true to convert the values";
+  if (plan.shape_mismatches.has_any())
+    hint = "check that the file belongs to this model and that the model has the same sizes";
+  throw base::UsageError("cannot load " + path + ": it does not match the module: " + all.substr(0, all.size() - 2),
+                         hint, base::Cause::kBadFile);
 }
 
 }  // namespace
@@ -177,7 +178,7 @@ void save(const torch::nn::Module& module, const std::string& path, const SaveOp
   if (!options.metadata.empty())
     throw base::UsageError(
         "cannot save " + path +
-        " with SaveOptions.metadata: files of PyTorch have none; allowed is another name than .pt and .pth");
+        ": PyTorch files have no metadata; expected empty SaveOptions.metadata, or a name without .pt or .pth");
   Dict dict{{}, true};
   for (const auto& [name, tensor] : state) dict.add(name, tensor.detach());
   save_torch_file(dict, path);

@@ -16,8 +16,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// One optimizer's fields, each named once: `field(name, reference)` for all of them. needs(): whether a state without
-// this tensor would break the next step.
+// The fields of each optimizer, named once: options() and state() call `field(name, reference)` for all of them.
+// is_required(): whether the next step needs this tensor.
 template <typename Options, typename Visit>
 void visit_adam_options(Options& options, Visit&& field) {
   field("lr", options.lr());
@@ -124,7 +124,7 @@ struct AdagradTraits {
   static bool is_required(std::string_view, const Options&) { return true; }
 };
 
-// Calls `action(Traits())` for the kind of optimizer that has these options.
+// Calls `action(Traits())` with the traits of the optimizer class that has these options.
 template <typename... AllTraits, typename Action>
 bool dispatch(const OptimizerOptions& options, const Action& action) {
   return ((dynamic_cast<const typename AllTraits::Options*>(&options) ? (action(AllTraits()), true) : false) || ...);
@@ -133,10 +133,10 @@ template <typename Action>
 void with_traits(const OptimizerOptions& options, const Action& action) {
   if (!dispatch<AdamTraits, AdamWTraits, SgdTraits, RmsPropTraits, AdagradTraits>(options, action))
     throw base::UsageError(
-        "the state of an optimizer of another class; allowed are torch's Adam, AdamWTraits, SGD, RMSprop and Adagrad");
+        "optimizer state: unsupported optimizer class; expected torch's Adam, AdamW, SGD, RMSprop or Adagrad");
 }
 
-// Fields to values under PREFIX.NAME; tensors that are not defined are left out.
+// Stores fields under PREFIX.NAME; skips undefined tensors.
 struct FieldExporter {
   StateDict& state;
   const std::string prefix;
@@ -150,11 +150,11 @@ struct FieldExporter {
   }
 };
 
-// The reverse. Takes what it uses out of `from`.
+// Loads fields from PREFIX.NAME and removes them from `from`.
 struct FieldImporter {
   StateDict& from;
   const std::string prefix;
-  const at::Tensor* like;  // the parameter; null for options
+  const at::Tensor* like;  // the parameter that the state belongs to; null for options
 
   void operator()(const char* name, at::Tensor& tensor) const {
     const auto found = from.find(prefix + name);
@@ -163,7 +163,7 @@ struct FieldImporter {
     if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() ||
         value.is_complex() != like->is_complex())
       throw base::UsageError("the state's tensor " + base::quoted(prefix + name, 120) +
-                             " has another shape than its parameter, or is not of its kind of numbers");
+                             " has another shape or kind of numbers (real, complex, integer) than its parameter");
     tensor = value.detach().to(like->options().dtype(value.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
     from.erase(found);
   }
@@ -187,26 +187,25 @@ struct RequiredFieldsCheck {
   void operator()(const char*, const T&) const {}
 };
 
-// Those of lockstep::optim are torch's by their class, but keep their state elsewhere.
+// Optimizers of lockstep::optim derive from torch's class, but keep their state elsewhere.
 void check_is_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const amp::UnscalingOptimizer*>(&optimizer))
-    throw base::UsageError("the state of an optimizer of lockstep::optim; allowed are torch's own",
-                           "it has a state_dict() and a load_state_dict()");
+    throw base::UsageError("optimizer state: the optimizer is one of lockstep::optim; expected one of torch::optim",
+                           "call its own state_dict() and load_state_dict()");
 }
 
-// What is loaded, until all of it is known to be good.
+// The new options and states, which are applied after all of them are valid.
 struct ParsedState {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
   std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> states;
 };
 
-// `name_of` a parameter is the prefix of its fields. Each parameter has a state or none: none of its fields is there
-// then.
-ParsedState loaded(torch::optim::Optimizer& optimizer, StateDict state,
-                   const std::function<std::string(const at::Tensor&)>& name_of) {
+// `name_of` returns the prefix of a parameter's fields. A parameter without a single field has no state.
+ParsedState parse_state(torch::optim::Optimizer& optimizer, StateDict state,
+                        const std::function<std::string(const at::Tensor&)>& name_of) {
   check_is_torch_optimizer(optimizer);
   const torch::NoGradGuard no_grad;
-  ParsedState made;
+  ParsedState parsed;
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     auto& group = optimizer.param_groups()[i];
     with_traits(group.options(), [&](auto traits) {
@@ -221,22 +220,22 @@ ParsedState loaded(torch::optim::Optimizer& optimizer, StateDict state,
         auto parameter_state = std::make_unique<typename Traits::State>();
         Traits::state(*parameter_state, FieldImporter{state, prefix, &parameter});
         Traits::state(*parameter_state, RequiredFieldsCheck<Traits>{*options, prefix});
-        made.states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
+        parsed.states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
       }
-      made.options.push_back(std::move(options));
+      parsed.options.push_back(std::move(options));
     });
   }
   if (!state.empty())
     throw base::UsageError("the state has the value " + base::quoted(state.begin()->first, 120) +
-                           ", which the optimizer does not know");
-  return made;
+                           ", which the optimizer does not have");
+  return parsed;
 }
 
-void apply_state(torch::optim::Optimizer& optimizer, ParsedState loaded) {
-  for (std::size_t i = 0; i < loaded.options.size(); ++i)
-    optimizer.param_groups()[i].set_options(std::move(loaded.options[i]));
+void apply_state(torch::optim::Optimizer& optimizer, ParsedState parsed) {
+  for (std::size_t i = 0; i < parsed.options.size(); ++i)
+    optimizer.param_groups()[i].set_options(std::move(parsed.options[i]));
   optimizer.state().clear();
-  for (auto& [key, state] : loaded.states) optimizer.state()[key] = std::move(state);
+  for (auto& [key, state] : parsed.states) optimizer.state()[key] = std::move(state);
 }
 
 NamedParameters parameters_of(const torch::nn::Module& module) {
@@ -276,7 +275,7 @@ std::function<std::string(const at::Tensor&)> name_lookup(const NamedParameters&
   };
 }
 
-// "parameter.7": their numbers in the order of all groups.
+// Names such as "parameter.7", numbered in the order of all groups.
 std::function<std::string(const at::Tensor&)> index_lookup(const torch::optim::Optimizer& optimizer) {
   std::unordered_map<void*, std::string> names;
   for (const auto& group : optimizer.param_groups())
@@ -285,7 +284,7 @@ std::function<std::string(const at::Tensor&)> index_lookup(const torch::optim::O
   return [names](const at::Tensor& parameter) { return names.at(parameter.unsafeGetTensorImpl()); };
 }
 
-// Fields of one prefix, in Python's form: a step is a tensor there, and betas are a pair.
+// Returns the fields of one prefix in Python's form, where a step is a tensor and betas are a pair.
 Dict python_fields(const StateDict& state, const std::string& prefix) {
   Dict fields;
   for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at) {
@@ -293,7 +292,7 @@ Dict python_fields(const StateDict& state, const std::string& prefix) {
     if (name == "step")
       fields.add(name, torch::tensor(static_cast<float>(std::get<std::int64_t>(at->second))));
     else if (name == "betas.0")
-      fields.add("betas", Sequence{Sequence::Traits::kTuple,
+      fields.add("betas", Sequence{Sequence::Kind::kTuple,
                                    {std::get<double>(at->second), value_of<double>(state, prefix + "betas.1")}});
     else if (name != "betas.1")
       fields.add(name, std::visit([](const auto& value) { return Value(value); }, at->second));
@@ -302,7 +301,7 @@ Dict python_fields(const StateDict& state, const std::string& prefix) {
 }
 
 [[noreturn]] void throw_python_state_error(const std::string& what) {
-  throw base::UsageError("the state of an optimizer of Python: " + what);
+  throw base::UsageError("the optimizer state from Python: " + what);
 }
 
 template <typename T>
@@ -311,7 +310,7 @@ const T& python_entry(const Value& tree, std::string_view name) {
   const Value* const found = dict ? dict->find(name) : nullptr;
   if (!found || !found->as<T>())
     throw_python_state_error("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") +
-                             "; allowed is what state_dict() has");
+                             "; expected a result of state_dict()");
   return *found->as<T>();
 }
 
@@ -319,20 +318,20 @@ void add_python_field(StateDict& state, const std::string& name, const Value& va
   if (const auto* const it = value.as<bool>()) state[name] = *it;
   if (const auto* const it = value.as<double>()) state[name] = *it;
   if (const auto* const it = value.as<at::Tensor>()) state[name] = *it;
-  // Whoever writes 0 in Python means 0.0, but for steps.
+  // An integer in Python stands for a float, except for steps.
   if (const auto* const it = value.as<std::int64_t>()) state[name] = static_cast<double>(*it);
 }
 
 std::int64_t python_step(double number) {
   if (!(number >= 0 && number <= 0x1p53))
-    throw_python_state_error("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
+    throw_python_state_error("step is " + std::to_string(number) + "; expected 0 to 2^53");
   return static_cast<std::int64_t>(number);
 }
 
 void add_python_state(StateDict& state, const std::string& prefix, const Dict& fields) {
   for (const auto& item : fields.items) {
     const auto* const name = item.key.as<std::string>();
-    if (!name) throw_python_state_error("a key that is " + std::string(kind_of(item.key)));
+    if (!name) throw_python_state_error("a key is " + std::string(kind_of(item.key)) + "; expected a string");
     const auto* const step = *name == "step" ? item.value.as<at::Tensor>() : nullptr;
     if (step && step->numel() == 1 && !step->is_complex())
       state[prefix + *name] = python_step(step->item<double>());
@@ -343,10 +342,10 @@ void add_python_state(StateDict& state, const std::string& prefix, const Dict& f
   }
 }
 
-// Only the options that C++ has; `known` are those.
+// Adds the options that C++ has, which are the names in `known`.
 void add_python_options(StateDict& state, const std::string& prefix, const Dict& group, const StateDict& known) {
   if (const Value* const maximize = group.find("maximize"); maximize && maximize->as<bool>() && *maximize->as<bool>())
-    throw_python_state_error("maximize is True; allowed is False");
+    throw_python_state_error("maximize is True; expected False");
   for (const auto& item : group.items) {
     const auto* const name = item.key.as<std::string>();
     const auto* const pair = item.value.as<Sequence>();
@@ -370,7 +369,7 @@ StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const t
 
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state) {
-  apply_state(optimizer, loaded(optimizer, state, name_lookup(parameters)));
+  apply_state(optimizer, parse_state(optimizer, state, name_lookup(parameters)));
 }
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                const StateDict& state) {
@@ -402,16 +401,16 @@ Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
 void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value& tree) {
   const auto& groups = python_entry<Sequence>(tree, "param_groups").items;
   if (groups.size() != optimizer.param_groups().size())
-    throw_python_state_error("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " +
+    throw_python_state_error("it has " + std::to_string(groups.size()) + " parameter groups; the optimizer has " +
                              std::to_string(optimizer.param_groups().size()));
   const StateDict known = export_state(optimizer, index_lookup(optimizer));
   StateDict state;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto have = python_entry<Sequence>(groups[i], "params").items.size(),
-               want = optimizer.param_groups()[i].params().size();
-    if (have != want)
-      throw_python_state_error("group " + std::to_string(i) + " has " + std::to_string(have) +
-                               " parameters, and the optimizer's " + std::to_string(want));
+    const auto num_given = python_entry<Sequence>(groups[i], "params").items.size(),
+               num_expected = optimizer.param_groups()[i].params().size();
+    if (num_given != num_expected)
+      throw_python_state_error("group " + std::to_string(i) + " has " + std::to_string(num_given) +
+                               " parameters; the optimizer's has " + std::to_string(num_expected));
     add_python_options(state, "group." + std::to_string(i) + ".", *groups[i].as<Dict>(), known);
   }
   for (const auto& item : python_entry<Dict>(tree, "state").items) {
@@ -419,10 +418,11 @@ void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value
     const auto* const fields = item.value.as<Dict>();
     if (!number || !fields)
       throw_python_state_error("the state of a parameter is " + std::string(kind_of(item.value)) +
-                               " under a key that is " + std::string(kind_of(item.key)));
+                               " under a key that is " + std::string(kind_of(item.key)) +
+                               "; expected a dictionary under an integer");
     add_python_state(state, "parameter." + std::to_string(*number) + ".", *fields);
   }
-  apply_state(optimizer, loaded(optimizer, std::move(state), index_lookup(optimizer)));
+  apply_state(optimizer, parse_state(optimizer, std::move(state), index_lookup(optimizer)));
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// The state of torch's optimizers under the names of the parameters, and in the form of Python's
+// Converts the state of torch's optimizers to a StateDict with parameter names, and to the form of Python's
 // optimizer.state_dict().
 #pragma once
 
@@ -18,32 +18,32 @@ class Optimizer;
 
 namespace lockstep::checkpoint {
 
-/// "fc.weight.exp_avg", "fc.weight.step" ... of each parameter that was updated, and "group.0.lr" ... of each group: of
-/// torch's Adam, AdamW, SGD, RMSprop and Adagrad. The names are those of `module`, so it does not matter in which order
-/// another program gives the parameters to its optimizer. Tensors are those that the optimizer uses. The optimizers of
-/// lockstep::optim have a state_dict() of their own. Waits for nobody. Throws UsageError for another optimizer, and for
-/// a parameter that `module` does not have.
+/// Returns the state of torch's Adam, AdamW, SGD, RMSprop or Adagrad: "fc.weight.exp_avg", "fc.weight.step" ... for
+/// each parameter that was updated, and "group.0.lr" ... for each parameter group. The names are those of `module`, so
+/// another program may pass the parameters to its optimizer in another order. The tensors are those that the optimizer
+/// uses. The optimizers of lockstep::optim have their own state_dict(). Not collective. Throws UsageError for another
+/// optimizer, and for a parameter that `module` does not have.
 StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
 
-/// The reverse; values are copied, to the devices of the parameters. Throws UsageError for names that are missing or
-/// unknown, for values of another type, and for tensors of another shape than their parameter: nothing has changed
-/// then.
+/// Loads what optimizer_state_dict() returned; copies the values to the parameters' devices. Throws UsageError for
+/// missing or unknown names, for values of another type, and for tensors whose shape differs from their parameter's;
+/// the optimizer is then unchanged.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                const StateDict& state);
 
-/// The same for an optimizer whose parameters are no module's, as copies in float32 (amp::MasterWeights), by these
-/// names.
+/// The same for an optimizer whose parameters belong to no module, such as float32 copies (amp::MasterWeights), with
+/// explicit names.
 using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedParameters& parameters);
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state);
 
-/// What optimizer.state_dict() is in Python, of an optimizer of the same class whose parameters are in the same order:
-/// "state" by their numbers, and "param_groups". Python's load_state_dict() takes it.
+/// Returns what optimizer.state_dict() returns in Python for an optimizer of the same class with the parameters in the
+/// same order: "state" by parameter number, and "param_groups". Python's load_state_dict() accepts it.
 Value python_optimizer_state(const torch::optim::Optimizer& optimizer);
 
-/// The reverse. Options that C++ does not have are passed over (foreach, fused, initial_lr ...), but for maximize,
-/// which is refused. Throws UsageError as above.
+/// Loads a state_dict() of Python. Options that C++ does not have are ignored (foreach, fused, initial_lr ...), except
+/// maximize=True, which is an error. Throws UsageError as load_optimizer_state_dict() does.
 void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value& state);
 
 }  // namespace lockstep::checkpoint

@@ -13,12 +13,12 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr std::string_view kStepInfix = "-step-";
-constexpr std::size_t kMinDigits = 8;  // names sort as numbers for whoever looks at the folder
+constexpr std::size_t kMinDigits = 8;  // names sort by number in a directory listing
 
 std::string read_manifest(const std::string& path) {
   const InputFile file(path);
   if (file.num_bytes() > kMaxJsonBytes)
-    file.throw_format_error(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; allowed are 16 MiB");
+    file.throw_format_error(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; expected at most 16 MiB");
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -52,7 +52,7 @@ std::vector<CheckpointName> list_checkpoints(const std::string& folder) {
     if (parse_checkpoint_name(entry->path().filename().string(), name)) names.push_back(name);
   }
   if (error && error != std::errc::no_such_file_or_directory)
-    throw base::SystemError("cannot read the folder " + folder, error.value());
+    throw base::SystemError("cannot read the directory " + folder, error.value());
   std::sort(names.rbegin(), names.rend());
   return names;
 }
@@ -62,11 +62,11 @@ SavedCheckpoint::SavedCheckpoint(std::string path) : path_(std::move(path)) {
   manifest_ = parse_manifest(read_manifest(file), file);
 }
 
-std::set<std::string> SavedCheckpoint::parts(int rank) const {
-  std::set<std::string> parts;
+std::set<std::string> SavedCheckpoint::part_names(int rank) const {
+  std::set<std::string> names;
   for (const auto& file : manifest_.files)
-    if (file.rank == rank) parts.insert(file.part);
-  return parts;
+    if (file.rank == rank) names.insert(file.part);
+  return names;
 }
 
 StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
@@ -75,9 +75,10 @@ StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
     if (file.rank == rank && file.part == part) files.push_back(file);
   if (!files.empty()) return read_state(path_, files);
   std::string names;
-  for (const auto& name : parts(rank)) names += (names.empty() ? "" : ", ") + name;
+  for (const auto& name : part_names(rank)) names += (names.empty() ? "" : ", ") + name;
   throw base::UsageError("the checkpoint " + path_ + " has no part " + base::quoted(part, 80) + " of rank " +
-                         std::to_string(rank) + "; allowed are " + (names.empty() ? "none" : names));
+                         std::to_string(rank) + "; expected " +
+                         (names.empty() ? "another rank, since this one has no parts" : "one of " + names));
 }
 
 std::string SavedCheckpoint::find_damage(std::size_t number, bool verify_hashes) const {
@@ -85,8 +86,8 @@ std::string SavedCheckpoint::find_damage(std::size_t number, bool verify_hashes)
   try {
     const InputFile opened(path_ + "/" + file.name);
     if (opened.num_bytes() != file.num_bytes)
-      return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; " +
-             std::to_string(file.num_bytes) + " were written";
+      return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; expected " +
+             std::to_string(file.num_bytes);
     if (verify_hashes) verify_file(path_, file);
     return "";
   } catch (const base::Error& error) {

@@ -1,4 +1,4 @@
-// A checkpoint on a disk.
+// A checkpoint on disk.
 #pragma once
 
 #include <set>
@@ -10,40 +10,42 @@
 
 namespace lockstep::checkpoint {
 
-/// "00000007-step-120": the place of a checkpoint in the order in which they were written, and its step. The order
-/// counts: after going back to an older step, what is written then is newer.
+/// The name of a checkpoint, such as "00000007-step-120": its number in the order of writing, and its step. The number
+/// decides which checkpoint is the latest: after a training resumes from an older step, its next checkpoint counts as
+/// later.
 struct CheckpointName {
   std::int64_t sequence = 0;
   std::int64_t step = 0;
   auto operator<=>(const CheckpointName&) const = default;
 };
 std::string to_text(const CheckpointName& name);
-/// Whether `text` is such a name, and which.
+/// Parses `text` into `name`; returns false if it is not a checkpoint name.
 bool parse_checkpoint_name(std::string_view text, CheckpointName& name);
-/// All in `folder`, the newest first, whole or not. None where there is no such folder. Throws SystemError.
+/// Returns the names of all checkpoints in `folder`, the latest first, complete or not; empty if the directory does not
+/// exist. Throws SystemError.
 std::vector<CheckpointName> list_checkpoints(const std::string& folder);
 
-/// One whose manifest is whole.
+/// A checkpoint with a valid manifest.
 class SavedCheckpoint {
  public:
-  /// Reads the manifest. Throws SystemError where there is none, and FormatError when it is damaged.
+  /// Reads the manifest. Throws SystemError if it does not exist, and FormatError if it is damaged.
   explicit SavedCheckpoint(std::string path);
 
   const std::string& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
   std::int64_t step() const { return manifest_.step; }
-  /// Of the job that wrote it.
+  /// The number of ranks of the job that wrote it.
   int world_size() const { return manifest_.world_size; }
 
-  /// The names of what a rank of that job wrote.
+  /// Returns the names of the parts that a rank of that job wrote.
   std::set<std::string> part_names(int rank = 0) const;
-  /// One of them. Tensors are new on the CPU. Every byte is compared with the hashes that were written, so a file that
-  /// is damaged, or of another checkpoint, is a FormatError. Throws UsageError for a part that is not there, and as
-  /// SafetensorsReader does. Any rank may read any rank's.
+  /// Reads one part; the tensors are newly allocated on the CPU. Every byte is compared with the stored hashes, so a
+  /// file that is damaged or belongs to another checkpoint throws FormatError. Throws UsageError for a part that does
+  /// not exist, and as SafetensorsReader does. Any rank may read the parts of any rank.
   StateDict read(const std::string& part, int rank = 0) const;
 
-  /// Looks whether file number `number` of the manifest is whole: its size, and with `hashes` its bytes. Returns what
-  /// is wrong with it, "" for nothing.
+  /// Checks the size of file number `number` of the manifest and, with `verify_hashes`, its contents. Returns a
+  /// description of the damage, or "" if there is none.
   std::string find_damage(std::size_t number, bool verify_hashes) const;
 
  private:

@@ -23,9 +23,9 @@ std::size_t padded_bytes(const at::Tensor& tensor) {
   return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// memcpy() for memory that nobody reads soon: past the caches, which keeps what the next step needs there and reads
-/// none of `to`. Four pages at a time, as one alone does not fill the memory's banks; the C library does the same, but
-/// only from some hundred MB on. `to` is a multiple of kAlignment.
+/// A memcpy() to memory that is not read soon. Its stores bypass the caches, which keeps there what the next step needs
+/// and avoids reading `to`. It copies four pages at a time, because a single stream does not use all memory banks; the
+/// C library does the same, but only above some hundred MB. `to` must be aligned to kAlignment.
 void copy_nontemporal(char* to, const char* from, std::size_t num_bytes) {
   std::size_t done = 0;
 #ifdef __SSE2__
@@ -67,9 +67,10 @@ void StagingBuffer::reserve(std::size_t num_bytes) {
   void* const mapped = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     memory_ = {nullptr, Unmapper()};
-    throw base::SystemError("cannot keep a copy of the " + std::to_string(num_bytes) + " bytes to save", errno);
+    throw base::SystemError("cannot allocate " + std::to_string(num_bytes) + " bytes for a copy of the checkpoint",
+                            errno);
   }
-  ::madvise(mapped, num_bytes, MADV_HUGEPAGE);  // a wish
+  ::madvise(mapped, num_bytes, MADV_HUGEPAGE);  // best effort
   memory_ = {static_cast<char*>(mapped), Unmapper{num_bytes}};
 }
 

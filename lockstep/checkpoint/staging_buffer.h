@@ -1,4 +1,4 @@
-// Where the values of a checkpoint wait for the thread that writes them.
+// Holds a copy of a checkpoint's values until the background thread has written them.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,13 @@
 
 namespace lockstep::checkpoint {
 
-/// Memory of this process alone, kept from one copy to the next: making new pages takes longer than the copy.
+/// Private memory that is reused from one copy to the next, because mapping new pages takes longer than the copy
+/// itself.
 class StagingBuffer {
  public:
-  /// `parts` with the values of now; tensors lie in this memory, on the CPU, until the next call. Tensors that cannot
-  /// be saved stay as they are: the writer says so. Throws SystemError when there is no memory.
+  /// Returns a copy of `parts` with the current values. Its tensors are on the CPU, in this buffer, and valid until the
+  /// next call. Tensors that cannot be saved are not copied; the writer reports them. Throws SystemError if memory
+  /// cannot be allocated.
   CheckpointParts copy(const CheckpointParts& parts);
 
  private:

@@ -36,14 +36,14 @@ StateValue from_json(const json& value, const std::string& name, const std::stri
   for (const auto& [text, number] : {std::pair("nan", NAN), std::pair("inf", INFINITY), std::pair("-inf", -INFINITY)})
     if (value == json{{"number", text}}) return double{number};
   throw base::FormatError(file + ":0: the value " + base::quoted(name, 80) + " is " + value.dump().substr(0, 80) +
-                          "; allowed are bools, numbers and strings");
+                          "; expected a bool, a number or a string");
 }
 
 std::string read_text(const std::string& path) {
   const InputFile file(path);
   if (file.num_bytes() > kMaxJsonBytes)
     file.throw_format_error(
-        0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
+        0, std::to_string(file.num_bytes()) + " bytes of JSON; expected at most " + std::to_string(kMaxJsonBytes));
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -57,8 +57,8 @@ std::string hash_of(std::string_view text) {
 
 void check_hash(const std::string& path, const std::string& hash, const Manifest::File& file) {
   if (hash != file.hash)
-    throw base::FormatError(path + ":0: the file is damaged, or another one: its hash is " + hash + ", and was " +
-                            file.hash + " when it was written");
+    throw base::FormatError(path + ":0: the file is damaged or belongs to another checkpoint: its hash is " + hash +
+                            "; expected " + file.hash);
 }
 
 bool is_json(const Manifest::File& file) { return file.name.ends_with(".json"); }
@@ -86,15 +86,16 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
   if (!tensors.empty()) {
     const std::string name = part_file_name(part, rank, "safetensors");
     save_tensors(tensors, folder + "/" + name);
-    const SafetensorsReader written(folder + "/" + name);  // its header: the tensors were hashed on their way
+    // Reads only the header, since the tensors were hashed while they were written.
+    const SafetensorsReader written(folder + "/" + name);
     files.push_back(
         {.name = name, .num_bytes = written.num_bytes(), .hash = written.header_hash(), .part = part, .rank = rank});
   }
   if (tensors.size() < state.size() || tensors.empty()) {
     const std::string text = values_to_json(state);
     if (text.size() > kMaxJsonBytes)
-      throw base::UsageError("cannot save the plain values of part " + part + ", which take " +
-                             std::to_string(text.size()) + " bytes; allowed are 16 MiB");
+      throw base::UsageError("cannot save part " + part + ": its values other than tensors take " +
+                             std::to_string(text.size()) + " bytes; expected at most 16 MiB");
     const std::string name = part_file_name(part, rank, "json");
     AtomicFile file(folder + "/" + name);
     file.write(text.data(), text.size());
@@ -137,7 +138,7 @@ std::string values_to_json(const StateDict& state) {
     if (name.size() > kMaxNameBytes || !base::is_utf8(name) || (text && !base::is_utf8(*text)))
       throw base::UsageError("cannot save the value " + base::quoted(name, 80) +
                              (text ? " = " + base::quoted(*text, 80) : "") +
-                             "; allowed are names of at most 1024 bytes and strings, both UTF-8");
+                             "; expected a name of at most 1024 bytes and a string, both UTF-8");
     values[name] = to_json(value);
   }
   return values.dump(1) + "\n";
@@ -145,7 +146,7 @@ std::string values_to_json(const StateDict& state) {
 
 StateDict values_from_json(std::string_view text, const std::string& file) {
   const json values = parse_json(text, 2, file);
-  if (!values.is_object()) throw base::FormatError(file + ":0: no object of values");
+  if (!values.is_object()) throw base::FormatError(file + ":0: the JSON is not an object");
   StateDict state;
   for (const auto& [name, value] : values.items()) state.emplace(name, from_json(value, name, file));
   return state;

@@ -1,4 +1,4 @@
-// Values under names: what somebody needs to go on where they stopped, and who has such.
+// The named values that an object needs to resume, and the interface of such objects.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,21 +17,21 @@ using StateValue = std::variant<bool, std::int64_t, double, std::string, at::Ten
 /// Names are UTF-8 of at most 1 KiB. Numbers may be infinite or NaN.
 using StateDict = std::map<std::string, StateValue>;
 
-/// Whoever has state: optimizers, schedules, scalers, averages, samplers, callbacks, a user's own.
+/// An object with a state to save: an optimizer, a schedule, a scaler, an average, a sampler, a callback, or your own.
 class Stateful {
  public:
-  /// All that load_state_dict() needs. Tensors may be those that are in use: whoever saves them copies them first, or
-  /// waits with the next step. All ranks call it alike where it waits for others.
+  /// Returns everything that load_state_dict() needs. The tensors may be the ones in use: the caller must copy or write
+  /// them before the next step. If an implementation is collective, all ranks must call it in the same order.
   virtual StateDict state_dict() const = 0;
-  /// Goes on from there. Throws UsageError for names that are missing or unknown and for values of another type:
-  /// nothing has changed then.
+  /// Restores the state. Throws UsageError for missing or unknown names and for values of another type; the object is
+  /// then unchanged.
   virtual void load_state_dict(const StateDict& state) = 0;
 
  protected:
   ~Stateful() = default;
 };
 
-/// The value under `name`. Throws UsageError when it is missing, or no T.
+/// Returns the value under `name`. Throws UsageError if it is missing or not a T.
 template <typename T>
 const T& value_of(const StateDict& state, const std::string& name) {
   static constexpr std::string_view kTypes[] = {"a bool", "an integer", "a number", "a string", "a tensor"};
@@ -39,7 +39,7 @@ const T& value_of(const StateDict& state, const std::string& name) {
   if (found == state.end()) throw base::UsageError("the state has no value \"" + name + "\"");
   if (const T* const value = std::get_if<T>(&found->second)) return *value;
   throw base::UsageError("the state's value \"" + name + "\" is " + std::string(kTypes[found->second.index()]) +
-                         "; allowed is " + std::string(kTypes[StateValue(T()).index()]));
+                         "; expected " + std::string(kTypes[StateValue(T()).index()]));
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// JSON that was written by us, and may have come to harm since.
+// Parses JSON that Lockstep wrote and that may have been damaged since.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,8 +7,8 @@
 
 namespace lockstep::checkpoint {
 
-/// The whole of `text`: at most kMaxJsonBytes of it, at most `max_depth` lists and objects inside each other, no key of
-/// an object twice. Throws FormatError "FILE:OFFSET: reason".
+/// Parses all of `text`. Throws FormatError "FILE:OFFSET: reason" if it has more than kMaxJsonBytes, nests lists and
+/// objects deeper than `max_depth`, or contains a key of an object twice.
 nlohmann::json parse_json(std::string_view text, std::size_t max_depth, const std::string& file);
 
 }  // namespace lockstep::checkpoint

@@ -10,14 +10,14 @@
 namespace lockstep::comm {
 namespace {
 
-/// What is going on, in the order in which it began. Lives as long as the process.
+/// The BusyScopes that are alive, in the order in which they were created. Never destroyed.
 struct BusyStack {
-  std::mutex mutex;  // guards all, and the name in the page
-  std::vector<std::pair<const BusyScope*, std::string>> all;
+  std::mutex mutex;  // guards `scopes` and the name in the page
+  std::vector<std::pair<const BusyScope*, std::string>> scopes;
 
   void publish_last() const {
     base::RankPage& page = base::RankPage::this_process();
-    const std::string what = all.empty() ? "" : all.back().second;
+    const std::string what = scopes.empty() ? "" : scopes.back().second;
     const std::size_t size = std::min(what.size(), sizeof page.busy_with - 1);
     std::memcpy(page.busy_with, what.data(), size);
     page.busy_with[size] = 0;
@@ -26,22 +26,22 @@ struct BusyStack {
 };
 
 BusyStack& busy_stack() {
-  static auto* one = new BusyStack;
-  return *one;
+  static auto* stack = new BusyStack;
+  return *stack;
 }
 
 }  // namespace
 
 BusyScope::BusyScope(const std::string& what) {
   const std::lock_guard lock(busy_stack().mutex);
-  busy_stack().all.emplace_back(this, what);
+  busy_stack().scopes.emplace_back(this, what);
   busy_stack().publish_last();
   base::RankPage::this_process().busy_depth.fetch_add(1);
 }
 
 BusyScope::~BusyScope() {
   const std::lock_guard lock(busy_stack().mutex);
-  std::erase_if(busy_stack().all, [this](const auto& one) { return one.first == this; });
+  std::erase_if(busy_stack().scopes, [this](const auto& scope) { return scope.first == this; });
   busy_stack().publish_last();
   base::RankPage::this_process().busy_depth.fetch_sub(1);
 }

@@ -1,12 +1,13 @@
-// Long work on one rank, announced, so that those who wait for it know.
+// BusyScope: reports that a rank makes progress while it does long work of its own.
 #pragma once
 
 #include <string>
 
 namespace lockstep::comm {
 
-/// While it lives, this rank gets on, whatever it does: no limit on waiting for others ends the job because of it. Made
-/// by Group::busy(); any thread may end it. Nested ones count; of those that go on the one that began last is shown.
+/// While it lives, this rank counts as making progress, whatever it does, so no wait of another rank times out because
+/// of it. Made by Group::busy(). Any thread may create or destroy it. Scopes may nest or overlap; status reports name
+/// the most recent one that is still alive.
 class BusyScope {
  public:
   explicit BusyScope(const std::string& what);

@@ -18,8 +18,8 @@ constexpr const char* kDecisionKey = "gpu/verdict";
 
 std::string gpu_key(int rank) { return "gpu/" + std::to_string(rank); }
 
-/// What all ranks have said, read by rank 0: why they cannot use NCCL, "" when they can. `said`: by rank, the GPU's
-/// UUID, its host and number there, and the version of NCCL.
+/// Returns why the ranks cannot use NCCL, "" if they can. `reports` has one string per rank: the GPU's UUID, the host,
+/// the version of NCCL, and why this rank cannot use NCCL.
 std::string find_nccl_obstacle(const std::vector<std::string>& reports) {
   std::map<std::string, std::vector<int>> users;
   std::vector<std::vector<std::string>> fields;
@@ -32,8 +32,8 @@ std::string find_nccl_obstacle(const std::vector<std::string>& reports) {
     if (ranks.size() == 1) continue;
     std::string list;
     for (const int rank : ranks) list += (list.empty() ? "" : ",") + std::to_string(rank);
-    const auto& place = fields[static_cast<std::size_t>(ranks.front())];
-    return "ranks " + list + " share one GPU, " + uuid + " of host " + place[1];
+    const auto& report = fields[static_cast<std::size_t>(ranks.front())];
+    return "ranks " + list + " share one GPU, " + uuid + " of host " + report[1];
   }
   for (std::size_t rank = 0; rank < fields.size(); ++rank) {
     if (!fields[rank][3].empty()) return "rank " + std::to_string(rank) + ": " + fields[rank][3];
@@ -52,7 +52,7 @@ DeviceRequest parse_device(const std::string& asked) {
   const auto index = asked.starts_with("cuda:") ? base::parse_int(asked.substr(5)) : std::nullopt;
   if (!index || *index < 0 || *index > 127)
     throw base::UsageError("device (LOCKSTEP_DEVICE) is " + base::quoted(asked, 80) +
-                           "; allowed are auto, cpu, cuda and cuda:N with N from 0");
+                           "; expected auto, cpu, cuda or cuda:N with N from 0 to 127");
   return {.gpu = true, .index = static_cast<int>(*index)};
 }
 
@@ -66,9 +66,9 @@ bool detect_gpus(World& world, const DeviceRequest& request) {
   if (request.gpu && gpus.count == 0)
     throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
   if (request.index >= gpus.count && request.index >= 0)
-    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(request.index) + "; of the " +
-                           std::to_string(gpus.count) +
-                           " GPUs that this rank sees, allowed are cuda:0 to cuda:" + std::to_string(gpus.count - 1));
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(request.index) +
+                           ", but this rank sees " + std::to_string(gpus.count) +
+                           " GPUs; expected cuda:0 to cuda:" + std::to_string(gpus.count - 1));
   if (gpus.driver_broken) base::log_warning("GPUs are not used: " + gpus.missing);
   if (gpus.count == 0) return false;
   load_cuda();
@@ -90,7 +90,7 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
     const auto value = world.store->get(key, deadline);
     if (!value)
       throw base::CommError(base::Cause::kJoinTimeout, "init", id.rank, from,
-                            "rank " + std::to_string(from) + " has not said in time which GPU it has");
+                            "rank " + std::to_string(from) + " did not report its GPU in time");
     return *value;
   };
   world.store->set(gpu_key(id.rank),
@@ -108,13 +108,13 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
   if (asked == "nccl" && !obstacle.empty())
     throw base::UsageError(
         "transport nccl: " + obstacle,
-        "give each rank a GPU of its own, or name another transport: tensors on GPUs then go through the host's memory",
+        "give each rank a GPU of its own, or choose another transport, which copies GPU tensors through host memory",
         base::Cause::kConfigMismatch);
   world.uses_nccl = !named && obstacle.empty();
-  const std::string through = "through the host's memory over " + world.transport;
+  const std::string through = "through host memory over " + world.transport;
   world.gpu_transport_text = world.uses_nccl ? "by NCCL " + nccl_version : through;
   if (id.rank == 0 && !obstacle.empty() && !named)
-    base::log_warning(obstacle + ": tensors on GPUs go " + through + ", which is slower than NCCL");
+    base::log_warning(obstacle + ": GPU tensors go " + through + ", which is slower than NCCL");
 }
 
 }  // namespace lockstep::comm

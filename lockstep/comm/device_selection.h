@@ -1,4 +1,4 @@
-// Which GPU a rank has, and how tensors there travel. Private to comm/.
+// Selects the GPU of a rank and decides how tensors on GPUs are transported. Private to comm/.
 #pragma once
 
 #include <string>
@@ -9,27 +9,29 @@ namespace lockstep::comm {
 
 struct World;
 
-/// What a user asked for with InitOptions.device or LOCKSTEP_DEVICE.
+/// The device that the user requested with InitOptions.device or LOCKSTEP_DEVICE. If neither `cpu` nor `gpu` is set,
+/// the rank uses a GPU if it sees one.
 struct DeviceRequest {
   bool cpu = false;
-  bool gpu = false;  ///< without one there is an error; neither: a GPU where there is one
-  int index = -1;    ///< -1: by the local rank
+  bool gpu = false;  ///< a GPU is required
+  int index = -1;    ///< -1: chosen by the local rank
 };
-/// "auto", "cpu", "cuda" or "cuda:N"; else a UsageError. Pure.
+/// Parses "auto", "cpu", "cuda" or "cuda:N". Throws UsageError for other strings. Pure.
 DeviceRequest parse_device(const std::string& asked);
 
-/// Whether this rank is to have a GPU; then libtorch's library for them is loaded, and so before anything is on one.
-/// Fills world.num_gpus and world.gpu_unavailable_reason. Throws UsageError when there must be one and is none.
+/// Returns whether this rank is to use a GPU. If so, loads libtorch's CUDA library; call it before anything is
+/// allocated on a GPU. Fills world.num_gpus and world.gpu_unavailable_reason. Throws UsageError if the request requires
+/// a GPU and there is none.
 bool detect_gpus(World& world, const DeviceRequest& request);
 
-/// After the ranks have joined: takes one, the one with this rank's number on its host among those that it sees, from
-/// the beginning again when there are fewer. Fills world.gpu and world.device.
+/// Selects a GPU after the ranks have joined: the requested one, else the one with index local rank modulo the number
+/// of GPUs that this rank sees. Makes it current and fills world.gpu and world.device.
 void select_gpu(World& world, const DeviceRequest& request);
 
-/// Says what each rank has, and hears from all what follows. All ranks call it, or none; it waits for them. Fills
-/// world.uses_nccl and world.gpu_transport_text. `asked` is the transport that the user named, or "auto".
-/// `nccl_version` and `nccl_unavailable_reason` are this rank's. Throws UsageError when NCCL was named and cannot be
-/// had.
+/// Agrees with the other ranks on whether tensors on GPUs use NCCL. All ranks must call it; blocks until they have.
+/// `asked` is the transport that the user named, or "auto"; `nccl_version` and `nccl_unavailable_reason` are this
+/// rank's. Fills world.uses_nccl and world.gpu_transport_text. Throws UsageError if the user named NCCL and it cannot
+/// be used, CommError if a rank does not answer before the deadline.
 void negotiate_gpu_transport(World& world, const std::string& asked, const std::string& nccl_version,
                              const std::string& nccl_unavailable_reason, base::Deadline deadline);
 

@@ -17,14 +17,15 @@ namespace {
 
 using base::UsageError;
 
-/// One that holds an element twice, as expand() makes them, cannot take a result.
+/// Throws UsageError if several elements of `tensor` share memory, as after expand(): it cannot hold a result.
 void check_writable(CollectiveKind kind, const at::Tensor& tensor) {
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
     throw UsageError(std::string(name(kind)) + ": several elements of " + describe(tensor) +
-                     " are one place in memory, as after expand(); give clone()");
+                     " share memory, as after expand(); expected a tensor without overlaps. Pass a clone()");
 }
 
-/// An operation in place: on the tensor itself, or on a copy that is copied back when it is not contiguous.
+/// Makes a request that works in place: on the tensor itself or, if it is not contiguous, on a copy that is copied
+/// back.
 CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor, bool result_here) {
   if (result_here) check_writable(op.kind, tensor);
   CollectiveRequest request{.op = std::move(op), .shape = SignatureShape(tensor)};
@@ -35,7 +36,7 @@ CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor,
   return request;
 }
 
-/// An operation from one tensor to another; `told` is the one whose shape the ranks compare.
+/// Makes a request from one tensor to another. The ranks compare the shape of `compared`.
 CollectiveRequest make_out_of_place_request(Collective op, const at::Tensor& output, const at::Tensor& input,
                                             const at::Tensor& compared) {
   if (output.defined()) check_writable(op.kind, output);
@@ -65,12 +66,12 @@ std::string tensor_to_bytes(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
 
-/// `whole` must have `count` times the elements of `part`, and its dtype.
+/// Throws UsageError unless `whole` has `count` times as many elements as `part`, and the same dtype and device.
 void check_parts(CollectiveKind kind, const at::Tensor& whole, const at::Tensor& part, std::size_t count) {
   if (!whole.defined() || !part.defined()) throw UsageError(std::string(name(kind)) + ": a tensor is undefined");
   if (whole.scalar_type() != part.scalar_type() || whole.numel() != part.numel() * static_cast<std::int64_t>(count))
     throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " does not hold " + std::to_string(count) +
-                     " parts " + describe(part));
+                     " parts of " + describe(part));
   if (whole.device() != part.device())
     throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " is on " + whole.device().str() + " and " +
                      describe(part) + " on " + part.device().str() + "; both must be on one device");
@@ -80,9 +81,9 @@ template <typename Impl>
 CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options);
   impl.check_reduce(CollectiveKind::kAllReduce, tensor, op);
-  impl.check_wire_dtype(CollectiveKind::kAllReduce, tensor, options.wire);
+  impl.check_wire_dtype(CollectiveKind::kAllReduce, tensor, options.wire_dtype);
   collective.op = op;
-  collective.wire = options.wire;
+  collective.wire_dtype = options.wire_dtype;
   return make_in_place_request(std::move(collective), tensor, true);
 }
 
@@ -149,7 +150,7 @@ CollectiveRequest all_to_all_request(Impl& impl, const at::Tensor& output, const
   Collective collective = impl.make_collective(CollectiveKind::kAllToAll, input, options);
   check_parts(CollectiveKind::kAllToAll, output, input, 1);
   if (input.numel() % static_cast<std::int64_t>(impl.members.size()) != 0)
-    throw UsageError("all_to_all: " + describe(input) + " has not " + std::to_string(impl.members.size()) +
+    throw UsageError("all_to_all: " + describe(input) + " cannot be split into " + std::to_string(impl.members.size()) +
                      " equal parts");
   return make_out_of_place_request(std::move(collective), output, input, input);
 }
@@ -161,7 +162,8 @@ CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
   return request;
 }
 
-/// Equal parts on the wire: as large as the largest, which the comparison tells. `outputs` must live until it is done.
+/// Gathers equal parts of the size of the largest input, which the comparison of signatures reveals. `outputs` must
+/// live until the operation is done.
 template <typename Impl>
 CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                              const CallOptions& options) {
@@ -188,11 +190,11 @@ CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>
   return request;
 }
 
-/// The root's length is told by the comparison; the others' tensor is made then.
+/// The comparison of signatures reveals the root's length; the other ranks then allocate their tensor.
 template <typename Impl>
 CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const CallOptions& options) {
   if (bytes.size() > kMaxByteStringSize)
-    throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
+    throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   const at::Tensor mine = impl.rank == root ? bytes_to_tensor(bytes) : at::empty({0}, at::kByte);
   CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options),
                             .shape = SignatureShape(mine, /*ranks_may_differ=*/true)};
@@ -240,9 +242,9 @@ bool Group::stop_requested() {
   return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && has_stop_signal());
 }
 void Group::set_stop_agreed() { impl_->world->stop_agreed = true; }
-void Group::count_batch(std::uint32_t order) {
+void Group::count_batch(std::uint32_t sample_order_hash) {
   if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size))
-    impl_->world->order.fetch_add(order, std::memory_order_relaxed);
+    impl_->world->sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
   impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
   base::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
 }
@@ -250,11 +252,12 @@ void Group::count_batch(std::uint32_t order) {
 StepIdentity Group::step_identity() const {
   return {.steps = steps(),
           .batches = impl_->world->batches.load(std::memory_order_relaxed),
-          .order = impl_->world->order.load(std::memory_order_relaxed),
+          .sample_order_hash = impl_->world->sample_order_hash.load(std::memory_order_relaxed),
           .stop_requested = has_stop_signal()};
 }
 
-// Each operation is one function above that makes its CollectiveRequest; its two forms differ only in who waits.
+// Each operation has one function above that makes its CollectiveRequest. The _async form differs only in that it does
+// not wait.
 
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   impl_->run(all_reduce_request(*impl_, tensor, op, options));
@@ -347,7 +350,7 @@ std::string Group::broadcast_bytes(const std::string& bytes, int root, const Cal
 
 std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const CallOptions& options) {
   if (bytes.size() > kMaxByteStringSize)
-    throw UsageError("all_gather_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
+    throw UsageError("all_gather_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   std::vector<std::string> all;
   for (const at::Tensor& part : all_gather_unequal(bytes_to_tensor(bytes), options))
     all.push_back(tensor_to_bytes(part));
@@ -357,23 +360,23 @@ std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const
 void Group::fail(const base::CommError& error) { impl_->fail(error); }
 
 Group Group::split(int color, int key) {
-  if (color < 0) throw UsageError("split: color is " + std::to_string(color) + "; allowed is 0 or more");
+  if (color < 0) throw UsageError("split: color is " + std::to_string(color) + "; expected 0 or more");
   const at::Tensor mine = at::tensor({static_cast<std::int64_t>(color), static_cast<std::int64_t>(key)}, at::kLong);
   const at::Tensor all = at::empty({2 * static_cast<std::int64_t>(size())}, at::kLong);
   all_gather(all, mine, {.name = "split"});
   const auto* pairs = all.const_data_ptr<std::int64_t>();
-  std::vector<std::pair<std::int64_t, int>> chosen;  // (key, rank here)
+  std::vector<std::pair<std::int64_t, int>> chosen;  // (key, rank in this group)
   for (int r = 0; r < size(); ++r)
     if (pairs[2 * r] == color) chosen.emplace_back(pairs[2 * r + 1], r);
   std::sort(chosen.begin(), chosen.end());
   std::vector<int> members;
-  int place = 0;
+  int child_rank = 0;
   for (const auto& [order, r] : chosen) {
-    if (r == rank()) place = static_cast<int>(members.size());
+    if (r == rank()) child_rank = static_cast<int>(members.size());
     members.push_back(impl_->members[static_cast<std::size_t>(r)]);
   }
   const std::string child = name() + "." + std::to_string(impl_->num_splits++) + "[" + std::to_string(color) + "]";
-  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place, impl_->split_parent(color)));
+  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), child_rank, impl_->split_parent(color)));
 }
 
 Group Group::split_by_host() {

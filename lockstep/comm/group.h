@@ -1,4 +1,4 @@
-// The ranks of a job, or some of them, and what they can do together.
+// Group: the handle through which a rank runs collective and point-to-point operations with other ranks of its job.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,163 +19,183 @@
 
 namespace lockstep::comm {
 
-/// "Start me again": EX_TEMPFAIL of sysexits.h.
+/// Exit code that asks the scheduler to start the job again (EX_TEMPFAIL of sysexits.h).
 inline constexpr int kPreemptedExitCode = 75;
 
 struct World;
 struct InitOptions;
 class GradientHook;
 
-/// What may be said with any operation.
+/// Options that every operation accepts.
 struct CallOptions {
-  std::string name;  ///< appears in errors, and must be equal on all ranks
-  std::optional<base::Deadline>
-      deadline;  ///< when it ends with a TimeoutError, whoever gets on; without it InitOptions.timeout decides
-  /// all_reduce of float32: what crosses between hosts, float32, bfloat16 or float16. Each host's sum is rounded once,
-  /// they are added in float32, and the result is rounded once. Ranks of one host exchange what they have; the
-  /// transports gloo and mpi refuse others than float32.
-  at::ScalarType wire = at::kFloat;
+  /// Name of the operation in error messages. It must be equal on all ranks and must not contain control characters.
+  std::string name;
+  /// When the operation ends with a TimeoutError, even if the other ranks make progress. Without a deadline,
+  /// InitOptions.timeout decides.
+  std::optional<base::Deadline> deadline;
+  /// all_reduce of float32 only: the dtype in which data crosses between hosts (float32, bfloat16 or float16). Each
+  /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Data that stays within
+  /// a host is not rounded. The transports gloo and mpi accept float32 only.
+  at::ScalarType wire_dtype = at::kFloat;
 };
 
-/// A small value; copies mean the same group. One thread uses a group at a time; split() makes more.
+/// A group of ranks and the operations between them. Group is a small value; copies refer to the same group.
 ///
-/// All ranks of a group make the same calls in the same order. Before any data moves the ranks compare kind, dtype,
-/// shape, root, operator and name of the call; when they differ, every rank gets a DesyncError that names two ranks and
-/// both calls. (Ranks that share memory compare when they meet for the operation; for others it is one exchange of 240
-/// bytes a rank: docs/03 says how long that takes. It is also what barrier() is.) A rank that waits for one that died,
-/// left, or waits for it in another operation is told so within about a second; everything else ends with a
-/// TimeoutError at the operation's deadline, or when those it waits for have not got on for InitOptions.timeout. After
-/// such an error the group is closed.
+/// Threads: only one thread may use a group at a time. split() makes groups for other threads.
 ///
-/// Tensors may have any strides: those that are not contiguous are copied. dtypes: float64, float32, float16, bfloat16,
-/// int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU; all ranks give tensors of one kind of device. The
-/// mean of integers is refused; the sum of bool is "or", its product "and". Results are the same bits on every rank.
-/// Errors in arguments are a UsageError on the rank that made them, and nothing is sent.
+/// Order: all ranks of a group must make the same calls in the same order. Before any data moves, the ranks compare the
+/// kind, dtype, shape, root, reduce operator and name of the call. If they differ, every rank throws a DesyncError that
+/// names two ranks and both calls. Ranks that share memory compare while they synchronize for the operation; other
+/// transports exchange 240 bytes per rank first (docs/guide/03-how-a-step-works.md has the cost). A barrier() consists
+/// of this comparison alone.
 ///
-/// With tensors on a GPU an operation begins after what is on the thread's current stream, and what is put there after
-/// it returns comes after its end: the CPU goes on meanwhile. What goes wrong on the GPU then ends the operation there
-/// too, and the next call throws it. A Work is done when the GPU has done it.
+/// Failures: if a rank waits for a rank that died, that left, or that waits for it in another operation, the wait ends
+/// with an error within about a second. Every other wait ends with a TimeoutError at the operation's deadline, or when
+/// the awaited ranks have made no progress for InitOptions.timeout. After such an error the group is closed: every
+/// later call throws the same error. An invalid argument throws a UsageError on the calling rank, and nothing is sent.
+///
+/// Tensors: any strides are accepted; tensors that are not contiguous are copied. The dtypes are float64, float32,
+/// float16, bfloat16, int64, int32, int8, uint8 and bool. Tensors are on the CPU or on this rank's GPU, and all ranks
+/// must pass tensors on the same type of device. ReduceOp::kMean requires a floating-point dtype. The sum of bool is
+/// "or", its product is "and". The result has the same bits on every rank.
+///
+/// GPUs: an operation on GPU tensors starts after the work that is already on the calling thread's current stream, and
+/// work that is enqueued there after the call returns runs after the operation. The call does not block the CPU until
+/// the operation has finished on the GPU. If the operation fails on the GPU, the next call throws the error. A Work is
+/// done when the GPU has finished the operation.
 class Group {
  public:
   int rank() const;
   int size() const;
-  /// The number in the world of this group's rank `rank`.
+  /// Returns the world rank of this group's rank `rank`.
   int global_rank(int rank) const;
-  /// This process's number among those of its host, and their count.
+  /// Returns the index of this process among the ranks of its host.
   int local_rank() const;
+  /// Returns the number of ranks on this host.
   int local_size() const;
   int node_rank() const;
   int num_nodes() const;
-  /// Where this rank computes: a GPU of its own where there are some, else the CPU. Of the GPUs that it sees
-  /// (CUDA_VISIBLE_DEVICES) the one with its number on its host, from the beginning again when there are fewer; init()
-  /// has made it the current one. InitOptions.device or LOCKSTEP_DEVICE says otherwise.
+  /// Returns the device of this rank: a GPU if the rank sees any, else the CPU. Among the GPUs that the rank sees
+  /// (CUDA_VISIBLE_DEVICES), it gets the one with index local_rank() modulo their number, and init() makes that GPU the
+  /// current one. InitOptions.device and LOCKSTEP_DEVICE override the choice.
   at::Device device() const;
-  /// "world", "world.1[0]", ...: for messages.
+  /// Returns the name of the group in messages: "world", "world.1[0]", ...
   const std::string& name() const;
-  /// "gloo", ...
+  /// Returns the name of the transport for CPU tensors: "shm", "gloo", ...
   std::string_view transport() const;
 
-  // Each returns when this rank's tensors hold the result; the _async form returns at once.
+  // Each operation has two forms. The first blocks until this rank's tensors hold the result. The _async form returns
+  // at once with a Work; the tensors must not be used before the Work is done.
 
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
   Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
 
-  /// The result is on `root` only; elsewhere the tensor's contents are undefined afterwards.
+  /// Reduces to `root`. On the other ranks, the contents of `tensor` are undefined afterwards.
   void reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
   Work reduce_async(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
 
   void broadcast(const at::Tensor& tensor, int root, const CallOptions& options = {});
   Work broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options = {});
 
-  /// `output` has size() times the elements of `input`: rank 0's part first.
+  /// Concatenates the ranks' inputs in rank order. `output` must have size() times as many elements as `input`.
   void all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
   Work all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
 
-  /// Parts of any shape, of one dtype; each rank's in its own shape.
+  /// Gathers tensors whose shapes may differ between ranks; the dtype must be equal. Returns one tensor per rank, in
+  /// that rank's shape.
   std::vector<at::Tensor> all_gather_unequal(const at::Tensor& input, const CallOptions& options = {});
-  /// `outputs` is filled when the Work is done; it must live until then.
+  /// Fills `outputs` before the Work is done. `outputs` must live until then.
   Work all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                 const CallOptions& options = {});
 
-  /// `input` has size() times the elements of `output`; rank r gets the reduction of all r-th parts.
+  /// Splits `input` into size() equal parts; rank r gets the reduction of the r-th parts. `input` must have size()
+  /// times as many elements as `output`.
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
                       const CallOptions& options = {});
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
                             const CallOptions& options = {});
 
-  /// `output` as in all_gather() on `root`; an undefined tensor elsewhere.
+  /// Like all_gather(), but only `root` receives the result. `output` is ignored on the other ranks and may be
+  /// undefined there.
   void gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
   Work gather_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
 
-  /// `input` has size() times the elements of `output` on `root`; an undefined tensor elsewhere.
+  /// Splits the `input` of `root` into size() equal parts; rank r gets the r-th part. On `root`, `input` must have
+  /// size() times as many elements as `output`. `input` is ignored on the other ranks and may be undefined there.
   void scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
   Work scatter_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
 
-  /// Both have size() equal parts; part p of `input` goes to rank p.
+  /// Splits both tensors into size() equal parts; part p of `input` goes to rank p.
   void all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
 
-  /// To and from one other rank. The receiver compares the calls before it takes the data. Sends to a peer arrive in
-  /// order.
+  /// Sends to, or receives from, one other rank of the group. Before it accepts data, the receiver compares the dtype,
+  /// shape and name of both calls and throws a DesyncError if they differ. Messages between two ranks arrive in the
+  /// order in which they were sent.
   void send(const at::Tensor& tensor, int to, const CallOptions& options = {});
   Work send_async(const at::Tensor& tensor, int to, const CallOptions& options = {});
   void recv(const at::Tensor& tensor, int from, const CallOptions& options = {});
   Work recv_async(const at::Tensor& tensor, int from, const CallOptions& options = {});
 
-  /// Returns when all ranks have called it. Waits for ranks, not for devices.
+  /// Blocks until all ranks have called it. It does not synchronize GPUs.
   void barrier(const CallOptions& options = {});
   Work barrier_async(const CallOptions& options = {});
 
-  /// Byte strings of any length (at most 1 GiB). `bytes` of ranks other than `root` is not looked at.
+  /// Byte strings of any length up to 1 GiB. broadcast_bytes() ignores `bytes` on ranks other than `root`.
   std::string broadcast_bytes(const std::string& bytes, int root, const CallOptions& options = {});
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CallOptions& options = {});
 
-  /// The group of the ranks that gave the same `color` (>= 0), ordered by (key, rank). All ranks of this group call it.
+  /// Returns the group of the ranks that passed the same `color` (0 or more), ordered by (key, rank). All ranks of this
+  /// group must call it; blocks until they have.
   Group split(int color, int key = 0);
 
-  /// The group of the ranks that share this rank's host, in their order. All ranks of this group call it.
+  /// Returns the group of the ranks on this rank's host, in their order here. All ranks of this group must call it;
+  /// blocks until they have.
   Group split_by_host();
 
-  /// Ends a step: what is recorded and compared is numbered by it. A program that never calls it is numbered by its
-  /// first model's backward. Waits for nobody.
+  /// Ends a step. Records and checks carry the number of the step. In a program that never calls it, the backward() of
+  /// the first model counts steps. Does not block.
   void step();
   std::int64_t steps() const;
-  /// For ddp: this rank has kept others company, who have ended so many steps.
+  /// For ddp: sets the number of steps on a rank that has joined and follows the steps of the other ranks.
   void set_steps(std::int64_t steps);
 
-  /// Long work of this rank gets on: those who wait for it go on waiting, and `lockstep run` does not take it for
-  /// stuck. A batch drawn, a step and an operation say so by themselves. Takes some nanoseconds.
+  /// Reports that long work of this rank makes progress: ranks that wait for this one keep waiting, and `lockstep run`
+  /// does not treat it as stuck. Loading a batch, a step and an operation report progress by themselves. Takes a few
+  /// nanoseconds.
   void alive();
-  /// The same, all the time, while what it returns lives: `const auto busy = world.busy("evaluate");`
+  /// Reports progress continuously while the returned object lives: `const auto busy = world.busy("evaluate");`
   [[nodiscard]] BusyScope busy(const std::string& what) { return BusyScope(what); }
 
-  /// Whether all ranks are to leave: one of them has got SIGTERM or SIGUSR1 since its first call of this. From that
-  /// call on these signals only set a flag, which travels with the next exchange of gradients, so that all ranks read
-  /// the same answer in the same step. Save then, let the last Group go, and return kPreemptedExitCode: `lockstep run`
-  /// returns it too. A world of one reads its own flag. Waits for nobody.
+  /// Returns whether all ranks should save and exit, because one of them has received SIGTERM or SIGUSR1 since its
+  /// first call of this function. The first call installs handlers that only set a flag. The flag travels with the next
+  /// reduction of gradients, so all ranks read the same answer in the same step. When it is true, save, destroy the
+  /// last Group and return kPreemptedExitCode; `lockstep run` then returns that code too. A world of one rank reads its
+  /// own flag. Does not block.
   bool stop_requested();
-  /// For ddp: the exchange that has ended brought such a wish.
+  /// For ddp: a finished reduction carried a stop request.
   void set_stop_agreed();
 
-  /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this
-  /// fingerprint. Ranks whose counts differ, or, of the world's loaders, the sums of fingerprints, when gradients are
-  /// exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
-  void count_batch(std::uint32_t order = 0);
+  /// For data loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with
+  /// this hash. If the ranks' counts, or the sums of the hashes of the world's loaders, differ when gradients are
+  /// reduced, the ranks are not in the same step, and the reduction throws a DesyncError. Does not block.
+  void count_batch(std::uint32_t sample_order_hash = 0);
 
-  /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
-  std::unique_ptr<GradientReducer> make_gradient_reducer(std::string name, std::vector<Part> parts,
+  /// For ddp: returns a reducer for the gradients `specs` with a channel of its own. All ranks must call it with equal
+  /// arguments; blocks until they have.
+  std::unique_ptr<GradientReducer> make_gradient_reducer(std::string name, std::vector<GradientSpec> specs,
                                                          ReducerOptions options);
-  /// What the next exchange's header says about the process.
+  /// Returns what this process contributes to the header of the next reduction.
   StepIdentity step_identity() const;
 
-  /// Closes the group with `error`, makes that the job's first cause, and throws it: for those who find out, above
-  /// comm, that ranks disagree.
+  /// Closes the group with `error`, publishes it as the job's first cause, and throws it. For layers above comm that
+  /// detect a disagreement between ranks.
   [[noreturn]] void fail(const base::CommError& error);
 
  private:
   struct Impl;
   friend Group init(const InitOptions& options);
-  std::unique_ptr<GradientReducer> make_undecorated_reducer(std::string name, std::vector<Part> parts,
+  std::unique_ptr<GradientReducer> make_undecorated_reducer(std::string name, std::vector<GradientSpec> specs,
                                                             ReducerOptions options);
   explicit Group(std::shared_ptr<World> world);
   explicit Group(std::shared_ptr<Impl> impl);

@@ -19,8 +19,6 @@ using base::CommError;
 using base::Deadline;
 using base::UsageError;
 
-constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
-
 }  // namespace
 
 Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
@@ -35,14 +33,15 @@ Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::v
       all_signatures_(at::empty({static_cast<std::int64_t>(members.size()) * kSignatureBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
-  const bool is_idle =
-      executor_.is_idle() && std::all_of(peer_channels_.begin(), peer_channels_.end(),
-                                         [](const auto& one) { return one.second->executor.is_idle(); });
+  const bool is_idle = executor_.is_idle() &&
+                       std::all_of(peer_channels_.begin(), peer_channels_.end(),
+                                   [](const auto& peer_channel) { return peer_channel.second->executor.is_idle(); });
   if (is_idle) return;
-  // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
-  transport_->abort(std::make_exception_ptr(base::PeerLostError(
-      Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
-      "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
+  // Operations that no caller waits for would keep the executors' threads busy until their deadlines.
+  transport_->abort(std::make_exception_ptr(
+      base::PeerLostError(Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
+                          "rank " + std::to_string(world->identity.rank) + " destroyed group " + name +
+                              " while an operation was running")));
 }
 
 Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& tensor,
@@ -53,7 +52,7 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
   if (std::any_of(op.name.begin(), op.name.end(),
                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
-                     " has control characters; allowed is one line of text");
+                     " has control characters; expected one line of text");
   const Capabilities& can = transport_->capabilities();
   const auto has = [](const auto& list, const auto& value) {
     return std::find(list.begin(), list.end(), value) != list.end();
@@ -62,68 +61,68 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
   if (!has(can.kinds, kind)) {
     std::string kinds;
     for (const CollectiveKind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
-    throw UsageError(call() + ": the transport " + std::string(transport_->name()) + " has no " +
-                     std::string(comm::name(kind)) + "; it has " + kinds);
+    throw UsageError(call() + ": the transport " + std::string(transport_->name()) + " does not support " +
+                     std::string(comm::name(kind)) + "; expected " + kinds);
   }
   if (!tensor.defined()) {
     if (kind == CollectiveKind::kBarrier) return op;
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
   }
   if (tensor.dim() > CallSignature::kMaxDims)
-    throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; allowed are " +
+    throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; expected at most " +
                      std::to_string(CallSignature::kMaxDims));
-  if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not taken; give indices and values");
+  if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not supported; pass indices and values");
   if (!has(can.dtypes, tensor.scalar_type())) {
     std::string dtypes;
     for (const at::ScalarType one : can.dtypes) dtypes += (dtypes.empty() ? "" : ", ") + std::string(comm::name(one));
-    throw UsageError(std::string(comm::name(kind)) + ": dtype " + c10::toString(tensor.scalar_type()) +
-                     " is not taken by the transport " + std::string(transport_->name()) + "; it takes " + dtypes);
+    throw UsageError(std::string(comm::name(kind)) + ": the transport " + std::string(transport_->name()) +
+                     " does not support dtype " + c10::toString(tensor.scalar_type()) + "; expected " + dtypes);
   }
   if (!has(can.devices, tensor.device().type()))
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
-                         std::string(transport_->name()) + " does not reach",
-                     tensor.is_cuda() ? "GPUs: " + world->gpu_unavailable_reason : "");
+                         std::string(transport_->name()) + " does not support",
+                     tensor.is_cuda() ? "this rank uses no GPU: " + world->gpu_unavailable_reason : "");
   if (tensor.is_cuda() && members.size() > 1 && tensor.device() != world->device)
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " +
                          world->device.str() + " (Group::device())",
-                     "make tensors there; LOCKSTEP_DEVICE=cuda:N gives a rank another one");
+                     "create tensors on that GPU, or select another one with LOCKSTEP_DEVICE=cuda:N");
   return op;
 }
 
 void Group::Impl::check_root(CollectiveKind kind, int root) const {
   if (root < 0 || root >= static_cast<int>(members.size()))
     throw UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(root) + " is not in " + name +
-                     "; allowed is 0 to " + std::to_string(members.size() - 1));
+                     "; expected 0 to " + std::to_string(members.size() - 1));
 }
 
 void Group::Impl::check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const {
   if (op == ReduceOp::kMean && tensor.defined() && !at::isFloatingType(tensor.scalar_type()))
     throw UsageError(std::string(comm::name(kind)) + ": the mean of " + describe(tensor) +
-                     " is not a number of that dtype; use sum, or a floating-point tensor");
+                     "; expected a floating-point dtype. Use ReduceOp::kSum, or convert the tensor");
 }
 
-void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire) {
+void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire_dtype) {
   const auto& wire_dtypes = transport.capabilities().wire_dtypes;
-  if (std::find(wire_dtypes.begin(), wire_dtypes.end(), wire) != wire_dtypes.end()) return;
+  if (std::find(wire_dtypes.begin(), wire_dtypes.end(), wire_dtype) != wire_dtypes.end()) return;
   std::string list;
   for (const at::ScalarType one : wire_dtypes) list += (list.empty() ? "" : ", ") + std::string(name(one));
   throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
-                       c10::toString(wire) + "; allowed is " + list,
-                   "the transport hierarchy sends float32, bfloat16 and float16 between hosts");
+                       c10::toString(wire_dtype) + "; expected " + list,
+                   "use the transport hierarchy, which sends float32 as float32, bfloat16 or float16 between hosts");
 }
 
-void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire) const {
-  if (wire == at::kFloat) return;
+void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const {
+  if (wire_dtype == at::kFloat) return;
   const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
   if (tensor.scalar_type() != at::kFloat)
-    throw UsageError(call + ": wire is " + c10::toString(wire) +
-                     ", which is for float32 tensors; others cross as they are");
-  comm::check_wire_dtype(*transport_, call, wire);
+    throw UsageError(call + ": wire_dtype is " + c10::toString(wire_dtype) +
+                     ", which requires a float32 tensor; expected Float");
+  comm::check_wire_dtype(*transport_, call, wire_dtype);
 }
 
 void Group::Impl::fail(const CommError& error) {
   try {
-    // By its own type: a copy through the base would be no DesyncError any more.
+    // Throw the most derived type: a copy of the base class would lose it.
     if (const auto* throw_desync = dynamic_cast<const base::DesyncError*>(&error)) throw *throw_desync;
     if (const auto* timeout = dynamic_cast<const base::TimeoutError*>(&error)) throw *timeout;
     if (const auto* lost = dynamic_cast<const base::PeerLostError*>(&error)) throw *lost;
@@ -158,8 +157,8 @@ Work Group::Impl::post(CollectiveRequest request) {
   std::string text = label(request.op);
   request.stream = current_stream(request.op);
   if (request.stream && !request.prepare) {
-    request.op.after = std::make_shared<c10::Event>(request.stream->device_type());
-    request.op.after->record(*request.stream);
+    request.op.ready_event = std::make_shared<c10::Event>(request.stream->device_type());
+    request.op.ready_event->record(*request.stream);
   }
   return {executor_.post([this, r = std::move(request)]() mutable { execute(r); }), std::move(text), rank,
           world->deadlock_detector, &executor_};
@@ -176,17 +175,18 @@ void Group::Impl::execute(CollectiveRequest& request) {
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
   }
-  channel_.end(request.op.record);
+  channel_.end(request.op.flight_id);
   if (!request.complete) return;
   const at::NoGradGuard no_grad;
   request.complete();
 }
 
-/// The comparison and the operation in one, where the transport can.
+/// Compares and runs the operation in one step. Returns false if the transport does not support that.
 bool Group::Impl::execute_checked(const CollectiveRequest& request, const CallSignature& mine) {
   mismatched_signatures_.clear();
   const PendingPtr pending = channel_.start_checked(
-      request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &mismatched_signatures_});
+      request.op,
+      {.bytes = &mine, .size = sizeof mine, .hash = hash_signature(mine), .all_signatures = &mismatched_signatures_});
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
   if (mismatched_signatures_.empty()) return true;
@@ -205,7 +205,7 @@ std::vector<CallSignature> Group::Impl::gather_signatures(const CollectiveReques
                 .seq = request.op.seq,
                 .deadline = request.op.deadline};
   const PendingPtr pending = channel_.start(op);
-  op.kind = request.op.kind;  // its label: the user's call is what the rank waits in
+  op.kind = request.op.kind;  // for the label: the rank waits in the user's call
   channel_.wait(*pending, op, describe(mine));
   std::vector<CallSignature> calls(members.size());
   std::memcpy(calls.data(), all_signatures_.const_data_ptr(), calls.size() * sizeof(CallSignature));

@@ -1,4 +1,4 @@
-// The state behind a Group. Private to comm/.
+// Group::Impl: the state of a Group. Private to comm/.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -18,23 +18,22 @@
 
 namespace lockstep::comm {
 
-/// One call on its way: the operation on contiguous tensors, what the ranks compare, and what is left to do when it is
-/// done.
+/// A call in progress: the operation on contiguous tensors, what the ranks compare, and what remains to do afterwards.
 struct CollectiveRequest {
   Collective op;
   SignatureShape shape;
   std::function<void(Collective&, const std::vector<CallSignature>&)>
-      prepare;                        // after the comparison, which told all sizes
-  std::function<void()> complete;     // after the operation: copies back
-  bool moves_data = true;             // false: the comparison is all of it (barrier)
-  std::optional<c10::Stream> stream;  // of tensors on a GPU, for another thread: the caller's
+      prepare;                        // after the comparison, when all sizes are known
+  std::function<void()> complete;     // after the operation: copies results back
+  bool moves_data = true;             // false: the operation is the comparison alone (barrier)
+  std::optional<c10::Stream> stream;  // GPU tensors: the caller's current stream, for another thread
 };
 
-/// That of the tensors of `op`, when they are on a GPU.
+/// Returns the current stream for the tensors of `op` if they are on a GPU.
 std::optional<c10::Stream> current_stream(const Collective& op);
 
-/// Throws UsageError when `transport` does not send float32 as `wire`.
-void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire);
+/// Throws UsageError if `transport` does not support `wire_dtype`.
+void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire_dtype);
 
 struct Group::Impl {
   Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
@@ -46,28 +45,28 @@ struct Group::Impl {
   void run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
   Work start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
 
-  /// The operation with what every kind has; checks what can be checked on this rank alone.
+  /// Fills in what every kind of operation has. Throws UsageError for arguments that this rank alone can reject.
   Collective make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options) const;
   void check_root(CollectiveKind kind, int root) const;
   void check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const;
-  void check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire) const;
+  void check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const;
   [[noreturn]] void fail(const base::CommError& error);
 
   const std::shared_ptr<World> world;
   const std::string name;
   const std::vector<int> members;  // world ranks
   const int rank;
-  /// What a group that is split off this one, by all its ranks, may take along.
+  /// What a new group that all ranks of this group split off may reuse.
   SplitParent split_parent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
   int num_reducers = 0;
 
  private:
   struct StartedSend;
-  /// Messages one way between this rank and one peer, whose order is theirs alone.
+  /// Messages in one direction between this rank and one peer, ordered independently of all other operations.
   struct PeerChannel {
     Channel channel;
-    SerialExecutor executor;  // last: its thread ends before what it uses
+    SerialExecutor executor;  // last member: its thread ends before the members that it uses
   };
   void begin(CollectiveRequest& request);
   Work post(CollectiveRequest request);
@@ -82,14 +81,14 @@ struct Group::Impl {
                                           const CallOptions& options);
   void receive(Collective op, at::Tensor target, Channel& channel);
 
-  std::vector<char> mismatched_signatures_;  // of execute_checked(): one operation at a time; before the transport,
-                                             // which may write there
+  std::vector<char> mismatched_signatures_;  // of execute_checked(), one operation at a time. Declared before the
+                                             // transport, which may write to it
   std::shared_ptr<Transport> transport_;
   Channel channel_;
-  at::Tensor my_signature_;  // the buffers of compare(): one operation at a time
+  at::Tensor my_signature_;  // buffers of gather_signatures(), one operation at a time
   at::Tensor all_signatures_;
   std::map<std::pair<bool, int>, std::unique_ptr<PeerChannel>> peer_channels_;  // (sending, peer)
-  SerialExecutor executor_;                                                     // last, likewise
+  SerialExecutor executor_;                                                     // last member, as above
 };
 
 }  // namespace lockstep::comm

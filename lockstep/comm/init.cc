@@ -29,10 +29,9 @@ using base::Env;
 using job::StoreKind;
 
 constexpr auto kUnlimitedSetupTimeout = std::chrono::hours(24);
-constexpr auto kPeersReadTime = std::chrono::seconds(1);  // they look every 200 ms
-constexpr std::uint64_t kOwnFiles = 512;                  // of a rank that serves the store
+constexpr std::uint64_t kOwnFiles = 512;  // descriptors of a rank that serves the store
 
-/// Up to five connections a rank are the most; fewer descriptors do as a rule.
+/// The store needs at most five connections per rank. Usually fewer descriptors suffice, so a failure is only logged.
 void raise_file_limit_for_store(int ranks) {
   try {
     base::raise_fd_limit(job::store_fd_count(ranks) + kOwnFiles);
@@ -41,16 +40,16 @@ void raise_file_limit_for_store(int ranks) {
   }
 }
 
-/// Whether the name of rank 0's host, which SLURM told, means the host alone here, as a Debian host knows its own name
-/// (127.0.1.1): the others come from outside.
+/// Returns whether the host name of rank 0 that SLURM set resolves to a loopback address on this host, as Debian does
+/// for its own name (127.0.1.1). The other hosts then cannot connect to that address.
 bool is_loopback_alias(const job::Identity& id) {
   if (id.source != "slurm" || id.num_nodes <= 1) return false;
   const std::string here = base::source_address_for(id.address);
   return here != id.address.host && (here.starts_with("127.") || here == "::1");
 }
 
-/// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a
-/// client: join() then tells whether two processes think that they are rank 0.
+/// Rank 0 serves the store; the other ranks connect to it. If the address is in use or belongs to another host, rank 0
+/// connects as a client, and join() reports whether two processes have rank 0.
 void open_rank_zero_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   if (id.rank == 0) raise_file_limit_for_store(id.world_size);
@@ -58,8 +57,8 @@ void open_rank_zero_store(World& world, Deadline deadline) {
   if (id.address.host.empty()) rendezvous_over_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.is_set())
-    base::log_warning("this job has no key: whoever reaches " + to_string(id.address) +
-                      " can join it; LOCKSTEP_KEY_FILE names a file with one");
+    base::log_warning("this job has no key: any process that can connect to " + to_string(id.address) +
+                      " can join it. Set LOCKSTEP_KEY_FILE to a file with a key");
   if (id.rank == 0 && !world.server) {
     try {
       const base::Address all_networks{"0.0.0.0", id.address.port};
@@ -93,7 +92,7 @@ void open_store(World& world, Deadline deadline) {
   if (world.address.empty()) world.address = base::source_address_for(id.address);
 }
 
-/// That of the page that an agent made for this process, else of a file that the user named.
+/// Returns the key in the page that the agent made for this process, else the key in the file that the user named.
 job::JobKey find_key(const Env& env) {
   job::JobKey given = job::JobKey::inherited();
   return given.is_set() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
@@ -107,26 +106,26 @@ std::vector<int> ranks_of_other_hosts(const job::Identity& id) {
   return remote_ranks;
 }
 
-/// What the program says, else the variable, else `otherwise`.
-std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& option, const char* variable,
-                                const Env::Value& value, std::chrono::milliseconds otherwise,
-                                bool may_be_none = false) {
+/// Returns the option if it is set, else the variable's value, else `otherwise`.
+std::chrono::milliseconds timeout_setting(const std::optional<std::chrono::milliseconds>& option, const char* variable,
+                                          const Env::Value& value, std::chrono::milliseconds otherwise,
+                                          bool may_be_none = false) {
   if (option) return *option;
   if (!value) return otherwise;
   const auto seconds = base::parse_double(*value);
   if (!seconds || *seconds < 0 || (*seconds == 0 && !may_be_none) || *seconds > 1e7)
-    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) + "; allowed are seconds, " +
-                           (may_be_none ? "0 for no limit, and at most 10000000" : "more than 0 and at most 10000000"));
+    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) + "; expected seconds, " +
+                           (may_be_none ? "from 0 (no limit) to 10000000" : "more than 0 and at most 10000000"));
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
-/// On when there are neighbours to read what lies in it, unless somebody says otherwise.
+/// Defaults to true if other ranks of this host can map the arena.
 bool should_use_arena(const InitOptions& options, const Env& env, const World& world) {
   if (options.arena) return *options.arena;
   if (!env.lockstep_arena) return world.transport == "shm" || world.transport == "hierarchy";
   if (*env.lockstep_arena == "on") return true;
   if (*env.lockstep_arena == "off") return false;
-  throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; allowed are on and off");
+  throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; expected on or off");
 }
 
 void log_world(const World& world, const std::string& reason) {
@@ -136,18 +135,18 @@ void log_world(const World& world, const std::string& reason) {
   base::log_info(
       std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " + std::to_string(hosts) +
       (hosts == 1 ? " host" : " hosts") + " (" + id.source + "); transport " + world.transport +
-      (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
-      (world.gpu_transport_text.empty() ? "" : "; " + world.gpu.name + ", tensors there " + world.gpu_transport_text) +
+      (world.cross_host_transport.empty() ? "" : " over " + world.cross_host_transport) + " (" + reason + ")" +
+      (world.gpu_transport_text.empty() ? "" : "; " + world.gpu.name + ", GPU tensors " + world.gpu_transport_text) +
       (world.address.empty() ? "" : ", address " + world.address));
 }
 
 void check_injection(const World& world) {
   if (world.injection.rank >= world.identity.world_size)
     throw base::UsageError("the fault to inject is for rank " + std::to_string(world.injection.rank) +
-                           "; allowed are 0 to " + std::to_string(world.identity.world_size - 1));
+                           "; expected 0 to " + std::to_string(world.identity.world_size - 1));
 }
 
-/// An error while joining is the job's first cause, if the store can still be told.
+/// Publishes an error in init() as the job's first cause, if the store is connected.
 void publish_init_failure(const World& world, const base::Error& error) noexcept {
   if (!world.store) return;
   job::publish_cause(*world.store, {.cause = error.cause(),
@@ -157,7 +156,7 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
                                     .op = "init",
                                     .detail = error.what(),
                                     .hint = error.hint()});
-  // The others read it in the store that ends with this process.
+  // The store ends with this process; the other ranks need time to read from it.
   if (world.server) std::this_thread::sleep_for(kPeersReadTime);
 }
 
@@ -166,15 +165,16 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   auto world = std::make_shared<World>();
   world->identity = job::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout =
-      limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
+      timeout_setting(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
   world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
-  const auto join_timeout =
-      limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
+  const auto join_timeout = timeout_setting(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout,
+                                            std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string outer = choose_cross_host_transport(
-      world->identity, !options.outer.empty() ? options.outer : env.lockstep_cross_host_transport.value_or("auto"));
+  const std::string cross_host_transport = choose_cross_host_transport(
+      world->identity, !options.cross_host_transport.empty() ? options.cross_host_transport
+                                                             : env.lockstep_cross_host_transport.value_or("auto"));
   check_transport(asked, world->identity.world_size);
   const DeviceRequest request =
       parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
@@ -188,13 +188,13 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
               {{"lockstep", LOCKSTEP_VERSION},
                {"libtorch", TORCH_VERSION},
                {"transport", asked},
-               {"outer", outer},
+               {"outer", cross_host_transport},
                {"device", on_gpu ? "cuda" : "cpu"},
                {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
                {"program", job::build_id("")}},
               deadline);
     check_injection(*world);
-    reason = choose_transport(*world, asked, outer);
+    reason = choose_transport(*world, asked, cross_host_transport);
     if (on_gpu) select_gpu(*world, request);
     prepare_transport(*world, asked, deadline);
     if (should_use_arena(options, env, *world)) install_arena();
@@ -216,15 +216,14 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
 }  // namespace
 
 Group init(const InitOptions& options) {
-  // The one world of this process: its rank number, store and neighbours exist once, so a second init() is the same
-  // one.
+  // A process has one world, because its rank, its store and its local peers exist once. A second init() returns it.
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
   static bool has_left_world = false;
   const std::lock_guard lock(mutex);
   if (auto impl = current.lock()) return Group(std::move(impl));
   if (has_left_world)
-    throw base::UsageError("init: this process has left its world, and the others know",
+    throw base::UsageError("init: this process has left its world and cannot join it again",
                            "keep a copy of the group while it is needed");
   const auto made = make_world(options);
   Group world = [&] {

@@ -1,4 +1,4 @@
-// How a program becomes a rank.
+// init(): joins this process to its job as a rank and returns the group of all ranks.
 #pragma once
 
 #include <chrono>
@@ -9,39 +9,53 @@
 
 namespace lockstep::comm {
 
-/// All have a default that fits a program started by `lockstep run`, srun, mpirun, torchrun or by hand.
+/// Options of init(). The defaults fit a program that is started by `lockstep run`, srun, mpirun, torchrun or by hand.
 struct InitOptions {
-  std::optional<int> rank;  ///< with world_size and address: says who we are without any environment
+  /// This process's rank. With world_size and address it replaces the launcher's environment variables.
+  std::optional<int> rank;
   std::optional<int> world_size;
-  std::string address;   ///< "host:port" of rank 0, for explicit ranks
-  std::string env_from;  ///< "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi": whose variables say who
-                         ///< we are; default: LOCKSTEP_ENV_FROM, else auto
-  /// "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl"; default: LOCKSTEP_TRANSPORT, else auto. Tensors on
-  /// GPUs travel by NCCL with auto, when every rank has a GPU of its own, and with nccl, which is auto for the others;
-  /// with what else is named they go through the host's memory.
+  /// "host:port" of rank 0, for explicit ranks.
+  std::string address;
+  /// Whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi".
+  /// Defaults to LOCKSTEP_ENV_FROM, else "auto".
+  std::string env_from;
+  /// "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
+  /// on GPUs use NCCL with "auto" if every rank has a GPU of its own, and with "nccl", which equals "auto" for CPU
+  /// tensors. With any other name, GPU tensors are copied through host memory.
   std::string transport;
-  std::string device;  ///< of this rank, Group::device(): "auto", which is a GPU where there are some, "cpu", "cuda" or
-                       ///< "cuda:N"; default: LOCKSTEP_DEVICE, else auto
-  std::string outer;   ///< of the transport hierarchy: what carries bytes between hosts, "auto", "gloo" or "mpi";
-                       ///< default: LOCKSTEP_CROSS_HOST_TRANSPORT, else auto
-  std::optional<bool> arena;  ///< CPU tensors made from now on lie in the arena (arena/arena.h); default:
-                              ///< LOCKSTEP_ARENA, else with shm and hierarchy
-  std::optional<std::chrono::milliseconds>
-      join_timeout;  ///< for all ranks to come; default: LOCKSTEP_JOIN_TIMEOUT in s, else 60 s
-  std::optional<std::chrono::milliseconds> timeout;  ///< that a rank waits for others that do not get on, 0: for ever;
-                                                     ///< default: LOCKSTEP_TIMEOUT in s, else 300 s
+  /// Device of this rank, see Group::device(): "auto" (a GPU if the rank sees one), "cpu", "cuda" or "cuda:N". Defaults
+  /// to LOCKSTEP_DEVICE, else "auto".
+  std::string device;
+  /// For the transport hierarchy: what carries data between hosts, "auto", "gloo" or "mpi". Defaults to
+  /// LOCKSTEP_CROSS_HOST_TRANSPORT, else "auto".
+  std::string cross_host_transport;
+  /// Whether CPU tensors that are created after init() are allocated in the arena (arena/arena.h). Defaults to
+  /// LOCKSTEP_ARENA, else to true with the transports shm and hierarchy.
+  std::optional<bool> arena;
+  /// How long init() waits for all ranks to join. Defaults to LOCKSTEP_JOIN_TIMEOUT (seconds), else 60 s.
+  std::optional<std::chrono::milliseconds> join_timeout;
+  /// How long a rank waits for ranks that make no progress; 0 means no limit. Defaults to LOCKSTEP_TIMEOUT (seconds),
+  /// else 300 s.
+  std::optional<std::chrono::milliseconds> timeout;
 };
 
-/// The group of all ranks. Reads who this process is from what its launcher set (docs/01), meets the others at the
-/// store, and compares protocol, library versions and program with them, and, when it uses MPI, the library that is
-/// loaded with that of the build; a program that nobody launched is a world of one. One line on stderr of rank 0 says
-/// what was found. Where the rank has a GPU, libtorch's library for them is loaded, and the GPU is the calling thread's
-/// current one from then on: call init() before torch::manual_seed(), torch::cuda::is_available() and whatever else
-/// asks libtorch for GPUs, or link libtorch_cuda. While a group of the world lives, another init() returns that world;
-/// a rank of several that has dropped its last group cannot come back (UsageError).
+/// Joins the job and returns the group of all ranks; blocks until all ranks have joined.
 ///
-/// Throws UsageError (variables half-set or contradictory; a rank number that joins twice), CommError kJoinTimeout
-/// (naming the ranks that did not come), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen, kAuthFailed.
+/// Reads this process's rank from the variables of its launcher (docs/guide/01-first-run.md), connects to the job's
+/// store, and compares the protocol, the library versions and the program with the other ranks. If the rank uses MPI,
+/// it also compares the MPI library that is loaded with the one of the build. A program without a launcher becomes a
+/// world of one rank. Rank 0 prints one line on stderr that describes the job.
+///
+/// If the rank has a GPU, init() loads libtorch's CUDA library and makes the GPU the calling thread's current one.
+/// Therefore call init() before torch::manual_seed(), torch::cuda::is_available() and other functions that query GPUs,
+/// or link libtorch_cuda.
+///
+/// While a group of the world exists, another init() returns the same world. After a rank of a world of several ranks
+/// has destroyed its last group, init() throws a UsageError.
+///
+/// Throws UsageError (incomplete or contradictory variables; a rank number that joins twice) and CommError with cause
+/// kJoinTimeout (names the ranks that did not join), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen or
+/// kAuthFailed.
 Group init(const InitOptions& options = {});
 
 }  // namespace lockstep::comm

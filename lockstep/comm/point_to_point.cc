@@ -1,4 +1,4 @@
-// send and recv: a CallSignature travels in front of the data, and the receiver compares.
+// send and recv: the sender sends a CallSignature before the data, and the receiver compares it with its own call.
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
@@ -10,8 +10,6 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
-
 at::Tensor bytes_of(const CallSignature& call) {
   at::Tensor bytes = at::empty({kSignatureBytes}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), &call, sizeof call);
@@ -20,7 +18,7 @@ at::Tensor bytes_of(const CallSignature& call) {
 
 }  // namespace
 
-/// A send that has begun: its call and its data are under way.
+/// A send that has started: its signature and its data are in transit.
 struct Group::Impl::StartedSend {
   Collective op;
   std::string text;
@@ -33,7 +31,8 @@ struct Group::Impl::StartedSend {
 Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int peer) {
   check_root(kind, peer);
   if (peer == rank)
-    throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
+    throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) +
+                           " is this rank; expected another rank of " + name);
   const bool sending = kind == CollectiveKind::kSend;
   auto& pair = peer_channels_[{sending, peer}];
   if (!pair) {
@@ -58,7 +57,7 @@ std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tens
   const std::uint64_t seq = sent->op.seq;
   const CallSignature call = make_signature(sent->op, SignatureShape(tensor));
   sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
-  // Two messages on the wire for one operation: their tags are 2 seq and 2 seq + 1.
+  // One operation consists of two messages, with the numbers 2 seq and 2 seq + 1.
   Collective header = sent->op;
   header.seq = 2 * seq;
   header.input = bytes_of(call);
@@ -92,7 +91,7 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
       throw base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
                               "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
                                   std::to_string(channel.members()[1]) + " called " + describe(expected),
-                              "sender and receiver must name the same dtype and shape, in the same order");
+                              "sender and receiver must pass the same dtype and shape, in the same order");
     } catch (const base::CommError& error) {
       channel.fail(error);
     }
@@ -103,20 +102,21 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   const PendingPtr arrives = channel.start(data);
   channel.wait(*arrives, op, text);
   if (!data.output.is_same(target)) target.copy_(data.output);
-  channel.end(op.record);
+  channel.end(op.flight_id);
 }
 
 void Group::Impl::StartedSend::wait(Channel& channel) const {
   channel.wait(*call, op, text);
   channel.wait(*data, op, text);
-  channel.end(op.record);
+  channel.end(op.flight_id);
 }
 
 Work Group::Impl::start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer,
                                        const CallOptions& options) {
   PeerChannel& pair = get_peer_channel(kind, peer);
   if (kind == CollectiveKind::kSend) {
-    // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
+    // Start the send on this thread, so that two ranks may send to each other before they receive. The executor only
+    // waits for it.
     auto sent = begin_send(tensor, pair.channel, peer, options);
     std::string text = label(sent->op);
     return {pair.executor.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank,

@@ -8,7 +8,7 @@ namespace lockstep::comm {
 namespace {
 
 std::atomic<bool> stop_signal_received{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // a handler sets it
+static_assert(std::atomic<bool>::is_always_lock_free);  // set by a signal handler
 
 }  // namespace
 

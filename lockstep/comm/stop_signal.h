@@ -1,11 +1,12 @@
-// SIGTERM and SIGUSR1 as a wish.
+// Handlers that turn SIGTERM and SIGUSR1 into a stop request.
 #pragma once
 
 namespace lockstep::comm {
 
-/// From now on these signals only set a flag; until then they end the process, as they always do. Idempotent.
+/// Installs handlers for SIGTERM and SIGUSR1 that only set a flag. Before the first call these signals end the process
+/// as usual. Idempotent; any thread.
 void install_stop_signal_handlers();
-/// Whether one has come since.
+/// Returns whether one of the signals has arrived since install_stop_signal_handlers().
 bool has_stop_signal() noexcept;
 
 }  // namespace lockstep::comm

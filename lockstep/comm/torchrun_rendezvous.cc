@@ -14,7 +14,7 @@ using base::Deadline;
 
 constexpr auto kPause = std::chrono::milliseconds(20);
 
-/// "" when rank 0 has left no word before the deadline.
+/// Returns "" if rank 0 has stored no message before the deadline.
 std::string set_or_get(const base::Address& address, const std::string& key, const std::string& message,
                        Deadline deadline) {
   c10d::TCPStoreOptions options;
@@ -28,7 +28,7 @@ std::string set_or_get(const base::Address& address, const std::string& key, con
     store.set(key, message);
     return message;
   }
-  // c10d's own wait prints stack traces when its time is over: ask instead.
+  // c10d's own wait prints stack traces when it times out, so poll instead.
   while (!store.check({key})) {
     if (deadline.expired()) return "";
     std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, deadline.remaining()));
@@ -44,7 +44,7 @@ std::string exchange_over_torchrun_store(const base::Address& address, const std
     return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,
                            "torchrun's store at " + to_string(address) + " " + why);
   };
-  // A store whose process stands still keeps c10d in recv() for ever: its thread is left behind then.
+  // If the store's process is stopped, c10d blocks in recv() without a limit. Its thread is then abandoned.
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> answer = promise->get_future();
   std::thread([=] {
@@ -63,8 +63,9 @@ std::string exchange_over_torchrun_store(const base::Address& address, const std
     const std::string text = error.what();
     throw failed("failed: " + text.substr(0, text.find('\n')));
   }
-  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0, "rank 0 has not said where the ranks meet",
-                        "does rank 0 call lockstep::init()?");
+  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0,
+                        "rank 0 did not publish the address of its store in time",
+                        "check that rank 0 calls lockstep::init()");
 }
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// Where ranks that torchrun started meet: a word of rank 0 in the store that torchrun keeps for them.
+// Exchanges rank 0's address through the c10d store that torchrun serves for its ranks.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace lockstep::comm {
 
-/// Through the c10d TCPStore at `address`: rank 0 leaves `word` under `key`, all others give "" and get it. Ends a
-/// second after the deadline at the latest, whatever c10d waits for. Throws CommError kCoordinatorLost when that store
-/// does not answer, kJoinTimeout when rank 0 has left no word.
+/// Rank 0 stores `message` under `key` in the c10d TCPStore at `address`; all other ranks pass "" and read it. Every
+/// rank returns the message. Returns or throws at most one second after the deadline, even if c10d itself blocks.
+/// Throws CommError kCoordinatorLost if the store does not answer, kJoinTimeout if rank 0 has stored no message.
 std::string exchange_over_torchrun_store(const base::Address& address, const std::string& key,
                                          const std::string& message, base::Deadline deadline);
 

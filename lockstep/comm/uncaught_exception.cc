@@ -27,17 +27,15 @@ namespace {
 
 using base::Cause;
 
-constexpr auto kPeersReadTime = std::chrono::seconds(1);  // they look every 200 ms
-
 struct UncaughtFailure {
   Cause cause = Cause::kRankExited;
   std::string text;
   std::string hint;
   int exit_code = 1;
-  std::optional<base::CommError> comm{};  // which may be a consequence, or have been told before
+  std::optional<base::CommError> comm{};  // may be a consequence of another failure, or already published
 };
 
-/// "std::runtime_error: text": the first line, because what libtorch throws carries stack traces.
+/// Returns "std::runtime_error: text" with the first line of the text only: libtorch's exceptions contain stack traces.
 std::string text_of(const std::exception& error) {
   const char* name = typeid(error).name();
   int status = 0;
@@ -48,13 +46,13 @@ std::string text_of(const std::exception& error) {
   return what == type ? type : type + ": " + what.substr(0, what.find('\n'));
 }
 
-/// libtorch's allocator for the processor's memory has no type of its own for it.
+/// libtorch's CPU allocator has no exception type of its own for this.
 bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
          std::strstr(error.what_without_backtrace(), "can't allocate memory");
 }
 
-/// Of the exception that is being handled.
+/// Describes the exception that is being handled.
 UncaughtFailure current_failure() {
   try {
     throw;
@@ -70,18 +68,18 @@ UncaughtFailure current_failure() {
   } catch (const std::exception& error) {
     return {Cause::kRankExited, text_of(error), ""};
   } catch (...) {
-    return {Cause::kRankExited, "an exception that is no std::exception", ""};
+    return {Cause::kRankExited, "an exception that is not a std::exception", ""};
   }
 }
 
-/// Lives as long as the process: a thread may fail after the end of main().
+/// Never destroyed: a thread may fail after main() has returned.
 struct ListenerSlot {
   std::mutex mutex;  // guards listener
   FailureListener listener;
 };
 ListenerSlot& listener_slot() {
-  static auto* one = new ListenerSlot;
-  return *one;
+  static auto* slot = new ListenerSlot;
+  return *slot;
 }
 
 void report(const UncaughtFailure& failure) noexcept {
@@ -110,7 +108,7 @@ std::terminate_handler previous_terminate_handler = nullptr;
       } catch (...) {
         failure = current_failure();
         failure.cause = failure.cause == Cause::kRankExited ? Cause::kRankDied : failure.cause;
-        failure.text = "an exception that nobody caught: " + failure.text;
+        failure.text = "uncaught exception: " + failure.text;
       }
     }
     report(failure);

@@ -1,4 +1,4 @@
-// An error that a program does not handle: told to all ranks before the process ends.
+// Reports an error that a program does not handle to all ranks before the process ends.
 #pragma once
 
 #include <functional>
@@ -6,27 +6,28 @@
 
 namespace lockstep::comm {
 
-/// main() of a program that needs no try: `int main(int argc, char** argv) { return lockstep::main(argc, argv, train);
-/// }`
+/// Runs `program` as the body of main(), so that the program needs no try block:
+/// `int main(int argc, char** argv) { return lockstep::main(argc, argv, train); }`
 ///
-/// Returns what `program` returns. An exception is printed on stderr, becomes the job's first cause unless there is
-/// one, so that every rank that waits for this one ends with its text, and ends the process at once, without static
-/// destructors: with the exit code of its cause (docs/04) if it is one of Lockstep's, else with 1.
+/// Returns what `program` returns. If `program` throws, the exception is printed on stderr and becomes the job's first
+/// cause unless there is one, so that every rank that waits for this rank fails with the same text. Then the process
+/// exits at once, without static destructors, with the exit code of the cause (docs/reference/exit-codes.md) if the
+/// exception is one of Lockstep's, else with 1.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
 class DeadlockDetector;
 
-/// Where a failure is told.
+/// Where failures are reported to.
 struct FailureListener {
   std::shared_ptr<DeadlockDetector> deadlock_detector;
-  bool serves_store = false;  ///< the store is: the others need a moment to read it before it ends
+  bool serves_store = false;  ///< this process serves the store, and the other ranks need time to read from it
 };
 
-/// For init(). Also from now on std::terminate(), an exception that nobody catches among its reasons, makes its text
-/// the job's first cause, and goes on as before. Kept when an exception unwinds the world: who catches it has something
-/// to tell.
+/// For init(): starts reporting failures to `listener`. From then on std::terminate(), for example after an uncaught
+/// exception, publishes its text as the job's first cause and then continues as before. The listener stays in place
+/// when an exception unwinds the world, because the code that catches the exception may still report it.
 void report_failures_to(FailureListener listener);
-/// The world has ended in good order.
+/// Stops reporting: the world has ended without an error.
 void stop_reporting_failures() noexcept;
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// An operation that goes on while its caller does something else.
+// Work: the handle of an operation that runs asynchronously.
 #pragma once
 
 #include <exception>
@@ -13,23 +13,24 @@ namespace lockstep::comm {
 class SerialExecutor;
 class DeadlockDetector;
 
-/// A small value; copies mean the same operation. The tensors of the operation must not be touched before it is done;
-/// they are kept alive until then. Dropping a Work does not end its operation. Operations of one group end in the order
-/// in which they were started.
+/// An operation in progress. Work is a small value; copies refer to the same operation.
+///
+/// The operation keeps its tensors alive. The caller must not read or write them before the operation is done.
+/// Destroying a Work does not end its operation. The operations of one group end in the order in which they started.
 class Work {
  public:
-  /// Waits until the operation is done, at most until its own deadline. Throws its error: DesyncError, PeerLostError,
-  /// TimeoutError.
+  /// Blocks until the operation is done or its own deadline has passed. Throws the operation's error: DesyncError,
+  /// PeerLostError or TimeoutError.
   void wait();
-  /// The same, but throws a TimeoutError at `deadline` if that is earlier; the operation goes on and can be waited for
-  /// again.
+  /// Like wait(), but throws a TimeoutError at `deadline` if that is earlier. The operation continues, and the caller
+  /// may wait for it again.
   void wait(base::Deadline deadline);
 
   bool done() const { return pending_->done(); }
-  /// The error of an operation that is done; null when there is none, or it is not done yet.
+  /// Returns the error of a finished operation. Returns null if there is none or the operation is not done.
   std::exception_ptr error() const { return pending_->done() ? pending_->error() : nullptr; }
 
-  /// For Group: the operation `label` of `rank`, whose end `pending` announces, on `lane`.
+  /// For Group: operation `label` of `rank`, whose end `pending` reports, queued on `executor`.
   Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<DeadlockDetector> deadlock_detector,
        const SerialExecutor* executor)
       : pending_(std::move(pending)),
@@ -43,7 +44,7 @@ class Work {
   std::string label_;
   int rank_;
   std::shared_ptr<DeadlockDetector> deadlock_detector_;
-  const SerialExecutor* executor_;  // a name only: the group may be gone
+  const SerialExecutor* executor_;  // compared, never dereferenced: the group may already be destroyed
 };
 
 }  // namespace lockstep::comm

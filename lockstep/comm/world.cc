@@ -29,22 +29,21 @@
 namespace lockstep::comm {
 namespace {
 
-// Operations of gloo that are carried out at once; hierarchy has six pieces of a large one under way.
+// Number of threads of a gloo transport. hierarchy runs up to six chunks of a large operation at a time.
 constexpr int kFewThreads = 2;
 constexpr int kManyThreads = 4;
-constexpr auto kConnectTime = std::chrono::seconds(2);  // and then asks whether there is another one
+constexpr auto kConnectTime = std::chrono::seconds(2);  // then checks for a new address
 constexpr auto kRetryPause = std::chrono::milliseconds(100);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
-constexpr auto kPeersReadTime = std::chrono::seconds(1);  // what ended the job: they look every 200 ms
-// Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
+// Small messages use MPI, which is faster for them; large ones use gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 
 }  // namespace
 
 World::~World() {
   if (std::uncaught_exceptions() > 0) {
-    base::RankPage::this_process().has_left.store(1);  // whoever watches need not wait for beats
-    // Who catches it may have something to tell, and the others read it here.
+    base::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
+    // The code that catches the exception may still publish it, and the other ranks read it in this store.
     [[maybe_unused]] static const job::StoreServer* kept = nullptr;
     kept = server.release();
     return;
@@ -54,29 +53,29 @@ World::~World() {
   if (server) wait_for_other_ranks();
 }
 
-/// The others need the store until they have left, as long as they get on.
+/// Serves the store until all other ranks have left, as long as they make progress.
 void World::wait_for_other_ranks() noexcept {
   try {
-    std::map<int, base::Deadline> there;  // and when one that has lost its connections has not come back
+    std::map<int, base::Deadline> present;  // until when a rank that has lost its connections may reconnect
     for (int rank = 0; rank < identity.world_size; ++rank)
-      if (rank != identity.rank) there.emplace(rank, base::Deadline::in(job::kReconnectGrace));
+      if (rank != identity.rank) present.emplace(rank, base::Deadline::in(job::kReconnectGrace));
     job::Store& table = server->store();
     std::string before;
     base::Deadline limit = base::Deadline::in(timeout);
     bool failed = false;
-    while (!there.empty() && !limit.expired()) {
+    while (!present.empty() && !limit.expired()) {
       if (!failed && table.find(job::key::kCause, limit)) {
         failed = true;
         limit = earlier(limit, base::Deadline::in(kPeersReadTime));
       }
       std::vector<int> others;
-      for (auto at = there.begin(); at != there.end();) {
+      for (auto at = present.begin(); at != present.end();) {
         const int rank = at->first;
         if (table.find(job::key::exited(rank), limit) != job::key::kClosedWithoutCause)
           at->second = base::Deadline::in(job::kReconnectGrace);
         const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
-        at = gone ? there.erase(at) : std::next(at);
+        at = gone ? present.erase(at) : std::next(at);
       }
       std::string progress = job::read_progress(table, others, limit);
       if (!failed && progress != before) limit = base::Deadline::in(timeout);
@@ -84,20 +83,20 @@ void World::wait_for_other_ranks() noexcept {
       std::this_thread::sleep_for(kLeavePollInterval);
     }
   } catch (const std::exception&) {
-    // Then they are on their own.
+    // The store has failed; the other ranks detect that themselves.
   }
 }
 
 namespace {
 
-/// Rank 0's part of a meeting: it serves the store at `host`. Returns what the others need: the key, unless they have
-/// one, and the address.
+/// Starts rank 0's store at `host`. Returns the rendezvous message for the other ranks: a key, which they use unless
+/// they have one, the generation and the address.
 std::string start_store_server(World& world, const std::string& host) {
   if (host.empty())
     throw base::UsageError(
-        "no network interface of this host has an address for the others" +
+        "init: no network interface of this host has an address that other hosts can reach" +
             (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
-        "ip addr lists the interfaces");
+        "set LOCKSTEP_INTERFACE to an interface that ip addr lists");
   const job::JobKey random = job::JobKey::random();
   const job::JobKey& key = world.key.is_set() ? world.key : random;
   world.server = std::make_unique<job::StoreServer>(
@@ -110,15 +109,15 @@ void apply_rendezvous_message(World& world, const std::string& received) {
   const auto parts =
       base::split(std::string_view(received).substr(std::min(received.size(), job::JobKey::kBytes)), ' ');
   if (parts.size() != 2)
-    throw base::CommError(base::Cause::kProtocol, "init", -1, 0,
-                          "what rank 0 says of where the ranks meet cannot be read");
+    throw base::CommError(base::Cause::kProtocol, "init", -1, 0, "the rendezvous message of rank 0 cannot be parsed");
   if (!world.key.is_set()) world.key = job::JobKey(std::string_view(received).substr(0, job::JobKey::kBytes));
   world.identity.generation = static_cast<int>(base::parse_int_in_range("rank 0's generation", parts[0], 0, INT_MAX));
   world.identity.address = base::parse_address("rank 0's address", parts[1]);
 }
 
-/// On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a
-/// rule, unless the name of that host means the host alone, as Debian's does.
+/// Returns the address for rank 0's store. On one host that is the loopback address. Otherwise it is the address from
+/// which this host connects to torchrun's store, which usually runs on rank 0's host, unless that host's name resolves
+/// to a loopback address, as Debian's does.
 std::string address_under_torchrun(const World& world) {
   if (world.identity.local_world_size == world.identity.world_size) return "127.0.0.1";
   const std::string towards = base::source_address_for(world.identity.address);
@@ -143,8 +142,8 @@ void rendezvous_over_mpi(World& world, base::Deadline deadline) {
   }
   const auto& fd = base::Env::this_process().pmi_fd;
   if (id.source != "pmi" || !fd)
-    throw base::UsageError("the contract " + id.source + " does not say where the ranks meet: " + missing,
-                           "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or "
+    throw base::UsageError("init: the launcher (" + id.source + ") sets no address for the rendezvous: " + missing,
+                           "set LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or "
                            "MASTER_ADDR and MASTER_PORT");
   const auto number = static_cast<int>(base::parse_int_in_range("PMI_FD", *fd, 0, INT_MAX));
   apply_rendezvous_message(
@@ -165,8 +164,8 @@ void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
     world.store = connect(deadline);
     return;
   }
-  // torchrun's store outlives restarts, and its hosts do not count them alike: the word may be that of a rank 0 that is
-  // no more.
+  // torchrun's store outlives restarts, and its hosts do not count restarts alike: the message may be from a rank 0
+  // that has ended.
   for (const job::JobKey given = world.key;; world.key = given) {
     apply_rendezvous_message(world, exchange_over_torchrun_store(torchrun, key, "", deadline));
     try {
@@ -189,11 +188,11 @@ void check_transport(const std::string& asked, int size) {
   if (std::find(names.begin(), names.end(), asked) == names.end()) {
     std::string list;
     for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
-    throw base::UsageError("transport is " + base::quoted(asked, 80) + "; allowed are " + list);
+    throw base::UsageError("transport is " + base::quoted(asked, 80) + "; expected " + list);
   }
   if (asked == "self" && size > 1)
-    throw base::UsageError("transport self is for a world of one, but there are " + std::to_string(size) +
-                           " ranks; allowed here are auto, shm, hierarchy, gloo, mpi and nccl");
+    throw base::UsageError("transport self requires a world of one rank, but there are " + std::to_string(size) +
+                           " ranks; expected auto, shm, hierarchy, gloo, mpi or nccl");
   if (asked == "gloo" && !gloo_unavailable_reason().empty())
     throw base::UsageError("transport gloo: " + gloo_unavailable_reason());
   if (asked == "mpi" && !mpi_unavailable_reason().empty())
@@ -203,12 +202,12 @@ void check_transport(const std::string& asked, int size) {
 
 std::string choose_cross_host_transport(const job::Identity& identity, const std::string& asked) {
   if (asked != "auto" && asked != "gloo" && asked != "mpi")
-    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) +
-                           "; allowed are auto, gloo and mpi");
+    throw base::UsageError("the transport between hosts (LOCKSTEP_CROSS_HOST_TRANSPORT) is " + base::quoted(asked, 80) +
+                           "; expected auto, gloo or mpi");
   if (asked == "mpi" && !mpi_unavailable_reason().empty())
-    throw base::UsageError("the transport between hosts: mpi: " + mpi_unavailable_reason());
+    throw base::UsageError("cross_host_transport mpi: " + mpi_unavailable_reason());
   if (asked == "gloo" && !gloo_unavailable_reason().empty())
-    throw base::UsageError("the transport between hosts: gloo: " + gloo_unavailable_reason());
+    throw base::UsageError("cross_host_transport gloo: " + gloo_unavailable_reason());
   const std::string& source = identity.source;
   const bool mpi = mpi_unavailable_reason().empty() &&
                    (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix")));
@@ -218,34 +217,33 @@ std::string choose_cross_host_transport(const job::Identity& identity, const std
   return mpi ? "mpi" : "none";
 }
 
-std::string choose_transport(World& world, const std::string& asked, const std::string& outer) {
+std::string choose_transport(World& world, const std::string& asked, const std::string& cross_host_transport) {
   const int size = world.identity.world_size;
   const bool one_host = static_cast<int>(world.identity.local_ranks.size()) == size;
   if (asked == "shm" && !one_host)
-    throw base::UsageError("transport shm is for ranks of one host, but there are " +
-                           std::to_string(world.identity.num_nodes) +
-                           " hosts; allowed here are auto, hierarchy, gloo and mpi");
+    throw base::UsageError("transport shm requires all ranks on one host, but there are " +
+                           std::to_string(world.identity.num_nodes) + " hosts; expected auto, hierarchy, gloo or mpi");
   if (asked == "hierarchy" && one_host)
-    throw base::UsageError("transport hierarchy is for ranks of several hosts, but all " + std::to_string(size) +
-                           " share one; allowed here are auto, shm, gloo and mpi");
+    throw base::UsageError("transport hierarchy requires several hosts, but all " + std::to_string(size) +
+                           " ranks share one; expected auto, shm, gloo or mpi");
   world.transport = asked;
-  const bool free = asked == "auto" || asked == "nccl";  // which is for tensors on GPUs alone
+  const bool free = asked == "auto" || asked == "nccl";  // NCCL is for GPU tensors only
   if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
   if (world.transport == "hierarchy") {
-    if (outer == "none")
-      throw base::UsageError("no transport between hosts: gloo: " + gloo_unavailable_reason() +
-                             "; mpi: " + mpi_unavailable_reason());
-    world.outer = outer;
+    if (cross_host_transport == "none")
+      throw base::UsageError("transport hierarchy: no transport between hosts is available: gloo: " +
+                             gloo_unavailable_reason() + "; mpi: " + mpi_unavailable_reason());
+    world.cross_host_transport = cross_host_transport;
   }
-  if (!free) return "asked for by name";
-  return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks of several hosts";
+  if (!free) return "requested by name";
+  return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks on several hosts";
 }
 
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {
-  const bool mpi = world.transport == "mpi" || world.outer.find("mpi") != std::string::npos;
+  const bool mpi = world.transport == "mpi" || world.cross_host_transport.find("mpi") != std::string::npos;
   if (mpi && world.identity.world_size > 1) init_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
-    world.neighbours = LocalPeers::meet(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
+    world.local_peers = LocalPeers::connect(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
   if (world.device.is_cpu() || world.identity.world_size == 1) return;
@@ -273,7 +271,8 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
 
 std::shared_ptr<Transport> World::make_cross_host(Scope scope, const std::string& name,
                                                   const std::vector<int>& members) const {
-  if (outer == "mpi" || (outer == kGlooAndMpi && scope == Scope::kSmall)) return make_mpi(name, members);
+  if (cross_host_transport == "mpi" || (cross_host_transport == kGlooAndMpi && scope == Scope::kSmall))
+    return make_mpi(name, members);
   return make_gloo(name, members, scope == Scope::kLarge ? kManyThreads : kFewThreads);
 }
 
@@ -323,18 +322,18 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
 
 std::shared_ptr<Transport> World::make_host_transport(const std::string& name, const std::vector<int>& members) const {
   const int group_rank = rank_in(members);
-  std::vector<int> host_indices;
+  std::vector<int> hosts;
   for (const int member : members) hosts.push_back(identity.host_indices[static_cast<std::size_t>(member)]);
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](int host) { return host == hosts.front(); });
   if (transport == "shm" || (transport == "hierarchy" && one_host))
-    return make_shm_transport({.neighbours = neighbours,
+    return make_shm_transport({.local_peers = local_peers,
                                .store = std::make_shared<job::PrefixStore>("shm/" + name, store),
                                .members = members,
                                .rank = group_rank,
                                .timeout = timeout});
   if (transport == "hierarchy")
     return make_hierarchy_transport(
-        {.neighbours = neighbours,
+        {.local_peers = local_peers,
          .store = std::make_shared<job::PrefixStore>("hierarchy/" + name, store),
          .members = members,
          .hosts = hosts,

@@ -1,4 +1,4 @@
-// What all groups of a process have in common. Private to comm/.
+// World: the state that all groups of a process share. Private to comm/.
 #pragma once
 
 #include <atomic>
@@ -21,40 +21,41 @@ namespace lockstep::comm {
 class LocalPeers;
 enum class Scope;
 
-/// The group that another is split off, by all ranks of it.
+/// The group that all its ranks split a new group off.
 struct SplitParent {
   Transport* from = nullptr;
-  int color = 0;  // ranks with the same are together
+  int color = 0;  // ranks with the same color are in the same new group
 };
 
 struct World {
   ~World();
 
   job::Identity identity;
-  job::JobKey key;                           // of its store
-  std::unique_ptr<job::StoreServer> server;  // when this rank serves the store
+  job::JobKey key;                           // of the store
+  std::unique_ptr<job::StoreServer> server;  // set if this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<DeadlockDetector> deadlock_detector;
-  std::unique_ptr<job::Heartbeat> heartbeat;     // when anybody may look
-  std::string transport;                         // the chosen one's name
-  std::string outer;                             // when it is hierarchy: what carries bytes between hosts
-  std::shared_ptr<const LocalPeers> neighbours;  // when it is shm or hierarchy
-  std::string address;                           // of this host on the network to the others, as numbers
-  std::string interface;                         // what the user asked for instead; may be empty
-  at::Device device = at::kCPU;                  // of this rank
-  int num_gpus = 0;                              // that this rank sees
-  std::string gpu_unavailable_reason;            // why it has none
-  Gpu gpu;                                       // when it has one
-  bool uses_nccl = false;                        // tensors there travel by NCCL; else through the host's memory
-  std::string gpu_transport_text;                // the same in words
-  std::chrono::milliseconds timeout{};           // of what groups need of each other when they are made
+  std::unique_ptr<job::Heartbeat> heartbeat;      // set if the store or an agent can read it
+  std::string transport;                          // name of the chosen transport
+  std::string cross_host_transport;               // for hierarchy: what carries data between hosts
+  std::shared_ptr<const LocalPeers> local_peers;  // for shm and hierarchy
+  std::string address;                            // numeric address of this host on the network to the other hosts
+  std::string interface;                          // the user's choice of network interface; may be empty
+  at::Device device = at::kCPU;                   // of this rank
+  int num_gpus = 0;                               // that this rank sees
+  std::string gpu_unavailable_reason;             // why this rank has no GPU
+  Gpu gpu;                                        // set if this rank has a GPU
+  bool uses_nccl = false;                         // GPU tensors use NCCL; otherwise they go through host memory
+  std::string gpu_transport_text;                 // the same, for the log
+  std::chrono::milliseconds timeout{};            // limit for waits while groups are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
-  std::atomic<std::uint32_t> order{0};  // of the samples of those that were drawn for all: a sum of fingerprints
-  job::Injection injection;             // a fault that was asked for
-  bool stop_agreed = false;             // by all ranks, in an exchange
+  std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
+  job::Injection injection;                         // the fault to inject, if any
+  bool stop_agreed = false;                         // a finished reduction carried a stop request
 
-  /// A transport for the channel `name` among `members` (world ranks); all of them call it, and it waits for them.
+  /// Makes a transport for channel `name` among `members` (world ranks). All members must call it; blocks until they
+  /// have.
   std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members,
                                             const SplitParent& split_parent = {}) const;
 
@@ -68,32 +69,33 @@ struct World {
   int rank_in(const std::vector<int>& members) const;
 };
 
-/// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had. auto uses MPI only for
-/// ranks that it numbered.
+/// Resolves `asked` ("auto", "gloo" or "mpi") to the transport between hosts. "auto" uses MPI only if MPI or PMI
+/// numbered the ranks. Throws UsageError if the requested transport is not available.
 std::string choose_cross_host_transport(const job::Identity& identity, const std::string& asked);
 
-/// Where the ranks meet, when their launcher speaks MPI or PMI and said nothing of it: rank 0 serves the store,
-/// world.server, at a port that it picks, and all learn by MPI where, and the job's key; from the launcher itself when
-/// it is hydra and this program has no MPI, or another. Throws UsageError where neither can be.
+/// For ranks whose launcher uses MPI or PMI and set no address of a store: rank 0 serves the store (world.server) at a
+/// free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is hydra and this
+/// program has no MPI or a different one, over PMI. Throws UsageError if neither is possible.
 void rendezvous_over_mpi(World& world, base::Deadline deadline);
 
-/// The same when torchrun has started them: they learn it from torchrun's own store, which whoever reaches it can read,
-/// and world.store is connected. A key that the ranks have stays.
+/// The same for ranks that torchrun started: rank 0 publishes the address in torchrun's own store, which every process
+/// that can connect to it can read. Also connects world.store. A job key that is already set is kept.
 void rendezvous_over_torchrun(World& world, base::Deadline deadline);
 
-/// The names that --transport takes, "auto" first.
+/// Returns the names that --transport accepts, "auto" first.
 const std::vector<std::string>& transport_names();
 
-/// Throws UsageError when `asked`, "auto" or a name, is none of a transport, or one that this build or a world of
-/// `size` cannot have.
+/// Throws UsageError if `asked` is not the name of a transport, or if this build or a world of `size` ranks does not
+/// support it.
 void check_transport(const std::string& asked, int size);
 
-/// Fills world.transport from what was asked for and who shares a host, and returns the reason. Throws UsageError when
-/// the one that was named cannot be had: it is never replaced. `outer` is what choose_cross_host_transport() returned.
-std::string choose_transport(World& world, const std::string& asked, const std::string& outer);
+/// Sets world.transport from `asked` and from which ranks share a host; returns the reason for the log. A transport
+/// that the user named is never replaced: throws UsageError if it cannot be used. `cross_host_transport` is the result
+/// of choose_cross_host_transport().
+std::string choose_transport(World& world, const std::string& asked, const std::string& cross_host_transport);
 
-/// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError, and
-/// UsageError when `asked`, the transport that was named, is NCCL and cannot be had.
+/// Sets up what the chosen transport needs before the first group exists. Blocks until all ranks have called it. Throws
+/// CommError, and UsageError if `asked` is "nccl" and NCCL cannot be used.
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline);
 
 }  // namespace lockstep::comm

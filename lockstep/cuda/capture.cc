@@ -1,3 +1,4 @@
+// Captures work as a CUDA graph with libtorch.
 #include "lockstep/cuda/capture.h"
 
 #include <ATen/core/CachingHostAllocator.h>
@@ -8,14 +9,13 @@ namespace {
 
 class CudaGraph final : public CapturedGraph, private at::cuda::CUDAGraph {
  public:
-  void begin() {
-    capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  }  // other threads go on, such as those that pin memory for a loader
+  /// The mode ThreadLocal does not restrict other threads, such as those that pin memory for a loader.
+  void begin() { capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal); }
   void end() { capture_end(); }
   void replay() override { CUDAGraph::replay(); }
 
-  /// After an error in between. capture_end() throws for a capture that CUDA has given up, before it tells the
-  /// allocators.
+  /// Cleans up after an error between begin() and end(). For a capture that CUDA has invalidated, capture_end() throws
+  /// before it has notified the allocators.
   void abort_capture() noexcept {
     try {
       capture_end();
@@ -26,7 +26,7 @@ class CudaGraph final : public CapturedGraph, private at::cuda::CUDAGraph {
         at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_);
         c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
         at::getHostAllocator(at::kCUDA)->release_pool(mempool_id_);
-      } catch (const c10::Error&) {  // it had been told
+      } catch (const c10::Error&) {  // the allocator had been notified
       }
     }
   }

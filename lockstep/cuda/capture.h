@@ -1,5 +1,5 @@
-// libtorch's CUDA graphs, as far as GraphedStep needs them: capture.cc, or no_capture.cc with a libtorch that has no
-// CUDA.
+// The part of libtorch's CUDA graphs that GraphedStep needs. Implemented in capture.cc, or in no_capture.cc if libtorch
+// has no CUDA.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@ namespace lockstep::cuda {
 class CapturedGraph {
  public:
   virtual ~CapturedGraph() = default;
-  /// On the current stream. Waits for nothing.
+  /// Starts the graph on the current stream. Does not block.
   virtual void replay() = 0;
 };
 
-/// What `body` puts on the current stream, which is not the default one, and on those that follow it, without doing it.
-/// What is thrown comes out, and leaves nothing behind.
+/// Captures the work that `body` submits to the current stream, which must not be the default stream, and to streams
+/// that depend on it. The work is not run. Exceptions propagate, and the capture is then cleaned up.
 std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body);
 
 }  // namespace lockstep::cuda

@@ -1,3 +1,4 @@
+// Warm-up, comparison, capture and replay of a step.
 #include "lockstep/cuda/graphed_step.h"
 
 #include <ATen/autocast_mode.h>
@@ -24,12 +25,13 @@ namespace {
 using base::UsageError;
 using Tensors = GraphedStep::Tensors;
 
-constexpr const char* kRemedy = "; what the host does, decides or counts belongs before or after the step (docs/16)";
+constexpr const char* kRemedy =
+    ". Move what the host does, decides or counts before or after the step (docs/how-to/cuda-graphs.md)";
 
 void check_range(const char* option, int value, int high) {
   if (value < 1 || value > high)
-    throw UsageError("GraphedStepOptions." + std::string(option) + " is " + std::to_string(value) +
-                     "; allowed is 1 to " + std::to_string(high));
+    throw UsageError("GraphedStepOptions." + std::string(option) + " is " + std::to_string(value) + "; expected 1 to " +
+                     std::to_string(high));
 }
 
 std::string shape_key(const Tensors& inputs) {
@@ -38,7 +40,7 @@ std::string shape_key(const Tensors& inputs) {
   return key.str();
 }
 
-/// What is on `first` so far comes before what will be on `then`.
+/// Orders all work submitted to `first` so far before all later work on `then`.
 void order_streams(const at::Stream& first, const at::Stream& then) {
   c10::Event event(first.device_type());
   event.record(first);
@@ -54,7 +56,7 @@ class GraphedStep::Impl {
     check_range("warmup", options.warmup, 1000);
     check_range("max_graphs", options.max_graphs, 1024);
     if (!device.is_cpu() && !device.is_cuda())
-      throw UsageError("GraphedStep: the device is " + device.str() + "; allowed are cpu and cuda");
+      throw UsageError("GraphedStep: the device is " + device.str() + "; expected cpu or cuda");
     if (device.is_cpu() || !options.enabled) return;
     const c10::impl::VirtualGuardImpl gpus(device.type());
     if (!device.has_index()) device_ = gpus.getDevice();
@@ -62,10 +64,10 @@ class GraphedStep::Impl {
   }
 
   Tensors step(const Tensors& inputs) {
-    if (!capture_stream_) return eager(inputs);
+    if (!capture_stream_) return run_eagerly(inputs);
     check_inputs(inputs);
     GraphVariant* variant = find_or_add_variant(inputs);
-    if (!variant) return eager(inputs);
+    if (!variant) return run_eagerly(inputs);
     if (variant->graph) {
       const at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < inputs.size(); ++i) variant->inputs[i].copy_(inputs[i], /*non_blocking=*/true);
@@ -82,7 +84,7 @@ class GraphedStep::Impl {
   GraphedStepStats stats_;
 
  private:
-  /// For inputs of the same shapes.
+  /// The state for one set of input shapes.
   struct GraphVariant {
     std::string key;
     int runs = 0;
@@ -98,15 +100,16 @@ class GraphedStep::Impl {
       if (!inputs[i].defined() || inputs[i].device() != device_ || inputs[i].layout() != at::kStrided)
         throw UsageError("GraphedStep: input " + std::to_string(i) + " is " +
                          (inputs[i].defined() ? "on " + inputs[i].device().str() : "undefined") +
-                         "; allowed are dense tensors on " + device_.str() +
-                         " (LoaderOptions.device brings batches there)");
+                         "; expected a dense tensor on " + device_.str() +
+                         " (LoaderOptions.device moves batches there)");
     if (at::autocast::is_autocast_enabled(device_.type()) && at::autocast::is_autocast_cache_enabled())
       throw UsageError(
-          "GraphedStep: it is called inside an Autocast, whose casts of weights would be those of now in every replay; "
-          "allowed is an Autocast inside the body");
+          "GraphedStep: called inside an Autocast, whose cached casts every replay would use again; expected an "
+          "Autocast "
+          "inside the body");
   }
 
-  /// Null when there are too many.
+  /// Null if there are max_graphs variants already.
   GraphVariant* find_or_add_variant(const Tensors& inputs) {
     const std::string key = shape_key(inputs);
     for (GraphVariant& variant : variants_)
@@ -116,12 +119,13 @@ class GraphedStep::Impl {
       return &variants_.back();
     }
     if (!std::exchange(warned_, true))
-      base::log_warning("GraphedStep: inputs of more than " + std::to_string(options_.max_graphs) +
-                        " different shapes (max_graphs); those of further ones, such as " + key + ", take no graph");
+      base::log_warning("GraphedStep: the inputs have more than " + std::to_string(options_.max_graphs) +
+                        " different shapes (max_graphs); steps with further shapes, such as " + key +
+                        ", run without a graph");
     return nullptr;
   }
 
-  Tensors eager(const Tensors& inputs) {
+  Tensors run_eagerly(const Tensors& inputs) {
     ++stats_.eager;
     return body_(inputs);
   }
@@ -132,8 +136,8 @@ class GraphedStep::Impl {
     order_streams(outer, *capture_stream_);
     {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::ForbidCollectives part("a step that is to be a CUDA graph");
-      const auto run = [&] { outputs = eager(inputs); };
+      const comm::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
+      const auto run = [&] { outputs = run_eagerly(inputs); };
       if (variant.runs + 1 < options_.warmup)
         run();
       else
@@ -157,7 +161,7 @@ class GraphedStep::Impl {
     OpTrace calls;
     try {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::ForbidCollectives part("a step that is to be a CUDA graph");
+      const comm::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
       graph = capture([&] { calls = trace_ops([&] { outputs = body_(static_inputs); }); });
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
@@ -165,7 +169,7 @@ class GraphedStep::Impl {
       throw_not_capturable("an operation waits for the GPU: " + text.substr(0, text.find('\n')));
     }
     if (const auto differs = find_difference(variant.calls, calls))
-      throw_not_capturable(*differs + ", and a graph has one of them for ever");
+      throw_not_capturable(*differs + ", but a graph replays only one of them");
     order_streams(*capture_stream_, outer);
     variant.inputs = std::move(static_inputs);
     variant.outputs = std::move(outputs);
@@ -175,13 +179,13 @@ class GraphedStep::Impl {
   }
 
   [[noreturn]] static void throw_not_capturable(const std::string& reason) {
-    throw UsageError("GraphedStep: the step cannot be a graph: " + reason + kRemedy);
+    throw UsageError("GraphedStep: the step cannot be captured as a graph: " + reason + kRemedy);
   }
 
   at::Device device_;
   const Body body_;
   const GraphedStepOptions options_;
-  std::optional<at::Stream> capture_stream_;  // where steps are captured; empty: none ever is
+  std::optional<at::Stream> capture_stream_;  // for captures; empty: all steps run eagerly
   std::vector<GraphVariant> variants_;
   bool warned_ = false;
 };

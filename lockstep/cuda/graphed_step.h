@@ -1,6 +1,6 @@
-// A training step as a CUDA graph: recorded once, and then started as a whole, without the host's part of each
-// operation. Target Lockstep::cuda, which links libtorch's library for CUDA; a program that does not use it loads
-// nothing of that.
+// GraphedStep: a training step as a CUDA graph, captured once and then replayed as a whole, without the host overhead
+// of each operation. Target Lockstep::cuda, which links libtorch's CUDA library; programs that do not use it do not
+// load that library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,25 +14,26 @@
 namespace lockstep::cuda {
 
 struct GraphedStepOptions {
-  bool enabled = true;  ///< false: each step is the body's, carried out as it is
-  int warmup = 3;  ///< steps with inputs of the same shapes before they are captured, 1 to 1000: they make what is made
-                   ///< once, such as an optimizer's state
-  int max_graphs = 4;  ///< for inputs of different shapes, 1 to 1024; further ones are carried out as they are, and a
-                       ///< warning says so once
+  bool enabled = true;  ///< false: every step runs the body eagerly
+  int warmup = 3;       ///< eager steps per set of input shapes before the capture, 1 to 1000; they initialise what is
+                        ///< created once, such as an optimizer's state
+  int max_graphs = 4;   ///< maximum number of sets of input shapes with a graph, 1 to 1024; steps with further shapes
+                        ///< run eagerly, and a warning is logged once
 };
 
 struct GraphedStepStats {
-  std::int64_t eager = 0;     ///< steps that were carried out as they are, those of the warm-up among them
-  std::int64_t captured = 0;  ///< graphs
-  std::int64_t replayed = 0;  ///< steps by a graph
+  std::int64_t eager = 0;     ///< steps that ran eagerly, including warm-up
+  std::int64_t captured = 0;  ///< captured graphs
+  std::int64_t replayed = 0;  ///< steps that replayed a graph
 };
 
-/// Each call is one step: the body's, with these inputs. With a GPU the first `warmup` calls carry it out as it is, the
-/// next captures it, and from that call on its graph is replayed. Shapes, strides and dtypes of the inputs choose the
-/// graph. On a CPU, and with enabled = false, the body is all there is: the same results.
+/// Each call makes one step: it runs the body with the given inputs. On a GPU, the first `warmup` calls run the body
+/// eagerly, the next call captures it, and that call and all later ones replay the graph. There is one graph per set of
+/// shapes, strides and dtypes of the inputs. On a CPU, and with enabled = false, every call runs the body eagerly, with
+/// the same results.
 ///
-///   lockstep::cuda::GraphedStep step(world.device(), [&](const std::vector<at::Tensor>& batch) ->
-///   std::vector<at::Tensor> {
+///   using Tensors = std::vector<at::Tensor>;
+///   lockstep::cuda::GraphedStep step(world.device(), [&](const Tensors& batch) -> Tensors {
 ///     optimizer.zero_grad();
 ///     const at::Tensor loss = torch::nll_loss(net->forward(batch[0]), batch[1]);
 ///     loss.backward();
@@ -41,16 +42,17 @@ struct GraphedStepStats {
 ///   });
 ///   for (auto& batch : loader.epoch(0)) last = step({batch.data, batch.target})[0];
 ///
-/// A graph is what the GPU did, with the addresses and numbers of then: what the host decides or counts is frozen in
-/// it. So the body must do the same each time, and these are refused with a UsageError that names them, by comparing
-/// the last two runs before the first replay: a number that differs from run to run (torch::optim::Adam's count of
-/// steps, a rate that a schedule moves), another sequence of operations, tensors on the CPU, values that are read on
-/// the host (item(), GradScaler::step()), operations of a group and DistributedDataParallel of several ranks, whose
-/// ranks agree on each call before it. These go before or after the step. An Autocast belongs inside the body.
+/// A graph repeats the captured GPU work with the same addresses and numbers; whatever the host decided or counted is
+/// frozen in it. The body must therefore do the same work in every step. The last two runs before the first replay are
+/// compared, and UsageError names what cannot be captured: a number that differs between runs (torch::optim::Adam's
+/// step count, a learning rate that a schedule changes), another sequence of operations, tensors on the CPU, values
+/// that the host reads (item(), GradScaler::step()), and collectives, including DistributedDataParallel with several
+/// ranks, because ranks compare each call on the host. Move these before or after the step. Put an Autocast inside the
+/// body.
 ///
-/// What the step returns stays where it is and is overwritten by the next one: clone what is kept. Gradients that are
-/// used outside must stay where they are too: zero_grad(set_to_none = false) in the body. Each graph keeps the memory
-/// that its step needs. One thread uses it, and one captures at a time in a process.
+/// The returned tensors are overwritten by the next step: clone what must be kept. Gradients that are used outside the
+/// step must keep their addresses: call zero_grad(set_to_none = false) in the body. Each graph holds the memory of its
+/// step. Not thread-safe; only one thread per process may capture at a time.
 class GraphedStep {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -61,8 +63,8 @@ class GraphedStep {
   ~GraphedStep();
   GraphedStep(GraphedStep&&) noexcept;
 
-  /// Does not wait for the GPU. Throws UsageError; what the body throws comes out as it is. When it throws, the step
-  /// has not been made, or not to its end.
+  /// Makes one step. Does not wait for the GPU. Throws UsageError for inputs and bodies that cannot be captured, and
+  /// rethrows exceptions of the body unchanged; the step is then incomplete.
   Tensors operator()(const Tensors& inputs);
 
   const GraphedStepStats& stats() const;

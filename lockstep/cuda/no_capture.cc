@@ -1,10 +1,12 @@
+// capture() for a libtorch without CUDA.
 #include "lockstep/base/error.h"
 #include "lockstep/cuda/capture.h"
 
 namespace lockstep::cuda {
 
 std::unique_ptr<CapturedGraph> capture(const std::function<void()>&) {
-  throw base::UsageError("this build's libtorch has no CUDA (the wheel torch for CUDA brings it)");
+  throw base::UsageError("GraphedStep: the libtorch of this build has no CUDA",
+                         "install a torch wheel with CUDA and build again");
 }
 
 }  // namespace lockstep::cuda

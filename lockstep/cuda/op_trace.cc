@@ -1,3 +1,4 @@
+// Records operations through thread-local RecordFunction callbacks.
 #include "lockstep/cuda/op_trace.h"
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +12,12 @@ namespace lockstep::cuda {
 namespace {
 
 struct TraceState {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards list
   OpTrace list;
 };
-// Callbacks are plain functions.
+// Global, because RecordFunction callbacks are plain functions.
 std::mutex trace_mutex;
-TraceState* current_trace = nullptr;  // under trace_mutex, and read by threads that work for the one that holds it
+TraceState* current_trace = nullptr;  // set under trace_mutex; read by autograd threads that work for its holder
 
 std::string to_text(double number) {
   char text[32];
@@ -28,7 +29,7 @@ std::string to_text(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) return "tensor";
   if (tensor.dim() > 0) return "tensor on cpu";
   const at::DisableRecordFunctionGuard guard;
-  return to_text(tensor.item().toDouble());  // how a plain number travels
+  return to_text(tensor.item().toDouble());  // numbers are passed as zero-dimensional CPU tensors
 }
 
 std::string to_text(const c10::IValue& value) {
@@ -55,7 +56,8 @@ std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   return nullptr;
 }
 
-/// Torch's threads for backward work with the settings of the thread that called backward(), callbacks among them.
+/// Registers the callback on this thread. torch's backward threads inherit the thread-local state of the thread that
+/// called backward(), including its callbacks.
 class CallbackGuard {
  public:
   CallbackGuard()
@@ -83,10 +85,10 @@ std::optional<std::string> find_difference(const OpTrace& before, const OpTrace&
   for (std::size_t i = 0; i < common; ++i)
     if (before.calls[i] != after.calls[i])
       return "call " + std::to_string(i + 1) + ", " + after.calls[i] + ", was " + before.calls[i] +
-             " in the run before";
+             " in the previous run";
   if (before.calls.size() == after.calls.size()) return std::nullopt;
   return "there were " + std::to_string(after.calls.size()) + " calls, and " + std::to_string(before.calls.size()) +
-         " in the run before";
+         " in the previous run";
 }
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,4 @@
-// Which operations a piece of code calls, with which numbers.
+// Records the operations that a piece of code calls, with their numeric arguments.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@ namespace lockstep::cuda {
 
 struct OpTrace {
   std::vector<std::string> calls;         ///< "aten::mul(tensor, 0.5)"
-  std::optional<std::string> cpu_tensor;  ///< the first call with a tensor of one dimension or more on the CPU
+  std::optional<std::string> cpu_tensor;  ///< the first call with a CPU tensor of one or more dimensions
 };
 
-/// Runs `body`: its calls, also those of its backward passes, which other threads make. One at a time in a process.
-/// Takes about a microsecond a call.
+/// Runs `body` and records its calls, including those of backward passes on other threads. Calls from several threads
+/// of a process are serialised. Costs about one microsecond per recorded call.
 OpTrace trace_ops(const std::function<void()>& body);
 
-/// "call 12, aten::add_(tensor, 0.1), was aten::add_(tensor, 0.2) in the run before" for the first that differs;
-/// nothing when the lists are equal. Pure.
+/// Describes the first difference: "call 12, aten::add_(tensor, 0.1), was aten::add_(tensor, 0.2) in the previous run".
+/// Returns nullopt if the traces are equal. Pure.
 std::optional<std::string> find_difference(const OpTrace& before, const OpTrace& after);
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,4 @@
-// Which samples make which batch of a rank: a pure function of the rank's order.
+// Assigns the samples of a rank to batches: a pure function of the rank's sample order.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace lockstep::data {
 
-/// A small value; any thread may read it.
+/// The batches of one rank in one epoch. A small immutable value; any thread may read it.
 class BatchPlan {
  public:
-  /// batch_size >= 1. `drop_last` leaves out a last batch that is not full. Where all ranks draw equally many samples,
-  /// their batches are equally many and equally long.
+  /// `batch_size` must be at least 1. `drop_last` omits a last batch that is not full. If all ranks draw the same
+  /// number of samples, they have the same number of batches, and batches of the same number have the same size.
   BatchPlan(EpochOrder order, std::uint64_t batch_size, bool drop_last);
 
   std::uint64_t num_batches() const { return num_batches_; }
-  /// Indices into the dataset of batch number `batch`, which must be less than num_batches().
+  /// Returns the dataset indices of batch number `batch`, which must be less than num_batches().
   std::vector<std::size_t> indices(std::uint64_t batch) const;
 
  private:

@@ -28,9 +28,10 @@ at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
                  const std::vector<std::size_t>& indices) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!can_stack(tensors[0], tensors[i]))
-      throw base::UsageError("the samples of a batch must have one shape and dtype, but " + std::string(what) +
-                             " of sample " + std::to_string(indices[0]) + " is " + describe(tensors[0]) +
-                             " and of sample " + std::to_string(indices[i]) + " " + describe(tensors[i]));
+      throw base::UsageError("cannot stack the samples of a batch: " + std::string(what) + " of sample " +
+                             std::to_string(indices[0]) + " is " + describe(tensors[0]) + " and of sample " +
+                             std::to_string(indices[i]) + " " + describe(tensors[i]) +
+                             "; expected equal shapes, dtypes and devices");
   return at::stack(tensors);
 }
 

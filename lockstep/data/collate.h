@@ -1,4 +1,4 @@
-// From samples to a batch.
+// Combines samples into a batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,19 +12,19 @@
 
 namespace lockstep::data {
 
-/// A sample, or a batch of them: what the datasets of Lockstep give. Any type with the same two members will do for
-/// others.
+/// A sample, or a batch of samples: the type that Lockstep's datasets return. Your own datasets may use any type with
+/// the same two members.
 struct Example {
   at::Tensor data;
   at::Tensor target;
 };
 
-/// Stacks tensors of one shape and dtype along a new first dimension. Throws UsageError that names `what` ("data"),
-/// both samples by `indices`, and both shapes and dtypes, when they differ.
+/// Stacks tensors of one shape and dtype along a new first dimension. Throws UsageError if shapes, dtypes or devices
+/// differ; the message names `what` ("data"), both samples by their entries in `indices`, and both shapes and dtypes.
 at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
                  const std::vector<std::size_t>& indices);
 
-// Nothing but these members: what else a sample holds would be lost in a batch.
+// These types have no other members, because a batch would drop them.
 template <typename E>
 concept HasDataOnly = sizeof(E) == sizeof(at::Tensor) && requires(E e) {
   { e.data } -> std::same_as<at::Tensor&>;
@@ -35,9 +35,10 @@ concept HasDataAndTarget = sizeof(E) == 2 * sizeof(at::Tensor) && requires(E e) 
   { e.target } -> std::same_as<at::Tensor&>;
 };
 
-/// What a batch of samples of type E is: for samples of `data` and `target` tensors and nothing else
-/// (torch::data::Example<>, data::Example) an E of stacked tensors [batch, ...], for `data` alone
-/// (torch::data::TensorExample) the same, for a plain tensor a tensor, for any other type a std::vector<E>.
+/// The type of a batch of samples of type E. If E consists of the tensors `data` and `target` only
+/// (torch::data::Example<>, data::Example), the batch is an E of stacked tensors [batch, ...]. The same holds for
+/// `data` alone (torch::data::TensorExample). A batch of plain tensors is a tensor; for any other type it is a
+/// std::vector<E>.
 template <typename E>
 using CollatedBatch =
     std::conditional_t<HasDataOnly<E> || HasDataAndTarget<E> || std::is_same_v<E, at::Tensor>, E, std::vector<E>>;

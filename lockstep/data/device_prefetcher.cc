@@ -27,23 +27,24 @@ at::Stream copy_stream(at::Device device) {
 
 void check_device(at::Device device) {
   if (device.is_cpu()) return;
-  const std::string start = "LoaderOptions.device is " + device.str() + ", ";
+  const std::string start = "LoaderOptions.device is " + device.str();
   if (!at::accelerator::isAccelerator(device.type()))
-    throw base::UsageError(start + "which is no accelerator; allowed are cpu and Group::device()");
+    throw base::UsageError(start + ", which is not an accelerator; expected cpu or Group::device()");
   if (!c10::impl::hasDeviceGuardImpl(device.type()))
     throw base::UsageError(start +
-                           "which libtorch cannot use in this process; allowed are cpu and Group::device(), after "
-                           "lockstep::init() has found a GPU");
+                           ", which libtorch cannot use in this process; expected cpu, or Group::device() after "
+                           "lockstep::init() found a GPU");
   const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
   if (device.index() >= count || count == 0)
-    throw base::UsageError(start + "of " + std::to_string(count) + " that this process sees; allowed are " +
-                           (count > 0 ? "numbers below that, and " : "") + "cpu");
+    throw base::UsageError(start + ", but this process has " + std::to_string(count) +
+                           " devices of this type; expected " +
+                           (count > 0 ? "an index below " + std::to_string(count) + ", or " : "") + "cpu");
 }
 
 void pin_memory(void* batch, const BatchVisitor& visitor, at::Device device) {
   const at::NoGradGuard no_grad;
-  const c10::DeviceGuard guard(
-      device);  // a thread that begins has another current one, on which pinning would take memory
+  // Without the guard, a new thread's current device would be another one, and pinning would allocate memory there.
+  const c10::DeviceGuard guard(device);
   visitor(batch, [](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();
   });
@@ -64,7 +65,7 @@ bool DevicePrefetcher::wait_for_consumer(base::Deadline deadline) const {
   return true;
 }
 
-void DevicePrefetcher::start(void* batch) {
+void DevicePrefetcher::start_copy(void* batch) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(stream_);
   visitor_(batch, [&](at::Tensor& tensor) {

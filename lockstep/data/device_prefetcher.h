@@ -1,4 +1,4 @@
-// Batches on their way from the host to a GPU, before they are used.
+// Copies batches from the host to a GPU ahead of their use.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,40 +14,42 @@
 
 namespace lockstep::data {
 
-/// visit_tensors() for a batch whose type the caller knows.
+/// Calls visit_tensors() for a batch whose type only the caller knows.
 using BatchVisitor = std::function<void(void* batch, const TensorVisitor& visit)>;
 
-/// Throws UsageError unless `device` is cpu or one that libtorch can use in this process.
+/// Throws UsageError unless `device` is cpu or an accelerator that libtorch can use in this process.
 void check_device(at::Device device);
 
-/// Moves what is on the host into pinned memory, from where a copy to `device` goes on by itself. Any thread. That
-/// memory comes from libtorch, which uses it again when the copies from it are done.
+/// Moves the batch's host tensors into pinned memory, from which copies to `device` run asynchronously. The memory
+/// comes from libtorch, which reuses it after the copies from it are complete. Thread-safe for different batches.
 void pin_memory(void* batch, const BatchVisitor& visitor, at::Device device);
 
-/// Copies on a stream of their own. One thread uses it.
+/// Copies batches to a device on a separate stream. Not thread-safe.
 class DevicePrefetcher {
  public:
-  /// "cuda" is the calling thread's current GPU. `device` has passed check_device() and is not cpu.
+  /// "cuda" without an index selects the calling thread's current GPU. `device` must have passed check_device() and
+  /// must not be cpu.
   DevicePrefetcher(at::Device device, BatchVisitor visitor);
 
-  /// With its index.
+  /// The device, including its index.
   at::Device device() const { return stream_.device(); }
-  /// Waits until the device is done with what was put on the current stream before the last batch but one was handed
-  /// over, so that whoever never waits for it does not run ahead of it for as long as there is memory. False when it is
-  /// not done by then.
+  /// Blocks until the device has executed the work that was on the consumer's stream when the batch before the previous
+  /// one was delivered. This bounds how far a program that never synchronizes runs ahead, and so the memory of its
+  /// batches. Returns false if the work is not complete by `deadline`.
   bool wait_for_consumer(base::Deadline deadline) const;
-  /// The batch's tensors on the host are ones on the device from now on, whose contents are on their way. Does not wait
-  /// when they were pinned.
+  /// Replaces the batch's host tensors by device tensors whose contents are copied asynchronously. Does not block if
+  /// the host tensors are pinned.
   void start_copy(void* batch);
-  /// What this thread puts on its current stream from now on finds the contents; the memory is not used again before
-  /// what it has put there until the tensors are gone is done. For what was started last. Does not wait.
+  /// Makes the calling thread's current stream wait for the copy that was started last. Work that this thread enqueues
+  /// on that stream afterwards sees the contents, and the tensors' memory is not reused before the work that was
+  /// enqueued until their destruction has completed. Does not block the host.
   void wait_on_current_stream(void* batch);
 
  private:
   const BatchVisitor visitor_;
   const at::Stream stream_;
   c10::Event copy_done_;
-  std::array<c10::Event, 2> consumed_;  // on the users' stream, when a batch was handed over
+  std::array<c10::Event, 2> consumed_;  // recorded on the consumer's stream when a batch is delivered
   std::size_t num_delivered_ = 0;
 };
 

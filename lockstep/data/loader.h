@@ -1,4 +1,4 @@
-// Batches for a training loop: every rank its own part, a new order each epoch.
+// Loads batches for a training loop: each rank its own part of the dataset, in a new order each epoch.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@
 
 namespace lockstep::data {
 
-/// One way through an epoch. A range that can be walked once, by one thread:
+/// One pass over an epoch: an input range that one thread can iterate once.
 ///   for (auto& batch : loader.epoch(3)) ...
-/// Leaving the loop early stops the worker threads; that waits for as long as the dataset needs for one sample.
+/// Leaving the loop early stops the worker threads, which blocks for as long as the dataset takes for one sample.
 template <typename Batch>
 class Epoch {
  public:
@@ -33,7 +33,7 @@ class Epoch {
     Batch& operator*() const { return *static_cast<Batch*>(batch_.get()); }
     Batch* operator->() const { return static_cast<Batch*>(batch_.get()); }
     Iterator& operator++() {
-      batch_ = nullptr;  // the caller is done with it: its memory serves the next one
+      batch_ = nullptr;  // the caller no longer uses the batch, so the next one can reuse its memory
       batch_ = batches_->next();
       return *this;
     }
@@ -46,38 +46,40 @@ class Epoch {
 
   explicit Epoch(std::unique_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
 
-  /// Waits for the first batch, at most LoaderOptions::timeout, as ++ does for the others. Both throw SampleError when
-  /// the dataset threw, and TimeoutError.
+  /// Blocks until the first batch is ready, at most LoaderOptions::timeout; operator++ does so for the other batches.
+  /// Both throw SampleError if the dataset threw, and TimeoutError.
   Iterator begin() { return Iterator(*batches_); }
   std::default_sentinel_t end() const { return {}; }
-  /// Batches that this rank will see: fewer than batches_per_epoch() after restore().
+  /// The number of batches in this pass: fewer than batches_per_epoch() after restore().
   std::uint64_t size() const { return batches_->size(); }
-  /// The indices into the dataset of the batch that was handed out last; none before the first.
+  /// The dataset indices of the batch that was returned last; empty before the first.
   std::vector<std::size_t> indices() const { return batches_->indices(); }
 
  private:
   std::unique_ptr<BatchIterator> batches_;
 };
 
-/// Made by make_loader(). Copies share one state. One thread uses it.
+/// Created by make_loader(). Copies share one state. Not thread-safe.
 template <typename Batch>
 class Loader {
  public:
   explicit Loader(std::shared_ptr<LoaderCore> core) : core_(std::move(core)) {}
 
-  /// The batches of epoch number `epoch`: after restore() to a position in this epoch those that remain, else all.
+  /// Returns the batches of epoch number `epoch`: the remaining ones if restore() set a position in this epoch,
+  /// otherwise all.
   Epoch<Batch> epoch(std::uint64_t epoch) { return Epoch<Batch>(core_->start(epoch)); }
-  /// Batches of this rank in a whole epoch.
+  /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
 
-  /// Whether ranks together see every sample at most once an epoch: not where some come twice so that all have equally
-  /// many.
+  /// Returns whether all ranks together draw each sample at most once per epoch. False if some samples are drawn twice
+  /// so that all ranks have the same number of them.
   bool is_exact() const { return core_->is_exact(); }
 
-  /// Where the data stands: the batch that the loop holds counts as drawn. The same on all ranks between two steps.
+  /// The current position; the batch that the loop holds counts as drawn. All ranks return the same position between
+  /// two steps.
   const LoaderPosition& position() const { return core_->position(); }
-  /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called
-  /// next. Throws UsageError when the position is of another dataset, seed or order.
+  /// Makes the next call of epoch(position.epoch) resume at `position`, which may have been saved with another world
+  /// size. Throws UsageError if the position belongs to another dataset, seed or order.
   void restore(const LoaderPosition& position) { core_->restore(position); }
 
  private:
@@ -96,7 +98,8 @@ inline constexpr bool is_vector = false;
 template <typename T>
 inline constexpr bool is_vector<std::vector<T>> = true;
 
-// A dataset with its own way to make a batch (data::Mnist, or torch's datasets mapped with Stack<>).
+// Returns whether the dataset's get_batch() returns a batch rather than a vector of samples (data::Mnist, or torch's
+// datasets mapped with Stack<>).
 template <typename D>
 constexpr bool has_own_collate() {
   if constexpr (HasGetBatch<D>)
@@ -142,7 +145,8 @@ using DatasetBatch = typename decltype(make_batch(std::declval<D&>(), {}, {}))::
 template <typename D>
 std::uint64_t dataset_size(const D& dataset) {
   if constexpr (requires { dataset.size().has_value(); }) {
-    if (!dataset.size()) throw base::UsageError("the dataset does not know its size; allowed are datasets with a size");
+    if (!dataset.size())
+      throw base::UsageError("make_loader: the dataset has no size; expected a dataset whose size() returns a value");
     return *dataset.size();
   } else {
     return static_cast<std::uint64_t>(dataset.size());
@@ -169,12 +173,12 @@ template <typename D>
 Loader<DatasetBatch<D>> make_loader(D dataset, DataShard shard, const LoaderOptions& options,
                                     std::function<void(const LoaderPosition&)> on_batch) {
   if constexpr (requires { D::is_stateful; })
-    static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
-  static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");
+    static_assert(!D::is_stateful, "a Loader requires get(index), which stateful datasets do not have");
+  static_assert(std::is_copy_constructible_v<D>, "the dataset must be copyable: each worker thread has a copy");
   const std::uint64_t num_samples = dataset_size(dataset);
   auto shared = std::make_shared<const D>(std::move(dataset));
   const auto make_batch_maker = [shared](std::uint64_t epoch) -> BatchMaker {
-    // std::function wants a copyable target; the dataset itself is copied once a thread.
+    // std::function requires a copyable target, and the dataset itself is to be copied only once per thread.
     auto copy = std::make_shared<D>(*shared);
     if constexpr (requires { copy->set_epoch(epoch); }) copy->set_epoch(epoch);
     return [thread_dataset = std::move(copy)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
@@ -193,40 +197,40 @@ Loader<DatasetBatch<D>> make_loader(D dataset, DataShard shard, const LoaderOpti
 template <typename D>
 concept MapDataset = detail::HasGet<D> || detail::HasGetBatch<D>;
 
-/// A loader of `dataset` for this rank of `world`. All ranks make it alike. Where all ranks draw equally many batches
-/// (kPad, kDrop) each batch is counted in the group, so that ranks which are not at the same batch are told so instead
-/// of averaging gradients of different steps; to walk a dataset on one rank alone, use DataShard{} below.
+/// Creates a loader of `dataset` for this rank of `world`. All ranks must pass the same arguments. If all ranks draw
+/// the same number of batches (kPad, kDrop), the group counts each batch, and ranks that are at different batches get
+/// an error instead of averaging gradients of different steps. To iterate over a dataset on one rank only, use the
+/// overload with DataShard{}.
 ///
-/// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
-/// transforms, or a class of your own. It is copied once for each worker thread and epoch (as libtorch's DataLoader
-/// does), so get() need not be thread-safe, but what copies share must be. A copy that has set_epoch(epoch) is told the
-/// epoch before its first sample. Tensors in samples are stacked: see CollatedBatch in collate.h.
+/// A dataset has get(index) or get_batch(indices), and size(). It may be a torch::data::datasets::Dataset, one mapped
+/// with transforms, or your own class. It is copied once per worker thread and epoch (as in libtorch's DataLoader), so
+/// get() need not be thread-safe, but state that copies share must be. If the dataset has set_epoch(epoch), each copy
+/// receives the epoch before its first sample. Tensors in samples are stacked: see CollatedBatch in collate.h.
 ///
-/// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
-/// from its index and the epoch (SampleRng); a generator that threads share is used in an order that depends on
-/// timing.
+/// The batches and their order do not depend on num_workers. Draw random numbers inside get() from the index and the
+/// epoch (SampleRng): a generator that threads share is used in an order that depends on timing.
 ///
-/// With LoaderOptions::device batches are on that device, and their copies were on their way before they were asked
-/// for: use them on the stream that was current when they were handed out, by the thread that drew them, or order
-/// others behind it. The host waits for no copy, and for the device only when that is two batches behind. What a copy
-/// throws comes out of the loop as it is.
+/// With LoaderOptions::device, batches are on that device, and the copy of a batch starts before the batch is
+/// requested. Use a batch on the stream that was current when it was returned, on the thread that requested it, or
+/// order other streams after that one. The host does not wait for a copy; it waits for the device only when the device
+/// is two batches behind. Exceptions from a copy leave the loop unchanged.
 ///
-/// Throws UsageError for a dataset without samples and for an option outside its range.
+/// Throws UsageError if the dataset has no samples or if an option is out of range.
 template <MapDataset D>
 auto make_loader(D dataset, const comm::Group& world, const LoaderOptions& options = {}) {
   return detail::make_loader(std::move(dataset), {world.rank(), world.size()}, options,
                              detail::make_batch_counter(world, options));
 }
 
-/// The same from a plain function: sample(i) for i in [0, num_samples).
+/// Creates a loader of the samples sample(i) for i in [0, num_samples).
 template <typename F>
   requires std::is_invocable_v<F&, std::size_t>
 auto make_loader(std::uint64_t num_samples, F sample, const comm::Group& world, const LoaderOptions& options = {}) {
   return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, world, options);
 }
 
-/// The same for a part that is named by hand and known to no group: DataShard{} is all of the dataset, on this rank
-/// alone.
+/// Creates a loader of an explicit shard, which no group counts. DataShard{} is the complete dataset, on this rank
+/// only.
 template <MapDataset D>
 auto make_loader(D dataset, DataShard shard, const LoaderOptions& options = {}) {
   return detail::make_loader(std::move(dataset), shard, options, nullptr);

@@ -14,7 +14,7 @@ namespace {
 
 void require(std::string_view option, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value < low || value > high)
-    throw base::UsageError("LoaderOptions." + std::string(option) + " is " + std::to_string(value) + "; allowed is " +
+    throw base::UsageError("LoaderOptions." + std::string(option) + " is " + std::to_string(value) + "; expected " +
                            std::to_string(low) + " to " + std::to_string(high));
 }
 
@@ -25,7 +25,7 @@ LoaderOptions validated(const LoaderOptions& options) {
   require("timeout", options.timeout.count(), 1, INT64_MAX);
   if (options.drop_last && options.mode == ShardMode::kExact)
     throw base::UsageError(
-        "LoaderOptions.drop_last is true with mode kExact, which promises every sample; allowed is "
+        "LoaderOptions.drop_last is true with mode kExact, which draws every sample; expected "
         "drop_last = false, or mode kPad or kDrop");
   check_device(options.device);
   return options;
@@ -65,7 +65,8 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
   } catch (const std::exception& error) {
     std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + first_line(error.what())));
   } catch (...) {
-    std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + "an exception that is no std::exception"));
+    std::throw_with_nested(
+        SampleError(index, base::Cause::kBadFile, where + "an exception that is not a std::exception"));
   }
 }
 
@@ -102,10 +103,12 @@ void LoaderCore::restore(const LoaderPosition& position) {
                                 .num_samples = sampler_.num_samples(),
                                 .shuffle = options_.shuffle};
   if (position != expected)
-    throw base::UsageError("the position \"" + to_text(position) + "\" is of another loader; allowed here is \"" +
-                           to_text(expected) + "\", of any epoch and number of samples");
+    throw base::UsageError("Loader::restore: the position \"" + to_text(position) +
+                           "\" belongs to another loader; expected \"" + to_text(expected) +
+                           "\", with any epoch and samples");
   if (position.samples_drawn > position.num_samples)
-    throw base::UsageError("the position \"" + to_text(position) + "\" is beyond its dataset; allowed are at most " +
+    throw base::UsageError("Loader::restore: the position \"" + to_text(position) +
+                           "\" is beyond the end of its dataset; expected at most " +
                            std::to_string(position.num_samples) + " samples");
   position_ = position;
   restored_ = position;
@@ -126,7 +129,7 @@ void BatchIterator::start_workers() {
   const LoaderOptions& options = loader_->options_;
   const auto num_threads = std::min(static_cast<std::uint64_t>(options.num_workers), size());
   std::vector<ItemMaker> makers;
-  // A thread that is left behind must own what it uses: nothing here refers to the run or the loader.
+  // A detached thread must own everything that it uses, so the makers do not refer to this iterator or the loader.
   for (std::uint64_t i = 0; i < num_threads; ++i)
     makers.emplace_back(
         [plan = plan_, make = loader_->make_batch_maker_(start_.epoch)](
@@ -135,7 +138,7 @@ void BatchIterator::start_workers() {
       size(), std::move(makers), num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
 }
 
-/// Null when a worker's is not ready by then.
+/// Returns null if a worker has not finished the batch by `deadline`.
 std::shared_ptr<void> BatchIterator::make(std::uint64_t number, base::Deadline deadline) {
   if (loader_->options_.num_workers == 0) {
     if (!inline_maker_) inline_maker_ = loader_->make_batch_maker_(start_.epoch);
@@ -156,17 +159,17 @@ std::shared_ptr<void> BatchIterator::wait_for_batch() {
                                  std::to_string(start_.epoch) + " was not ready after " +
                                  std::to_string(options.timeout.count()) + " ms; its first sample is " +
                                  std::to_string(plan_.indices(num_taken_).front()),
-                             "the dataset is slow or waits for something; LoaderOptions.timeout allows more");
+                             "find out why the dataset is slow or blocked, or raise LoaderOptions.timeout");
   return batch;
 }
 
-/// The copy of the one behind it begins before this one is handed out, unless its maker is not done: so it goes on
-/// beside what is computed from this one.
+/// Starts the copy of the next batch before the current one is returned, unless a worker is still loading it, so that
+/// the copy overlaps with the computation on the current batch.
 std::shared_ptr<void> BatchIterator::next_on_device() {
   DevicePrefetcher& prefetcher = *loader_->prefetcher_;
   if (!prefetched_) {
     prefetched_ = PrefetchedBatch{wait_for_batch(), nullptr};
-    prefetcher.start(prefetched_->batch.get());
+    prefetcher.start_copy(prefetched_->batch.get());
   }
   const PrefetchedBatch current = *std::exchange(prefetched_, std::nullopt);
   if (current.error) std::rethrow_exception(current.error);
@@ -181,14 +184,13 @@ void BatchIterator::prefetch_to_device() {
     if (!batch) return;
     const LoaderOptions& options = loader_->options_;
     if (!loader_->prefetcher_->wait_for_consumer(base::Deadline::in(options.timeout)))
-      throw base::TimeoutError(
-          base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
-          "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) +
-              " is not copied to " + loader_->prefetcher_->device().str() +
-              ", which was not done with the last batch but two after " + std::to_string(options.timeout.count()) +
-              " ms",
-          "what was put on its stream takes longer, or waits for something; LoaderOptions.timeout allows more");
-    loader_->prefetcher_->start(batch.get());
+      throw base::TimeoutError(base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
+                               "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) +
+                                   " was not copied to " + loader_->prefetcher_->device().str() +
+                                   ": the device had not finished the batch before the previous one after " +
+                                   std::to_string(options.timeout.count()) + " ms",
+                               "find out which work on the device is slow or blocked, or raise LoaderOptions.timeout");
+    loader_->prefetcher_->start_copy(batch.get());
     prefetched_ = PrefetchedBatch{std::move(batch), nullptr};
   } catch (...) {
     prefetched_ = PrefetchedBatch{nullptr, std::current_exception()};  // thrown when its turn comes

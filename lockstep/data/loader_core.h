@@ -1,4 +1,4 @@
-// The loader without the types of its batches: which samples make a batch, who makes it, what was handed out.
+// The part of the loader that does not depend on the batch type.
 #pragma once
 
 #include <chrono>
@@ -21,30 +21,32 @@
 namespace lockstep::data {
 
 struct LoaderOptions {
-  std::int64_t batch_size = 1;  ///< samples of this rank in a batch, 1 to 2^31
-  std::uint64_t seed = 0;       ///< of the order; the same on all ranks
+  std::int64_t batch_size = 1;  ///< samples per batch of one rank, 1 to 2^31
+  std::uint64_t seed = 0;       ///< seed of the order; must be the same on all ranks
   bool shuffle = true;
   ShardMode mode = ShardMode::kPad;
-  bool drop_last = false;  ///< leave out a last batch that is not full; not with kExact
-  int num_workers = 0;  ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for,
-                        ///< with a device one earlier
-  int prefetch = 2;     ///< batches that are ready or being made, for each worker, 1 to 1024
-  std::chrono::milliseconds timeout =
-      std::chrono::minutes(5);  ///< for a worker's batch, its end, and the device; more than 0
-  /// Where batches are when they are handed out, Group::device() for one: their tensors on the host (visit_tensors.h)
-  /// go through pinned memory, and are copied on a stream of the loader's own while the batch before is used. Three
-  /// batches lie on the device then: in use, handed out, on its way; a program that never waits for the GPU waits here
-  /// before there are more.
+  bool drop_last = false;  ///< omits a last batch that is not full; not allowed with kExact
+  int num_workers = 0;     ///< threads that load batches, 0 to 256; 0: the calling thread loads each batch when it is
+                           ///< requested, or one batch ahead if a device is set
+  int prefetch = 2;        ///< batches per worker that are ready or being loaded, 1 to 1024
+  /// Limit for one batch of a worker, for stopping the workers, and for the device; more than 0.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// The device of the returned batches, for example Group::device(). The batches' host tensors (visit_tensors.h) go
+  /// through pinned memory and are copied on a separate stream while the previous batch is in use. Up to three batches
+  /// are on the device at a time: in use, returned, and being copied. A program that never synchronizes with the GPU
+  /// blocks here before there are more.
   at::Device device = at::kCPU;
 };
 
-/// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.
+/// Returns whether several ranks draw the same number of batches, so that comparing their counts detects a rank that is
+/// out of step.
 bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options);
-/// Of what must be the same on all ranks for each sample to be drawn once: seed, epoch, number of samples, shuffle,
-/// mode. Pure.
+/// A hash of the values that must be equal on all ranks for each sample to be drawn once: seed, epoch, number of
+/// samples, shuffle and mode. Pure.
 std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode);
 
-/// A sample could not be read. what() is "sample INDEX: " and the text of what the dataset threw, which is nested.
+/// A sample could not be loaded. what() is "sample INDEX: " and the message of the dataset's exception, which is
+/// nested.
 class SampleError : public base::Error {
  public:
   SampleError(std::uint64_t index, base::Cause cause, const std::string& message)
@@ -55,28 +57,29 @@ class SampleError : public base::Error {
   std::uint64_t index_;
 };
 
-/// Inside a catch block: throws SampleError with the caught exception nested. `num_samples` > 1 when the dataset read
-/// several at once, the first of which is `index`.
+/// Throws SampleError with the current exception nested; must be called inside a catch block. `num_samples` > 1 means
+/// that the dataset loaded several samples at once, the first of which is `index`.
 [[noreturn]] void throw_sample_error(std::uint64_t index, std::size_t num_samples = 1);
 
-/// Makes a batch of the samples with these indices into the dataset; null when a stop is requested in between.
+/// Loads a batch of the samples with these dataset indices. Returns null if a stop is requested before the batch is
+/// complete.
 using BatchMaker =
     std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
 
 class BatchIterator;
 
-/// What Loader<Batch> does that does not depend on Batch. Used by one thread.
+/// The part of Loader<Batch> that does not depend on Batch. Not thread-safe.
 class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
  public:
-  /// `make_batch_maker` is called once an epoch for each thread that makes batches. `on_batch` is called for each batch
-  /// that is handed out. `tensors` are those of what a maker makes. Throws UsageError for an option out of its range.
+  /// `make_batch_maker` is called once per epoch for each thread that loads batches, `on_batch` for each batch that is
+  /// returned. `visitor` visits the tensors of a batch. Throws UsageError if an option is out of range.
   LoaderCore(std::uint64_t num_samples, DataShard shard, const LoaderOptions& options,
              std::function<BatchMaker(std::uint64_t epoch)> make_batch_maker, BatchVisitor visitor,
              std::function<void(const LoaderPosition&)> on_batch);
 
-  /// Batches of this rank in a whole epoch.
+  /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
-  /// Begins `epoch`, at the restored position when that is of this epoch, otherwise at its beginning.
+  /// Starts a pass over `epoch`: at the restored position if that is in this epoch, otherwise at the beginning.
   std::unique_ptr<BatchIterator> start(std::uint64_t epoch);
 
   bool is_exact() const {
@@ -97,19 +100,19 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   std::function<void(const LoaderPosition&)> on_batch_;
   LoaderPosition position_;
   std::optional<LoaderPosition> restored_;
-  std::unique_ptr<DevicePrefetcher> prefetcher_;  // null: batches stay on the host
+  std::unique_ptr<DevicePrefetcher> prefetcher_;  // null if batches stay on the host
 };
 
-/// One way through an epoch, or what remains of it. Destroyed early, it stops its threads.
+/// One pass over an epoch, or over the rest of one. The destructor stops the worker threads.
 class BatchIterator {
  public:
   BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start);
 
-  /// The next batch; null after the last, and after an error. Waits at most LoaderOptions::timeout, then throws
-  /// TimeoutError.
+  /// Returns the next batch; null after the last one and after an error. Blocks at most LoaderOptions::timeout, then
+  /// throws TimeoutError.
   std::shared_ptr<void> next();
   std::uint64_t size() const { return plan_.num_batches(); }
-  /// Of the batch that was handed out last.
+  /// The dataset indices of the batch that was returned last.
   std::vector<std::size_t> indices() const {
     return num_taken_ == 0 ? std::vector<std::size_t>() : plan_.indices(num_taken_ - 1);
   }
@@ -131,7 +134,7 @@ class BatchIterator {
   LoaderPosition start_;
   std::uint64_t num_taken_ = 0;
   bool failed_ = false;
-  std::optional<PrefetchedBatch> prefetched_;  // number num_taken_, on its way to the device
+  std::optional<PrefetchedBatch> prefetched_;  // batch number num_taken_, while it is copied to the device
   BatchMaker inline_maker_;
   std::unique_ptr<OrderedWorkers> workers_;
 };

@@ -13,8 +13,8 @@ constexpr std::array<std::string_view, 5> kFields = {"seed=", "epoch=", "samples
 
 [[noreturn]] void throw_usage_error(std::string_view text) {
   throw base::UsageError(
-      "the position in the data is " + base::quoted(text, 200) +
-      "; allowed is \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
+      "parse_position: the position is " + base::quoted(text, 200) +
+      "; expected \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ LoaderPosition parse_position(std::string_view text) {
   }
   if (values[2] > values[3] || values[4] > 1) throw_usage_error(text);
   const LoaderPosition position{values[0], values[1], values[2], values[3], values[4] == 1};
-  if (to_text(position) != text) throw_usage_error(text);  // a number has one form
+  if (to_text(position) != text) throw_usage_error(text);  // rejects leading zeros
   return position;
 }
 

@@ -27,10 +27,10 @@ bool wait_until(std::condition_variable& condition, std::unique_lock<std::mutex>
 
 }  // namespace
 
-// Shared with every thread, so that one which is left behind finds it alive.
+// Shared with every thread, so that it outlives a detached thread.
 struct OrderedWorkers::State {
   struct Slot {
-    bool ready = false;
+    bool is_ready = false;
     std::shared_ptr<void> item;
     std::exception_ptr error;
   };
@@ -39,15 +39,15 @@ struct OrderedWorkers::State {
 
   void work(const ItemMaker& make);
   Slot& slot_of(std::uint64_t number) { return slots[number % slots.size()]; }
-  // Under the mutex: a thread may begin the next thing when its slot is free.
+  // Requires the mutex. Returns whether a thread may start the next item.
   bool has_free_slot() const { return next_started < next_taken + slots.size(); }
 
   const std::uint64_t num_items;
   std::stop_source stop;
 
-  std::mutex mutex;                    // guards all below
-  std::condition_variable slot_freed;  // a slot is free, or a stop is requested
-  std::condition_variable ready;       // a slot is filled, or a thread has ended
+  std::mutex mutex;                     // guards all below
+  std::condition_variable slot_freed;   // a slot was freed, or a stop was requested
+  std::condition_variable slot_filled;  // a slot was filled, or a thread has ended
   std::vector<Slot> slots;
   std::uint64_t next_started = 0;
   std::uint64_t next_taken = 0;
@@ -63,15 +63,15 @@ void OrderedWorkers::State::work(const ItemMaker& make) {
     if (token.stop_requested() || next_started >= num_items) break;
     const std::uint64_t number = next_started++;
     lock.unlock();
-    Slot made{.ready = true, .item = nullptr, .error = nullptr};
+    Slot result{.is_ready = true, .item = nullptr, .error = nullptr};
     try {
-      made.item = make(number, token);
+      result.item = make(number, token);
     } catch (...) {
-      made.error = std::current_exception();
+      result.error = std::current_exception();
     }
     lock.lock();
-    slot_of(number) = std::move(made);
-    ready.notify_all();
+    slot_of(number) = std::move(result);
+    slot_filled.notify_all();
   }
   slot_freed.notify_all();
 }
@@ -89,10 +89,10 @@ OrderedWorkers::OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> m
       }
       threads_.emplace_back([state = state_, make = std::move(make)]() mutable {
         state->work(make);
-        make = nullptr;  // the dataset's copy goes before the thread counts as ended
+        make = nullptr;  // destroy the dataset's copy before the thread counts as ended
         const std::lock_guard lock(state->mutex);
         --state->num_running;
-        state->ready.notify_all();
+        state->slot_filled.notify_all();
       });
     }
   } catch (const std::system_error& error) {
@@ -114,14 +114,14 @@ void OrderedWorkers::stop(base::Deadline deadline) {
     std::unique_lock lock(state_->mutex);
     state_->stop.request_stop();
     state_->slot_freed.notify_all();
-    ended = wait_until(state_->ready, lock, deadline, [&] { return state_->num_running == 0; });
+    ended = wait_until(state_->slot_filled, lock, deadline, [&] { return state_->num_running == 0; });
   }
   if (!ended)
     base::log_warning("a loader thread is still inside the dataset " + std::to_string(stop_timeout_.count()) +
-                      " ms after it was told to stop; it is left behind");
+                      " ms after a stop was requested; it is detached");
   for (auto& thread : threads_) {
     if (ended)
-      thread.join();  // bounded: the thread has nothing left to do
+      thread.join();  // bounded: the thread has ended its work
     else
       thread.detach();
   }
@@ -133,9 +133,9 @@ OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::
     std::unique_lock lock(state_->mutex);
     if (state_->next_taken >= state_->num_items) return Outcome::kEnd;
     State::Slot& slot = state_->slot_of(state_->next_taken);
-    if (!wait_until(state_->ready, lock, deadline, [&] { return slot.ready; })) return Outcome::kTimeout;
+    if (!wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return Outcome::kTimeout;
     taken = std::exchange(slot, {});
-    // After an error there is no next one: the threads finish what they began and stop.
+    // After an error no item follows: the threads finish their current items and stop.
     state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;
     if (taken.error) state_->stop.request_stop();
   }

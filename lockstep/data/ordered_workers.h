@@ -1,4 +1,4 @@
-// Threads that make things ahead of time, handed out in the order of their numbers.
+// Worker threads that make numbered items ahead of time and return them in order.
 #pragma once
 
 #include <chrono>
@@ -13,27 +13,28 @@
 
 namespace lockstep::data {
 
-/// Makes thing number `number`. Looks at `stop` between its parts and returns null when a stop is requested.
+/// Makes item number `number`. Checks `stop` between its steps and returns null if a stop is requested.
 using ItemMaker = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
 
-/// Makes things 0 .. num_items-1, one thread for each of `makers`, at most `window` ahead of the one that is taken
-/// next. Which thread makes which thing depends on timing; the order in which they are handed out does not.
+/// Makes items 0 .. num_items-1 with one thread per element of `makers`, at most `window` items ahead of the next item
+/// to be taken. Timing decides which thread makes which item, but not the order in which next() returns them.
 class OrderedWorkers {
  public:
-  /// Starts the threads. Throws SystemError when the system refuses one; then none is left. `patience` bounds the
-  /// destructor.
+  /// Starts the threads. Throws SystemError if a thread cannot be started, after stopping those that were.
+  /// `stop_timeout` bounds the destructor.
   OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> makers, std::uint64_t window,
                  std::chrono::milliseconds stop_timeout);
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  /// Requests a stop and waits until every thread has seen it: for as long as a maker needs for one part, at most
-  /// `patience`. A thread that is still inside its maker then is left behind, with a warning; it owns all that it uses.
+  /// Requests a stop and blocks until every thread has ended: as long as a maker takes for one step, at most
+  /// `stop_timeout`. A thread that is still inside its maker then is detached with a warning; it owns everything that
+  /// it uses.
   ~OrderedWorkers();
 
   enum class Outcome { kItem, kEnd, kTimeout };
-  /// Waits for the next thing and puts it into `thing`. What its maker threw is thrown here, when its turn comes; after
-  /// that the outcome is kEnd for ever. One thread.
+  /// Blocks until the next item is ready and stores it in `item`. Rethrows the maker's exception when the failed item
+  /// is next; every later call returns kEnd. Must be called by one thread only.
   Outcome next(std::shared_ptr<void>& item, base::Deadline deadline);
 
  private:

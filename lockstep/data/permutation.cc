@@ -9,8 +9,8 @@
 namespace lockstep::data {
 namespace {
 
-// With halves of fewer bits a round function has too few outputs to mix well; then every range walks longer, and
-// cheaply: at most 256 values.
+// With fewer bits per half, a round function has too few outputs to mix well. Smaller ranges therefore take more walks,
+// which are cheap because they permute at most 256 values.
 constexpr int kMinHalfBits = 4;
 
 }  // namespace
@@ -19,7 +19,7 @@ Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoc
   LOCKSTEP_CHECK(n >= 1 && n <= std::uint64_t{1} << 62);
   half_bits_ = std::max(kMinHalfBits, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
   half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
-  // The epoch goes through a mix of its own, so that (seed 1, epoch 2) and (seed 2, epoch 1) differ.
+  // The epoch is mixed separately, so that (seed 1, epoch 2) and (seed 2, epoch 1) differ.
   std::uint64_t state = mix64(mix64(seed + kGoldenGamma) + epoch * kGoldenGamma + 1);
   for (auto& key : keys_) key = mix64(state += kGoldenGamma);
 }

@@ -1,4 +1,4 @@
-// A pseudo-random order of 0 .. n-1 that is computed one element at a time: no memory, whatever n is.
+// A pseudo-random order of 0 .. n-1 that is computed one element at a time, in constant memory.
 #pragma once
 
 #include <array>
@@ -6,16 +6,17 @@
 
 namespace lockstep::data {
 
-/// A bijection of [0, n) chosen by `seed` and `epoch`: the same on every machine, in every version. A balanced Feistel
-/// network over the smallest even number of bits that holds n - 1 (Luby and Rackoff, "How to Construct Pseudorandom
-/// Permutations from Pseudorandom Functions", SIAM J. Comput. 1988), walked until it falls inside the range (Black and
-/// Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). Not for secrets: its mixing is fast, not strong.
+/// A bijection of [0, n) that depends on `seed` and `epoch` only: it is the same on every machine and in every version.
+/// Implemented as a balanced Feistel network over the smallest even number of bits that holds n - 1 (Luby and Rackoff,
+/// "How to Construct Pseudorandom Permutations from Pseudorandom Functions", SIAM J. Comput. 1988), applied repeatedly
+/// until the value falls inside the range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+/// Not for cryptography: its round function is fast, not secure.
 class Permutation {
  public:
-  /// n >= 1, at most 2^62; a check fails otherwise.
+  /// Requires 1 <= n <= 2^62, which is checked.
   Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch);
 
-  /// The element at `i`, which must be less than n. On average at most 4 walks of the network when n >= 64.
+  /// Returns the element at `i`, which must be less than n. Applies the network at most 4 times on average if n >= 64.
   std::uint64_t operator[](std::uint64_t i) const;
   std::uint64_t size() const { return n_; }
 

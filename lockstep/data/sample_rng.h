@@ -1,4 +1,4 @@
-// Random numbers of one sample in one epoch.
+// A random number generator for one sample in one epoch.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,17 @@
 
 namespace lockstep::data {
 
-/// SplitMix64 from a state that seed, epoch and sample choose: whoever makes the sample, on whatever machine and after
-/// whatever else, draws the same numbers.
+/// SplitMix64, seeded with seed, epoch and sample. The numbers therefore do not depend on the thread, the machine or
+/// the order in which samples are made.
 class SampleRng {
  public:
   SampleRng(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample)
       : state_(mix64(mix64(mix64(seed + kGoldenGamma) + epoch + kGoldenGamma) + sample + kGoldenGamma)) {}
 
   std::uint64_t next() { return mix64(state_ += kGoldenGamma); }
-  /// low <= value < high.
+  /// Returns a value with low <= value < high.
   double uniform(double low, double high) { return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53); }
-  /// 0 <= value < count, which is at least 1 and at most 2^31: all alike to one part in 2^32.
+  /// Returns a value in [0, count), uniform to one part in 2^32. `count` must be 1 to 2^31.
   int uniform_int(int count) { return static_cast<int>((next() >> 32) * static_cast<std::uint64_t>(count) >> 32); }
 
  private:

@@ -8,7 +8,7 @@
 namespace lockstep::data {
 namespace {
 
-// Samples of one rank when `remaining` are dealt out.
+// Returns the number of samples of one rank when `remaining` samples are distributed.
 std::uint64_t shard_size(std::uint64_t remaining, DataShard shard, ShardMode mode) {
   const auto size = static_cast<std::uint64_t>(shard.size);
   const std::uint64_t rest = remaining % size;
@@ -43,16 +43,16 @@ std::uint64_t EpochOrder::operator[](std::uint64_t k) const {
 Sampler::Sampler(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options)
     : num_samples_(num_samples), shard_(shard), options_(options) {
   if (num_samples < 1 || num_samples > std::uint64_t{1} << 62)
-    throw base::UsageError("the dataset has " + std::to_string(num_samples) + " samples; allowed is 1 to 2^62");
+    throw base::UsageError("the dataset has " + std::to_string(num_samples) + " samples; expected 1 to 2^62");
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size)
-    throw base::UsageError("rank " + std::to_string(shard.rank) + " of a world of " + std::to_string(shard.size) +
-                           "; allowed are ranks from 0 to world size - 1");
+    throw base::UsageError("DataShard.rank is " + std::to_string(shard.rank) + " with size " +
+                           std::to_string(shard.size) + "; expected a rank from 0 to size - 1");
 }
 
 EpochOrder Sampler::epoch(std::uint64_t epoch, std::uint64_t position) const {
   if (position > num_samples_)
-    throw base::UsageError("position " + std::to_string(position) + " in an epoch of " + std::to_string(num_samples_) +
-                           " samples; allowed is at most the number of samples");
+    throw base::UsageError("Sampler::epoch: position is " + std::to_string(position) + "; expected at most " +
+                           std::to_string(num_samples_) + ", the number of samples");
   return EpochOrder(num_samples_, shard_, options_, epoch, position);
 }
 

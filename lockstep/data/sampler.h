@@ -1,4 +1,4 @@
-// Which samples belong to which rank, and in which order: a pure function of seed, epoch, position and world.
+// Assigns the samples of an epoch to ranks: a pure function of seed, epoch, position and world size.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace lockstep::data {
 
-/// What happens when the samples do not divide evenly among the ranks.
+/// What to do if the number of samples is not a multiple of the number of ranks.
 enum class ShardMode {
-  kPad,    ///< all ranks draw equally many: the order goes on from its beginning, as PyTorch's DistributedSampler does
-  kDrop,   ///< all ranks draw equally many: fewer samples than ranks are left out at the end of the epoch
-  kExact,  ///< every sample once over all ranks; counts differ by at most one. For evaluation
+  kPad,  ///< all ranks draw the same number: the order continues from its beginning, as in PyTorch's DistributedSampler
+  kDrop,   ///< all ranks draw the same number: the last samples, fewer than ranks, are omitted
+  kExact,  ///< each sample is drawn by exactly one rank; the ranks' counts differ by at most one. For evaluation
 };
 
-/// A rank among `size` ranks. The default is a program alone.
+/// A rank among `size` ranks. The default is a single rank.
 struct DataShard {
   int rank = 0;
   int size = 1;
@@ -23,16 +23,16 @@ struct DataShard {
 
 struct SamplerOptions {
   std::uint64_t seed = 0;  ///< must be the same on all ranks
-  bool shuffle = true;     ///< false: the dataset's own order, every epoch
+  bool shuffle = true;     ///< false: the dataset's own order in every epoch
   ShardMode mode = ShardMode::kPad;
 };
 
-/// One rank's part of what remains of an epoch. A small value; any thread may read it.
+/// One rank's share of the rest of an epoch. A small immutable value; any thread may read it.
 class EpochOrder {
  public:
-  /// Samples of this rank.
+  /// The number of samples of this rank.
   std::uint64_t size() const { return size_; }
-  /// Index into the dataset of this rank's k-th sample, k < size().
+  /// Returns the dataset index of this rank's k-th sample; k < size().
   std::uint64_t operator[](std::uint64_t k) const;
 
  private:
@@ -47,16 +47,16 @@ class EpochOrder {
   std::optional<Permutation> permutation_;
 };
 
-/// Deals an epoch's order out like cards: the k-th sample of rank r is number position + k * size + r of the order that
-/// all ranks share. When every rank has drawn b samples, the ranks together have therefore drawn the next b * size
-/// numbers, and "how many numbers are drawn" says all about the state of an epoch: it is the same for any world size.
+/// Distributes an epoch's order round-robin: the k-th sample of rank r has number position + k * size + r in the order
+/// that all ranks share. After every rank has drawn b samples, the ranks together have drawn the next b * size numbers.
+/// The count of drawn numbers therefore describes the state of an epoch completely, and does so for every world size.
 class Sampler {
  public:
-  /// Throws UsageError for no samples, and for a rank outside its world.
+  /// Throws UsageError if there are no samples or if the rank is not in [0, size).
   Sampler(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options);
 
-  /// What this rank draws in `epoch` after all ranks together have drawn `position` samples of it, in whatever world.
-  /// Throws UsageError when position is beyond the number of samples.
+  /// Returns the samples that this rank draws in `epoch` after all ranks together, in any world size, have drawn
+  /// `position` samples of it. Throws UsageError if `position` exceeds the number of samples.
   EpochOrder epoch(std::uint64_t epoch, std::uint64_t position = 0) const;
 
   std::uint64_t num_samples() const { return num_samples_; }

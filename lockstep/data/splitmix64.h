@@ -1,4 +1,4 @@
-// What random numbers here are made of.
+// The mixing function of SplitMix64, which all random numbers in data/ are computed with.
 #pragma once
 
 #include <cstdint>

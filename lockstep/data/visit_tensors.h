@@ -1,4 +1,4 @@
-// The tensors of a batch, whatever its type.
+// Visits the tensors of a batch of any type.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +12,9 @@ namespace lockstep::data {
 
 using TensorVisitor = std::function<void(at::Tensor& tensor)>;
 
-/// Calls `see` with each tensor in `value`: a tensor, a struct's members `data` and `target`, elements of containers,
-/// pairs, tuples and optionals, and so on inside these. A type of your own with other members has a function
-/// for_each_tensor(see). What is const, and everything else, is passed over.
+/// Calls `visit` with each tensor in `value`: a tensor, the members `data` and `target` of a struct, the elements of
+/// containers, pairs, tuples and optionals, and recursively the tensors inside these. Your own types with other members
+/// can provide a member function for_each_tensor(visit). Const values and all other types are skipped.
 template <typename T>
 void visit_tensors(T& value, const TensorVisitor& visit) {
   if constexpr (std::is_const_v<T>) {

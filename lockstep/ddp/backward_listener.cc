@@ -1,3 +1,4 @@
+// An autograd engine that notifies listeners and forwards to the default engine.
 #include "lockstep/ddp/backward_listener.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -33,7 +34,7 @@ class NotifyingEngine final : public Engine {
     };
     if (!accumulate_grad) return execute_inner();
     const auto notified = current_listeners();
-    // Inside a node's function, on whatever thread of the engine, there is a current graph task.
+    // A current graph task exists only inside a node's function, on any thread of the engine: this call is nested.
     if (torch::autograd::get_current_graph_task_id() != -1) {
       for (BackwardListener* listener : notified) listener->on_nested_backward();
       return execute_inner();
@@ -69,7 +70,7 @@ NotifyingEngine* notifying_engine = nullptr;
 
 void install_notifying_engine() {
   static const bool installed = [] {
-    // Never destroyed: engines outlive static destructors, whose tensors may still run backward.
+    // Never destroyed: objects with static storage duration may still call backward() in their destructors.
     notifying_engine = new NotifyingEngine(Engine::get_default_engine());
     torch::autograd::set_default_engine_stub([]() -> Engine& { return *notifying_engine; });
     return true;

@@ -1,5 +1,5 @@
-// broadcast_optimizer_state(): an optimizer writes itself into an archive, whose tree of tensors and numbers travels as
-// such.
+// broadcast_optimizer_state(): the optimizer saves itself into an archive, which is sent as a JSON tree of numbers and
+// as tensors.
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -16,7 +16,8 @@ using nlohmann::json;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-/// The tree as JSON; a tensor is {"tensor": place in `tensors`, dtype, sizes}, or null when undefined.
+/// Converts the archive to JSON and appends its tensors to `tensors`. A tensor becomes {"tensor": index in `tensors`,
+/// "defined", "gpu", "dtype", "sizes"}.
 json archive_to_json(InputArchive& archive, std::vector<at::Tensor>& tensors) {
   json tree = json::object();
   for (const std::string& key : archive.keys()) {
@@ -51,8 +52,7 @@ json archive_to_json(InputArchive& archive, std::vector<at::Tensor>& tensors) {
       tree[key] = {{"none", true}};
     } else {
       throw base::UsageError("broadcast_optimizer_state: the optimizer's \"" + key + "\" is of type " +
-                             value.tagKind() +
-                             "; allowed are tensors, numbers, booleans, strings and lists of doubles");
+                             value.tagKind() + "; expected a tensor, number, boolean, string or list of doubles");
     }
   }
   return tree;
@@ -86,7 +86,7 @@ void json_to_archive(OutputArchive& archive, const json& tree, const std::vector
   }
 }
 
-/// Collects every "tensor" entry of the tree, in the order of their places.
+/// Collects every "tensor" entry of the tree, ordered by its index.
 void list_tensors(const json& tree, std::vector<json>& entries) {
   for (const auto& [key, entry] : tree.items()) {
     if (entry.contains("archive")) list_tensors(entry["archive"], entries);
@@ -109,7 +109,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
     std::stringstream bytes;
     out.save_to(bytes);
     InputArchive own;
-    own.load_from(bytes);  // what this process itself has just written
+    own.load_from(bytes);  // trusted: written by this process just now
     tree = archive_to_json(own, tensors);
   }
   tree = json::parse(group.broadcast_bytes(tree.dump(), root, {.name = "optimizer state"}));
@@ -131,7 +131,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
   std::stringstream bytes;
   out.save_to(bytes);
   InputArchive in;
-  in.load_from(bytes);  // likewise
+  in.load_from(bytes);  // trusted as well
   optimizer.load(in);
 }
 

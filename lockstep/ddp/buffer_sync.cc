@@ -1,3 +1,4 @@
+// Packs buffers into one byte tensor for a broadcast, or into copies for sums, and writes the results back.
 #include "lockstep/ddp/buffer_sync.h"
 
 #include <ATen/ATen.h>
@@ -48,7 +49,7 @@ void BufferSync::unpack(int world_size) {
   std::int64_t at = 0;
   for (const auto& [name, buffer] : broadcast_buffers_) {
     const auto size = static_cast<std::int64_t>(buffer.nbytes());
-    // A copy of its own: a part of bytes_ need not be aligned for the buffer's dtype.
+    // clone(): a slice of bytes_ may be misaligned for the buffer's dtype.
     buffer.data().copy_(bytes_.narrow(0, at, size).clone().view(buffer.scalar_type()).view(buffer.sizes()));
     at += size;
   }

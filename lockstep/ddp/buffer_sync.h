@@ -1,4 +1,4 @@
-// A model's buffers, kept equal once a step without disturbing a graph that waits for its backward().
+// Synchronises a model's buffers once per reduction without invalidating graphs whose backward() is still pending.
 #pragma once
 
 #include <vector>
@@ -9,19 +9,20 @@
 
 namespace lockstep::ddp {
 
-/// The values travel with the gradients: pack() before, unpack() after. Written through Tensor::data(), which leaves
-/// version counters alone: autograd has saved what it needs of them, and another forward may be waiting for its
-/// backward().
+/// The buffers are reduced in the same operation as the gradients: pack() before it, unpack() after it. unpack() writes
+/// through Tensor::data(), which does not bump version counters: autograd has saved the values that it needs, and the
+/// graph of another forward() may still be pending.
 class BufferSync {
  public:
   BufferSync(NamedTensors buffers, BufferMode mode);
-  /// Copies the buffers' values and returns what must travel.
+  /// Copies the buffers' values into staging tensors and returns the collectives to run on them.
   std::vector<comm::Collective> pack();
+  /// Copies the results of these collectives back into the buffers.
   void unpack(int world_size);
 
  private:
-  NamedTensors broadcast_buffers_;  // travel as bytes from one rank
-  NamedTensors averaged_buffers_;   // travel as numbers, summed
+  NamedTensors broadcast_buffers_;  // broadcast as bytes from one rank
+  NamedTensors averaged_buffers_;   // summed over the ranks, then divided
   at::Tensor bytes_;
   std::vector<at::Tensor> sums_;
 };

@@ -1,3 +1,4 @@
+// DistributedDataParallel: hooks on gradients, the reduction of each backward(), and shadow reductions for join().
 #include "lockstep/ddp/ddp.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -17,11 +18,13 @@ namespace {
 
 using base::UsageError;
 
-/// Exchanges after construction in which the replicas' parameters are compared: an optimizer that was made before its
-/// parameters were equal shows within its first updates. Hashing costs a tenth of a millisecond a megabyte.
+/// Number of reductions after construction in which the replicas' parameters are compared: an optimizer that was
+/// constructed before its parameters were equal makes them diverge within its first updates. Hashing costs 0.1 ms per
+/// megabyte.
 constexpr std::int64_t kInitialComparedReductions = 8;
 
-/// backward() calls in the process that no DDP should count: under anybody's no_sync().
+/// Number of NoSync guards of any DistributedDataParallel on this thread; under one, empty backward() calls do not
+/// count.
 thread_local int thread_no_sync_depth = 0;
 
 class PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
@@ -46,29 +49,29 @@ NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>
 
 void check_options(const DdpOptions& options, const NamedTensors& parameters, const NamedTensors& buffers) {
   if (!(options.gradient_predivide_factor >= 0) || !std::isfinite(options.gradient_predivide_factor))
-    throw UsageError("DdpOptions.predivide is " + std::to_string(options.gradient_predivide_factor) +
-                     "; allowed are 0 and more");
+    throw UsageError("DdpOptions.gradient_predivide_factor is " + std::to_string(options.gradient_predivide_factor) +
+                     "; expected a finite number of 0 or more");
   for (const std::int64_t bytes : options.bucket_bytes)
     if (bytes < 1 || options.bucket_bytes.size() > 2)
       throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
-                       std::to_string(options.bucket_bytes.size()) + " sizes; allowed are one or two, of 1 or more");
-  if (options.wire != at::kFloat && options.wire != at::kBFloat16 && options.wire != at::kHalf)
-    throw UsageError(std::string("DdpOptions.wire is ") + c10::toString(options.wire) +
-                     "; allowed are float32, bfloat16 and float16");
-  if (options.wire != at::kFloat && options.hook)
-    throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" +
-                     options.hook->name() + "), which says itself what travels; allowed with a hook is float32");
+                       std::to_string(options.bucket_bytes.size()) + " sizes; expected one or two, of 1 or more");
+  if (options.wire_dtype != at::kFloat && options.wire_dtype != at::kBFloat16 && options.wire_dtype != at::kHalf)
+    throw UsageError(std::string("DdpOptions.wire_dtype is ") + c10::toString(options.wire_dtype) +
+                     "; expected float32, bfloat16 or float16");
+  if (options.wire_dtype != at::kFloat && options.hook)
+    throw UsageError("DdpOptions.wire_dtype is " + std::string(comm::name(options.wire_dtype)) + " with the hook " +
+                     options.hook->name() + ", which chooses its own wire format; expected float32 with a hook");
   if (options.compare_replicas_every < 0)
-    throw UsageError("DdpOptions.compare_every is " + std::to_string(options.compare_replicas_every) +
-                     "; allowed is 0 or more");
+    throw UsageError("DdpOptions.compare_replicas_every is " + std::to_string(options.compare_replicas_every) +
+                     "; expected 0 or more");
   if (options.average_hosts_every < 1)
-    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.average_hosts_every) +
-                     "; allowed is 1 or more");
+    throw UsageError("DdpOptions.average_hosts_every is " + std::to_string(options.average_hosts_every) +
+                     "; expected 1 or more");
   for (const std::string& name : options.ignore) {
     const auto named = [&](const auto& item) { return item.first == name; };
     if (std::none_of(parameters.begin(), parameters.end(), named) &&
         std::none_of(buffers.begin(), buffers.end(), named))
-      throw UsageError("DdpOptions.ignore names \"" + name + "\", which is no parameter or buffer of the module");
+      throw UsageError("DdpOptions.ignore: \"" + name + "\" is not a parameter or buffer of the module");
   }
 }
 
@@ -84,13 +87,13 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   const NamedTensors buffers = remove_ignored(named_buffers(module), options_.ignore);
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
     throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
-                     "there is nothing to average; a module that is only evaluated needs no DistributedDataParallel");
+                     "evaluate the module without a DistributedDataParallel, or make a parameter trainable");
   std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
-  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " +
-          std::to_string(options_.average_hosts_every) + " predivide " +
-          std::to_string(options_.gradient_predivide_factor) + " compare_every " +
+  text += " wire_dtype " + std::string(comm::name(options_.wire_dtype)) + " average_hosts_every " +
+          std::to_string(options_.average_hosts_every) + " gradient_predivide_factor " +
+          std::to_string(options_.gradient_predivide_factor) + " compare_replicas_every " +
           std::to_string(options_.compare_replicas_every) + " check_finite " + std::to_string(options_.check_finite) +
           " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
   compare_models(parameters, buffers, text, group_);
@@ -100,22 +103,23 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
 
   if (options_.average_hosts_every > 1) {
     reduce_group_ = group_.split_by_host();
-    host_averager_ = std::make_unique<HostAverager>(group_, all_tensors_, options_.average_hosts_every, options_.wire);
+    host_averager_ =
+        std::make_unique<HostAverager>(group_, all_tensors_, options_.average_hosts_every, options_.wire_dtype);
   }
 
-  std::vector<comm::Part> parts;
+  std::vector<comm::GradientSpec> specs;
   for (const auto& [name, tensor] : parameters) {
     if (!tensor.is_floating_point()) continue;  // integers have no gradient
-    parts.push_back({name, tensor.detach()});
+    specs.push_back({name, tensor.detach()});
     parameters_.push_back({.name = name, .tensor = tensor});
     compared_tensors_.emplace_back(name, tensor.detach());
   }
-  const std::string name = parts.front().name + "..";
-  reducer_ = reduce_group_.make_gradient_reducer(name, std::move(parts),
+  const std::string name = specs.front().name + "..";
+  reducer_ = reduce_group_.make_gradient_reducer(name, std::move(specs),
                                                  {.bucket_bytes = options_.bucket_bytes,
                                                   .hook = options_.hook,
                                                   .gradient_predivide_factor = options_.gradient_predivide_factor,
-                                                  .wire = host_averager_ ? at::kFloat : options_.wire,
+                                                  .wire_dtype = host_averager_ ? at::kFloat : options_.wire_dtype,
                                                   .layout = options_.bucket_layout,
                                                   .check_finite = options_.check_finite});
   const auto count = static_cast<std::int64_t>(parameters_.size());
@@ -153,11 +157,12 @@ void DistributedDataParallel::Impl::on_backward_begin() {
   bool any_accumulated_locally = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];
-    if (!parameter.raw && parameter.tensor.requires_grad()) register_grad_hook(i);  // thawed since
+    if (!parameter.raw && parameter.tensor.requires_grad())
+      register_grad_hook(i);  // unfrozen since the last backward()
     any_gradient |= parameter.tensor.grad().defined();
     any_accumulated_locally |= parameter.accumulated_locally;
   }
-  // Gradients that are there may be those of no_sync(); then what was said before the first of those stands.
+  // If no_sync() left the existing gradients, accumulating_ keeps the value from before the first of them.
   if (!any_gradient)
     accumulating_ = false;
   else if (!any_accumulated_locally)
@@ -169,7 +174,7 @@ void DistributedDataParallel::Impl::on_backward_begin() {
 }
 
 void DistributedDataParallel::Impl::on_nested_backward() {
-  // A parameter may get its gradient in several parts from now on: nothing more may leave before the end.
+  // From now on a parameter may receive its gradient in several calls, so gradients are submitted at the end only.
   deferred_ = reentrant_ = true;
 }
 
@@ -177,7 +182,7 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   const std::lock_guard lock(gradient_mutex_);
   const comm::DeadlockDetector::ActingForThread caller(backward_thread_);
   HookedParameter& parameter = parameters_[index];
-  if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
+  if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
   reached_parameter_ = true;
   if (backward_updater_) check_backward_update();
   if (no_sync_depth_ > 0 || (keeps_local_gradients() && !backward_updater_)) {
@@ -189,8 +194,8 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   if (!reduction_open_) backward_updater_ ? begin_update() : begin_reduction(group_.step_identity());
   if (reducer_->is_ready(index))
     throw UsageError(
-        "the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
-        "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
+        "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
+        "set DdpOptions.overlap to false, because the model runs backward() inside backward()");
   if (!deferred_)
     submit_gradient(index, true);
   else if (std::find(deferred_gradients_.begin(), deferred_gradients_.end(), index) == deferred_gradients_.end())
@@ -198,11 +203,11 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
 }
 
 void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fresh) {
-  // What refers to the old values without needing this gradient fails from now on, instead of using new ones.
+  // A pending graph that needs the old values, but not this gradient, must fail instead of using the new ones.
   if (backward_updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
-  // Released here and now, its memory serves the gradients of the next layers.
+  // The gradient's own memory is released here, so that the next layers' gradients can reuse it.
   const at::Tensor place = reducer_->ready(index, parameters_[index].tensor.grad(), fresh);
-  if (place.defined()) take(index, place);
+  if (place.defined()) consume(index, place);
 }
 
 void DistributedDataParallel::Impl::on_backward_end() {
@@ -230,8 +235,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
   extra_ops = buffers_.pack();
   const bool is_time = num_reductions_ <= kInitialComparedReductions ||
                        (options_.compare_replicas_every > 0 && num_reductions_ % options_.compare_replicas_every == 0);
-  comparing_replicas_ =
-      num_reductions_ > 0 && is_time && !keeps_local_gradients();  // those have one copy of the parameters
+  comparing_replicas_ = num_reductions_ > 0 && is_time &&
+                        !keeps_local_gradients();  // local gradients: the host has one copy of the parameters
   if (comparing_replicas_) {
     const auto hashes = hash_tensors(compared_tensors_);
     std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
@@ -250,14 +255,14 @@ void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step) {
 
 void DistributedDataParallel::Impl::finish_reduction() {
   const at::NoGradGuard no_grad;
-  reduction_open_ = false;  // whatever happens now is not for on_backward_error()
+  reduction_open_ = false;  // on_backward_error() must not abandon it from here on
   for (const std::size_t index : deferred_gradients_) submit_gradient(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];
     if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, parameter.accumulated_locally);
   }
   const bool updates_from_chunks = backward_updater_ && keeps_local_gradients();
-  complete_reduction(updates_from_chunks ? reducer_->pieces()->finish_fused(*chunk_sink_) : reducer_->finish(*this),
+  complete_reduction(updates_from_chunks ? reducer_->fused()->finish_fused(*chunk_sink_) : reducer_->finish(*this),
                      updates_from_chunks || !has_optimizer_);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
 }
@@ -268,7 +273,7 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
     buffers_.unpack(reduce_group_.size());
   }
   anyone_joined_ |= participation.active < reduce_group_.size();
-  first_active_rank_ = participation.first;
+  first_active_rank_ = participation.first_active;
   empty_backwards_ = 0;
   accumulating_ = false;
   ++num_reductions_;
@@ -277,9 +282,10 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
   if (!host_averager_ && stop_requested_) group_.set_stop_agreed();
 }
 
-/// Parameters are updated, or are about to be by an optimizer of torch: hosts may exchange them.
+/// Called when parameters have been updated, or when an optimizer of torch is about to update them. Averages them
+/// between hosts if that is due.
 void DistributedDataParallel::Impl::end_step() {
-  // With average_hosts_every an exchange is among the ranks of a host: the others hear of a stop when hosts meet.
+  // With average_hosts_every a reduction covers one host; the other hosts learn of a stop request when they average.
   const bool all_know = host_averager_ == nullptr || host_averager_->average_if_due(stop_requested_);
   if (all_know && stop_requested_) group_.set_stop_agreed();
 }
@@ -290,16 +296,16 @@ void DistributedDataParallel::Impl::average_hosts() {
 
 void DistributedDataParallel::Impl::check_join_allowed() const {
   if (options_.average_hosts_every > 1)
-    throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.average_hosts_every) +
-                     "; allowed here is 1: hosts that have no more batches would miss the others' averages");
+    throw UsageError("join: DdpOptions.average_hosts_every is " + std::to_string(options_.average_hosts_every) +
+                     "; expected 1, because hosts without batches would miss the averages of the others");
   if (state_sharded_)
     throw UsageError(
-        "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so that "
-        "one without batches would keep its part from the others",
-        "do without shard_state, or give all ranks equally many batches");
+        "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so a rank "
+        "without batches could not update its shard",
+        "disable shard_state, or give all ranks the same number of batches");
   if (host_reducer_)
     throw UsageError(
-        "join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
+        "join: the model has an optimizer of lockstep::optim and its ranks are on several hosts; expected one host",
         "use an optimizer of torch::optim");
 }
 
@@ -315,24 +321,24 @@ void DistributedDataParallel::Impl::check_replicas() {
     reduce_group_.fail(
         {base::Cause::kReplicaDiverged, "DistributedDataParallel", reduce_group_.global_rank(reduce_group_.rank()),
          outlier_rank, text,
-         "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
-         "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
+         "call lockstep::broadcast_optimizer_state() for an optimizer that was made before DistributedDataParallel and "
+         "derives state from the parameters, and never write a parameter on one rank only"});
 }
 
-void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& mean) {
+void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& mean) {
   at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
   const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&
                      gradient.const_data_ptr() == mean.const_data_ptr() && gradient.strides() == mean.strides();
-  // A tensor of its own on the same memory: what the user does to the gradient's metadata stays there.
+  // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect `mean`.
   if (!there) gradient = mean.is_sparse() ? mean : mean.detach();
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {
   if (backward_updater_)
     throw UsageError(
-        "no_sync(): the optimizer updates parameters in backward() (update_in_backward()), and keeps no gradients for "
-        "a later one",
-        "do without update_in_backward()");
+        "no_sync(): the optimizer updates parameters in backward() (update_in_backward()), so gradients do not "
+        "accumulate",
+        "disable update_in_backward()");
   ++no_sync_depth_;
   ++thread_no_sync_depth;
 }
@@ -350,18 +356,18 @@ void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active
 }
 
 bool DistributedDataParallel::Impl::finish_shadow_reduction() {
-  /// Gradients of a rank that does not train any more are not wanted.
+  /// Drops the means: this rank no longer trains.
   class DiscardSink final : public comm::GradientSink {
-    void take(std::size_t, const at::Tensor&) override {}
+    void consume(std::size_t, const at::Tensor&) override {}
   } discard_sink;
   const at::NoGradGuard no_grad;
   const comm::Participation participation =
-      keeps_local_gradients() ? reducer_->pieces()->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
+      keeps_local_gradients() ? reducer_->fused()->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
   if (participation.stop_requested) group_.set_stop_agreed();
   if (participation.active == 0) return false;
   buffers_.unpack(group_.size());
   anyone_joined_ = true;
-  first_active_rank_ = participation.first;
+  first_active_rank_ = participation.first_active;
   ++num_reductions_;
   return true;
 }

@@ -1,4 +1,5 @@
-// Data-parallel training: the same model on every rank, each rank its own part of the batch, one mean gradient.
+// Data-parallel training: every rank holds the same model, computes gradients on its own share of the batch, and gets
+// their mean over all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,68 +21,69 @@ namespace lockstep::ddp {
 
 class GradientSource;
 
-/// What happens to a model's buffers (BatchNorm's running statistics) in every exchange.
+/// How a model's buffers (such as BatchNorm's running statistics) are synchronised in every reduction.
 enum class BufferMode {
-  kBroadcast,  ///< all get rank 0's (the first that has not joined)
-  kMean,       ///< floating-point ones become the mean over the ranks, others as in kBroadcast
-  kLocal,      ///< nothing: each rank keeps its own
+  kBroadcast,  ///< every rank receives the buffers of the lowest rank that has not joined (see join()); usually rank 0
+  kMean,       ///< floating-point buffers become the mean over the ranks; other buffers are handled as in kBroadcast
+  kLocal,      ///< each rank keeps its own buffers
 };
 
 struct DdpOptions {
-  /// Gradients travel together in buckets of at least this many bytes: the first, and all others. Empty: chosen by a
-  /// short measurement at construction, which rank 0 prints; over gloo with three or more ranks the order of additions,
-  /// and so the last bits, follow the choice. Without meaning where gradients are reduced in place.
+  /// Sizes of the gradient buckets in bytes: one value for all buckets, or two for the first bucket and for all others.
+  /// A bucket holds at least this many bytes. Empty: a short measurement at construction chooses the sizes, and rank 0
+  /// prints them. Over Gloo with three or more ranks the choice changes the order of additions and therefore the last
+  /// bits. Ignored where gradients are reduced in place.
   std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
-  /// As stats().layout of the same model in a run that this one goes on from: gradients travel in the same buckets from
-  /// the first backward() on, so that sums have the same bits. Empty: the first backward() says how. All ranks give the
-  /// same.
+  /// stats().layout of the same model in the run that this run resumes: gradients use the same buckets from the first
+  /// backward() on, so that sums have the same bits. Empty: the first backward() determines the layout. All ranks must
+  /// pass the same value.
   std::string bucket_layout;
   BufferMode buffers = BufferMode::kBroadcast;
-  std::vector<std::string> ignore;           ///< names of parameters and buffers that are left alone
-  std::shared_ptr<comm::GradientHook> hook;  ///< what happens to a bucket on its way; default: summed as it is
-  /// What float32 gradients cross between hosts as: float32, bfloat16 or float16. Rounded once a host and once at the
-  /// end, added in float32, the same bits everywhere. For the transport hierarchy; inside a host nothing is rounded.
-  /// Not together with a hook, which says itself what travels.
-  at::ScalarType wire = at::kFloat;
-  /// N > 1: gradients are averaged inside each host, and every N exchanges the parameters (and floating-point buffers)
-  /// between hosts, at the end of backward(), with an optimizer of lockstep::optim at the end of its step(): so traffic
-  /// between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks count
-  /// alike: a host with more of them weighs more. A hook acts inside a host. Refused with join(). 1: gradients are
-  /// averaged over all ranks.
+  std::vector<std::string> ignore;  ///< names of parameters and buffers that are neither broadcast nor averaged
+  std::shared_ptr<comm::GradientHook> hook;  ///< reduces each bucket; default: a plain sum
+  /// Dtype in which float32 gradients are sent between hosts: float32, bfloat16 or float16. Each host's sum is rounded
+  /// once and the result is rounded once; additions are in float32, and all ranks hold the same bits. For the transport
+  /// hierarchy; nothing is rounded within a host. Cannot be combined with a hook, which chooses its own wire format.
+  at::ScalarType wire_dtype = at::kFloat;
+  /// N > 1: gradients are averaged within each host only, and every N reductions the parameters and floating-point
+  /// buffers are averaged between hosts: at the end of backward(), or with an optimizer of lockstep::optim at the end
+  /// of its step(). Traffic between hosts falls by a factor of N, and hosts differ by up to N updates; average_hosts()
+  /// makes them equal. Every rank has the same weight, so a host with more ranks weighs more. A hook acts within a
+  /// host. Cannot be combined with join(). 1: gradients are averaged over all ranks.
   int average_hosts_every = 1;
-  /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks: Apex's
-  /// gradient_predivide_factor. 0: by that number before. Where gradients are reduced in place sums of bfloat16 and
-  /// half are in float, and there is nothing to choose.
+  /// As Apex's gradient_predivide_factor: gradients are divided by this value before they are added, and the sum is
+  /// divided by world size / value. 0: all of the division happens before. Ignored where gradients are reduced in
+  /// place: sums of bfloat16 and half are in float there.
   double gradient_predivide_factor = 0;
-  /// Every so many exchanges, and in the first ones after construction, the ranks compare 64 bits (XXH3) of each
-  /// parameter: where one differs, a REPLICA_DIVERGED names it and the rank that is alone with its bits. 0: only in the
-  /// first ones. Takes 0.1 ms a megabyte each time. Needless, and not done, where a host has one copy of the parameters
-  /// and there is one host.
+  /// Every N reductions, and in the first ones after construction, the ranks compare a 64-bit hash (XXH3) of each
+  /// parameter. If one differs, a REPLICA_DIVERGED error names the parameter and the rank whose hash is in the
+  /// minority. 0: only the first reductions. Costs 0.1 ms per megabyte each time. Skipped where the ranks of the only
+  /// host share one copy of the parameters.
   int compare_replicas_every = 100;
-  /// A gradient with an infinity or a NaN is a NON_FINITE on all ranks, which names the rank and the parameter, before
-  /// it is averaged. One more pass over each gradient.
+  /// A gradient with an infinity or a NaN raises NON_FINITE on all ranks before it is averaged; the error names the
+  /// rank and the parameter. Costs one more pass over each gradient.
   bool check_finite = false;
-  bool overlap = true;  ///< false: nothing travels before the end of backward()
+  bool overlap = true;  ///< false: no reduction starts before the end of backward()
 };
 
-/// Attaches to the parameters of a module, from construction to destruction; the module itself is neither wrapped nor
-/// changed, and any of its methods may be called at any time on any number of ranks.
+/// Averages the gradients of a module's parameters over the ranks of a group, from construction to destruction. The
+/// module is neither wrapped nor changed; any of its methods may be called at any time on any number of ranks.
 ///
-/// Construction waits for all ranks. It compares the models (CommError kConfigMismatch names the first difference on
-/// every rank) and gives all ranks rank 0's parameters and buffers. A model without a parameter that requires a
-/// gradient is a UsageError.
+/// Construction blocks until all ranks have called it. It compares the models (on a difference every rank throws
+/// CommError kConfigMismatch, which names the first one) and copies rank 0's parameters and buffers to all ranks.
+/// Throws UsageError for a model without a parameter that requires a gradient.
 ///
-/// When backward() returns, on whatever was computed from the parameters in whatever way, every gradient that some
-/// rank's backward reached is the mean over all ranks, the same bits everywhere; a rank whose backward did not reach it
-/// counts as zero; one that nobody reached stays as it was. The exchange begins during backward(), except in the first
-/// one, which only learns in which order gradients are born. Every rank must call backward() equally often outside
-/// no_sync(): a rank that does not is named in a DesyncError on the others, and no gradient of another step is mixed in
-/// as far as loaders made by make_loader(), Group::step(), gradients left over and backward() calls that reached
-/// nothing can tell.
+/// When backward() returns, every gradient that the backward pass of at least one rank reached is the mean over all
+/// ranks, with the same bits everywhere; a rank whose backward pass did not reach it contributes zero. A gradient that
+/// no rank reached is unchanged. Reduction overlaps with backward(), except in the first one, which only records the
+/// order in which gradients become ready. Outside no_sync(), every rank must call backward() equally often: otherwise
+/// the other ranks throw DesyncError, which names the rank. Gradients of different steps are never mixed as far as the
+/// step counters can detect it: Group::step(), batches drawn from loaders of make_loader(), gradients left over from an
+/// earlier backward(), and backward() calls that reached no parameter.
 ///
-/// Gradients may live in memory of this object: do not keep one over a later backward(), copy it. After an error from
-/// backward() their contents are unspecified. With create_graph the averaged gradients carry no graph. One thread calls
-/// backward().
+/// Gradients may live in memory that this object owns: copy a gradient to keep it beyond the next backward(). After an
+/// error in backward(), the contents of gradients are unspecified. With create_graph the averaged gradients carry no
+/// graph. Only one thread may call backward().
 class DistributedDataParallel {
  public:
   DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options = {});
@@ -93,8 +95,8 @@ class DistributedDataParallel {
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
 
-  /// While it lives, backward() exchanges nothing on this rank: gradients accumulate here. The first backward() after
-  /// it exchanges the accumulated sum. Nests. Waits for nobody.
+  /// RAII guard: while it lives, backward() only accumulates gradients on this rank. The first backward() after it
+  /// reduces the accumulated sum. Guards may be nested. Does not block.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallel& ddp);
@@ -107,32 +109,35 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, as before evaluating
-  /// or saving. All ranks call it, and it waits for them. Otherwise nothing is left to do.
+  /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
+  /// evaluating or saving. A collective: all ranks call it, and it blocks until they have. Without average_hosts_every
+  /// it does nothing.
   void average_hosts();
 
   comm::Group& group();
   comm::ReducerStats stats() const;
 
-  /// For lockstep::optim: its optimizers are made from a DistributedDataParallel.
+  /// Optimizers of lockstep::optim are constructed from a DistributedDataParallel through this conversion.
   operator std::shared_ptr<GradientSource>() const;  // NOLINT(google-explicit-constructor)
 
  private:
   friend void join(const std::vector<DistributedDataParallel*>&, const std::function<void()>&,
                    const struct JoinOptions&);
   class Impl;
-  std::shared_ptr<Impl> impl_;  // an optimizer may hold it too
+  std::shared_ptr<Impl> impl_;  // shared with the optimizer
 };
 
 struct JoinOptions {
-  /// Means are divided by all ranks, also by those that have no more batches; false: by those that still have some.
+  /// True: means are divided by the number of all ranks, including those that have joined. False: by the number of
+  /// ranks that still have batches.
   bool divide_by_initial_world_size = true;
 };
 
-/// Runs `loop`, a training loop whose number of batches differs between the ranks. A rank whose loop has ended keeps
-/// the others company with zeros until all have ended; then all get the parameters and buffers of a rank that trained
-/// to the end. List every model that the loop trains. An exception of `loop` comes out unchanged, and the other ranks
-/// get a PeerLostError. As PyTorch's Join; waits for all ranks.
+/// Runs `loop`, a training loop whose number of batches differs between the ranks, as PyTorch's Join. A rank whose loop
+/// has ended takes part in the other ranks' reductions with zeros until every loop has ended; then all ranks receive
+/// the parameters and buffers of a rank that trained to the end. `models` must list every model that the loop trains.
+/// Blocks until all ranks are done. An exception of `loop` is rethrown unchanged; the other ranks then throw
+/// PeerLostError.
 void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
           const JoinOptions& options = {});
 inline void join(DistributedDataParallel& model, const std::function<void()>& loop, const JoinOptions& options = {}) {

@@ -1,4 +1,4 @@
-// The state behind a DistributedDataParallel. Private to ddp/.
+// The implementation of DistributedDataParallel. Private to ddp/.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -25,7 +25,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
  public:
   Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
   ~Impl() override;
-  /// Lets go of the module.
+  /// Removes the hooks from the module, which may be destroyed afterwards.
   void detach_module();
 
   void on_backward_begin() override;
@@ -33,21 +33,21 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void on_backward_end() override;
   void on_backward_error(const std::string& why) noexcept override;
 
-  /// Called by autograd when parameter `index` has accumulated its gradient: on the thread that called backward(), or
-  /// one of autograd's for a GPU meanwhile.
+  /// autograd calls this when parameter `index` has accumulated its gradient: on the thread that called backward(), or
+  /// on one of autograd's threads for a GPU.
   void on_gradient_accumulated(std::size_t index);
 
   void enter_no_sync();
   void leave_no_sync();
 
-  // For join(): an exchange in which this rank only keeps the others company.
+  // For join(): a shadow reduction, to which a rank that has no more batches contributes nothing.
   void begin_shadow_reduction(bool divide_by_active);
   bool can_finish_shadow_reduction() const { return reducer_->has_begun_on_all_ranks(); }
-  /// True while some rank still trains.
+  /// Returns true while some rank still trains.
   bool finish_shadow_reduction();
   void finish_join();
   void abandon(const std::string& why) noexcept;
-  /// Throws UsageError when these options and join() do not go together.
+  /// Throws UsageError if join() cannot be used with this model's options or optimizer.
   void check_join_allowed() const;
 
   void average_hosts();
@@ -55,30 +55,30 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   // GradientSource
   std::vector<Parameter> parameters() const override;
   comm::Group& host_group() override { return host_group_ ? *host_group_ : reduce_group_; }
-  bool attach_optimizer(comm::ChunkSink* updated) override;
-  ShardOwners owners() override;
+  bool attach_optimizer(comm::ChunkSink* sink) override;
+  ShardOwners shard_owners() override;
   bool has_local_gradients() const override;
   std::uint64_t num_backwards() const override { return num_backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
   void require_gradients_unchanged() const override;
-  void detach() noexcept override;
-  void updated() override;
+  void detach_optimizer() noexcept override;
+  void on_parameters_updated() override;
   comm::SharedAllocation allocate_shared(std::size_t bytes) override;
   void average_gradients() override;
-  void run_pass(comm::GradientUse use, std::uint64_t options, comm::ChunkSink& sink) override;
+  void run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) override;
 
   comm::Group& group() { return group_; }
   comm::ReducerStats stats() const { return reducer_->stats(); }
 
  private:
-  /// A parameter and the autograd node that accumulates its gradient, which a tensor holds weakly.
+  /// A parameter and the autograd node that accumulates its gradient. The tensor itself holds the node weakly.
   struct HookedParameter {
     std::string name;
     at::Tensor tensor;
-    std::shared_ptr<void> node;  // keeps the node, and with it the hook, alive
+    std::shared_ptr<void> node;  // keeps the node and its hook alive
     torch::autograd::Node* raw = nullptr;
     std::uintptr_t hook = 0;
-    bool accumulated_locally = false;  // accumulated under no_sync() since the last exchange
+    bool accumulated_locally = false;  // under no_sync(), since the last reduction
   };
 
   void register_grad_hook(std::size_t index);
@@ -92,51 +92,51 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void begin_update();
   void end_update();
   void check_backward_update() const;
-  /// backward() leaves each rank its own gradients, for an optimizer.
-  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && reducer_->pieces() != nullptr; }
+  /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
+  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && reducer_->fused() != nullptr; }
   void submit_gradient(std::size_t index, bool fresh);
-  void take(std::size_t index, const at::Tensor& mean) override;
+  void consume(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> make_extra_ops();
   void check_replicas();
 
   comm::Group group_;
   const DdpOptions options_;
   std::unique_ptr<HostAverager> host_averager_;  // with average_hosts_every
-  comm::Group reduce_group_;  // whose gradients are averaged: all, or with average_hosts_every those of this host
+  comm::Group reduce_group_;  // averages gradients: all ranks, or with average_hosts_every the ranks of this host
   std::vector<HookedParameter> parameters_;
-  NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
+  NamedTensors all_tensors_;  // parameters and buffers, broadcast at the end of join()
   BufferSync buffers_;
   std::unique_ptr<comm::GradientReducer> reducer_;
 
-  std::thread::id backward_thread_;  // of backward()
-  std::mutex gradient_mutex_;        // a model on several devices gets gradients on several threads: one at a time
-  bool detached_ = false;            // the module may be gone
+  std::thread::id backward_thread_;  // the thread that called backward()
+  std::mutex gradient_mutex_;        // autograd computes gradients on one thread per device; serialises the callback
+  bool detached_ = false;            // the module may have been destroyed
   std::optional<comm::Group>
-      host_group_;  // with an optimizer, when reduce_group_ are on several hosts: those of this host
-  std::unique_ptr<comm::GradientReducer> host_reducer_;  // of the means that reducer_ has brought
-  bool state_sharded_ = false;                           // the optimizer's state is divided between owners()
-  bool has_optimizer_ = false;                           // of lockstep::optim
-  comm::ChunkSink* chunk_sink_ = nullptr;                // its; null: it has none
-  BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, when it updates in backward()
-  bool gradients_averaged_ = false;                      // where it leaves gradients: they are means
-  std::uint64_t num_backwards_ = 0;                      // that reached a parameter
+      host_group_;  // with an optimizer, if reduce_group_ spans several hosts: its ranks on this host
+  std::unique_ptr<comm::GradientReducer> host_reducer_;  // of the means that reducer_ has computed
+  bool state_sharded_ = false;                           // the optimizer's state is divided between shard_owners()
+  bool has_optimizer_ = false;                           // an optimizer of lockstep::optim is attached
+  comm::ChunkSink* chunk_sink_ = nullptr;                // the optimizer's; null: it uses averaged gradients
+  BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, if it updates in backward()
+  bool gradients_averaged_ = false;                      // with local gradients: average_gradients() was called
+  std::uint64_t num_backwards_ = 0;                      // those that reached a parameter
   GradientFingerprint gradient_fingerprint_;
-  bool has_leftover_gradients_ = false;          // gradients were there before this backward
-  bool reduction_open_ = false;                  // this backward has begun an exchange
-  bool deferred_ = false;                        // nothing is given to the exchange before the end of this backward
-  bool reentrant_ = false;                       // the model has been seen to run backward inside backward
-  std::vector<std::size_t> deferred_gradients_;  // parameters of this backward, in order, while deferred_
-  bool reached_parameter_ = false;               // this backward has reached a parameter
+  bool has_leftover_gradients_ = false;          // gradients existed before this backward()
+  bool reduction_open_ = false;                  // this backward() has begun a reduction
+  bool deferred_ = false;                        // gradients are submitted at the end of this backward()
+  bool reentrant_ = false;                       // the model has run a nested backward()
+  std::vector<std::size_t> deferred_gradients_;  // parameters reached while deferred_, in order
+  bool reached_parameter_ = false;               // this backward() has reached a parameter
   int no_sync_depth_ = 0;
   std::int64_t empty_backwards_ = 0;
   bool accumulating_ = false;
   std::int64_t num_reductions_ = 0;
-  NamedTensors compared_tensors_;  // what check_replicas() compares
+  NamedTensors compared_tensors_;  // whose hashes check_replicas() compares
   at::Tensor hashes_;
   at::Tensor all_hashes_;
   bool comparing_replicas_ = false;
   bool anyone_joined_ = false;
-  bool stop_requested_ = false;  // by some rank of an exchange
+  bool stop_requested_ = false;  // on some rank, as agreed in a reduction
   int first_active_rank_ = 0;
 };
 

@@ -1,3 +1,4 @@
+// Snapshots of gradients: the version counter and four values spread over the memory.
 #include "lockstep/ddp/gradient_fingerprint.h"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Whether gradients are still what backward() left.
+// Detects changes of gradients after backward().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,14 +9,15 @@
 
 namespace lockstep::ddp {
 
-/// Remembers a few values of each gradient, and autograd's count of its changes. A change that passes by that count
-/// (through .data(), as torch::nn::utils::clip_grad_norm_ does) shows in the values, if any of those was not zero.
+/// Records a few values of each gradient and its autograd version counter. A change that bypasses the version counter
+/// (through .data(), as in torch::nn::utils::clip_grad_norm_) is detected if it changes one of the recorded values,
+/// which a scaling does unless all of them are zero.
 class GradientFingerprint {
  public:
-  /// What gradient `index` is now; an undefined or sparse one is not watched.
+  /// Records gradient `index` as it is now. An undefined or sparse gradient, and one on a device, is not checked.
   void record(std::size_t index, const at::Tensor& gradient);
   void clear() { snapshots_.clear(); }
-  /// False when it was noted and is defined, and has changed since.
+  /// False if gradient `index` was recorded, is defined, and has changed since.
   bool is_unchanged(std::size_t index, const at::Tensor& gradient) const;
 
  private:

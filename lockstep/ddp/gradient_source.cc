@@ -1,4 +1,4 @@
-// What an optimizer asks of a DistributedDataParallel.
+// The GradientSource interface of DistributedDataParallel.
 #include "lockstep/ddp/gradient_source.h"
 
 #include "lockstep/base/error.h"
@@ -16,27 +16,27 @@ std::vector<GradientSource::Parameter> DistributedDataParallel::Impl::parameters
 
 void DistributedDataParallel::Impl::require_attached() const {
   if (detached_)
-    throw UsageError("the DistributedDataParallel that this optimizer was made from is gone",
-                     "it must live as long as the optimizer is used");
+    throw UsageError("lockstep::optim: the DistributedDataParallel of this optimizer has been destroyed",
+                     "keep it alive as long as the optimizer is used");
 }
 
-bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* updated) {
+bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
   require_attached();
   if (has_optimizer_)
-    throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
-                     "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  if (updated && reduce_group_.transport() == "hierarchy" && !reducer_->pieces()) {
+    throw UsageError("lockstep::optim: this DistributedDataParallel already has an optimizer",
+                     "use one optimizer with several parameter groups, or one DistributedDataParallel per optimizer");
+  if (sink && reduce_group_.transport() == "hierarchy" && !reducer_->fused()) {
     host_group_ = reduce_group_.split_by_host();
-    std::vector<comm::Part> parts;
-    for (const HookedParameter& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
-    host_reducer_ = host_group_->make_gradient_reducer("means", std::move(parts), {.bucket_bytes = {1}});
+    std::vector<comm::GradientSpec> specs;
+    for (const HookedParameter& parameter : parameters_) specs.push_back({parameter.name, parameter.tensor.detach()});
+    host_reducer_ = host_group_->make_gradient_reducer("means", std::move(specs), {.bucket_bytes = {1}});
   }
-  has_optimizer_ = true;  // what throws has come before
-  chunk_sink_ = updated;
-  return keeps_local_gradients() || (host_reducer_ && host_reducer_->pieces());
+  has_optimizer_ = true;  // nothing below throws
+  chunk_sink_ = sink;
+  return keeps_local_gradients() || (host_reducer_ && host_reducer_->fused());
 }
 
-GradientSource::ShardOwners DistributedDataParallel::Impl::owners() {
+GradientSource::ShardOwners DistributedDataParallel::Impl::shard_owners() {
   require_attached();
   if (keeps_local_gradients() && !host_group_) return {};
   state_sharded_ = reduce_group_.size() > 1;
@@ -55,9 +55,9 @@ GradientSource::ShardOwners DistributedDataParallel::Impl::owners() {
           .has_several_ranks = host_group_->size() > 1};
 }
 
-void DistributedDataParallel::Impl::updated() {
+void DistributedDataParallel::Impl::on_parameters_updated() {
   require_attached();
-  if (!keeps_local_gradients()) end_step();  // else the pass has ended it
+  if (!keeps_local_gradients()) end_step();  // with local gradients, the pass has called it
 }
 
 bool DistributedDataParallel::Impl::has_local_gradients() const {
@@ -68,33 +68,34 @@ bool DistributedDataParallel::Impl::has_local_gradients() const {
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
   require_attached();
   if (no_sync_depth_ > 0)
-    throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
+    throw UsageError("update_in_backward(): called under no_sync(), which keeps gradients for a later backward()",
+                     "call update_in_backward() outside no_sync()");
   backward_updater_ = updater;
   gradient_fingerprint_.clear();
 }
 
 void DistributedDataParallel::Impl::check_backward_update() const {
-  const std::string start = "backward() that updates parameters (update_in_backward() of the optimizer): ";
+  const std::string start = "backward() with update_in_backward() of the optimizer: ";
   if (has_leftover_gradients_)
     throw UsageError(
-        start + "gradients of an earlier one are there, and would be counted again",
-        "call zero_grad() before each backward(); to accumulate gradients, do without update_in_backward()");
+        start + "gradients of an earlier backward() exist and would be counted again",
+        "call zero_grad() before each backward(), or disable update_in_backward() to accumulate gradients");
   if (reentrant_)
     throw UsageError(start +
                          "the model runs backward() inside backward(), which may need the old values of a parameter "
                          "that has been updated",
-                     "do without update_in_backward()");
+                     "disable update_in_backward()");
 }
 
-/// The first gradient of a backward() that updates parameters.
+/// Called for the first gradient of a backward() that updates parameters.
 void DistributedDataParallel::Impl::begin_update() {
   comm::StepIdentity step = group_.step_identity();
-  const std::uint64_t options = backward_updater_->begin_update();
+  const std::uint64_t options_hash = backward_updater_->begin_update();
   if (!keeps_local_gradients()) return begin_reduction(step);
   step.use = comm::GradientUse::kUpdateInBackward;
-  step.options = options;
+  step.options_hash = options_hash;
   begin_reduction(step);
-  reducer_->pieces()->set_early_sink(*chunk_sink_);
+  reducer_->fused()->set_early_sink(*chunk_sink_);
 }
 
 void DistributedDataParallel::Impl::end_update() {
@@ -102,7 +103,7 @@ void DistributedDataParallel::Impl::end_update() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
 
-void DistributedDataParallel::Impl::detach() noexcept {
+void DistributedDataParallel::Impl::detach_optimizer() noexcept {
   has_optimizer_ = false;
   chunk_sink_ = nullptr;
   backward_updater_ = nullptr;
@@ -115,7 +116,7 @@ void DistributedDataParallel::Impl::detach() noexcept {
 
 comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
   require_attached();
-  return (host_reducer_ ? host_reducer_ : reducer_)->pieces()->allocate_shared(bytes);
+  return (host_reducer_ ? host_reducer_ : reducer_)->fused()->allocate_shared(bytes);
 }
 
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
@@ -123,18 +124,18 @@ void DistributedDataParallel::Impl::require_gradients_unchanged() const {
     if (!gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad()))
       throw backward_updater_
           ? UsageError("the gradient of " + parameters_[i].name +
-                           " was changed between backward() and step(), after it had been used: backward() "
-                           "updates parameters",
-                       "do without update_in_backward() of the optimizer")
+                           " was changed between backward() and step(), after backward() had used it to update the "
+                           "parameter",
+                       "disable update_in_backward() of the optimizer")
           : UsageError("the gradient of " + parameters_[i].name +
-                           " was changed between backward() and step(), while it was this rank's own",
-                       "call the optimizer's average_gradients() before changing gradients, or "
+                           " was changed between backward() and step(), before it was averaged over the ranks",
+                       "call the optimizer's average_gradients() before changing gradients, or its "
                        "clip_grad_norm() instead of torch's");
 }
 
 void DistributedDataParallel::Impl::average_gradients() {
   require_attached();
-  if (!keeps_local_gradients() || gradients_averaged_) return;  // otherwise they are means
+  if (!keeps_local_gradients() || gradients_averaged_) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
   begin_reduction(group_.step_identity());
@@ -143,12 +144,12 @@ void DistributedDataParallel::Impl::average_gradients() {
   gradients_averaged_ = true;
 }
 
-void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options, comm::ChunkSink& sink) {
+void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) {
   require_attached();
   const at::NoGradGuard no_grad;
   comm::StepIdentity step = group_.step_identity();
   step.use = use;
-  step.options = options;
+  step.options_hash = options_hash;
   if (host_reducer_)
     run_pass_on_means(step, sink);
   else
@@ -165,9 +166,9 @@ void DistributedDataParallel::Impl::run_pass_on_local_gradients(comm::StepIdenti
     const at::Tensor before = parameters_[i].tensor.grad();
     submit_gradient(i, true);
     if (!before.is_same(parameters_[i].tensor.grad()))
-      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // it has moved
+      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // its memory has moved
   }
-  complete_reduction(reducer_->pieces()->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
+  complete_reduction(reducer_->fused()->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) gradient_fingerprint_.clear();
 }
 
@@ -176,7 +177,7 @@ void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, c
   host_reducer_->begin(step, {});
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.grad().defined()) host_reducer_->ready(i, parameters_[i].tensor.grad(), true);
-  host_reducer_->pieces()->finish_fused(sink);
+  host_reducer_->fused()->finish_fused(sink);
 }
 
 }  // namespace lockstep::ddp

@@ -1,4 +1,4 @@
-// Where an optimizer gets its gradients from.
+// GradientSource: the interface through which an optimizer obtains gradients from a DistributedDataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,19 +12,22 @@
 
 namespace lockstep::ddp {
 
-/// An optimizer that updates in backward().
+/// An optimizer that updates parameters during backward(). DistributedDataParallel calls it on the thread that runs
+/// backward(), or on one of autograd's device threads.
 class BackwardUpdater {
  public:
   virtual ~BackwardUpdater() = default;
-  /// backward() has reached its first parameter. Returns a fingerprint of what is done with pieces, as for
-  /// GradientSource::give(). Throws UsageError, which leaves backward().
+  /// backward() has reached its first parameter. Returns a hash of the update that the sink will apply, as for
+  /// GradientSource::run_pass(). A UsageError that it throws propagates out of backward().
   virtual std::uint64_t begin_update() = 0;
-  /// backward() is over. `given`: so have been all pieces; otherwise gradients are means.
+  /// backward() is complete. `consumed_chunks` is true if the sink has received the chunks of all gradients; otherwise
+  /// gradients are means and are still to be applied.
   virtual void end_update(bool consumed_chunks) = 0;
 };
 
-/// The gradients of a DistributedDataParallel, for one optimizer that updates parameters in the pass that reads all
-/// ranks' gradients. After the DistributedDataParallel has gone, every call but detach() is a UsageError.
+/// The gradients of a DistributedDataParallel, for one optimizer that updates parameters in the same pass that reads
+/// all ranks' gradients. After the DistributedDataParallel is destroyed, every call except detach_optimizer() throws
+/// UsageError.
 class GradientSource {
  public:
   virtual ~GradientSource() = default;
@@ -33,54 +36,62 @@ class GradientSource {
     std::string name;
     at::Tensor tensor;
   };
-  /// All whose gradients are averaged; their place in this list is a piece's `part`.
+  /// All parameters whose gradients are averaged. A position in this list is a chunk's `gradient_index`.
   virtual std::vector<Parameter> parameters() const = 0;
 
-  /// True: there are ranks on this host that reach each other's memory (sharers()), and give() has what it needs. If
-  /// these are all ranks, backward() from now on leaves each its own gradients and waits for nobody; if there are
-  /// others, it averages as ever. False: it averages as ever, and what follows detach() is of no use. `updated.taken()`
-  /// is called for the updates of others in which this rank only keeps company. All ranks call it, and wait for each
-  /// other. Null: the optimizer wants means, as where false is returned. Throws UsageError when there is an optimizer
-  /// already, CommError.
-  virtual bool attach_optimizer(comm::ChunkSink* updated) = 0;
-  /// True: gradients are this rank's own, as backward() has left them. False: they are means.
+  /// Attaches an optimizer; `sink` receives the chunks of run_pass(), and null means that the optimizer uses averaged
+  /// gradients only. A collective: all ranks call it, and it blocks until they have.
+  ///
+  /// Returns true if ranks of this host can access each other's memory (host_group()), so that run_pass() is available.
+  /// If host_group() contains all ranks, backward() from now on leaves each rank its own gradients and does not wait
+  /// for other ranks; otherwise it averages gradients over all ranks as before. Returns false if run_pass() is not
+  /// available: backward() averages as before, and the functions below detach_optimizer() must not be called.
+  ///
+  /// In passes of a rank that has joined (see join()), this rank's sink receives no chunks; `sink->finish_gradient()`
+  /// is called for the other ranks' updates. Throws UsageError if there is an optimizer already, and CommError.
+  virtual bool attach_optimizer(comm::ChunkSink* sink) = 0;
+  /// True: gradients are this rank's own, as backward() left them. False: gradients are means.
   virtual bool has_local_gradients() const = 0;
-  /// How many calls of backward() have reached a parameter.
+  /// Number of backward() calls that have reached a parameter.
   virtual std::uint64_t num_backwards() const = 0;
-  /// From the next backward() on: each tells `updater` when it begins and ends, and where it would leave each rank its
-  /// own gradients it gives their pieces to the sink of attach(), as they come. A backward() before which gradients are
-  /// there, or in which another one runs, is a UsageError then, as is no_sync(). Null: no more. Waits for nobody.
-  /// Throws UsageError under no_sync().
+  /// From the next backward() on, calls `updater` at its beginning and end. Where backward() would leave each rank its
+  /// own gradients, it passes their chunks to the sink of attach_optimizer() as soon as they are ready. A backward()
+  /// that finds gradients of an earlier one, a nested backward(), and no_sync() then throw UsageError. Null: ends this
+  /// mode. Does not block. Throws UsageError under no_sync().
   virtual void update_in_backward(BackwardUpdater* updater) = 0;
-  /// Throws UsageError when a gradient is not what backward() left, where that was noted: where it leaves each rank its
-  /// own, and with an updater.
+  /// Throws UsageError if a gradient has changed since backward(). Checks only gradients that were recorded: local
+  /// gradients, and gradients of a backward() with an updater.
   virtual void require_gradients_unchanged() const = 0;
-  /// backward() averages again.
-  virtual void detach() noexcept = 0;
+  /// Reverts attach_optimizer(): backward() averages again.
+  virtual void detach_optimizer() noexcept = 0;
 
-  /// Parameters have been updated. Waits for other hosts with DdpOptions.average_hosts_every. Throws CommError.
-  virtual void updated() = 0;
+  /// The optimizer calls this after it has updated parameters. With DdpOptions.average_hosts_every it may average the
+  /// parameters between hosts, which blocks. Throws CommError.
+  virtual void on_parameters_updated() = 0;
 
-  // The sharers call these alike, and wait for each other. They throw CommError.
+  // The functions below are collectives of host_group() unless stated otherwise: its ranks call them in the same order,
+  // and each call blocks until all of them have. They throw CommError.
   virtual comm::Group& host_group() = 0;
-  /// Among whom state may be divided: the ranks, or, where ranks of a host share parameters, these hosts.
+  /// The parties between which optimizer state can be divided: the ranks, or, where ranks of a host share parameters,
+  /// the hosts.
   struct ShardOwners {
-    std::optional<comm::Group> group;  ///< of one rank of each owner, in their order; empty on other ranks
+    std::optional<comm::Group> group;  ///< contains one rank of each owner, ordered by owner; empty on other ranks
     int index = 0;                     ///< this rank's owner
     int count = 1;
-    bool has_several_ranks = false;  ///< this rank's owner is several ranks, the sharers()
+    bool has_several_ranks = false;  ///< this rank's owner consists of several ranks, those of host_group()
   };
-  /// After attach(): from now on ranks need each other's updates, and join() is a UsageError. All ranks call it, and
-  /// wait for each other.
-  virtual ShardOwners owners() = 0;
-  /// Memory that all of them see.
+  /// Call after attach_optimizer(). From then on a rank depends on the updates of other ranks, and join() throws
+  /// UsageError. A collective of all ranks.
+  virtual ShardOwners shard_owners() = 0;
+  /// Allocates memory that all ranks of host_group() can access.
   virtual comm::SharedAllocation allocate_shared(std::size_t bytes) = 0;
-  /// Makes every gradient the mean over the ranks, where backward() has not.
+  /// Makes every gradient the mean over the ranks, if backward() has not done so.
   virtual void average_gradients() = 0;
-  /// Gives the pieces of all gradients to the sharers' sinks. `options` is a fingerprint of what the sinks do; ranks
-  /// that differ in it get a DesyncError, and no sink anything. Throws UsageError when a gradient has been changed
-  /// since backward(): it is not the mean that one may think; after average() they may be changed, on all ranks alike.
-  virtual void run_pass(comm::GradientUse use, std::uint64_t options, comm::ChunkSink& sink) = 0;
+  /// Passes the chunks of all gradients to the sinks of the ranks of host_group(). `options_hash` is a hash of what the
+  /// sinks do: if it differs between ranks, they throw DesyncError before any sink receives a chunk. Throws UsageError
+  /// if a gradient was changed after backward() while it was this rank's own; after average_gradients(), gradients may
+  /// be changed if all ranks change them alike.
+  virtual void run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) = 0;
 };
 
 }  // namespace lockstep::ddp

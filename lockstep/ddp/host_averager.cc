@@ -1,3 +1,4 @@
+// Local SGD between hosts: flattens parameters into buckets and all-reduces them.
 #include "lockstep/ddp/host_averager.h"
 
 #include <ATen/ATen.h>
@@ -9,8 +10,8 @@ constexpr std::size_t kBucketBytes = 25 << 20;
 
 }  // namespace
 
-HostAverager::HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire)
-    : group_(group.split(0)), period_(period), wire_dtype_(wire) {
+HostAverager::HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype)
+    : group_(group.split(0)), period_(period), wire_dtype_(wire_dtype) {
   const at::Tensor hosts = at::full({1}, group.split_by_host().size() < group.size(), at::kInt);
   group_.all_reduce(hosts, comm::ReduceOp::kMax);
   has_several_hosts_ = hosts.item<int>() != 0;
@@ -23,7 +24,8 @@ HostAverager::HostAverager(comm::Group& group, const NamedTensors& tensors, int 
       buckets_.emplace_back();
       bytes = 0;
     }
-    // A write to a parameter is seen by a graph that still needs it, one to a buffer is not (BufferSync).
+    // A write to a parameter bumps its version counter, so that a pending graph fails; a write to a buffer does not
+    // (see BufferSync).
     buckets_.back().push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
     bytes += tensor.nbytes();
   }
@@ -50,8 +52,9 @@ void HostAverager::average_bucket(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) flat.push_back(tensor.reshape({-1}));
   const at::Tensor bucket = at::cat(flat);
-  group_.all_reduce(bucket, comm::ReduceOp::kMean,
-                    {.name = "host_sync", .wire = bucket.scalar_type() == at::kFloat ? wire_dtype_ : at::kFloat});
+  group_.all_reduce(
+      bucket, comm::ReduceOp::kMean,
+      {.name = "average_hosts", .wire_dtype = bucket.scalar_type() == at::kFloat ? wire_dtype_ : at::kFloat});
   std::int64_t first = 0;
   for (const at::Tensor& tensor : tensors) {
     tensor.copy_(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()));

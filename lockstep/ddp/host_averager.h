@@ -1,4 +1,4 @@
-// Parameters averaged between hosts now and then, instead of gradients in every step.
+// Averages parameters between hosts every N reductions, instead of gradients in every step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,16 @@ namespace lockstep::ddp {
 /// https://arxiv.org/abs/1808.07217).
 class HostAverager {
  public:
-  /// Splits `group`: its operations are apart from the user's. Of `tensors` those of floating point are averaged. All
-  /// ranks of a host hold the same values, so that each byte crosses once a host (comm/hierarchy); with one host
-  /// nothing is ever sent.
-  HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire);
+  /// Splits `group`, so that its operations are independent of the user's; a collective of all ranks. Averages the
+  /// floating-point tensors among `tensors` every `period` reductions, sent between hosts as `wire_dtype`. All ranks of
+  /// a host hold the same values, so each byte is sent once per host (comm/hierarchy); with one host nothing is sent.
+  HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype);
 
-  /// Counts an exchange of gradients; the last of each `every` averages. True when the hosts have met in it; then
-  /// `wish` is that of any rank.
+  /// Counts a reduction of gradients, and averages in every `period`-th call, which blocks until all ranks have called
+  /// it. Returns true if it averaged; then `stop_requested` is true on all ranks if it was true on any.
   bool average_if_due(bool& stop_requested);
-  /// Makes all ranks' tensors their mean, the same bits everywhere. Waits for all ranks.
+  /// Replaces each tensor by its mean over all ranks, with the same bits everywhere. Blocks until all ranks have called
+  /// it.
   void average();
 
  private:
@@ -33,7 +34,7 @@ class HostAverager {
   const at::ScalarType wire_dtype_;
   bool has_several_hosts_ = false;
   int num_reductions_ = 0;
-  std::vector<std::vector<at::Tensor>> buckets_;  // of one dtype each, of about kBucketBytes
+  std::vector<std::vector<at::Tensor>> buckets_;  // each of one dtype and at most about kBucketBytes
 };
 
 }  // namespace lockstep::ddp

@@ -1,3 +1,4 @@
+// join(): keeps ranks that have no more batches in the reductions of the others.
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -12,7 +13,7 @@ constexpr auto kPollInterval = std::chrono::microseconds(200);
 
 void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
           const JoinOptions& options) {
-  if (models.empty()) throw base::UsageError("join: no model is named");
+  if (models.empty()) throw base::UsageError("join: the list of models is empty; expected one or more");
   std::vector<DistributedDataParallel::Impl*> open;
   for (DistributedDataParallel* model : models) open.push_back(model->impl_.get());
   const auto all = open;
@@ -26,13 +27,14 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
   const bool divide_by_active = !options.divide_by_initial_world_size;
   for (auto* model : open) model->begin_shadow_reduction(divide_by_active);
   while (!open.empty()) {
-    // With several models the others' next exchange may be any of them; with one its own wait knows more about the
-    // others.
+    // With several models, the other ranks' next reduction may be of any of them, so poll. With one model, blocking in
+    // the reduction itself reports more about the other ranks if it fails.
     std::size_t next = 0;
     while (open.size() > 1 && !open[next]->can_finish_shadow_reduction()) {
       next = (next + 1) % open.size();
       if (next == 0)
-        std::this_thread::sleep_for(kPollInterval);  // bounded: a rank that trains exchanges, one that ends joins
+        std::this_thread::sleep_for(
+            kPollInterval);  // bounded: ranks that train start reductions, ranks that are done join
     }
     if (open[next]->finish_shadow_reduction())
       open[next]->begin_shadow_reduction(divide_by_active);

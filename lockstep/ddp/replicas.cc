@@ -1,3 +1,4 @@
+// Comparison, broadcast and hashing of a model's tensors.
 #include "lockstep/ddp/replicas.h"
 
 #define XXH_INLINE_ALL
@@ -32,7 +33,7 @@ std::string format_sizes(at::IntArrayRef values) {
   return text.str();
 }
 
-/// One line for each thing that must be equal: "what<TAB>value".
+/// One line per tensor, "KIND NAME<TAB>DESCRIPTION"; lines must be equal on all ranks.
 std::vector<std::string> describe_tensors(const NamedTensors& tensors, const std::string& kind) {
   std::vector<std::string> lines;
   for (const auto& [name, t] : tensors)
@@ -42,9 +43,9 @@ std::vector<std::string> describe_tensors(const NamedTensors& tensors, const std
   return lines;
 }
 
-/// Runs `move` on flat tensors of one dtype and device, each made of some of `tensors`, and copies back.
+/// Runs `operation` on flat copies of consecutive `tensors` of one dtype and device, and copies the results back.
 template <typename Operation>
-void for_each_flat_batch(const NamedTensors& tensors, const Operation& move) {
+void for_each_flat_batch(const NamedTensors& tensors, const Operation& operation) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> batch;
   std::int64_t bytes = 0;
@@ -61,7 +62,7 @@ void for_each_flat_batch(const NamedTensors& tensors, const Operation& move) {
       }
     };
     each([](const at::Tensor& t, const at::Tensor& slice) { slice.copy_(t); });
-    move(flat);
+    operation(flat);
     each([](const at::Tensor& t, const at::Tensor& slice) { t.copy_(slice); });
     batch.clear();
     bytes = 0;
@@ -154,7 +155,7 @@ std::string describe_divergence(const NamedTensors& tensors, const std::vector<s
     std::map<std::int64_t, std::vector<int>> ranks_by_hash;
     for (std::size_t r = 0; r < ranks.size(); ++r) ranks_by_hash[all[r * count + i]].push_back(ranks[r]);
     if (ranks_by_hash.size() < 2) continue;
-    // The smallest party is at fault as far as a vote can tell; among equals the one without the first.
+    // A majority vote: the smallest set of ranks is reported; among sets of equal size, one without the first rank.
     const std::vector<int>* smallest = nullptr;
     for (const auto& [hash, holding_ranks] : ranks_by_hash)
       if (!smallest || holding_ranks.size() < smallest->size() ||

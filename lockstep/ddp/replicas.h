@@ -1,4 +1,4 @@
-// Making the replicas of a model, and of its optimizer, equal; and finding out where they are not.
+// Makes the replicas of a model and of its optimizer equal, and finds differences between them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,33 +21,37 @@ namespace lockstep::ddp {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// The parameters (buffers) of `module` with their names; a tensor that has several names comes once, with its first.
+/// The parameters (or buffers) of `module` with their names. A tensor with several names is listed once, under the
+/// first.
 NamedTensors named_parameters(torch::nn::Module& module);
 NamedTensors named_buffers(torch::nn::Module& module);
 
-/// Compares names, shapes, strides, dtypes, devices and requires_grad of the tensors, and `options`, over the ranks.
-/// The first difference is a CommError kConfigMismatch with both ranks' values, on every rank. Waits for all ranks.
+/// Compares names, shapes, strides, dtypes, device types and requires_grad of the tensors, and `options`, over the
+/// ranks. On a difference every rank throws CommError kConfigMismatch with both ranks' values of the first one. Blocks
+/// until all ranks have called it.
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
                     comm::Group& group);
 
-/// Overwrites the tensors with those of rank `root`, in place, packed into messages of at most 32 MiB. All ranks hold
-/// `root`'s bits afterwards. Waits for all ranks.
+/// Overwrites the tensors in place with those of rank `root`, packed into messages of at most 32 MiB. Afterwards all
+/// ranks hold the same bits. Blocks until all ranks have called it.
 void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root = 0);
 
-/// Gives every rank the parameters and buffers of rank `root`. Waits for all ranks.
+/// Copies the parameters and buffers of rank `root` to every rank. Blocks until all ranks have called it.
 void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root = 0);
 
-/// Gives every rank the state and options of rank `root`'s optimizer, through the optimizer's own save() and load().
-/// For optimizers whose state derives from initial parameters (Lookahead, EMA, master weights) and was made before the
-/// parameters were equal. What travels is tensors and numbers, never a pickle. Waits for all ranks.
+/// Copies the state and options of rank `root`'s optimizer to every rank, through the optimizer's own save() and
+/// load(). Needed for optimizers whose state derives from initial parameters (Lookahead, EMA, master weights) and that
+/// were constructed before the parameters were equal. Sends tensors and numbers, never a pickle. Blocks until all ranks
+/// have called it. Throws UsageError on rank `root` for state of another type.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& group, int root = 0);
 
-/// 64 bits (XXH3) of each tensor's values, in memory order. Those on a GPU are copied here piece by piece, which waits
-/// for it.
+/// A 64-bit hash (XXH3) of each tensor's values in memory order. Values on a GPU are copied to the host in slices of at
+/// most 32 MiB, which blocks until the GPU has computed them.
 std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors);
 
-/// `all` holds the hashes of each rank, which `ranks` names as the world does. The first tensor in which they differ,
-/// and the rank that is alone or fewest, in words; "" when there is none. Pure. `odd` gets the rank.
+/// Describes the first tensor whose hashes differ between ranks; returns "" if there is none. `all` holds the hashes of
+/// each rank in the order of `ranks`, which are world ranks. Sets `outlier_rank` to a rank of the smallest set of ranks
+/// with equal hashes. Pure.
 std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all,
                                 const std::vector<int>& ranks, int& outlier_rank);
 

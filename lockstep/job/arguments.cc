@@ -23,7 +23,7 @@ std::string quote_around(const std::vector<std::string>& arguments, std::size_t 
 
 std::vector<std::string> comparable_arguments(std::string_view cmdline) {
   std::vector<std::string> arguments = base::split(cmdline, '\0');
-  if (!arguments.empty()) arguments.pop_back();  // behind the last zero byte there is nothing
+  if (!arguments.empty()) arguments.pop_back();  // the empty text after the last zero byte
   std::vector<std::string> kept;
   for (std::size_t i = 1; i < arguments.size() && kept.size() < kMaxArguments; ++i) {
     std::string& word = arguments[i];
@@ -50,7 +50,7 @@ std::string argument_difference(const std::vector<std::string>& theirs, const st
   const auto [a, b] = std::mismatch(theirs.begin(), theirs.end(), first.begin(), first.end());
   if (a == theirs.end() && b == first.end()) return "";
   const auto at = static_cast<std::size_t>(a - theirs.begin());
-  return quote_around(theirs, at) + " against " + quote_around(first, at);
+  return quote_around(theirs, at) + " instead of " + quote_around(first, at);
 }
 
 }  // namespace lockstep::job

@@ -1,4 +1,4 @@
-// What a rank was started with: ranks that differ in it are pointed out, for it is seldom meant.
+// The command line arguments of a rank, for a warning when ranks have different arguments, which is seldom intended.
 #pragma once
 
 #include <string>
@@ -7,17 +7,17 @@
 
 namespace lockstep::job {
 
-/// The words after the program's name in `cmdline`, as /proc/PID/cmdline has them (each ends with a zero byte), at most
-/// 64, each cut to 100 bytes and with spaces for control characters. Left out is what differs rightly: a word that has
-/// "rank" in it ("--local-rank=3"), and the one after it where it has no
-/// "=" ("--rank 3").
+/// Returns the arguments in `cmdline`, which has the format of /proc/PID/cmdline (each argument ends with a zero byte),
+/// without the program's name: at most 64, each truncated to 100 bytes, with control characters replaced by spaces.
+/// Omits arguments that differ between ranks by design: those that contain "rank" ("--local-rank=3"), and the argument
+/// after such a one if it has no "=" ("--rank 3").
 std::vector<std::string> comparable_arguments(std::string_view cmdline);
 
-/// Those of this process.
+/// Returns comparable_arguments() of this process.
 std::vector<std::string> process_arguments();
 
-/// Where `theirs` first differ from `first`: `"--lr" "0.2" against "--lr" "0.1"`, of each side the word before it and
-/// at most two from there on; "" when they are equal.
+/// Describes the first difference between `theirs` and `first`: `"--lr" "0.2" instead of "--lr" "0.1"`, with the
+/// argument before the difference and at most two from there on. Returns "" if they are equal.
 std::string argument_difference(const std::vector<std::string>& theirs, const std::vector<std::string>& first);
 
 }  // namespace lockstep::job

@@ -11,7 +11,7 @@ namespace {
 
 std::string format_number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
-/// A value without quotes must stay one word, and not begin with one.
+/// Makes `text` a single word, as an unquoted value must be, that does not start with a quote.
 std::string to_word(std::string text) {
   if (text.empty()) return "-";
   for (char& c : text)
@@ -20,7 +20,7 @@ std::string to_word(std::string text) {
   return text;
 }
 
-/// The character that the escape at line[i] stands for; `i` ends on the escape's last character.
+/// Returns the character that the escape sequence at line[i] stands for and moves `i` to its last character.
 char unescape(std::string_view line, std::size_t& i) {
   if (line[i] == 'n') return '\n';
   int code = 0;
@@ -32,7 +32,7 @@ char unescape(std::string_view line, std::size_t& i) {
   return line[i];
 }
 
-/// Takes `key=VALUE ` or `key="VALUE"` off the front of `line`.
+/// Removes `key=VALUE ` or `key="VALUE"` from the front of `line` and returns the value.
 std::optional<std::string> take_field(std::string_view& line, std::string_view key) {
   if (!line.starts_with(key) || line.size() <= key.size() || line[key.size()] != '=') return std::nullopt;
   line.remove_prefix(key.size() + 1);

@@ -1,4 +1,5 @@
-// The one line that says why a run ended, and the place in the store where the first cause is kept.
+// The FATAL line, which states why a run ended, and the store keys that the launcher and the ranks share, among them
+// the first cause.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@
 
 namespace lockstep::job {
 
-/// All that a FATAL line says. -1 and "" print as "-".
+/// The fields of a FATAL line. -1 and "" print as "-".
 struct Fatal {
   base::Cause cause = base::Cause::kInternal;
   int rank = -1;
@@ -26,29 +27,32 @@ struct Fatal {
   std::string hint;
 };
 
+/// Returns the line
 /// FATAL cause=<CODE> rank=<r> host=<h> pid=<p> gen=<g> step=<s> op=<name>#<seq> detail="<text>" hint="<text>"
 std::string format_fatal(const Fatal& fatal);
-/// The same after WARN: what does not end the run.
+/// Returns the same fields after WARN, for events that do not end the run.
 std::string format_warning(const Fatal& fatal);
 
-/// Reads a line of format_fatal(); nothing when it is not one.
+/// Parses a line of format_fatal(); returns nullopt for any other line. An unknown cause becomes kInternal, and a
+/// number out of range becomes -1 (`gen`: 0).
 std::optional<Fatal> parse_fatal(std::string_view line);
 
-/// The keys that launcher and ranks use together.
+/// Store keys that the launcher and the ranks share.
 namespace key {
 inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
-std::string exited(int rank);                        ///< set by the launcher when a rank's process ended: how
-inline constexpr std::string_view kClosedWithoutCause =
-    "ended without saying why";  ///< how, as far as rank 0 sees it where there is no launcher
-std::string left(int rank);      ///< set by a rank that closes its world in good order
-std::string progress(int rank);  ///< set by a rank that gets on, about once a second: a number that grows
+std::string exited(int rank);  ///< set when the process of `rank` has ended; the value describes how
+/// The value of exited() that rank 0 sets if there is no launcher and all connections of a rank have closed.
+inline constexpr std::string_view kClosedWithoutCause = "ended without saying why";
+std::string left(int rank);      ///< set by a rank that leaves its world in good order
+std::string progress(int rank);  ///< a growing number, set about once per second while the rank makes progress
 }  // namespace key
 
-/// A rank that lives and has lost its connections has new ones after this time: it beats every second.
+/// A live rank that has lost its connections reconnects within this time, because its heartbeat accesses the store
+/// every second.
 inline constexpr std::chrono::seconds kReconnectGrace{2};
 
-/// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that
-/// is gone cannot be told, and then `fatal` is returned.
+/// Publishes `fatal` as the job's first cause unless the store already has one. Returns the first cause in the store,
+/// or `fatal` if the store cannot be reached within 2 s. Blocks until the store answers.
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
 
 }  // namespace lockstep::job

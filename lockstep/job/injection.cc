@@ -17,7 +17,7 @@ constexpr std::array kFaultNames = {
     FaultName{"loop", Fault::kLoop},       FaultName{"throw", Fault::kThrow}, FaultName{"desync", Fault::kDesync},
     FaultName{"corrupt", Fault::kCorrupt}, FaultName{"flip", Fault::kFlip},   FaultName{"slow", Fault::kSlow}};
 
-/// N of "NAME=N"; -1 when it is not that.
+/// Returns N of "NAME=N", or -1 if `part` does not have this form.
 std::int64_t parse_field(std::string_view part, std::string_view name) {
   if (!part.starts_with(name) || part.size() <= name.size() || part[name.size()] != '=') return -1;
   return base::parse_int(part.substr(name.size() + 1)).value_or(-1);
@@ -37,7 +37,7 @@ Injection parse_injection(const char* what, const std::string& text) {
     std::string names;
     for (const FaultName& entry : kFaultNames) names += (names.empty() ? "" : ", ") + std::string(entry.name);
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
-                           "; allowed is KIND@rank=R,step=S with S of 1 or more, and as KIND " + names);
+                           "; expected KIND@rank=R,step=S with S at least 1 and KIND one of " + names);
   }
   injection.rank = static_cast<int>(rank);
   injection.step = step;

@@ -1,4 +1,4 @@
-// A fault on purpose, so that users and tests see a program fail well.
+// Fault injection, so that users and tests can observe how a program fails.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@ enum class Fault {
   kKill,     ///< SIGKILL
   kStop,     ///< SIGSTOP
   kSegv,     ///< SIGSEGV
-  kLoop,     ///< it computes for ever
-  kThrow,    ///< an exception out of backward()
-  kDesync,   ///< it says that it is in another step
-  kCorrupt,  ///< a NaN in a gradient of its own
-  kFlip,     ///< one bit of one mean, on this rank alone
-  kSlow,     ///< from then on each step takes 0.2 s longer
+  kLoop,     ///< an infinite loop
+  kThrow,    ///< backward() throws an exception
+  kDesync,   ///< the rank reports a wrong step number
+  kCorrupt,  ///< a NaN in one of the rank's gradients
+  kFlip,     ///< one flipped bit in an averaged gradient, on this rank only
+  kSlow,     ///< every later step takes 0.2 s longer
 };
 
 struct Injection {
   Fault fault = Fault::kNone;
   int rank = -1;
-  std::int64_t step = 0;  ///< the exchange of gradients of that process in which it happens, from 1
+  std::int64_t step = 0;  ///< the gradient reduction of that process in which the fault occurs, from 1
 };
 
-/// Of "KIND@rank=R,step=S". Throws UsageError, naming `what` (the option or variable), the value got and what is
-/// allowed. Pure.
+/// Parses "KIND@rank=R,step=S". Throws a UsageError that names `what` (the option or variable), the value received and
+/// the values expected. Pure.
 Injection parse_injection(const char* what, const std::string& text);
 
 }  // namespace lockstep::job

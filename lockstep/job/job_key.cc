@@ -22,7 +22,7 @@ constexpr std::size_t kMaxKeyFileBytes = 4096;
 static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::RankPage::key);
 
 void fill_random(std::array<unsigned char, 32>& bytes) {
-  // bounded: it waits only where a machine has just started
+  // bounded: getrandom blocks only until the kernel's pool is initialised, shortly after boot
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     throw base::SystemError("getrandom", errno);
 }
@@ -31,7 +31,7 @@ void fill_random(std::array<unsigned char, 32>& bytes) {
 
 JobKey::JobKey(std::string_view bytes) {
   if (bytes.size() != kBytes)
-    throw base::UsageError("a job's key has " + std::to_string(bytes.size()) + " bytes; allowed are 32");
+    throw base::UsageError("the job key has " + std::to_string(bytes.size()) + " bytes; expected 32");
   std::copy(bytes.begin(), bytes.end(), bytes_.begin());
 }
 
@@ -43,19 +43,19 @@ JobKey JobKey::random() {
 
 JobKey JobKey::from_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
-    throw base::UsageError("the job's key " + base::quoted(path, 256) + " " + why,
-                           "head -c 32 /dev/urandom > FILE; chmod 600 FILE; and give every rank a copy");
+    throw base::UsageError("the job key file " + base::quoted(path, 256) + " " + why,
+                           "create it with head -c 32 /dev/urandom > FILE; chmod 600 FILE; and copy it to every host");
   };
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) refuse("is no file");
+  if (!S_ISREG(status.st_mode)) refuse("is not a regular file");
   if (status.st_uid != ::geteuid()) refuse("belongs to another user");
-  if ((status.st_mode & 077) != 0) refuse("may be read or written by others than its owner");
+  if ((status.st_mode & 077) != 0) refuse("is readable or writable by users other than its owner");
   char text[kMaxKeyFileBytes + 1];
   const ssize_t size = ::read(fd.get(), text, sizeof text);
   if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxKeyFileBytes))
-    refuse("has " + std::to_string(status.st_size) + " bytes; allowed are 32 to 4096");
+    refuse("has " + std::to_string(status.st_size) + " bytes; expected 32 to 4096");
   return JobKey(mac_bytes(JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}})));
 }
 

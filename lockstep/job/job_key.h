@@ -1,4 +1,4 @@
-// The secret of a job: whoever has it may join, and nobody else.
+// The secret key of a job: only processes that have it can join the job.
 #pragma once
 
 #include <array>
@@ -8,49 +8,50 @@
 
 namespace lockstep::job {
 
-/// HMAC-SHA256 (RFC 2104, FIPS 180-4), as libsodium computes it.
+/// A message authentication code: HMAC-SHA256 (RFC 2104, FIPS 180-4), computed by libsodium.
 using Mac = std::array<unsigned char, 32>;
 
-/// 32 bytes that stand in no command line and in no environment: the launcher makes them, and each rank finds them in
-/// the page that its agent made for it; ranks that MPI or torchrun has started hear them from rank 0, by MPI or
-/// torchrun's store; others may have a file.
+/// 32 secret bytes that appear neither in a command line nor in the environment. The launcher generates them, and each
+/// rank reads them from the page that its agent created. Ranks started by MPI or torchrun receive them from rank 0,
+/// through MPI or torchrun's store; other ranks may read them from a file.
 class JobKey {
  public:
   static constexpr std::size_t kBytes = 32;
 
-  /// No secret: anybody who reaches the store may join.
+  /// Constructs an unset key: every process that can reach the store may join.
   JobKey() = default;
-  /// Exactly 32 bytes; all of them zero is no secret.
+  /// Constructs a key from exactly 32 bytes; all zeros mean an unset key. Throws UsageError for another length.
   explicit JobKey(std::string_view bytes);
-  /// Random ones, from getrandom(2). Throws SystemError.
+  /// Returns a random key from getrandom(2). Throws SystemError.
   static JobKey random();
-  /// Made from what lies in a file of 32 to 4096 bytes. UsageError when it cannot be read, belongs to another user than
-  /// this process, or anybody but its owner may read or write it.
+  /// Derives a key from the content of a file of 32 to 4096 bytes. Throws UsageError if the file cannot be read,
+  /// belongs to another user, or is readable or writable by users other than its owner.
   static JobKey from_file(const std::string& path);
-  /// The one in the page that this process was given, or none.
+  /// Returns the key in the page that this process inherited, or an unset key.
   static JobKey inherited();
 
   bool is_set() const;
   std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
-  /// Of these texts one after another: who uses it sees to it that they cannot be cut otherwise.
+  /// Returns the code of the concatenation of `texts`. The caller must make sure that the concatenation determines the
+  /// individual texts.
   Mac mac(std::initializer_list<std::string_view> texts) const;
 
  private:
   std::array<unsigned char, kBytes> bytes_{};
 };
 
-/// Takes the same time whatever they are.
+/// Returns whether `mac` and `bytes` are equal. The time taken does not depend on their content.
 bool equal_constant_time(const Mac& mac, std::string_view bytes);
 inline std::string_view mac_bytes(const Mac& mac) { return {reinterpret_cast<const char*>(mac.data()), mac.size()}; }
 
-/// Random bytes that are used once. Throws SystemError.
+/// Returns 32 random bytes for one use. Throws SystemError.
 Mac random_nonce();
 
-/// What the two ends of a connection must have in common.
+/// The values that must be equal on both ends of a connection to the store.
 struct Credentials {
-  std::string job;     ///< at most 128 bytes; keeps two jobs at one address apart
-  int generation = 0;  ///< of the job: how often it was started before
+  std::string job;     ///< name that distinguishes two jobs at one address; at most 128 bytes
+  int generation = 0;  ///< how many times the job was started before
   JobKey key{};
 };
 

@@ -26,11 +26,11 @@ using base::Deadline;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(200);
 constexpr std::string_view kRefused = "join/refused";
-constexpr std::string_view kArguments = "arguments";  // on its line no fact, for it may differ
+constexpr std::string_view kArguments = "arguments";  // the line with this key is not a fact: it may differ
 
 struct Member {
   std::string host;
-  std::string host_id;  // two hosts may have one name
+  std::string host_id;  // distinguishes hosts with equal names
   std::string pid;
   std::vector<std::string> arguments;
   Facts facts;
@@ -68,7 +68,8 @@ Member parse_member(const std::string& text) {
 
 std::string member_key(int rank) { return "join/" + std::to_string(rank); }
 
-/// Takes this rank's place, or says who has it.
+/// Registers this process as its rank. If another process has registered as the same rank, publishes and throws an
+/// error that names both.
 void claim_rank(Store& store, const Identity& id, const Member& self, Deadline deadline) {
   const std::string own_record = to_text(self);
   const std::string stored = store.compare_set(member_key(id.rank), "", own_record, deadline);
@@ -76,11 +77,11 @@ void claim_rank(Store& store, const Identity& id, const Member& self, Deadline d
   const std::string text = "rank " + std::to_string(id.rank) + " joined twice: from " +
                            describe_member(parse_member(stored)) + " and from " + describe_member(self);
   store.set(kRefused, text, deadline);
-  throw base::UsageError(text,
-                         "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
+  throw base::UsageError(
+      text, "give each process its own rank: with n processes per node, RANK on node k is k * n + LOCAL_RANK");
 }
 
-/// What made another rank give up ends this one's wait too: it will not come.
+/// Throws the error that another rank has published: that rank will not join.
 void throw_if_job_failed(Store& store, const Identity& id, Deadline deadline) {
   if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
   const auto line = store.find(key::kCause, deadline);
@@ -109,7 +110,7 @@ std::vector<Member> wait_for_members(Store& store, const Identity& id, Deadline 
     throw CommError(
         Cause::kJoinTimeout, "init", id.rank, -1,
         std::to_string(count) + " of " + std::to_string(id.world_size) + " ranks did not join in time: " + missing,
-        "were they started, with this address (" + to_string(id.address) + ") and world size?");
+        "check that they were started with this address (" + to_string(id.address) + ") and world size");
   return members;
 }
 
@@ -121,20 +122,20 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
       if (theirs != value)
         throw CommError(Cause::kConfigMismatch, "init", id.rank, static_cast<int>(rank),
                         "rank " + std::to_string(rank) + " differs from rank 0 in " + key + ": " +
-                            base::quoted(theirs, 128) + " on " + members[rank].host + " against " +
+                            base::quoted(theirs, 128) + " on " + members[rank].host + ", but " +
                             base::quoted(value, 128) + " on " + members[0].host,
                         "start the same program with the same libraries on every rank");
     }
 }
 
-/// Both sides say it: rank 0 of the first rank that differs, and each that does of itself. Ends nothing: it may be
-/// meant.
+/// Logs different arguments on both sides: on rank 0 for the first rank that differs, and on every rank that differs
+/// for itself. It is only a warning, because the difference may be intended.
 void warn_about_arguments(const std::vector<Member>& members, const Identity& id) {
   for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
     const std::string difference = argument_difference(members[rank].arguments, members[0].arguments);
     if (!difference.empty())
       return base::log_warning("rank " + std::to_string(rank) +
-                               " was started with other arguments than rank 0: " + difference);
+                               " was started with different arguments than rank 0: " + difference);
     if (id.rank != 0) return;
   }
 }
@@ -162,7 +163,8 @@ void fill_host_layout(const std::vector<Member>& members, Identity& id) {
   if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
 }
 
-/// A note of an ELF image: 4 bytes of name size, description size, type; then both, padded to 4.
+/// Finds the build id among the notes of an ELF image. A note has 4 bytes each of name size, description size and type,
+/// followed by name and description, each padded to 4 bytes.
 std::string build_id_of(const dl_phdr_info& image) {
   for (int i = 0; i < image.dlpi_phnum; ++i) {
     const ElfW(Phdr) & header = image.dlpi_phdr[i];
@@ -230,11 +232,11 @@ std::string build_id(const std::string& library) {
   } search{library};
   ::dl_iterate_phdr(
       [](dl_phdr_info* image, std::size_t, void* data) {
-        auto& wanted = *static_cast<Search*>(data);
+        auto& request = *static_cast<Search*>(data);
         const std::string_view path = image->dlpi_name;
         // The main program is the first image.
-        if (!wanted.library.empty() && path.substr(path.rfind('/') + 1) != wanted.library) return 0;
-        wanted.id = build_id_of(*image);
+        if (!request.library.empty() && path.substr(path.rfind('/') + 1) != request.library) return 0;
+        request.id = build_id_of(*image);
         return 1;
       },
       &search);

@@ -1,4 +1,4 @@
-// Coming together: everybody is there, nobody twice, and all run the same thing.
+// Joining a job: waits until all ranks have arrived, rejects duplicate ranks, and checks that all run the same program.
 #pragma once
 
 #include <map>
@@ -11,26 +11,28 @@
 
 namespace lockstep::job {
 
-/// Values that must be equal on all ranks: "lockstep", "libtorch", "libtorch_cpu", "program". join() adds "world_size";
-/// the store's own hello has compared the protocol.
+/// Named values that must be equal on all ranks: "lockstep", "libtorch", "libtorch_cpu", "program". join() adds
+/// "world_size". The store's handshake has already compared the protocol version.
 using Facts = std::map<std::string, std::string>;
 
-/// Waits for all ranks and fills what `identity` was not told (local rank and so on). Ends early when another rank has
-/// published why it gave up. On every rank throws
-///   CommError kJoinTimeout     at the deadline, listing by number who did not come;
-///   UsageError                 when this rank's number has joined before, naming both hosts and pids;
-///   CommError kConfigMismatch  when a fact differs, naming the rank, the key and both values.
+/// Blocks until all ranks have joined, and fills in the unknown members of `identity` (local rank and so on). Throws on
+/// every rank:
+///   CommError kJoinTimeout     at the deadline, listing the missing ranks;
+///   UsageError                 if a rank joins twice, naming the hosts and pids of both processes;
+///   CommError kConfigMismatch  if a fact differs, naming the rank, the key and both values;
+///   CommError                  with the first cause, as soon as another rank has published one.
+/// Logs a warning if the command line arguments of ranks differ.
 void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
 
-/// The name of the host that `rank` has joined from; "?" before it has.
+/// Returns the name of the host from which `rank` has joined, or "?" if it has not joined.
 std::string find_host_of_rank(Store& store, int rank);
 
-/// This start of this machine, its network, its folder of temporary files and the name that it was given
-/// (LOCKSTEP_HOST_ID), as this process sees them: what has one of its own counts as a host.
+/// Returns an identifier of this host as this process sees it: boot id, network namespace, directory of temporary
+/// files, and LOCKSTEP_HOST_ID. Processes that differ in any of them count as being on different hosts.
 std::string host_id();
 
-/// The GNU build id of the loaded library that is called `library` ("libc.so.6"), of the running program for "", as
-/// hex; "-" when there is none.
+/// Returns the GNU build id, in hexadecimal, of the loaded library with the file name `library` ("libc.so.6"), or of
+/// the running program if `library` is empty. Returns "-" if there is none.
 std::string build_id(const std::string& library);
 
 }  // namespace lockstep::job

@@ -8,7 +8,8 @@ namespace lockstep::job {
 void check_limits(std::string_view key, std::string_view value) {
   if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
     throw base::UsageError("store: key " + base::quoted(key, 80) + " has " + std::to_string(key.size()) +
-                           " bytes and its value " + std::to_string(value.size()) + "; allowed are 256 and 1048576");
+                           " bytes and its value " + std::to_string(value.size()) +
+                           " bytes; expected at most 256 and 1048576");
 }
 
 void LocalStore::notify_changed() {
@@ -31,7 +32,7 @@ std::optional<std::string> LocalStore::get(std::string_view key, base::Deadline 
     const auto found = values_.find(key);
     if (found != values_.end()) return found->second;
     if (deadline.is_never())
-      changed_.wait(lock);  // bounded: the caller chose never
+      changed_.wait(lock);  // bounded: the caller passed Deadline::never()
     else if (changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout && !values_.contains(key))
       return std::nullopt;
   }

@@ -1,4 +1,4 @@
-// A store inside one process: for a world of one, and the table behind StoreServer.
+// A store inside one process: for a world of size one, and as the table of a StoreServer.
 #pragma once
 
 #include <condition_variable>
@@ -10,9 +10,10 @@
 
 namespace lockstep::job {
 
-/// Throws UsageError when a key or value is too long for a store.
+/// Throws UsageError if `key` or `value` exceeds the limits of a store.
 void check_limits(std::string_view key, std::string_view value);
 
+/// A Store in this process's memory. Thread-safe; only get() blocks.
 class LocalStore final : public Store {
  public:
   void set(std::string_view key, std::string_view value, base::Deadline deadline) override;
@@ -22,7 +23,8 @@ class LocalStore final : public Store {
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           base::Deadline deadline) override;
 
-  /// Called after every change, on the changing thread, without the lock. Set it before the store is shared.
+  /// Sets a function that is called after every change, on the thread that made it, without the lock held. Must be
+  /// called before other threads use the store.
   void on_change(std::function<void()> listener) { listener_ = std::move(listener); }
 
  private:

@@ -1,5 +1,5 @@
-// What the ranks of a job know in common: small values under names. Rendezvous, agreement and post-mortem use it; the
-// data of a step never does.
+// The key-value store that the ranks of a job share. It holds small values for rendezvous, agreement and post-mortem
+// reports; tensor data never passes through it.
 #pragma once
 
 #include <cstddef>
@@ -16,30 +16,33 @@ namespace lockstep::job {
 inline constexpr std::size_t kMaxKeyBytes = 256;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;
 
-/// A few verbs. Any thread may call any of them. Keys are at most 256 bytes, values at most 1 MiB (UsageError). When
-/// the store itself is gone every verb throws CommError with cause kCoordinatorLost.
+/// The interface of a store. All methods are thread-safe. Keys have at most 256 bytes and values at most 1 MiB; longer
+/// ones throw UsageError. Every method throws CommError with cause kCoordinatorLost if the store is lost. A method that
+/// need not wait for another rank may still block on the network, until its deadline or for 10 s if that is longer.
 class Store {
  public:
   virtual ~Store() = default;
 
+  /// Sets `key` to `value`.
   virtual void set(std::string_view key, std::string_view value, base::Deadline deadline) = 0;
 
-  /// The value of `key`, waiting until there is one. Nothing at the deadline.
+  /// Blocks until `key` has a value and returns it. Returns nullopt at the deadline.
   virtual std::optional<std::string> get(std::string_view key, base::Deadline deadline) = 0;
 
-  /// The value of `key` if there is one now.
+  /// Returns the value of `key`, or nullopt if it has none, without waiting for one.
   virtual std::optional<std::string> find(std::string_view key, base::Deadline deadline) = 0;
 
-  /// Adds to the decimal number under `key` (0 when there is none) and returns the sum.
+  /// Atomically adds `amount` to the decimal number under `key` (0 if there is none) and returns the sum. Throws
+  /// UsageError if the value is not a number or the sum overflows.
   virtual std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) = 0;
 
-  /// Sets `key` to `desired` if its value is `expected` (an empty `expected` also fits a key that does not exist), and
-  /// returns the value that `key` has afterwards.
+  /// Atomically sets `key` to `desired` if its value is `expected` (an empty `expected` also matches a key without a
+  /// value), and returns the value that `key` has afterwards.
   virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                                   base::Deadline deadline) = 0;
 };
 
-/// The same store, every key with `prefix` and '/' in front.
+/// A view of another store that prepends `prefix` and '/' to every key.
 class PrefixStore final : public Store {
  public:
   PrefixStore(std::string prefix, std::shared_ptr<Store> store);

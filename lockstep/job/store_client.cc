@@ -20,17 +20,18 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr int kMaxAttempts = 5;  // of connections that end before they are admitted
+constexpr int kMaxAttempts = 5;  // at connections that end before they are authenticated
 constexpr auto kRetryPause = std::chrono::milliseconds(50);
 constexpr std::chrono::milliseconds kReplyTimeout{10000};
-constexpr std::chrono::milliseconds kReconnectTimeout{
-    3200};  // the system asks at 0, 1 and 3 s; that a host is silent may have taken 6 s to be seen
-constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(24);  // wait of one request
-constexpr const char* kStoreGoneHint = "the launcher (or rank 0, which serves the store when there is none) has ended";
+// The kernel sends SYN packets after 0, 1 and 3 s; detecting a silent host may already have taken 6 s.
+constexpr std::chrono::milliseconds kReconnectTimeout{3200};
+constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(24);  // for one request
+constexpr const char* kStoreGoneHint =
+    "check why the launcher ended, or rank 0, which serves the store if there is no launcher";
 
 [[noreturn]] void throw_lost(const base::Address& address, const std::string& why) {
   throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
-                  "the job's store at " + to_string(address) + " is lost: " + why, kStoreGoneHint);
+                  "the connection to the job's store at " + to_string(address) + " is lost: " + why, kStoreGoneHint);
 }
 
 [[noreturn]] void throw_unreachable(const base::Address& address) {
@@ -38,66 +39,69 @@ constexpr const char* kStoreGoneHint = "the launcher (or rank 0, which serves th
                             "the job's store at " + to_string(address) +
                                 " cannot be reached: its host has not answered for " +
                                 std::to_string(base::kPeerHostTimeout.count()) + " s",
-                            "is that host up, and the network to it?");
+                            "check that this host is up and that the network to it works");
 }
 
 [[noreturn]] void throw_lost(const base::Address& address, const base::SystemError& error) {
-  if (error.cause() == Cause::kRankStuck)  // our own deadline
+  if (error.cause() == Cause::kRankStuck)  // the deadline of this client
     throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
-                    "the job's store at " + to_string(address) + " has not answered for some time, but its host does",
-                    "is the launcher stopped, or rank 0, which serves the store when there is none?");
+                    "the job's store at " + to_string(address) + " does not respond, but its host does",
+                    "check whether the launcher is stopped, or rank 0, which serves the store if there is no launcher");
   if (base::is_unreachable(error.error_number())) throw_unreachable(address);
   throw_lost(address, error.what());
 }
 
-/// A connection that was admitted.
+/// An authenticated connection.
 struct ClientConnection {
   base::Fd fd;
   store_protocol::FrameAuthenticator requests, replies;
-  std::uint64_t server;  // its number
+  std::uint64_t server;  // the server's random number
 };
 
-/// Throws unless the server has admitted a rank with this job, generation and protocol.
+/// Throws unless `result` accepts this client's protocol, job, generation and key. `generation` is the server's.
 void check_handshake(const base::Address& address, const Credentials& credentials,
                      store_protocol::HandshakeResult result, int generation) {
   const std::string store = "the store at " + to_string(address);
   if (result == store_protocol::HandshakeResult::kOtherProtocol)
     throw CommError(Cause::kProtocol, "store", -1, -1,
-                    store + " speaks another protocol than " + std::to_string(store_protocol::kProtocol) +
-                        ": all ranks and the launcher must be of one Lockstep version");
+                    store + " does not use protocol " + std::to_string(store_protocol::kProtocol),
+                    "use the same version of Lockstep for all ranks and the launcher");
   if (result == store_protocol::HandshakeResult::kOtherJob)
     throw CommError(Cause::kWrongJob, "store", -1, -1,
-                    store + " belongs to another job than " + base::quoted(credentials.job, 80),
-                    "is the address that of this job, and has an earlier one ended?");
+                    store + " belongs to a job other than " + base::quoted(credentials.job, 80),
+                    "check the address, and that an earlier job at this address has ended");
   if (result == store_protocol::HandshakeResult::kOtherGeneration)
     throw CommError(Cause::kStaleGen, "store", -1, -1,
-                    store + " belongs to start " + std::to_string(generation) +
-                        " of this job, and this rank to start " + std::to_string(credentials.generation),
-                    "processes of an earlier start are still there");
+                    store + " belongs to generation " + std::to_string(generation) +
+                        " of this job, but this rank belongs to generation " + std::to_string(credentials.generation),
+                    "stop the processes that remain from an earlier start");
   if (result != store_protocol::HandshakeResult::kAccepted)
-    throw CommError(Cause::kAuthFailed, "store", -1, -1, store + " and this rank do not have the same job key",
-                    credentials.key.is_set()
-                        ? "give every rank the same LOCKSTEP_KEY_FILE; ranks of `lockstep run` have theirs from it"
-                        : "this rank has no key: LOCKSTEP_KEY_FILE names a file with one; ranks of `lockstep run` have "
-                          "theirs from it");
+    throw CommError(
+        Cause::kAuthFailed, "store", -1, -1, store + " and this rank have different job keys",
+        credentials.key.is_set()
+            ? "set the same LOCKSTEP_KEY_FILE on every rank, or start them with `lockstep run`, which passes a "
+              "key to them"
+            : "this rank has no key: set LOCKSTEP_KEY_FILE to the job's key file, or start the ranks with "
+              "`lockstep run`, which passes a key to them");
 }
 
-/// Fills `bytes`. Throws SystemError when the connection does not last.
+/// Receives exactly `size` bytes. Throws SystemError if the connection ends.
 void receive_all(const base::Fd& fd, char* bytes, std::size_t size, Deadline deadline) {
-  if (!base::recv_all(fd.get(), bytes, size, deadline)) throw base::SystemError("it closed the connection", ECONNRESET);
+  if (!base::recv_all(fd.get(), bytes, size, deadline))
+    throw base::SystemError("the store closed the connection", ECONNRESET);
 }
 
-/// On a new connection. Throws SystemError when that ends before the server has answered.
+/// Authenticates a new connection. Throws SystemError if the connection ends before the server has replied.
 ClientConnection perform_handshake(const base::Address& address, base::Fd fd, const Credentials& credentials, int rank,
                                    Deadline deadline) {
   const std::string hello = store_protocol::make_hello(credentials, rank, random_nonce());
   base::send_all(fd.get(), hello, deadline);
-  // What every version says first, then the rest.
+  // Receive the prefix that is common to all protocol versions, then the rest.
   std::string challenge(store_protocol::kChallengePrefixBytes, '\0');
   receive_all(fd, challenge.data(), challenge.size(), deadline);
   if (!challenge.starts_with(store_protocol::kMagic))
     throw CommError(Cause::kProtocol, "store", -1, -1,
-                    "what listens at " + to_string(address) + " is not a Lockstep store");
+                    "the process that listens at " + to_string(address) + " is not a Lockstep store");
   const auto protocol = store_protocol::ByteReader(std::string_view(challenge).substr(store_protocol::kMagic.size()))
                             .read<std::uint16_t>();
   auto result = static_cast<store_protocol::HandshakeResult>(challenge.back());
@@ -114,7 +118,7 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
   const auto server = numbers.read<std::uint64_t>();
   check_handshake(address, credentials, result, generation);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(credentials.key, hello, challenge_body);
-  // To a server that does not have our key nothing is proved; one that is this job's tells of it.
+  // A server without this job's key receives zeros instead of a proof; a server of this job then logs the rejection.
   const bool is_authentic = equal_constant_time(derived.server_proof, reader.remaining());
   base::send_all(
       fd.get(),
@@ -127,9 +131,9 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
           store_protocol::FrameAuthenticator(derived.key, store_protocol::kReplyDirection), server};
 }
 
-/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has
-/// ended meanwhile is replaced, as long as the same server is there; once it is not, or cannot be reached, nobody asks
-/// again.
+/// Each request uses a connection exclusively, so a thread that waits in get() does not delay other threads. A
+/// connection that has ended is replaced as long as the same server is reachable. Once the server is lost, every
+/// request fails without trying again.
 class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
@@ -137,7 +141,7 @@ class StoreClient final : public Store {
     try {
       ClientConnection first = connect_and_handshake(deadline, false);
       server_ = first.server;
-      // Names are looked up once: a network that is down may have no resolver.
+      // Resolve the name only once: the resolver may be unreachable while the network is down.
       address_ = base::peer_address(first.fd.get());
       idle_.push_back(std::move(first));
     } catch (const base::SystemError& error) {
@@ -172,7 +176,7 @@ class StoreClient final : public Store {
                                      Deadline allowed) {
     check_limits(key, value);
     check_limits(key, expected);
-    if (loss_ == StoreLoss::kEnded) throw_lost(address_, "it was lost before");
+    if (loss_ == StoreLoss::kEnded) throw_lost(address_, "an earlier request failed");
     if (loss_ == StoreLoss::kUnreachable) throw_unreachable(address_);
     const auto body = [&] {
       std::string text;
@@ -184,8 +188,8 @@ class StoreClient final : public Store {
       store_protocol::put_text(text, expected);
       return text.append(value);
     };
-    // A verb that does not wait is answered at once by a store that runs: 10 s, whatever less the caller allows, tells
-    // one that stands still from a busy machine.
+    // A running store replies at once to a request that does not wait. At least 10 s, even if the caller allows less,
+    // distinguish a suspended store from a busy machine.
     const Deadline limit = Deadline::in(
         std::max(std::min(wait.remaining(), kMaxWait) + kReplyTimeout, std::min(allowed.remaining(), kMaxWait)));
     auto connection = take_idle_connection();
@@ -193,8 +197,8 @@ class StoreClient final : public Store {
     try {
       return exchange_on(connection ? std::move(*connection) : new_connection(limit), body(), limit);
     } catch (const base::SystemError& error) {
-      // A connection may have ended while it was idle. What was asked may have been done: it does not matter but for a
-      // sum.
+      // The connection may have ended while it was idle. The server may have executed the request; repeating it is
+      // harmless except for kAdd.
       if (!used_before || operation == store_protocol::StoreOperation::kAdd || error.cause() == Cause::kRankStuck ||
           base::is_unreachable(error.error_number()))
         throw_and_mark_lost(error);
@@ -213,18 +217,18 @@ class StoreClient final : public Store {
     throw_lost(address_, error);
   }
 
-  /// Throws SystemError when the connection does not last.
+  /// Sends one request and returns the reply. Throws SystemError if the connection ends.
   std::optional<std::string> exchange_on(ClientConnection connection, const std::string& body, Deadline limit) {
     base::send_all(connection.fd.get(), connection.requests.make_frame(body), limit);
     std::string length(store_protocol::kLengthBytes, '\0');
     receive_all(connection.fd, length.data(), length.size(), limit);
     const std::size_t size = store_protocol::parse_length(length).value_or(0);
-    if (size == 0) throw_lost(address_, "its reply has no length");
+    if (size == 0) throw_lost(address_, "its reply has an invalid length");
     std::string reply(size + store_protocol::kMacBytes, '\0');
     receive_all(connection.fd, reply.data(), reply.size(), limit);
     const std::string mac = reply.substr(size);
     reply.resize(size);
-    if (!connection.replies.verify(reply, mac)) throw_lost(address_, "its reply was changed on the way");
+    if (!connection.replies.verify(reply, mac)) throw_lost(address_, "its reply was corrupted in transit");
     return_connection(std::move(connection));
     const auto status = static_cast<store_protocol::ReplyStatus>(reply[0]);
     if (status == store_protocol::ReplyStatus::kRefused) throw base::UsageError(reply.substr(1));
@@ -232,7 +236,7 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
-  /// Throws PeerLostError, and SystemError when a host that listened before does not answer.
+  /// Throws PeerLostError, or SystemError if a host on which the server has listened before does not answer.
   base::Fd connect_to(Deadline deadline, bool refusal_is_final) {
     try {
       return base::connect_to(address_, deadline, refusal_is_final);
@@ -243,28 +247,28 @@ class StoreClient final : public Store {
     }
   }
 
-  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is
-  /// asked again. Throws SystemError when the server does not answer.
+  /// Returns an authenticated connection. Retries if the server closes the connection during the handshake, which
+  /// happens when many unauthenticated clients connect. Throws SystemError if the server does not answer.
   ClientConnection connect_and_handshake(Deadline deadline, bool refusal_is_final) {
-    for (int left = kMaxAttempts;; --left) {
+    for (int attempts_left = kMaxAttempts;; --attempts_left) {
       base::Fd fd = connect_to(refusal_is_final ? earlier(deadline, Deadline::in(kReconnectTimeout)) : deadline,
                                refusal_is_final);
       try {
         return perform_handshake(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
-        if (left <= 1 || deadline.expired() || error.error_number() != ECONNRESET) throw;
+        if (attempts_left <= 1 || deadline.expired() || error.error_number() != ECONNRESET) throw;
       }
       std::this_thread::sleep_for(std::min(kRetryPause, deadline.remaining()));
     }
   }
 
-  /// One more to the same server.
+  /// Returns another connection to the same server.
   ClientConnection new_connection(Deadline limit) {
     std::string why;
     try {
       ClientConnection connection = connect_and_handshake(limit, true);
       if (connection.server == server_) return connection;
-      why = "another one has taken its place";
+      why = "another store has replaced it";
     } catch (const base::SystemError& error) {
       throw_and_mark_lost(error);
     } catch (const base::Error& error) {
@@ -295,7 +299,7 @@ class StoreClient final : public Store {
   base::Address address_;
   const Credentials credentials_;
   const int rank_;
-  std::uint64_t server_ = 0;  // the number of the one that was found first
+  std::uint64_t server_ = 0;  // the random number of the server of the first connection
   std::atomic<StoreLoss> loss_{StoreLoss::kNone};
   std::mutex mutex_;  // guards idle_
   std::vector<ClientConnection> idle_;
@@ -306,7 +310,8 @@ class StoreClient final : public Store {
 std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
                                      base::Deadline deadline) {
   if (credentials.job.size() > store_protocol::kMaxJobNameBytes)
-    throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) + " bytes; allowed are 128");
+    throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) +
+                           " bytes; expected at most 128");
   return std::make_shared<StoreClient>(address, credentials, rank, deadline);
 }
 

@@ -1,4 +1,4 @@
-// A Store that lives in another process.
+// A client of a StoreServer in another process.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,14 @@
 
 namespace lockstep::job {
 
-/// Connects to the StoreServer at `address` as `rank`, trying until the deadline. Throws CommError: kCoordinatorLost
-/// when nobody answers, or no longer (kPeerUnreachable when its host is silent), kProtocol when it is no Lockstep store
-/// or another version's, kWrongJob and kStaleGen when it belongs to another job, or another start of it, kAuthFailed
-/// when the two ends do not have the same key. Later a store whose process stands still, while its host lives, as when
-/// a person has stopped it, is waited for until the deadline of each call, and for 10 s at least.
+/// Connects to the StoreServer at `address` as `rank`, retrying until the deadline. Throws CommError: kCoordinatorLost
+/// if no server answers (kPeerUnreachable if its host is unreachable), kProtocol if the peer is not a Lockstep store or
+/// has another version, kWrongJob or kStaleGen if it belongs to another job or to another generation of this job,
+/// kAuthFailed if the two ends have different keys.
+///
+/// The returned store is thread-safe. Its methods throw the same errors once the server is lost. If the server's
+/// process is suspended while its host is up, as when a user has stopped it, each call waits for it until the call's
+/// deadline, but at least 10 s.
 std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
                                      base::Deadline deadline);
 

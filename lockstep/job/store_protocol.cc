@@ -13,7 +13,7 @@ std::string make_hello(const Credentials& credentials, int rank, const Mac& nonc
   return text;
 }
 
-// A hello says its own length, and what stands before it and behind it has a fixed one.
+// The concatenations are unambiguous: a hello contains its own length, and the other parts have fixed lengths.
 Handshake derive_handshake(const JobKey& key, std::string_view hello, std::string_view challenge) {
   return {.server_proof = key.mac({"store:", hello, challenge}),
           .client_proof = key.mac({"rank::", hello, challenge}),

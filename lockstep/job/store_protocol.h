@@ -1,17 +1,17 @@
-// The bytes between StoreClient and StoreServer.
+// The protocol between StoreClient and StoreServer.
 //
 // hello     (client)  "LOCKSTEP" u16 protocol, u8 length of the job's name, the name, u32 generation, u32 rank, nonce
-// challenge (server)  "LOCKSTEP" u16 protocol, u8 verdict, u32 generation, u64 number of this server, nonce, proof
+// challenge (server)  "LOCKSTEP" u16 protocol, u8 result, u32 generation, u64 number of this server, nonce, proof
 // proof     (client)  proof
-// admission (server)  u8 verdict
+// admission (server)  u8 result
 // request             length, u8 verb, u32 wait in ms, u32 key length, key, u32 expected length, expected, value; mac
 // reply               length, u8 status, value; mac
 //
-// Integers are little-endian; nonces, proofs and macs have 32 bytes. A length, a u32 and its complement, so that one
-// that was changed on the way asks for nothing, counts neither itself nor the mac, and is checked against the limits
-// below before memory is taken. Each end proves that it has the job's key by a mac of all that was said before, the
-// other's nonce in it; the frames that follow carry a mac, by a key of this connection, of their direction, their
-// number there and their bytes.
+// Integers are little-endian; nonces, proofs and MACs have 32 bytes. A length is a u32 followed by its complement, so
+// that a corrupted length is detected. It counts neither itself nor the MAC, and is checked against the limits below
+// before memory is allocated. Each end proves that it has the job's key by a MAC of all bytes exchanged before, which
+// include the other end's nonce. Every later frame carries a MAC, with a key of this connection, of its direction, its
+// number in that direction, and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,12 @@ namespace lockstep::job::store_protocol {
 
 inline constexpr std::string_view kMagic = "LOCKSTEP";
 inline constexpr std::uint16_t kProtocol = 2;
-inline constexpr std::size_t kMaxKey = kMaxKeyBytes;
-inline constexpr std::size_t kMaxValue = kMaxValueBytes;
-inline constexpr std::size_t kMaxFrameBytes = 2 * kMaxValue + kMaxKey + 64;
+inline constexpr std::size_t kMaxFrameBytes = 2 * kMaxValueBytes + kMaxKeyBytes + 64;
 inline constexpr std::size_t kMaxJobNameBytes = 128;
 inline constexpr std::size_t kMacBytes = sizeof(Mac);
 inline constexpr std::size_t kMaxHelloBytes = 8 + 2 + 1 + kMaxJobNameBytes + 4 + 4 + kMacBytes;
-inline constexpr std::size_t kMaxUnauthenticatedBytes = kMaxHelloBytes + kMacBytes;  // that a stranger may send
-inline constexpr std::size_t kChallengePrefixBytes = 8 + 2 + 1;  // of a challenge: what every protocol begins with
+inline constexpr std::size_t kMaxUnauthenticatedBytes = kMaxHelloBytes + kMacBytes;  // from an unauthenticated client
+inline constexpr std::size_t kChallengePrefixBytes = 8 + 2 + 1;  // the part that is common to all protocol versions
 inline constexpr std::size_t kChallengeBytes = kChallengePrefixBytes + 4 + 8 + kMacBytes + kMacBytes;
 static_assert(kMaxUnauthenticatedBytes <= 256);
 
@@ -60,7 +58,7 @@ inline void put_text(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-/// Takes values off the front of a frame; ok() turns false for good when the frame is too short.
+/// Reads values from the front of a frame. Once the frame is too short, ok() is false and all further reads fail.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
@@ -77,7 +75,7 @@ class ByteReader {
     return value;
   }
 
-  /// `size` bytes.
+  /// Reads `size` bytes.
   std::string_view read_bytes(std::size_t size) {
     if (size > bytes_.size()) {
       ok_ = false;
@@ -88,7 +86,7 @@ class ByteReader {
     return bytes;
   }
 
-  /// A length of at most `limit`, and as many bytes.
+  /// Reads a u32 length of at most `limit`, and as many bytes.
   std::string_view read_text(std::size_t limit) {
     const auto size = read<std::uint32_t>();
     if (!ok_ || size > limit) {
@@ -106,31 +104,31 @@ class ByteReader {
   bool ok_ = true;
 };
 
-/// What a client says first.
+/// Returns the first message of a client.
 std::string make_hello(const Credentials& credentials, int rank, const Mac& nonce);
 
-/// What both ends compute of a hello and of a challenge up to its proof, which ends with the server's nonce.
+/// The values that both ends derive from the hello and from the challenge without its proof.
 struct Handshake {
-  Mac server_proof, client_proof;  ///< proofs
-  JobKey key;                      ///< of the frames
+  Mac server_proof, client_proof;
+  JobKey key;  ///< for the MACs of this connection's frames
 };
 Handshake derive_handshake(const JobKey& key, std::string_view hello, std::string_view challenge);
 
-inline constexpr std::size_t kLengthBytes = 8;  // bytes of a frame's length
+inline constexpr std::size_t kLengthBytes = 8;  // size of an encoded length
 inline void put_length(std::string& out, std::size_t length) {
   put(out, static_cast<std::uint32_t>(length));
   put(out, ~static_cast<std::uint32_t>(length));
 }
-/// Of the first kLengthBytes of `bytes`; nothing when it is no length, or one over kMaxFrameBytes.
+/// Decodes the first kLengthBytes of `bytes`. Returns nullopt for an invalid length or one over kMaxFrameBytes.
 std::optional<std::size_t> parse_length(std::string_view bytes);
 
-/// One direction of an admitted connection.
+/// Adds and verifies the MACs of the frames in one direction of an authenticated connection.
 class FrameAuthenticator {
  public:
   FrameAuthenticator(const JobKey& key, char direction) : key_(key), direction_(direction) {}
-  /// `body` as a frame.
+  /// Returns the next frame, with `body` as its content.
   std::string make_frame(std::string_view body);
-  /// Whether `mac` is that of `body`, the next frame.
+  /// Returns whether `mac` is valid for `body` as the next frame.
   bool verify(std::string_view body, std::string_view mac) { return equal_constant_time(next_mac(body), mac); }
 
  private:

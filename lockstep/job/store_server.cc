@@ -26,11 +26,10 @@ namespace {
 
 using base::Deadline;
 
-constexpr std::size_t kMaxUnauthenticated = 64;  // connections that have not been admitted yet
+constexpr std::size_t kMaxUnauthenticated = 64;  // connections
 constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
-constexpr auto kUnreachableReportDelay =
-    std::chrono::milliseconds(1500);  // all connections of a host, one after another
+constexpr auto kUnreachableReportDelay = std::chrono::milliseconds(1500);  // until all connections of a host have ended
 
 struct ServerConnection {
   ServerConnection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
@@ -39,8 +38,8 @@ struct ServerConnection {
   base::Fd fd;
   StoreSession session;
   Deadline handshake_deadline = Deadline::in(kHandshakeTimeout);
-  bool is_counted = false;  // in ranks
-  bool has_events = true;   // something has come, or can go
+  bool is_counted = false;  // in connections_per_rank
+  bool has_events = true;   // readable, writable or closed
 };
 
 std::uint64_t random_number() {
@@ -59,15 +58,16 @@ struct StoreServer::Impl {
         listener(base::listen_on(where)),
         address(base::local_address(listener.get())),
         wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!wake_fd) throw base::SystemError("cannot make an eventfd", errno);
-    // Changes by the owner must wake requests that wait; those by the thread itself need it too and come round at once.
+    if (!wake_fd) throw base::SystemError("cannot create an eventfd", errno);
+    // Changes by the owner must wake the thread, because they may answer a waiting request. So must changes by the
+    // thread itself; these cause one more iteration.
     store.on_change([this] { wake_thread(); });
     thread = std::thread([this] { serve(); });
   }
   ~Impl() {
     stop = true;
     wake_thread();
-    thread.join();  // bounded: serve() looks at stop after every wake
+    thread.join();  // bounded: serve() checks `stop` after every wake-up
   }
 
   void wake_thread() {
@@ -91,7 +91,7 @@ struct StoreServer::Impl {
   }
 
   void wait_for_events() {
-    // A listener that cannot be accepted from (no descriptors left) would end every poll at once.
+    // While accept fails (no descriptors left), polling the listener would make every poll return at once.
     const bool listening = accept_again.expired();
     std::vector<pollfd> entries{{wake_fd.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
     Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), report_unreachable_at);
@@ -121,11 +121,12 @@ struct StoreServer::Impl {
     }
   }
 
-  // The oldest go: those who have something to say have said it, so a crowd of silent ones keeps nobody out.
+  // Drops the oldest unauthenticated connections above the limit. Real clients send their hello at once, so a flood of
+  // silent connections does not lock them out.
   void drop_unauthenticated() {
     std::size_t num_unauthenticated = 0;
     for (const ServerConnection& c : connections) num_unauthenticated += !c.session.is_authenticated();
-    // Of those that have said who they are most are about to prove it.
+    // Drop connections without a hello first: most of the others are about to send their proof.
     for (const bool has_hello : {false, true})
       for (auto at = connections.begin(); at != connections.end() && num_unauthenticated > kMaxUnauthenticated;)
         if (at->session.is_authenticated() || at->session.has_received_hello() != has_hello) {
@@ -136,17 +137,17 @@ struct StoreServer::Impl {
         }
   }
 
-  /// 0 while the connection goes on; else why it does not.
+  /// Returns 0 while the connection stays open, otherwise the errno for which it must be closed.
   int serve_connection(ServerConnection& c) {
     int error = c.has_events ? receive(c) : 0;
-    // Only now: a proof that came in time is read, even if this process was stopped meanwhile.
+    // Check the deadline after receiving: a proof that arrived in time counts, even if this process was suspended.
     if (error == 0 && !c.session.is_authenticated() && c.handshake_deadline.expired()) error = ECONNABORTED;
     if (error == 0) c.session.answer_waiting();
     if (c.session.is_authenticated() && !c.is_counted) {
       c.is_counted = true;
       ++connections_per_rank[c.session.rank()];
-      // It had only lost its connections.
-      // bounded: the table is in this process
+      // The rank had only lost its connections.
+      // bounded: the store is in this process
       if (publish_rank_exits)
         store.compare_set(key::exited(c.session.rank()), key::kClosedWithoutCause, "", Deadline::never());
     }
@@ -163,14 +164,14 @@ struct StoreServer::Impl {
       c.session.receive(bytes);
       return true;
     } catch (const std::exception&) {
-      return false;  // a system without memory or random bytes: this connection does without
+      return false;  // no memory or no random bytes: close this connection
     }
   }
 
   int receive(ServerConnection& c) {
     char buffer[65536];
-    for (std::size_t room = 0; (room = std::min(sizeof buffer, c.session.receive_capacity())) > 0;) {
-      const ssize_t got = ::recv(c.fd.get(), buffer, room, 0);
+    for (std::size_t capacity = 0; (capacity = std::min(sizeof buffer, c.session.receive_capacity())) > 0;) {
+      const ssize_t got = ::recv(c.fd.get(), buffer, capacity, 0);
       if (got > 0 && !feed(c, {buffer, static_cast<std::size_t>(got)})) return ENOMEM;
       if (got > 0) continue;
       if (got == 0) return ECONNRESET;
@@ -197,8 +198,8 @@ struct StoreServer::Impl {
   void connection_ended(const ServerConnection& c, int error) {
     const auto refusal = c.session.refusal();
     if (refusal != StoreSession::Refusal::kNone && reported_refusals.insert(refusal).second)
-      base::log_warning(c.session.refused_peer() + " was turned away by the store at " + to_string(address) +
-                        "; its like is not reported again");
+      base::log_warning(c.session.refused_peer() + " was rejected by the store at " + to_string(address) +
+                        "; further rejections of this kind are not logged");
     if (!c.is_counted) return;
     const int rank = c.session.rank();
     const bool last = --connections_per_rank[rank] == 0;
@@ -208,28 +209,29 @@ struct StoreServer::Impl {
       if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(kUnreachableReportDelay);
     } else if (last && publish_rank_exits) {
       store.compare_set(key::exited(rank), "", key::kClosedWithoutCause,
-                        Deadline::never());  // bounded: the table is in this process
+                        Deadline::never());  // bounded: the store is in this process
     }
   }
 
   void report_unreachable() {
     report_unreachable_at = Deadline::never();
-    std::string who;
+    std::string rank_list;
     std::set<std::string> hosts;
     for (const int rank : unreachable_ranks) {
-      who += (who.empty() ? "" : ",") + std::to_string(rank);
+      rank_list += (rank_list.empty() ? "" : ",") + std::to_string(rank);
       hosts.insert(find_host_of_rank(store, rank));
     }
-    std::string where;
-    for (const std::string& host : hosts) where += (where.empty() ? "" : ", ") + host;
+    std::string host_list;
+    for (const std::string& host : hosts) host_list += (host_list.empty() ? "" : ", ") + host;
     publish_cause(store, {.cause = base::Cause::kPeerUnreachable,
                           .rank = *unreachable_ranks.begin(),
-                          .host = hosts.size() == 1 ? where : "",
+                          .host = hosts.size() == 1 ? host_list : "",
                           .gen = credentials.generation,
-                          .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + who + " on " + where +
-                                    " cannot be reached: the host has not answered for " +
+                          .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + rank_list + " on " +
+                                    host_list + " cannot be reached: the host has not answered for " +
                                     std::to_string(base::kPeerHostTimeout.count()) + " s",
-                          .hint = "is the host up, and the network between it and " + to_string(address) + "?"});
+                          .hint = "check that the host is up and that the network between it and " +
+                                  to_string(address) + " works"});
   }
 
   const Credentials credentials;
@@ -239,11 +241,11 @@ struct StoreServer::Impl {
   const base::Address address;
   base::Fd wake_fd;
   LocalStore store;
-  // Touched by the thread only:
-  std::map<int, int> connections_per_rank;  // how many connections each has
+  // Used by the thread only:
+  std::map<int, int> connections_per_rank;
   std::list<ServerConnection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
-  std::set<int> unreachable_ranks;  // ranks whose host does not answer
+  std::set<int> unreachable_ranks;
   Deadline report_unreachable_at = Deadline::never();
   std::set<StoreSession::Refusal> reported_refusals;
   std::atomic<bool> stop{false};

@@ -11,9 +11,10 @@ namespace {
 
 using base::Deadline;
 
-constexpr const char* kStranger = "a connection that is not Lockstep's";
+constexpr const char* kNotLockstepPeer = "a connection that does not follow the Lockstep protocol";
 constexpr std::size_t kMaxReceiveBytes = 65536;
-constexpr std::size_t kMaxInput = store_protocol::kMaxFrameBytes + kMaxReceiveBytes;  // a frame, and what came with it
+constexpr std::size_t kMaxInput =
+    store_protocol::kMaxFrameBytes + kMaxReceiveBytes;  // a frame, and bytes received with it
 
 }  // namespace
 
@@ -28,11 +29,11 @@ void StoreSession::receive(std::string_view bytes) {
   while (process_next()) {
   }
   if (!is_closed() && receive_capacity() == 0)
-    refuse(is_authenticated() ? Refusal::kBadFrame : Refusal::kStranger,
-           is_authenticated() ? "rank " + std::to_string(rank_) + ", which asks without an end," : kStranger);
+    refuse(is_authenticated() ? Refusal::kBadFrame : Refusal::kNotLockstep,
+           is_authenticated() ? "rank " + std::to_string(rank_) + " (too much pending input)" : kNotLockstepPeer);
 }
 
-/// Takes the next thing off what has come; false when it is not all there.
+/// Processes the next message in the input. Returns false if it is incomplete.
 bool StoreSession::process_next() {
   switch (state_) {
     case State::kHello: return process_hello();
@@ -43,26 +44,26 @@ bool StoreSession::process_next() {
   return false;
 }
 
-void StoreSession::refuse(Refusal refusal, const std::string& who) {
+void StoreSession::refuse(Refusal refusal, const std::string& peer) {
   refusal_ = refusal;
-  refused_peer_ = who;
+  refused_peer_ = peer;
   state_ = State::kClosed;
   input_.clear();
 }
 
-void StoreSession::send_challenge(store_protocol::HandshakeResult verdict, Refusal refusal, const std::string& who) {
+void StoreSession::send_challenge(store_protocol::HandshakeResult result, Refusal refusal, const std::string& peer) {
   std::string text(store_protocol::kMagic);
   store_protocol::put(text, store_protocol::kProtocol);
-  store_protocol::put(text, verdict);
+  store_protocol::put(text, result);
   store_protocol::put(text, static_cast<std::int32_t>(credentials_.generation));
   store_protocol::put(text, server_);
   text += mac_bytes(random_nonce());
   store_protocol::Handshake derived{};
-  if (verdict == store_protocol::HandshakeResult::kAccepted)
+  if (result == store_protocol::HandshakeResult::kAccepted)
     derived = store_protocol::derive_handshake(credentials_.key, input_, text);
   output_ += text;
   output_ += mac_bytes(derived.server_proof);
-  if (verdict != store_protocol::HandshakeResult::kAccepted) return refuse(refusal, who);
+  if (result != store_protocol::HandshakeResult::kAccepted) return refuse(refusal, peer);
   proof_ = derived.client_proof;
   requests_ = store_protocol::FrameAuthenticator(derived.key, store_protocol::kRequestDirection);
   replies_ = store_protocol::FrameAuthenticator(derived.key, store_protocol::kReplyDirection);
@@ -72,7 +73,7 @@ void StoreSession::send_challenge(store_protocol::HandshakeResult verdict, Refus
 bool StoreSession::process_hello() {
   const std::size_t prefix_size = std::min(input_.size(), store_protocol::kMagic.size());
   if (std::string_view(input_).substr(0, prefix_size) != store_protocol::kMagic.substr(0, prefix_size)) {
-    refuse(Refusal::kStranger, kStranger);
+    refuse(Refusal::kNotLockstep, kNotLockstepPeer);
     return false;
   }
   store_protocol::ByteReader reader(input_);
@@ -82,11 +83,11 @@ bool StoreSession::process_hello() {
   if (!reader.ok()) return false;
   if (protocol != store_protocol::kProtocol) {
     send_challenge(store_protocol::HandshakeResult::kOtherProtocol, Refusal::kProtocol,
-                   "a rank of another version of Lockstep, which speaks protocol " + std::to_string(protocol) + ",");
+                   "a rank of another Lockstep version (protocol " + std::to_string(protocol) + ")");
     return false;
   }
   if (length > store_protocol::kMaxJobNameBytes) {
-    refuse(Refusal::kStranger, kStranger);
+    refuse(Refusal::kNotLockstep, kNotLockstepPeer);
     return false;
   }
   const std::string job(reader.read_bytes(length));
@@ -99,11 +100,11 @@ bool StoreSession::process_hello() {
   input_.resize(input_.size() - following.size());
   if (job != credentials_.job)
     send_challenge(store_protocol::HandshakeResult::kOtherJob, Refusal::kJob,
-                   rank + " of another job, " + base::quoted(job, 80) + ",");
+                   rank + " of another job (" + base::quoted(job, 80) + ")");
   else if (generation != credentials_.generation)
     send_challenge(store_protocol::HandshakeResult::kOtherGeneration, Refusal::kGeneration,
-                   rank + " of another start of this job, " + std::to_string(generation) + " instead of " +
-                       std::to_string(credentials_.generation) + ",");
+                   rank + " of generation " + std::to_string(generation) + " instead of generation " +
+                       std::to_string(credentials_.generation) + " of this job");
   else
     send_challenge(store_protocol::HandshakeResult::kAccepted, Refusal::kNone, "");
   input_ = is_closed() ? "" : following;
@@ -119,7 +120,8 @@ bool StoreSession::process_proof() {
   if (is_valid)
     state_ = State::kAuthenticated;
   else
-    refuse(Refusal::kKey, "one that calls itself rank " + std::to_string(rank_) + " and does not have this job's key");
+    refuse(Refusal::kKey,
+           "a connection that claims to be rank " + std::to_string(rank_) + " but does not have this job's key");
   return is_valid;
 }
 
@@ -127,7 +129,7 @@ bool StoreSession::process_request() {
   if (input_.size() < store_protocol::kLengthBytes) return false;
   const auto size = store_protocol::parse_length(input_);
   if (!size) {
-    refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + ", from which came no length of a frame,");
+    refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + " (invalid frame length)");
     return false;
   }
   store_protocol::ByteReader reader(std::string_view(input_).substr(store_protocol::kLengthBytes));
@@ -135,7 +137,7 @@ bool StoreSession::process_request() {
   const std::string_view mac = reader.read_bytes(store_protocol::kMacBytes);
   if (!reader.ok()) return false;
   if (!requests_.verify(body, mac)) {
-    refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + ", whose bytes were changed on the way,");
+    refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + " (corrupted frame)");
     return false;
   }
   execute_request(body);
@@ -152,7 +154,7 @@ void StoreSession::reply(store_protocol::ReplyStatus status, std::string_view va
 
 void StoreSession::answer_waiting() {
   if (!is_waiting_) return;
-  if (const auto value = store_.find(waiting_key_, Deadline::never()))  // bounded: the table is in this process
+  if (const auto value = store_.find(waiting_key_, Deadline::never()))  // bounded: the store is in this process
     reply(store_protocol::ReplyStatus::kValue, *value);
   else if (wait_until_.expired())
     reply(store_protocol::ReplyStatus::kNone, {});
@@ -167,12 +169,12 @@ void StoreSession::execute_request(std::string_view frame) {
   store_protocol::ByteReader reader(frame);
   const auto operation = reader.read<store_protocol::StoreOperation>();
   const auto wait_ms = reader.read<std::uint32_t>();
-  const std::string_view key = reader.read_text(store_protocol::kMaxKey);
-  const std::string_view expected = reader.read_text(store_protocol::kMaxValue);
+  const std::string_view key = reader.read_text(kMaxKeyBytes);
+  const std::string_view expected = reader.read_text(kMaxValueBytes);
   const std::string_view value = reader.remaining();
-  if (!reader.ok() || value.size() > store_protocol::kMaxValue)
+  if (!reader.ok() || value.size() > kMaxValueBytes)
     return reply(store_protocol::ReplyStatus::kRefused, "store: malformed request");
-  const Deadline now = Deadline::never();  // bounded: the table is in this process
+  const Deadline now = Deadline::never();  // bounded: the store is in this process
   try {
     switch (operation) {
       case store_protocol::StoreOperation::kSet:
@@ -192,7 +194,7 @@ void StoreSession::execute_request(std::string_view frame) {
       case store_protocol::StoreOperation::kCompareSet:
         return reply(store_protocol::ReplyStatus::kValue, store_.compare_set(key, expected, value, now));
     }
-    reply(store_protocol::ReplyStatus::kRefused, "store: unknown verb");
+    reply(store_protocol::ReplyStatus::kRefused, "store: unknown operation");
   } catch (const base::UsageError& error) {
     reply(store_protocol::ReplyStatus::kRefused, error.what());
   }

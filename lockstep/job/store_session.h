@@ -1,4 +1,4 @@
-// One connection to a StoreServer as bytes in and bytes out, without a socket: who may speak, and what is answered.
+// The server's side of one connection to a StoreServer, without a socket: bytes in, bytes out.
 #pragma once
 
 #include <cstddef>
@@ -13,38 +13,39 @@
 
 namespace lockstep::job {
 
+/// Authenticates a client and executes its requests on a LocalStore. Not thread-safe.
 class StoreSession {
  public:
-  /// Why a connection was turned away.
-  enum class Refusal { kNone, kStranger, kProtocol, kJob, kGeneration, kKey, kBadFrame };
+  /// Why a connection was rejected.
+  enum class Refusal { kNone, kNotLockstep, kProtocol, kJob, kGeneration, kKey, kBadFrame };
 
-  /// Credentials and store outlive it. `server` is a random number: a client that comes back to an address must find
-  /// the store that it has left there.
+  /// `credentials` and `store` must outlive the session. `server` is a random number by which a client that reconnects
+  /// recognises the same server.
   StoreSession(const Credentials& credentials, std::uint64_t server, LocalStore& store)
       : credentials_(credentials), server_(server), store_(store) {}
 
-  /// How many bytes receive() takes at most now: what a stranger may send is bounded.
+  /// Returns the maximum number of bytes that receive() accepts now. It is bounded for an unauthenticated client.
   std::size_t receive_capacity() const;
-  /// Takes what has come, and answers it. Throws SystemError when the system has no random bytes.
+  /// Processes received bytes and appends the replies to output(). Throws SystemError if there are no random bytes.
   void receive(std::string_view bytes);
-  /// A request that waits has its answer, if there is one now.
+  /// Replies to a waiting request if its key has a value now or its wait has expired.
   void answer_waiting();
 
-  /// What is to be sent; who has sent some of it takes that away.
+  /// Returns the bytes to send. The caller removes those that it has sent.
   std::string& output() { return output_; }
-  /// The other end has proved that it has the job's key.
+  /// Returns whether the client has proved that it has the job's key.
   bool is_authenticated() const { return state_ == State::kAuthenticated; }
-  /// Nothing it says is of interest any more: send out(), and close.
+  /// Returns whether the session has ended: the caller sends output() and closes the connection.
   bool is_closed() const { return state_ == State::kClosed; }
-  /// When look() must be called next at the latest, because of a request that waits.
+  /// Returns whether a request waits; wait_until() is the time at which answer_waiting() must be called at the latest.
   bool waits() const { return is_waiting_; }
   base::Deadline wait_until() const { return is_waiting_ ? wait_until_ : base::Deadline::never(); }
-  /// The rank that the other end says it is, once it is admitted; -1: none.
+  /// Returns the rank that the client claims to be; it is verified once is_authenticated(). -1 if it is not a rank.
   int rank() const { return rank_; }
-  /// Why it was turned away, and who, for people who watch the server.
+  /// Returns why the connection was rejected, and a description of the client for the log.
   Refusal refusal() const { return refusal_; }
   const std::string& refused_peer() const { return refused_peer_; }
-  /// It has said who it is: what is missing is its proof.
+  /// Returns whether the client has sent its hello.
   bool has_received_hello() const { return state_ != State::kHello; }
 
  private:
@@ -55,8 +56,8 @@ class StoreSession {
   bool process_proof();
   bool process_request();
   void execute_request(std::string_view frame);
-  void send_challenge(store_protocol::HandshakeResult verdict, Refusal refusal, const std::string& who);
-  void refuse(Refusal refusal, const std::string& who);
+  void send_challenge(store_protocol::HandshakeResult result, Refusal refusal, const std::string& peer);
+  void refuse(Refusal refusal, const std::string& peer);
   void reply(store_protocol::ReplyStatus status, std::string_view value);
 
   const Credentials& credentials_;
@@ -67,11 +68,11 @@ class StoreSession {
   Refusal refusal_ = Refusal::kNone;
   std::string refused_peer_;
   int rank_ = -1;
-  Mac proof_{};  // that the client is expected to send
+  Mac proof_{};  // the proof that the client is expected to send
   store_protocol::FrameAuthenticator requests_{JobKey(), store_protocol::kRequestDirection},
       replies_{JobKey(), store_protocol::kReplyDirection};
   bool is_waiting_ = false;
-  std::string waiting_key_;  // a key
+  std::string waiting_key_;
   base::Deadline wait_until_ = base::Deadline::never();
 };
 

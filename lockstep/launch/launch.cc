@@ -18,16 +18,16 @@ std::string find_launcher(const base::Env& env, const std::string& self) {
   if (env.lockstep_program) {
     if (is_executable(*env.lockstep_program)) return *env.lockstep_program;
     throw base::UsageError("LOCKSTEP_PROGRAM is " + base::quoted(*env.lockstep_program, 256) +
-                           "; allowed is the path of the program lockstep");
+                           "; expected the path of the program lockstep");
   }
   const std::string beside = self.substr(0, self.rfind('/') + 1) + "lockstep";
   if (is_executable(beside)) return beside;
   try {
     return find_program("lockstep", env.path.value_or(""));
   } catch (const base::UsageError&) {
-    throw base::UsageError("launch: the program lockstep was not found; looked at " + base::quoted(beside, 256) +
-                               " and in PATH " + base::quoted(env.path.value_or(""), 512),
-                           "name it with LOCKSTEP_PROGRAM");
+    throw base::UsageError("launch: the program lockstep was not found; expected it at " + base::quoted(beside, 256) +
+                               " or in PATH " + base::quoted(env.path.value_or(""), 512),
+                           "set LOCKSTEP_PROGRAM to its path");
   }
 }
 
@@ -41,21 +41,21 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::this_process();
   if (options.ranks < 0 || options.ranks > 4096)
     throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) +
-                           "; allowed is an integer from 0 to 4096");
+                           "; expected an integer from 0 to 4096");
   const std::string_view source = job::identity_source(env);
   const auto task = source == "slurm" ? task_arguments(options.ranks, env) : std::nullopt;
   if (!source.empty() && !task) return;
   const std::string self = executable_path();
   const std::string launcher = find_launcher(env, self);
-  std::vector<std::string> words = task ? *task : local_arguments(options.ranks);
-  words.insert(words.begin(), "lockstep");
-  if (words[1] == "run") {
-    words.insert(words.end(), options.options.begin(), options.options.end());
-    words.insert(words.end(), {"--", self});
-    words.insert(words.end(), argv + 1, argv + argc);
+  std::vector<std::string> arguments = task ? *task : local_arguments(options.ranks);
+  arguments.insert(arguments.begin(), "lockstep");
+  if (arguments[1] == "run") {
+    arguments.insert(arguments.end(), options.options.begin(), options.options.end());
+    arguments.insert(arguments.end(), {"--", self});
+    arguments.insert(arguments.end(), argv + 1, argv + argc);
   }
   std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   ::execv(launcher.c_str(), pointers.data());
   throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256), errno);

@@ -1,5 +1,5 @@
-// BatchNorm::forward() is not virtual, and the modules that users hold as typed members cannot be replaced from
-// outside. What all of them come to is the operator aten::batch_norm, with the module's own tensors.
+// convert_sync_batch_norm(). BatchNorm::forward() is not virtual, and modules that users hold as typed members cannot
+// be replaced from outside; but all of them call the operator aten::batch_norm with the module's own tensors.
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
@@ -21,10 +21,10 @@ constexpr const char* kMarkerName = "sync_batch_norm";
 struct ConvertedNorm {
   comm::Group group;
   std::string name;
-  at::Tensor key;  // kept, so that no other has its address
+  at::Tensor key;  // kept alive, so that no other tensor gets its address
 };
 
-/// Child of a converted module: lives as long, and is in training when it is.
+/// A child of a converted module: has the same lifetime and training mode.
 class ConversionMarker final : public torch::nn::Module {
  public:
   explicit ConversionMarker(ConvertedNorm converted) : converted_(std::move(converted)) {}
@@ -41,7 +41,7 @@ class ConversionMarker final : public torch::nn::Module {
   const ConvertedNorm converted_;
 };
 
-/// Which tensor is whose.
+/// Maps key tensors to the markers of their modules. Thread-safe.
 class MarkerRegistry {
  public:
   void add(const std::shared_ptr<ConversionMarker>& marker) {
@@ -52,7 +52,7 @@ class MarkerRegistry {
     const std::unique_lock lock(mutex_);
     const auto found = markers_.find(marker.key());
     if (found != markers_.end() && found->second.expired())
-      markers_.erase(found);  // else a newer one has taken its place
+      markers_.erase(found);  // otherwise a newer marker has replaced it
   }
   std::shared_ptr<ConversionMarker> find(const at::Tensor& key) const {
     const std::shared_lock lock(mutex_);
@@ -66,7 +66,7 @@ class MarkerRegistry {
 };
 
 MarkerRegistry& marker_registry() {
-  static MarkerRegistry& all = *new MarkerRegistry;  // outlives every module
+  static MarkerRegistry& all = *new MarkerRegistry;  // never destroyed, because modules may outlive static objects
   return all;
 }
 
@@ -89,8 +89,8 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight, con
   return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
-/// torch has one kernel of this operator for all keys, made of other operators; those of a key come before it. Those of
-/// devices are for inference mode.
+/// Registers kernels for aten::batch_norm. torch has one composite kernel for all dispatch keys; kernels of a specific
+/// key take precedence. The device keys are needed in inference mode.
 void override_batch_norm() {
   static const auto libraries = [] {
     std::vector<std::unique_ptr<torch::Library>> made;
@@ -103,7 +103,7 @@ void override_batch_norm() {
   static_cast<void>(libraries);
 }
 
-/// A BatchNorm's tensor by which its calls are known; undefined where it has none. Empty for what is no BatchNorm.
+/// The tensor that identifies calls of a BatchNorm; undefined if it has none. nullopt if `module` is not a BatchNorm.
 std::optional<at::Tensor> key_of(const torch::nn::Module& module) {
   const auto key = [](const auto& norm) { return norm.running_mean.defined() ? norm.running_mean : norm.weight; };
   if (const auto* norm = dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module)) return key(*norm);
@@ -131,12 +131,12 @@ int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group)
   find_norms("", module, norms);
   if (norms.empty())
     throw base::UsageError("convert_sync_batch_norm(): " + module.name() +
-                           " has no BatchNorm1d, BatchNorm2d or BatchNorm3d");
+                           " contains no BatchNorm1d, BatchNorm2d or BatchNorm3d; expected at least one");
   for (const FoundNorm& norm : norms) {
     if (!norm.key.defined())
       throw base::UsageError("convert_sync_batch_norm(): " + norm.name +
-                                 " has neither a weight nor running statistics, by which its calls would be known",
-                             "make it a lockstep::nn::SyncBatchNorm");
+                                 " has neither a weight nor running statistics, which would identify its calls",
+                             "use a lockstep::nn::SyncBatchNorm instead");
   }
   override_batch_norm();
   for (const FoundNorm& norm : norms) {

@@ -1,3 +1,4 @@
+// Replicas of a module, and the scatter, forward and gather of each batch.
 #include "lockstep/nn/data_parallel.h"
 
 #include <ATen/Functions.h>
@@ -17,8 +18,8 @@
 namespace lockstep::nn {
 namespace {
 
-/// What is registered in a module, in the same order in all its replicas. The tensors are the module's own: values are
-/// put into them.
+/// The submodules, parameters and buffers of a module, in the same order in all replicas. The tensors are the module's
+/// own; values are assigned to them.
 struct ModuleTensors {
   explicit ModuleTensors(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
     for (const auto& item : of->named_parameters()) add(item, parameters);
@@ -42,30 +43,29 @@ struct ModuleTensors {
 void check_module(const ModuleTensors& original, at::Device device) {
   if (original.names.empty()) throw base::UsageError("DataParallel: the module has neither parameters nor buffers");
   if (has_sync_batch_norm(*original.module))
-    throw base::UsageError(
-        "DataParallel: the module has a batch norm over ranks, of which the ranks must make equally many calls",
-        "DistributedDataParallel is for several ranks");
+    throw base::UsageError("DataParallel: the module contains a SyncBatchNorm, which all ranks must call equally often",
+                           "use DistributedDataParallel");
   for (std::size_t i = 0; i < original.names.size(); ++i) {
     const std::size_t parameters = original.parameters.size();
     const at::Tensor& tensor = i < parameters ? original.parameters[i] : original.buffers[i - parameters];
     if (tensor.device() != device)
       throw base::UsageError("DataParallel: " + original.names[i] + " is on " + tensor.device().str() +
-                             "; allowed is the first of the devices, " + device.str());
+                             "; expected the first device, " + device.str());
   }
 }
 
 ModuleTensors make_replica(const ModuleTensors& original, at::Device device, const DataParallelOptions& options) {
   const auto made = options.make_replica ? options.make_replica() : original.module->clone(device);
   if (!made || made == original.module || typeid(*made) != typeid(*original.module))
-    throw base::UsageError("DataParallel: make_replica made " + (made ? made->name() : std::string("nothing")) +
-                           "; allowed is a new " + original.module->name());
+    throw base::UsageError("DataParallel: make_replica returned " + (made ? made->name() : std::string("null")) +
+                           "; expected a new " + original.module->name());
   made->to(device);
   ModuleTensors replica(made);
   if (replica.names != original.names || replica.modules.size() != original.modules.size())
     throw base::UsageError(
-        "DataParallel: a replica has other parameters, buffers or modules than the module it is to be like");
+        "DataParallel: a replica has other parameters, buffers or submodules than the module; expected the same");
   for (const at::Tensor& parameter : replica.parameters)
-    parameter.requires_grad_(false);  // it gets its place in the graph in each forward()
+    parameter.requires_grad_(false);  // update_replicas() connects it to the graph in each forward()
   return replica;
 }
 
@@ -77,15 +77,15 @@ std::optional<std::int64_t> peak_bytes(at::Device device) {
   return allocator->getDeviceStats(device.index()).allocated_bytes[all_pools].peak;
 }
 
-/// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which
-/// backward() notices them.
+/// Makes `tensor` hold `value`. If that is the memory of `original`, they share a version counter, so that backward()
+/// detects writes.
 void assign_data(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
   tensor.set_data(value);
   if (tensor.is_alias_of(original) && !tensor.is_inference())
     torch::autograd::impl::set_version_counter(tensor, torch::autograd::impl::version_counter(original));
 }
 
-/// A device as its tensors say it: "cuda" is the current one.
+/// Adds the index of the current device: "cuda" becomes for example "cuda:0".
 at::Device resolve_device(at::Device device) { return at::empty({0}, at::TensorOptions(device)).device(); }
 
 }  // namespace
@@ -109,16 +109,17 @@ class DataParallel::Impl {
   at::Device output_device_ = at::kCPU;
   std::vector<ModuleTensors> replicas_;
   std::shared_ptr<TransferCounter> transfers_ =
-      std::make_shared<TransferCounter>();  // also of graphs that outlive this
+      std::make_shared<TransferCounter>();  // shared with graphs that outlive this object
   std::vector<std::int64_t> samples_;
   std::unique_ptr<ReplicaThreads> threads_;
 };
 
 DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options)
     : original_(module), forward_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
-  if (options_.devices.empty()) throw base::UsageError("DataParallel: no devices; allowed are one or more");
+  if (options_.devices.empty())
+    throw base::UsageError("DataParallel: the list of devices is empty; expected one or more");
   if (options_.dim < 0)
-    throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; allowed is 0 or more");
+    throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; expected 0 or more");
   for (const at::Device device : options_.devices) devices_.push_back(resolve_device(device));
   output_device_ = options_.output_device ? resolve_device(*options_.output_device) : devices_.front();
   check_module(original_, devices_.front());
@@ -157,7 +158,7 @@ void DataParallel::Impl::update_replicas(std::size_t count) {
 std::vector<at::Tensor> DataParallel::Impl::scatter(const at::Tensor& input) {
   if (options_.dim >= input.dim())
     throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) +
-                           " dimensions; allowed are more than dim, " + std::to_string(options_.dim));
+                           " dimensions; expected more than dim, which is " + std::to_string(options_.dim));
   const std::int64_t samples = input.size(options_.dim);
   const std::int64_t count = std::clamp<std::int64_t>(samples, 1, static_cast<std::int64_t>(devices_.size()));
   std::vector<at::Tensor> parts;
@@ -192,7 +193,7 @@ void DataParallel::Impl::rethrow(std::size_t replica, const std::exception_ptr& 
   } catch (const std::exception& e) {
     std::throw_with_nested(error(e.what()));
   } catch (...) {
-    std::throw_with_nested(error("threw what is no std::exception"));
+    std::throw_with_nested(error("threw an object that is not a std::exception"));
   }
 }
 
@@ -215,7 +216,7 @@ std::vector<DeviceUsage> DataParallel::Impl::device_usage() const {
   const auto entry = [&](at::Device device) -> DeviceUsage& {
     for (DeviceUsage& one : all)
       if (one.device == device) return one;
-    const TransferCounter::Bytes moved_bytes = transfers_->of(device);
+    const TransferCounter::Bytes moved_bytes = transfers_->bytes_of(device);
     return all.emplace_back(DeviceUsage{.device = device,
                                         .received_bytes = moved_bytes.received,
                                         .sent_bytes = moved_bytes.sent,

@@ -1,4 +1,4 @@
-// One process, several devices: a batch is split over replicas of a module.
+// DataParallel: one process splits each batch over replicas of a module on several devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,16 +24,16 @@ namespace lockstep::nn {
 
 struct DataParallelOptions {
   std::vector<at::Device>
-      devices;  ///< one replica each; a device may be named several times. The module is on the first
+      devices;  ///< one replica per entry; a device may be listed several times. The module is on the first
   std::optional<at::Device> output_device;  ///< default: the first
-  std::int64_t dim = 0;                     ///< along which inputs are split and outputs joined
-  /// Makes a module of the same class and structure; its values do not matter. Default: the module's clone(), which
-  /// torch::nn::Cloneable has.
+  std::int64_t dim = 0;                     ///< the dimension along which inputs are split and outputs are joined
+  /// Returns a new module of the same class and structure; its values do not matter. Default: the module's clone(),
+  /// which torch::nn::Cloneable provides.
   std::function<std::shared_ptr<torch::nn::Module>()> make_replica;
 };
 
-/// forward() of a replica threw; what() names the replica and its device. The exception itself is nested:
-/// std::rethrow_if_nested().
+/// Thrown when forward() of a replica throws. what() names the replica and its device; the original exception is nested
+/// (std::rethrow_if_nested()).
 class ReplicaError : public base::Error {
  public:
   ReplicaError(int replica_number, at::Device on, const std::string& message)
@@ -46,22 +46,24 @@ class ReplicaError : public base::Error {
   at::Device device_;
 };
 
-/// As PyTorch's DataParallel. forward() splits its input into parts that differ by one sample at most, gives each
-/// replica the module's values and one part, runs the replicas on threads, and joins their outputs in order, on the
-/// output device; outputs without dimensions become a vector. With fewer samples than devices the last devices do
-/// nothing. backward() adds all replicas' gradients in their order into the gradients of the module's parameters.
+/// As PyTorch's DataParallel. forward() splits its input into parts whose sizes differ by at most one sample, copies
+/// the module's values and one part to each replica, runs the replicas on threads, and joins their outputs in order on
+/// the output device. Outputs without dimensions are joined into a vector. With fewer samples than devices, the last
+/// devices are idle. backward() adds the replicas' gradients, in replica order, to the gradients of the module's
+/// parameters.
 ///
-/// Replicas are made once. On the module's device they use the memory of its parameters, elsewhere they get them anew
-/// in each forward(). The first uses the module's buffers (a BatchNorm's running statistics follow the first part of
-/// each batch); what others write into theirs is lost. Which parts of the module are in training is copied each time,
-/// other members as they were at construction. forward() of replicas has the caller's grad mode and autocast.
+/// Replicas are constructed once. Replicas on the module's device use the memory of its parameters; on other devices
+/// the parameters are copied in each forward(). The first replica uses the module's buffers, so BatchNorm's running
+/// statistics follow the first part of each batch; writes of other replicas to their buffers are lost. Training modes
+/// of submodules are copied in each forward(); other members keep their values from construction. Replicas run with the
+/// caller's grad mode and autocast settings.
 ///
-/// The module stays the user's: optimizers, files and printing are as without. Of devices that are a CPU the backward()
-/// runs on one thread, whatever number they are; DistributedDataParallel uses all (docs/12 has figures). One thread
-/// calls forward().
+/// The module itself is not changed: optimizers, checkpoints and printing work as without DataParallel. On CPU devices,
+/// backward() runs on one thread no matter how many there are; DistributedDataParallel uses all cores
+/// (docs/how-to/data-parallel.md has measurements). Only one thread may call forward().
 ///
-/// Throws UsageError for options that do not fit, a module with no parameter or buffer, one that is not all on the
-/// first device, or one with a batch norm over ranks.
+/// The constructor throws UsageError for invalid options, for a module without parameters and buffers, for one that is
+/// not entirely on the first device, and for one with a SyncBatchNorm.
 class DataParallel {
  public:
   using ForwardFunction = std::function<at::Tensor(torch::nn::Module& replica, const at::Tensor& input)>;
@@ -72,7 +74,8 @@ class DataParallel {
       : DataParallel(
             module, [](auto& replica, const at::Tensor& input) { return replica.forward(input); }, std::move(options)) {
   }
-  /// Calls `call(replica, part)` in forward()'s place: [](NetImpl& net, const torch::Tensor& x) { return net.loss(x); }
+  /// Calls `call(replica, part)` instead of forward(), for example
+  /// [](NetImpl& net, const torch::Tensor& x) { return net.loss(x); }.
   template <typename Holder, typename Function>
   DataParallel(const Holder& module, Function call, DataParallelOptions options)
       : DataParallel(to_shared_ptr(module), erase_type<std::remove_reference_t<decltype(*module)>>(std::move(call)),
@@ -80,11 +83,12 @@ class DataParallel {
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 
-  /// `input` may be on any device. Throws ReplicaError for the first replica that threw, when all have ended.
+  /// `input` may be on any device. Blocks until all replicas have returned, then throws ReplicaError for the first
+  /// replica that threw, if any.
   at::Tensor forward(const at::Tensor& input);
   at::Tensor operator()(const at::Tensor& input) { return forward(input); }
 
-  /// Since construction: one entry for each device that is used, the first device first.
+  /// Usage since construction: one entry per device, the first device first.
   std::vector<DeviceUsage> device_usage() const;
 
  private:

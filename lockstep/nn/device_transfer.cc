@@ -1,3 +1,4 @@
+// Autograd functions that copy tensors between devices and count the bytes.
 #include "lockstep/nn/device_transfer.h"
 
 #include <ATen/Functions.h>
@@ -12,7 +13,7 @@ void TransferCounter::count(at::Device from, at::Device to, std::int64_t bytes) 
   bytes_[to.str()].received += bytes;
 }
 
-TransferCounter::Bytes TransferCounter::of(at::Device device) const {
+TransferCounter::Bytes TransferCounter::bytes_of(at::Device device) const {
   const std::lock_guard lock(mutex_);
   const auto found = bytes_.find(device.str());
   return found == bytes_.end() ? Bytes() : found->second;
@@ -24,7 +25,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using TransferCounterPtr = std::shared_ptr<TransferCounter>;
 
-/// Lives in the graph.
+/// Saved in the graph for backward().
 struct CopyContext : torch::CustomClassHolder {
   CopyContext(at::Device from, TransferCounterPtr counted) : source(from), transfers(std::move(counted)) {}
   at::Device source;
@@ -39,11 +40,12 @@ at::Tensor copy_and_count(const at::Tensor& tensor, at::Device device, TransferC
 
 void save_context(AutogradContext* context, const at::Tensor& tensor, const TransferCounterPtr& transfers) {
   context->set_materialize_grads(false);
-  context->saved_data["way"] = c10::IValue::make_capsule(c10::make_intrusive<CopyContext>(tensor.device(), transfers));
+  context->saved_data["copy_context"] =
+      c10::IValue::make_capsule(c10::make_intrusive<CopyContext>(tensor.device(), transfers));
 }
 
 c10::intrusive_ptr<CopyContext> saved_context(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<CopyContext>(context->saved_data["way"].toCapsule());
+  return c10::static_intrusive_pointer_cast<CopyContext>(context->saved_data["copy_context"].toCapsule());
 }
 
 struct CopyToDevice : torch::autograd::Function<CopyToDevice> {

@@ -1,4 +1,4 @@
-// Tensors on their way between devices, counted, forward and back. Private to nn/.
+// Copies of tensors between devices, counted in both directions of the graph. Private to nn/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace lockstep::nn {
 
-/// Bytes that have gone between devices. Any thread.
+/// Counts the bytes copied between devices. Thread-safe.
 class TransferCounter {
  public:
   struct Bytes {
@@ -20,19 +20,20 @@ class TransferCounter {
     std::int64_t sent = 0;
   };
   void count(at::Device from, at::Device to, std::int64_t bytes);
-  Bytes of(at::Device device) const;
+  Bytes bytes_of(at::Device device) const;
 
  private:
   mutable std::mutex mutex_;  // guards bytes_
   std::map<std::string, Bytes> bytes_;
 };
 
-/// `tensor` on `device`; itself where it is there already. Its gradient comes back the same way.
+/// Returns `tensor` on `device`, or `tensor` itself if it is already there. backward() copies its gradient back.
 at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device,
                           const std::shared_ptr<TransferCounter>& transfers);
 
-/// `parameter` on each of `devices`; where it is there already, the same memory. Its gradient is the sum of theirs in
-/// their order, whenever they were computed; undefined ones are left out.
+/// Returns `parameter` on each of `devices`; on its own device the result uses the same memory. Its gradient is the sum
+/// of the results' gradients in the order of `devices`, regardless of the order in which they are computed; undefined
+/// gradients are skipped.
 std::vector<at::Tensor> replicate(const at::Tensor& parameter, const std::vector<at::Device>& devices,
                                   const std::shared_ptr<TransferCounter>& transfers);
 

@@ -1,3 +1,4 @@
+// Formats the table of device statistics.
 #include "lockstep/nn/device_usage.h"
 
 #include <iomanip>

@@ -1,3 +1,4 @@
+// Formats the table of a module.
 #include "lockstep/nn/module_summary.h"
 
 #include <torch/nn/module.h>
@@ -8,7 +9,7 @@
 #include <set>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 struct ParameterCounts {
@@ -33,7 +34,8 @@ ParameterCounts count_parameters(const std::vector<at::Tensor>& tensors) {
 /// 1234567 -> "1,234,567".
 std::string with_thousands_separators(std::int64_t value) {
   std::string digits = std::to_string(value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<std::size_t>(at), ",");
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<std::size_t>(at), 1, ',');
   return digits;
 }
 
@@ -84,8 +86,8 @@ std::string module_summary(const torch::nn::Module& module, int depth) {
     }
     text += '\n';
   }
-  return text + with_thousands_separators(all.trainable) + " are trained, with " + format_bytes(all.gradient_bytes) +
-         " of gradients; buffers take " + format_bytes(buffers.bytes) + "\n";
+  return text + with_thousands_separators(all.trainable) + " parameters are trainable, with " +
+         format_bytes(all.gradient_bytes) + " of gradients; buffers take " + format_bytes(buffers.bytes) + "\n";
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a module consists of, as a table.
+// A table of the submodules and parameters of a module.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// A line for each submodule down to `depth`, with its kind, the number of its parameters and what they take, those of
-/// its own submodules with them; then all together, with what gradients and buffers take. Shared parameters count once
-/// in each line. Not counted: the optimizer's state, and what a forward keeps for the backward. Pure.
+/// Returns one line per submodule down to `depth`, with its type, the number of its parameters and their memory,
+/// including its own submodules; then a total, with the memory of gradients and buffers. Shared parameters count once
+/// per line. Does not count the optimizer's state or activations saved for backward(). Pure.
 std::string module_summary(const torch::nn::Module& module, int depth = 1);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

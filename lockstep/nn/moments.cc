@@ -1,3 +1,4 @@
+// Computation and combination of per-channel moments.
 #include "lockstep/nn/moments.h"
 
 #include <ATen/Functions.h>

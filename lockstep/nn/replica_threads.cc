@@ -1,3 +1,4 @@
+// Worker threads that wait for one task at a time.
 #include "lockstep/nn/replica_threads.h"
 
 #include <ATen/ThreadLocalState.h>
@@ -26,13 +27,13 @@ void ReplicaThreads::stop() noexcept {
     worker->stopping = true;
     worker->condition.notify_all();
   }
-  for (const auto& worker : workers_) worker->thread.join();  // bounded: it has no task, and was told to leave
+  for (const auto& worker : workers_) worker->thread.join();  // bounded: the worker has no task, and stopping is set
 }
 
 void ReplicaThreads::run_worker(Worker& worker) {
   std::unique_lock lock(worker.mutex);
   while (true) {
-    // bounded: the destructor ends it
+    // bounded: until run() sets a task or the destructor sets stopping
     worker.condition.wait(lock, [&] { return worker.task || worker.stopping; });
     if (!worker.task) return;
     lock.unlock();
@@ -66,7 +67,7 @@ std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std
   for (std::size_t i = 1; i < count; ++i) {
     Worker& worker = *workers_[i - 1];
     std::unique_lock lock(worker.mutex);
-    // bounded: by the replica's own forward()
+    // bounded: by the duration of the replica's forward()
     worker.condition.wait(lock, [&] { return !worker.task; });
   }
   return thrown;

@@ -1,4 +1,4 @@
-// Threads that run replicas beside the caller, as if they were the caller. Private to nn/.
+// Threads that run replicas with the caller's thread-local state. Private to nn/.
 #pragma once
 
 #include <condition_variable>
@@ -12,24 +12,24 @@
 
 namespace lockstep::nn {
 
-/// They live as long as this: a thread's own OpenMP threads, which its first operation makes, would otherwise be made
-/// again each time.
+/// A fixed set of threads. They live as long as this object, because the first operation of each thread creates its own
+/// OpenMP threads, which would otherwise be created again in every run().
 class ReplicaThreads {
  public:
-  /// For this many jobs at once beside the caller's.
+  /// Starts `count` threads, so that run() can run `count` + 1 jobs at once.
   explicit ReplicaThreads(std::size_t count);
   ~ReplicaThreads();
   ReplicaThreads(const ReplicaThreads&) = delete;
   ReplicaThreads& operator=(const ReplicaThreads&) = delete;
 
-  /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on others, with the caller's grad mode,
-  /// autocast and other thread-local state of torch. Returns when all are done, with what each threw. One thread calls
-  /// it at a time.
+  /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on the other threads, with the caller's grad
+  /// mode, autocast and other thread-local state of torch. Blocks until all jobs are done. Returns the exception of
+  /// each job, or null. Not thread-safe.
   std::vector<std::exception_ptr> run(std::size_t count, const std::function<void(std::size_t)>& job);
 
  private:
   struct Worker {
-    std::mutex mutex;  // guards task and leaving
+    std::mutex mutex;  // guards task and stopping
     std::condition_variable condition;
     std::optional<std::function<void()>> task;
     bool stopping = false;

@@ -1,3 +1,4 @@
+// The module SyncBatchNorm.
 #include "lockstep/nn/sync_batch_norm.h"
 
 #include <ATen/Functions.h>
@@ -29,8 +30,8 @@ void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (input.dim() >= 2 && input.size(1) == options.num_features() && at::isFloatingType(input.scalar_type())) return;
   std::ostringstream got;
   got << input.scalar_type() << input.sizes();
-  throw base::UsageError(name_ + ": the input is " + got.str() + "; allowed is (N, " +
-                         std::to_string(options.num_features()) + ", ...) of a floating-point dtype");
+  throw base::UsageError(name_ + ": the input is " + got.str() + "; expected (N, " +
+                         std::to_string(options.num_features()) + ", ...) with a floating-point dtype");
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

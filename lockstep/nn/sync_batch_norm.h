@@ -1,4 +1,4 @@
-// Batch norm by the mean and the variance of all ranks' batches.
+// Batch normalisation with the mean and variance over the batches of all ranks.
 #pragma once
 
 #include <torch/nn/modules/batchnorm.h>
@@ -10,18 +10,18 @@
 
 namespace lockstep::nn {
 
-/// As PyTorch's torch.nn.SyncBatchNorm: a BatchNorm for inputs (N, C, ...) of any number of dimensions, whose
-/// statistics in training are those of all ranks' inputs together. Ranks may have batches of different sizes, also
-/// none. Names of parameters and buffers are BatchNorm's, so files of one are files of the other. Inputs are float64,
-/// float32, bfloat16 or float16; statistics of the last two are float32.
+/// As PyTorch's SyncBatchNorm: a BatchNorm for inputs (N, C, ...) with any number of dimensions, whose statistics in
+/// training are those of all ranks' inputs together. Ranks may have batches of different sizes, including empty ones.
+/// Parameters and buffers have BatchNorm's names, so checkpoints are interchangeable. Inputs are float64, float32,
+/// bfloat16 or float16; statistics of the last two are float32.
 ///
-/// In training forward() waits for all ranks, and so does backward() where the input's gradient is needed: all ranks
-/// call both alike, in the same order (else a DesyncError names the module as `name`), and so not under join(). In
-/// eval() nothing waits for anybody; without running statistics the batch is then this rank's own, as in PyTorch.
-/// Statistics are the same bits on all ranks. The gradient of the input is that of the sum of all ranks' losses; those
-/// of weight and bias are this rank's parts, which DistributedDataParallel averages as any other. backward() with
-/// create_graph is a UsageError. Throws UsageError for an input that does not fit, and, on all ranks, where a channel
-/// has fewer than two values on all of them together.
+/// In training, forward() is a collective that blocks until all ranks have called it, and so is backward() if the input
+/// requires a gradient: all ranks must call both in the same order. Otherwise they throw DesyncError, which names the
+/// module by `name`. Therefore it cannot be used under join(). In eval mode nothing blocks; without running statistics,
+/// the statistics are those of this rank's batch, as in PyTorch. Statistics have the same bits on all ranks. The
+/// gradient of the input is that of the sum of all ranks' losses. The gradients of weight and bias are this rank's
+/// contributions, which DistributedDataParallel averages. Throws UsageError for an input of the wrong shape or dtype,
+/// for backward() with create_graph, and, on all ranks, if a channel has fewer than two values over all ranks.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   SyncBatchNormImpl(comm::Group group, const torch::nn::BatchNormOptions& options, std::string name = "SyncBatchNorm");
@@ -38,20 +38,20 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// From here on every BatchNorm1d, 2d and 3d in `module` computes as a SyncBatchNorm over `group`, whatever holds it: a
-/// typed member, a Sequential, a ModuleList, the registered children. The modules stay what they are, with their
-/// parameters, buffers, names and mode; so does an optimizer made before. Errors name them as `module` does.
-/// ConvertedNorm again, they change to the new group. Returns how many were converted.
+/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` compute as a SyncBatchNorm over `group`, however it
+/// is held: as a typed member, in a Sequential or ModuleList, or as a registered child. The modules keep their class,
+/// parameters, buffers, names and mode, and existing optimizers remain valid. Errors name them by their names in
+/// `module`. Converting a module again switches it to the new group. Returns the number of converted modules. Throws
+/// UsageError and converts nothing if there is no BatchNorm, or if one has neither weight nor running statistics. Does
+/// not block.
 ///
-/// Inside, a child module `sync_batch_norm` (without parameters, and in no file) marks each, and the operator
-/// aten::batch_norm, which BatchNorm::forward() calls, looks whether the running mean (without: the weight) is that of
-/// a marked one. It follows:
-/// - a converted module cannot be cloned: libtorch's clone() throws. Convert clones, each by itself.
-/// - assigning another tensor to the member running_mean undoes it; loading and moving a module write into the tensor,
-/// and do not.
-/// - torch's own check stays that a rank's batch has more than one value a channel; none is allowed. A SyncBatchNorm
-/// has no such limit. Throws UsageError, and converts nothing, where there is no such module, or one has neither weight
-/// nor running statistics. Waits for nobody.
+/// Implementation: a child module `sync_batch_norm`, which has no parameters and is not saved, marks each BatchNorm.
+/// The operator aten::batch_norm, which BatchNorm::forward() calls, checks whether the running mean (or without one,
+/// the weight) belongs to a marked module. Consequences:
+/// - A converted module cannot be cloned: libtorch's clone() throws. Convert each clone instead.
+/// - Assigning another tensor to the member running_mean reverts the conversion. Loading and moving a module write into
+///   the existing tensor and do not revert it.
+/// - torch still requires that a rank's batch is empty or has more than one value per channel. SyncBatchNorm does not.
 int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group);
 /// For a torch::nn::ModuleHolder or a shared_ptr.
 template <typename Holder>
@@ -60,7 +60,7 @@ int convert_sync_batch_norm(Holder& holder, const comm::Group& group) {
   return convert_sync_batch_norm(static_cast<torch::nn::Module&>(*holder), group);
 }
 
-/// Whether `module` or one inside it is a SyncBatchNorm or was converted.
+/// True if `module` or one of its submodules is a SyncBatchNorm or was converted. Pure.
 bool has_sync_batch_norm(const torch::nn::Module& module);
 
 }  // namespace lockstep::nn

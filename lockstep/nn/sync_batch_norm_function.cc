@@ -1,3 +1,4 @@
+// Forward and backward of batch normalisation over all ranks.
 #include "lockstep/nn/sync_batch_norm_function.h"
 
 #include <ATen/Functions.h>
@@ -19,14 +20,14 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr double kNoMomentum = 0;
 
-/// Lives in the graph.
+/// Saved in the graph for backward().
 struct SavedForBackward : torch::CustomClassHolder {
   SavedForBackward(const SyncBatchNormArgs& norm, std::int64_t values)
       : group(norm.group), name(norm.name), eps(norm.eps), count(values) {}
   comm::Group group;
   std::string name;
   double eps;
-  std::int64_t count;  // of all ranks' values a channel
+  std::int64_t count;  // values per channel over all ranks
 };
 
 Moments all_gather_moments(const at::Tensor& input, const SyncBatchNormArgs& norm) {
@@ -55,13 +56,13 @@ OptionalTensor cast_optional(const OptionalTensor& tensor, const at::TensorOptio
 OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
-  // An argument that is an undefined tensor is refused by Function; an optional one is not.
+  // torch's Function rejects undefined tensors as arguments, but accepts empty optionals.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const OptionalTensor& weight,
                             const OptionalTensor& bias, const SyncBatchNormArgs& norm) {
     const Moments all = all_gather_moments(input, norm);
     if (all.count < 2)
       throw base::UsageError(norm.name + ": all ranks together have " + std::to_string(all.count) +
-                             " values a channel; allowed in training are 2 or more");
+                             " values per channel; expected 2 or more in training");
     const auto count = static_cast<double>(all.count);
     const auto options = at::TensorOptions(input.device()).dtype(statistics_dtype(input.scalar_type()));
     const at::Tensor mean = all.mean.to(options);
@@ -80,14 +81,15 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     const auto saved = c10::static_intrusive_pointer_cast<SavedForBackward>(context->saved_data["norm"].toCapsule());
     if (at::GradMode::is_enabled())
       throw base::UsageError(saved->name +
-                             ": backward() with create_graph; a batch norm over all ranks has first derivatives only");
+                             ": backward() called with create_graph = true; expected false, because SyncBatchNorm "
+                             "supports only first derivatives");
     const auto variables = context->get_saved_variables();
     const at::Tensor &input = variables[0], &mean = variables[2], &variance = variables[3];
     const OptionalTensor weight = if_defined(variables[1]);
     const at::TensorOptions options = mean.options();
     const at::Tensor x = input.to(options), dy = gradients[0].to(options);
 
-    // Of dy * xhat and of dy; this rank's are the gradients of weight and bias.
+    // Sums of dy * xhat and of dy over this rank's batch, which are the gradients of weight and bias.
     at::Tensor dot = at::zeros_like(mean), sum = at::zeros_like(mean);
     if (input.numel() > 0)
       std::tie(std::ignore, dot, sum) = at::native_batch_norm_backward(

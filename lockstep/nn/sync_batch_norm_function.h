@@ -1,4 +1,4 @@
-// What a SyncBatchNorm computes, and a BatchNorm that was converted: one autograd function. Private to nn/.
+// The autograd function of SyncBatchNorm and of converted BatchNorm modules. Private to nn/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace lockstep::nn {
 
-/// The running statistics may be undefined; else they become (1 - momentum) times themselves and momentum times the
-/// whole batch's.
+/// Arguments besides input, weight and bias. The running statistics may be undefined; otherwise they are updated to
+/// (1 - momentum) * running + momentum * statistics of the whole batch.
 struct SyncBatchNormArgs {
   comm::Group group;
   std::string name;  // of the module, in errors
@@ -20,9 +20,10 @@ struct SyncBatchNormArgs {
   double eps;
 };
 
-/// Normalizes `input` (N, C, ...) by the mean and the variance of all ranks' inputs. Waits for all ranks, in one
-/// all_gather here and, where the input's gradient is needed, in one all_reduce in backward(). `weight` and `bias` may
-/// be undefined. Throws UsageError on every rank where all of them together have fewer than two values a channel.
+/// Normalises `input` (N, C, ...) by the mean and variance of all ranks' inputs. A collective: blocks until all ranks
+/// have called it, in one all_gather here and, if the input requires a gradient, in one all_reduce in backward().
+/// `weight` and `bias` may be undefined. Throws UsageError on every rank if all ranks together have fewer than two
+/// values per channel.
 at::Tensor apply_sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                                  const SyncBatchNormArgs& norm);
 

@@ -1,3 +1,4 @@
+// Adagrad: options, state and the scalars of its kernel.
 #include "lockstep/optim/adagrad.h"
 
 #include "lockstep/optim/fused/torch_update_rule.h"
@@ -6,12 +7,12 @@ namespace lockstep::optim {
 namespace {
 
 torch::optim::AdagradOptions to_torch_options(const AdagradOptions& options) {
-  require(options.lr >= 0, "Adagrad", "lr", options.lr, "0 or more");
-  require(options.lr_decay >= 0, "Adagrad", "lr_decay", options.lr_decay, "0 or more");
-  require(options.weight_decay >= 0, "Adagrad", "weight_decay", options.weight_decay, "0 or more");
-  require(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value",
-          options.initial_accumulator_value, "0 or more");
-  require(options.eps >= 0, "Adagrad", "eps", options.eps, "0 or more");
+  base::check_option(options.lr >= 0, "Adagrad", "lr", options.lr, "0 or more");
+  base::check_option(options.lr_decay >= 0, "Adagrad", "lr_decay", options.lr_decay, "0 or more");
+  base::check_option(options.weight_decay >= 0, "Adagrad", "weight_decay", options.weight_decay, "0 or more");
+  base::check_option(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value",
+                     options.initial_accumulator_value, "0 or more");
+  base::check_option(options.eps >= 0, "Adagrad", "eps", options.eps, "0 or more");
   return torch::optim::AdagradOptions(options.lr)
       .lr_decay(options.lr_decay)
       .weight_decay(options.weight_decay)
@@ -23,9 +24,9 @@ std::vector<ParamGroupOptions> param_group_options(const AdagradOptions& options
                                                    const std::vector<Adagrad::Group>& groups) {
   std::vector<ParamGroupOptions> all;
   for (const Adagrad::Group& group : groups) {
-    require(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad",
-            "initial_accumulator_value of a group", group.options.initial_accumulator_value,
-            "the optimizer's, " + std::to_string(options.initial_accumulator_value));
+    base::check_option(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad",
+                       "initial_accumulator_value of a group", group.options.initial_accumulator_value,
+                       "the optimizer's, " + std::to_string(options.initial_accumulator_value));
     all.emplace_back(group.parameters, std::make_unique<torch::optim::AdagradOptions>(to_torch_options(group.options)));
   }
   return all;
@@ -70,7 +71,7 @@ Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOp
                  const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::Adagrad(make_param_groups(*gradients, param_group_options(options, groups)),
                             to_torch_options(options)) {
-  state().clear();  // torch's constructor has made it; it is where the parameters are
+  state().clear();  // torch's constructor allocates state; ParameterStorage holds it instead
   auto rule = std::make_unique<AdagradUpdateRule>(*this, *gradients, options.initial_accumulator_value);
   initialize(std::move(gradients), std::move(rule), fused);
 }

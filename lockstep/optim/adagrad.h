@@ -1,4 +1,4 @@
-// Adagrad, fused with the exchange of gradients.
+// Adagrad, fused with the reduction of gradients.
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -15,27 +15,29 @@ struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0;
   double weight_decay = 0;
-  double initial_accumulator_value = 0;  ///< the same in all groups
+  double initial_accumulator_value = 0;  ///< must be the same in all groups
   double eps = 1e-10;
 };
 
-/// torch::optim::Adagrad in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers
-/// move it. A parameter has torch's state from its first update on.
+/// Behaves as torch::optim::Adagrad except where FusedOptimizer says otherwise: options of its groups may be changed,
+/// and learning rate schedulers work with it. A parameter has no state before its first update.
 class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
  public:
-  /// Parameters with options of their own.
+  /// A parameter group with its own options.
   struct Group {
     std::vector<at::Tensor> parameters;
     AdagradOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
-  /// Throws UsageError, CommError.
+  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
+  /// blocks until all ranks have called it. Throws UsageError and CommError.
   explicit Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options = {},
                    const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
-  /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
   torch::Tensor step(LossClosure closure = nullptr) override;
-  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
   void load(torch::serialize::InputArchive& archive) override;
 };
 

@@ -1,3 +1,4 @@
+// Adam and AdamW: options, state and the scalars of their kernel.
 #include "lockstep/optim/adam.h"
 
 #include <algorithm>
@@ -10,11 +11,11 @@ namespace {
 
 template <typename Torch, typename Options>
 Torch to_torch_options(const Options& options, const std::string& name) {
-  require(options.lr >= 0, name, "lr", options.lr, "0 or more");
-  require(options.eps >= 0, name, "eps", options.eps, "0 or more");
+  base::check_option(options.lr >= 0, name, "lr", options.lr, "0 or more");
+  base::check_option(options.eps >= 0, name, "eps", options.eps, "0 or more");
   for (const double beta : options.betas)
-    require(beta >= 0 && beta < 1, name, "one of betas", beta, "0 or more and less than 1");
-  require(options.weight_decay >= 0, name, "weight_decay", options.weight_decay, "0 or more");
+    base::check_option(beta >= 0 && beta < 1, name, "one of betas", beta, "0 or more and less than 1");
+  base::check_option(options.weight_decay >= 0, name, "weight_decay", options.weight_decay, "0 or more");
   return Torch(options.lr)
       .betas({options.betas[0], options.betas[1]})
       .eps(options.eps)
@@ -47,7 +48,7 @@ class AdamFamilyUpdateRule final : public TorchUpdateRule<Options, State, AdamSc
  private:
   AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const override {
     if (options.amsgrad() && this->state_names().size() < 3)
-      throw base::UsageError("Adam: amsgrad is true; allowed is false for an optimizer that was made without");
+      throw base::UsageError("Adam: amsgrad is true; expected false, because no group had amsgrad at construction");
     const auto [beta1, beta2] = options.betas();
     numbers.insert(numbers.end(), {options.lr(), beta1, beta2, options.eps(), options.weight_decay(),
                                    static_cast<double>(options.amsgrad()), static_cast<double>(steps)});

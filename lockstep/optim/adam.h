@@ -1,4 +1,4 @@
-// Adam and AdamW, fused with the exchange of gradients.
+// Adam and AdamW, fused with the reduction of gradients.
 #pragma once
 
 #include <torch/optim/adam.h>
@@ -29,28 +29,31 @@ struct AdamWOptions {
   bool amsgrad = false;
 };
 
-/// torch::optim::Adam in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of
-/// torch move it. amsgrad must be on in some group from the beginning to be switched on in any.
+/// Behaves as torch::optim::Adam except where FusedOptimizer says otherwise: options of its groups may be changed, and
+/// torch's learning rate schedulers work with it. amsgrad can be enabled later only if at least one group has it at
+/// construction.
 class Adam final : public torch::optim::Adam, public FusedOptimizer {
  public:
-  /// Parameters with options of their own.
+  /// A parameter group with its own options.
   struct Group {
     std::vector<at::Tensor> parameters;
     AdamOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
-  /// Throws UsageError, CommError.
+  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
+  /// blocks until all ranks have called it. Throws UsageError and CommError.
   explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
-  /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
   torch::Tensor step(LossClosure closure = nullptr) override;
-  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
   void load(torch::serialize::InputArchive& archive) override;
   void save(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// torch::optim::AdamW likewise.
+/// Behaves as torch::optim::AdamW; otherwise as Adam above.
 class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
  public:
   struct Group {

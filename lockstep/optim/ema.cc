@@ -1,3 +1,4 @@
+// Updates averages with kernels where they exist, and swaps them in with set_data().
 #include "lockstep/optim/ema.h"
 
 #include <ATen/Parallel.h>
@@ -16,9 +17,9 @@ namespace {
 
 using base::UsageError;
 
-constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer are not worth waking one
+constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer do not justify waking a thread
 
-void require_decay(double decay) { require(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
+void require_decay(double decay) { base::check_option(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
 
 bool has_loop(const at::Tensor& weight) {
   const at::ScalarType dtype = weight.scalar_type();
@@ -26,12 +27,12 @@ bool has_loop(const at::Tensor& weight) {
   return known && weight.is_cpu() && weight.layout() == at::kStrided && weight.is_non_overlapping_and_dense();
 }
 
-void update_ema_cpu(const at::Tensor& average, const at::Tensor& weight, double keep) {
+void update_ema_cpu(const at::Tensor& average, const at::Tensor& weight, double decay) {
   auto* to = static_cast<char*>(average.mutable_data_ptr());
   const auto* from = static_cast<const char*>(weight.const_data_ptr());
   at::parallel_for(0, weight.numel(), kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
     update_ema(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(),
-               static_cast<std::size_t>(end - begin), keep);
+               static_cast<std::size_t>(end - begin), decay);
   });
 }
 
@@ -46,8 +47,7 @@ Ema::Ema(torch::nn::Module& module, EmaOptions options) : options_(std::move(opt
   require_decay(options_.decay);
   const at::NoGradGuard no_grad;
   for (const auto& item : module.named_parameters()) add(item.key(), item.value());
-  if (averages_.empty())
-    throw UsageError("Ema: the module has no floating-point parameters; allowed is one that has some");
+  if (averages_.empty()) throw UsageError("Ema: the module has no floating-point parameters; expected at least one");
   if (options_.buffers)
     for (const auto& item : module.named_buffers()) add(item.key(), item.value());
 }
@@ -63,23 +63,22 @@ void Ema::add(const std::string& name, const at::Tensor& weight) {
 }
 
 void Ema::update() {
-  if (swapped_)
-    throw UsageError("Ema: update() while the module has the averages; allowed is after they are swapped back");
-  const double keep = options_.decay_schedule ? options_.decay_schedule(updates_) : options_.decay;
-  require_decay(keep);
+  if (swapped_) throw UsageError("Ema: update() called while the averages are swapped in; restore the weights first");
+  const double decay = options_.decay_schedule ? options_.decay_schedule(updates_) : options_.decay;
+  require_decay(decay);
   const at::NoGradGuard no_grad;
   for (AveragedTensor& one : averages_) {
     if (has_loop(one.weight) && one.weight.strides() == one.value.strides())
-      update_ema_cpu(one.value, one.weight, keep);
+      update_ema_cpu(one.value, one.weight, decay);
     else
-      one.value.mul_(keep).add_(one.weight, 1 - keep);
+      one.value.mul_(decay).add_(one.weight, 1 - decay);
   }
   ++updates_;
 }
 
-// set_data() and not a copy: the memory of the weights may be that of all ranks of the host.
+// set_data() instead of a copy: the ranks of the host may share the memory of the weights.
 Ema::SwapGuard::SwapGuard(Ema& ema) : ema_(ema) {
-  std::vector<at::Tensor> averages;  // all are made before the first is swapped in
+  std::vector<at::Tensor> averages;  // allocate all of them before the first is swapped in
   for (const AveragedTensor& one : ema_.averages_) {
     weights_.push_back(one.weight.variable_data());
     averages.push_back(one.value.to(one.weight.scalar_type()));
@@ -94,8 +93,7 @@ Ema::SwapGuard::~SwapGuard() {
 }
 
 Ema::SwapGuard Ema::swap() {
-  if (swapped_)
-    throw UsageError("Ema: swap() while the module has the averages; allowed is after they are swapped back");
+  if (swapped_) throw UsageError("Ema: swap() called while the averages are swapped in; restore the weights first");
   return SwapGuard(*this);
 }
 
@@ -107,7 +105,7 @@ Ema::State Ema::state() const {
 
 void Ema::resume(const State& state) {
   std::map<std::string, at::Tensor> left(state.averages.begin(), state.averages.end());
-  require(state.updates >= 0, "Ema", "updates", static_cast<double>(state.updates), "0 or more");
+  base::check_option(state.updates >= 0, "Ema", "updates", static_cast<double>(state.updates), "0 or more");
   for (const AveragedTensor& one : averages_) {
     const auto found = left.find(one.name);
     if (found == left.end()) throw UsageError("Ema: resume(): \"" + one.name + "\" is missing");
@@ -116,7 +114,7 @@ void Ema::resume(const State& state) {
   }
   if (left.size() > averages_.size()) {
     for (const AveragedTensor& one : averages_) left.erase(one.name);
-    throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" belongs to no parameter; " +
+    throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" does not belong to a parameter; " +
                      std::to_string(left.size()) + " names are unexpected");
   }
   const at::NoGradGuard no_grad;

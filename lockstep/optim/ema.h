@@ -1,4 +1,4 @@
-// Averages of a module's weights over the steps of a training.
+// Exponential moving averages of a module's weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,30 +16,32 @@ class Module;
 namespace lockstep::optim {
 
 struct EmaOptions {
-  double decay = 0.999;  ///< 0 to 1: what stays of an average at each update
-  /// Instead of `decay`: of the number of updates before this one; for instance ema_warmup(0.999).
+  double decay = 0.999;  ///< 0 to 1: the fraction of an average that each update keeps
+  /// Replaces `decay`: a function of the number of earlier updates, for example ema_warmup(0.999).
   std::function<double(std::int64_t)> decay_schedule;
-  bool buffers = false;  ///< also of floating-point buffers, such as running means
+  bool buffers = false;  ///< also average floating-point buffers, such as running means
 };
-/// min(decay, (1 + n) / (10 + n)): averages that begin before the weights are any good forget them soon.
+/// min(decay, (1 + n) / (10 + n)): gives early, untrained weights little influence. Throws UsageError for a decay
+/// outside 0 to 1.
 std::function<double(std::int64_t)> ema_warmup(double decay);
 
 /// average = decay * average + (1 - decay) * weight, for all floating-point parameters (Polyak and Juditsky, SIAM J.
-/// Control Optim. 30, 1992, with weights that fall). It begins with the weights as they are. Averages of bfloat16 and
-/// half are of float, so that small changes add up. Each rank keeps its own, which are the same bits where the weights
-/// are. Parameters stay the same objects, and on their devices, while this lives. Waits for nobody; one thread.
+/// Control Optim. 30, 1992, with exponentially decaying weights). The averages start as copies of the weights. Averages
+/// of bfloat16 and half are in float, so that small changes accumulate. Each rank keeps its own averages, which have
+/// the same bits if the weights do. While this object lives, the module's parameters must remain the same objects on
+/// the same devices. Does not block. Not thread-safe.
 class Ema {
  public:
-  /// Throws UsageError for a decay that is not of 0 to 1, and for a module without floating-point parameters.
+  /// Throws UsageError for a decay outside 0 to 1, and for a module without floating-point parameters.
   explicit Ema(torch::nn::Module& module, EmaOptions options = {});
 
-  /// After each optimizer.step(). Throws UsageError while weights are swapped, and when decay_schedule gives what is
-  /// not of 0 to 1: nothing has changed then.
+  /// Updates the averages; call it after each optimizer.step(). Throws UsageError while the averages are swapped in,
+  /// and if decay_schedule returns a value outside 0 to 1; nothing has changed then.
   void update();
   std::int64_t updates() const { return updates_; }
 
-  /// While it lives, the module has the averages instead of its weights, and its weights are kept; no step() of an
-  /// optimizer may be made.
+  /// RAII guard: while it lives, the module's parameters hold the averages, and the guard keeps the weights. Do not
+  /// call an optimizer's step() meanwhile.
   class SwapGuard {
    public:
     ~SwapGuard();
@@ -52,18 +54,17 @@ class Ema {
     Ema& ema_;
     std::vector<at::Tensor> weights_;
   };
-  /// For evaluation. Nothing is copied but where averages are of another dtype than the weights, and nothing is written
-  /// to memory that ranks share. Throws UsageError when they are swapped already.
+  /// Swaps the averages in, for evaluation. Copies only where averages and weights have different dtypes, and never
+  /// writes to memory that ranks share. Throws UsageError if the averages are already swapped in.
   [[nodiscard]] SwapGuard swap();
 
-  /// All that a checkpoint needs. Copies, under the names that the module has for them.
+  /// What a checkpoint must contain: copies of the averages, under the module's names for the parameters.
   struct State {
     std::int64_t updates = 0;
     std::vector<std::pair<std::string, at::Tensor>> averages;
   };
   State state() const;
-  /// Goes on from there. Throws UsageError for names that are missing or unknown and for other shapes: nothing has
-  /// changed then.
+  /// Restores a state. Throws UsageError for missing or unknown names and for other shapes; nothing has changed then.
   void resume(const State& state);
 
  private:

@@ -1,4 +1,4 @@
-// Options of an optimizer that torch lacks, as its groups of parameters hold them.
+// Parameter group options for optimizers that torch does not have.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -9,13 +9,13 @@
 
 namespace lockstep::optim {
 
-/// `Values` is the optimizer's plain struct. It has an `lr`, and `each(values, visit)` beside it calls visit(name,
-/// value) with each double and bool.
+/// Adapts a plain struct of options, `Values`, to torch's OptimizerOptions. `Values` has a member `lr`, and a function
+/// visit_options(values, visit) beside it calls visit(name, value) for each double and bool.
 template <typename Values>
 class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupOptions<Values>> {
  public:
   explicit GroupOptions(const Values& start) : values(start) {}
-  explicit GroupOptions(double lr) { values.lr = lr; }  // as torch makes those that it reads from an archive
+  explicit GroupOptions(double lr) { values.lr = lr; }  // torch calls this before it reads options from an archive
 
   double get_lr() const override { return values.lr; }
   void set_lr(const double lr) override { values.lr = lr; }

@@ -1,3 +1,4 @@
+// LAMB: options, state and the scalars of its kernel.
 #include "lockstep/optim/lamb.h"
 
 #include <torch/optim/adam.h>
@@ -10,14 +11,14 @@ namespace lockstep::optim {
 namespace {
 
 using LambGroupOptions = GroupOptions<LAMBOptions>;
-using LambState = torch::optim::AdamParamState;  // the same moments
+using LambState = torch::optim::AdamParamState;  // it has the same two moments
 
 std::unique_ptr<LambGroupOptions> validated_options(const LAMBOptions& options) {
-  require(options.lr >= 0, "LAMB", "lr", options.lr, "0 or more");
+  base::check_option(options.lr >= 0, "LAMB", "lr", options.lr, "0 or more");
   for (const double beta : options.betas)
-    require(beta >= 0 && beta < 1, "LAMB", "one of betas", beta, "0 or more and less than 1");
-  require(options.eps >= 0, "LAMB", "eps", options.eps, "0 or more");
-  require(options.weight_decay >= 0, "LAMB", "weight_decay", options.weight_decay, "0 or more");
+    base::check_option(beta >= 0 && beta < 1, "LAMB", "one of betas", beta, "0 or more and less than 1");
+  base::check_option(options.eps >= 0, "LAMB", "eps", options.eps, "0 or more");
+  base::check_option(options.weight_decay >= 0, "LAMB", "weight_decay", options.weight_decay, "0 or more");
   return std::make_unique<LambGroupOptions>(options);
 }
 
@@ -37,10 +38,10 @@ class LambUpdateRule final : public TorchUpdateRule<LambGroupOptions, LambState,
     return optim::measure_norms(args, scalars(index));
   }
   void set_norms(std::size_t index, const SquaredNorms& squares) override {
-    LambScalars& rule = scalars(index);
-    rule.trust_ratio = rule.adapt && squares.parameter != 0 && squares.step != 0
-                           ? std::sqrt(squares.parameter) / std::sqrt(squares.step)
-                           : 1;
+    LambScalars& values = scalars(index);
+    values.trust_ratio = values.adapt && squares.parameter != 0 && squares.step != 0
+                             ? std::sqrt(squares.parameter) / std::sqrt(squares.step)
+                             : 1;
   }
 
  private:

@@ -1,4 +1,4 @@
-// LAMB, fused with the exchange of gradients.
+// LAMB, fused with the reduction of gradients.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -17,9 +17,9 @@ struct LAMBOptions {
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-6;
   double weight_decay = 1e-2;   ///< decoupled from the moments
-  bool bias_correction = true;  ///< of the moments, as in the paper; without it the first steps are short
-  bool adapt = true;  ///< by the norms of parameter and step; without it the update is AdamW's. For biases and the
-                      ///< like, in a group of their own
+  bool bias_correction = true;  ///< of the moments, as in the paper; without it the first steps are too small
+  bool adapt = true;  ///< scale by the norms of parameter and step; false gives AdamW's update. Use false for biases
+                      ///< and normalisation parameters, in their own group
 };
 template <typename Values, typename Visit>
 void visit_options(Values& values, Visit visit)
@@ -34,28 +34,30 @@ void visit_options(Values& values, Visit visit)
   visit("adapt", values.adapt);
 }
 
-/// Adam's step, with the decay of weights added, made as long as the parameter is, times the rate: for batches of many
-/// thousands. You et al., arXiv:1904.00962, algorithm 2, where phi is the identity:
+/// Rescales Adam's step, including weight decay, to the norm of the parameter, for batches of many thousands of
+/// samples. You et al., arXiv:1904.00962, algorithm 2, with phi the identity:
 ///   r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w;   w -= lr * |w| / |r| * r
-/// with |w| / |r| taken as 1 where one of them is 0. Norms are of whole parameters, which costs a second pass over
-/// parameters and moments. It does not update in backward(). Its groups' options are GroupOptions<LAMBOptions>, whose
+/// where |w| / |r| is 1 if either norm is 0. Norms are of whole parameters, which costs a second pass over parameters
+/// and moments. Does not support update_in_backward(). Its groups' options are GroupOptions<LAMBOptions>, whose
 /// `values` may be changed.
 class LAMB final : public torch::optim::Optimizer, public FusedOptimizer {
  public:
-  /// Parameters with options of their own.
+  /// A parameter group with its own options.
   struct Group {
     std::vector<at::Tensor> parameters;
     LAMBOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
-  /// Throws UsageError, CommError.
+  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
+  /// blocks until all ranks have called it. Throws UsageError and CommError.
   explicit LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
-  /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
   torch::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
   void load(torch::serialize::InputArchive& archive) override;
 };
 

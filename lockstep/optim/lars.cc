@@ -1,3 +1,4 @@
+// LARS: options, state and the scalars of its kernel.
 #include "lockstep/optim/lars.h"
 
 #include <torch/optim/sgd.h>
@@ -10,15 +11,17 @@ namespace lockstep::optim {
 namespace {
 
 using LarsGroupOptions = GroupOptions<LARSOptions>;
-using LarsState = torch::optim::SGDParamState;  // the same momentum
+using LarsState = torch::optim::SGDParamState;  // it has the same momentum buffer
 
 std::unique_ptr<LarsGroupOptions> validated_options(const LARSOptions& options) {
-  require(options.lr >= 0, "LARS", "lr", options.lr, "0 or more");
-  require(options.momentum >= 0, "LARS", "momentum", options.momentum, "0 or more");
-  require(options.weight_decay >= 0, "LARS", "weight_decay", options.weight_decay, "0 or more");
-  require(options.trust_coefficient > 0, "LARS", "trust_coefficient", options.trust_coefficient, "more than 0");
-  require(options.eps >= 0, "LARS", "eps", options.eps, "0 or more");
-  require(!options.nesterov || options.momentum > 0, "LARS", "momentum", options.momentum, "more than 0 with nesterov");
+  base::check_option(options.lr >= 0, "LARS", "lr", options.lr, "0 or more");
+  base::check_option(options.momentum >= 0, "LARS", "momentum", options.momentum, "0 or more");
+  base::check_option(options.weight_decay >= 0, "LARS", "weight_decay", options.weight_decay, "0 or more");
+  base::check_option(options.trust_coefficient > 0, "LARS", "trust_coefficient", options.trust_coefficient,
+                     "more than 0");
+  base::check_option(options.eps >= 0, "LARS", "eps", options.eps, "0 or more");
+  base::check_option(!options.nesterov || options.momentum > 0, "LARS", "momentum", options.momentum,
+                     "more than 0 with nesterov");
   return std::make_unique<LarsGroupOptions>(options);
 }
 
@@ -38,11 +41,12 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsGroupOptions, LarsState,
     return optim::measure_norms(args, scalars(index));
   }
   void set_norms(std::size_t index, const SquaredNorms& squares) override {
-    LarsScalars& rule = scalars(index);
+    LarsScalars& values = scalars(index);
     const double weights = std::sqrt(squares.parameter), gradient = std::sqrt(squares.step);
-    rule.trust_ratio = rule.adapt && weights != 0 && gradient != 0
-                           ? rule.trust_coefficient * weights / (gradient + rule.weight_decay * weights + rule.eps)
-                           : 1;
+    values.trust_ratio =
+        values.adapt && weights != 0 && gradient != 0
+            ? values.trust_coefficient * weights / (gradient + values.weight_decay * weights + values.eps)
+            : 1;
   }
 
  private:

@@ -1,4 +1,4 @@
-// LARS, fused with the exchange of gradients.
+// LARS, fused with the reduction of gradients.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -15,11 +15,11 @@ struct LARSOptions {
   double lr = 0.1;
   double momentum = 0.9;
   double weight_decay = 0;
-  double trust_coefficient = 1e-3;  ///< eta
+  double trust_coefficient = 1e-3;  ///< eta in the paper
   double eps = 1e-8;
-  bool nesterov = false;  ///< wants momentum
-  bool adapt = true;  ///< by the norms of parameter and gradient; without it the update is SGD's. For biases and the
-                      ///< like, in a group of their own
+  bool nesterov = false;  ///< requires momentum
+  bool adapt = true;  ///< scale by the norms of parameter and gradient; false gives SGD's update. Use false for biases
+                      ///< and normalisation parameters, in their own group
 };
 template <typename Values, typename Visit>
 void visit_options(Values& values, Visit visit)
@@ -34,28 +34,31 @@ void visit_options(Values& values, Visit visit)
   visit("adapt", values.adapt);
 }
 
-/// SGD with a rate for each parameter: for batches of thousands. You, Gitman and Ginsburg, arXiv:1708.03888:
+/// SGD with a learning rate per parameter, for batches of thousands of samples. You, Gitman and Ginsburg,
+/// arXiv:1708.03888:
 ///   d = eta * |w| / (|g| + weight_decay * |w| + eps) * (g + weight_decay * w);   v = momentum * v + d;   w -= lr * v
-/// with a factor of 1 where |w| or |g| is 0. The rate is outside of the momentum, as in torch's SGD; in the paper it is
-/// inside, which is the same as long as the rate is. Norms are of whole parameters and averaged gradients, which costs
-/// a second pass over both. It does not update in backward(). Its groups' options are GroupOptions<LARSOptions>, whose
-/// `values` may be changed.
+/// where the factor is 1 if |w| or |g| is 0. The learning rate is applied after the momentum, as in torch's SGD; the
+/// paper applies it before, which is equivalent while the rate is constant. Norms are of whole parameters and averaged
+/// gradients, which costs a second pass over both. Does not support update_in_backward(). Its groups' options are
+/// GroupOptions<LARSOptions>, whose `values` may be changed.
 class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
  public:
-  /// Parameters with options of their own.
+  /// A parameter group with its own options.
   struct Group {
     std::vector<at::Tensor> parameters;
     LARSOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
-  /// Throws UsageError, CommError.
+  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
+  /// blocks until all ranks have called it. Throws UsageError and CommError.
   explicit LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
-  /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
   torch::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
   void load(torch::serialize::InputArchive& archive) override;
 };
 

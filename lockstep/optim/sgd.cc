@@ -1,3 +1,4 @@
+// SGD: options, state and the scalars of its kernel.
 #include "lockstep/optim/sgd.h"
 
 #include <algorithm>
@@ -8,11 +9,13 @@ namespace lockstep::optim {
 namespace {
 
 torch::optim::SGDOptions to_torch_options(const SGDOptions& options) {
-  require(options.lr >= 0, "SGD", "lr", options.lr, "0 or more");
-  require(options.momentum >= 0, "SGD", "momentum", options.momentum, "0 or more");
-  require(options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "0 or more");
-  require(!options.nesterov || options.momentum > 0, "SGD", "momentum", options.momentum, "more than 0 with nesterov");
-  require(!options.nesterov || options.dampening == 0, "SGD", "dampening", options.dampening, "0 with nesterov");
+  base::check_option(options.lr >= 0, "SGD", "lr", options.lr, "0 or more");
+  base::check_option(options.momentum >= 0, "SGD", "momentum", options.momentum, "0 or more");
+  base::check_option(options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "0 or more");
+  base::check_option(!options.nesterov || options.momentum > 0, "SGD", "momentum", options.momentum,
+                     "more than 0 with nesterov");
+  base::check_option(!options.nesterov || options.dampening == 0, "SGD", "dampening", options.dampening,
+                     "0 with nesterov");
   return torch::optim::SGDOptions(options.lr)
       .momentum(options.momentum)
       .dampening(options.dampening)
@@ -36,7 +39,7 @@ class SgdUpdateRule final : public TorchUpdateRule<torch::optim::SGDOptions, tor
                           std::vector<double>& numbers) const override {
     if (options.momentum() != 0 && state_names().empty())
       throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) +
-                             "; allowed is 0 for an optimizer that was made without");
+                             "; expected 0, because no group had momentum at construction");
     numbers.insert(numbers.end(), {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
                                    static_cast<double>(options.nesterov()), static_cast<double>(steps)});
     return {.lr = options.lr(),
@@ -46,9 +49,10 @@ class SgdUpdateRule final : public TorchUpdateRule<torch::optim::SGDOptions, tor
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
-  bool can_skip_update(const SgdScalars& rule) const override {
-    return !rule.first || rule.dampening == 0;
-  }  // else the first update that is made is no longer the first
+  bool can_skip_update(const SgdScalars& scalars) const override {
+    // If a first update with dampening were skipped, the next one would no longer be treated as the first.
+    return !scalars.first || scalars.dampening == 0;
+  }
   std::int64_t step_count(const torch::optim::SGDParamState& state) const override {
     return state.momentum_buffer().defined() ? 1 : 0;
   }

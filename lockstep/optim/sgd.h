@@ -1,4 +1,4 @@
-// Stochastic gradient descent with momentum, fused with the exchange of gradients.
+// Stochastic gradient descent with momentum, fused with the reduction of gradients.
 #pragma once
 
 #include <torch/optim/sgd.h>
@@ -16,26 +16,29 @@ struct SGDOptions {
   double momentum = 0;
   double dampening = 0;
   double weight_decay = 0;
-  bool nesterov = false;  ///< wants momentum, and no dampening
+  bool nesterov = false;  ///< requires momentum and zero dampening
 };
 
-/// torch::optim::SGD in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of
-/// torch move it. What needs a momentum must have it in some group from the beginning.
+/// Behaves as torch::optim::SGD except where FusedOptimizer says otherwise: options of its groups may be changed, and
+/// torch's learning rate schedulers work with it. Momentum can be enabled later only if at least one group has momentum
+/// at construction.
 class SGD final : public torch::optim::SGD, public FusedOptimizer {
  public:
-  /// Parameters with options of their own.
+  /// A parameter group with its own options.
   struct Group {
     std::vector<at::Tensor> parameters;
     SGDOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
-  /// Throws UsageError, CommError.
+  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
+  /// blocks until all ranks have called it. Throws UsageError and CommError.
   explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {},
                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
-  /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
   torch::Tensor step(LossClosure closure = nullptr) override;
-  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
   void load(torch::serialize::InputArchive& archive) override;
 };
 

@@ -1,4 +1,4 @@
-// A loader and the method of a module that takes its batches, without their types.
+// A loader and the step method of a module, with their batch type erased.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,42 +12,45 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/train/step_log.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-class Batches {
+/// Draws batches from a loader and runs the step of the user's module on them. Used by one thread.
+class BatchRunner {
  public:
-  virtual ~Batches() = default;
+  virtual ~BatchRunner() = default;
+  /// Batches of this rank in a whole epoch.
   virtual std::int64_t batches_per_epoch() const = 0;
-  /// Every sample once over all ranks, none twice.
+  /// Whether an epoch has each sample at most once over all ranks.
   virtual bool is_exact() const = 0;
-  virtual void begin(std::uint64_t epoch) = 0;
-  /// Draws the next batch of the epoch that has begun; false after the last.
+  virtual void begin_epoch(std::uint64_t epoch) = 0;
+  /// Draws the next batch of the current epoch. Blocks until the loader has it. Returns false after the last one.
   virtual bool fetch_next() = 0;
-  /// Stops its threads, if the epoch has not come to its end.
-  virtual void end() = 0;
-  virtual std::int64_t num_samples() const = 0;          ///< of the batch that was drawn
-  virtual std::vector<std::size_t> indices() const = 0;  ///< into the dataset, likewise
-  /// Batches of the epoch that has begun, drawn or not: fewer than batches_per_epoch() where restore() has put its
-  /// beginning behind others.
+  /// Stops the loader's threads if the epoch is not finished.
+  virtual void end_epoch() = 0;
+  virtual std::int64_t num_samples() const = 0;          ///< of the current batch
+  virtual std::vector<std::size_t> indices() const = 0;  ///< of its samples in the dataset
+  /// Batches of the current epoch, already drawn or not: fewer than batches_per_epoch() after a restore() to a position
+  /// inside the epoch.
   virtual std::int64_t batches_this_epoch() const = 0;
   virtual const data::LoaderPosition& position() const = 0;
-  /// The next begin() of that epoch begins there. Throws UsageError for a position of other data.
+  /// The next begin_epoch() of that epoch starts at `position`. Throws UsageError for a position in other data.
   virtual void restore(const data::LoaderPosition& position) = 0;
-  /// The module's own step with the batch that was drawn. Undefined when it gives nothing back.
-  virtual at::Tensor step(StepLog& log) = 0;
-  /// Tensors of floating point become `dtype`, as weights in lower precision want them.
-  virtual void cast(at::ScalarType dtype) = 0;
+  /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
+  /// void.
+  virtual at::Tensor run_step(StepLog& log) = 0;
+  /// Converts the floating-point tensors of the current batch to `dtype`, to match weights in lower precision.
+  virtual void cast_batch(at::ScalarType dtype) = 0;
 };
 
 template <typename Batch, typename Step>
-class LoaderBatchRunner final : public Batches {
+class LoaderBatchRunner final : public BatchRunner {
  public:
   LoaderBatchRunner(data::Loader<Batch> loader, Step step) : loader_(std::move(loader)), step_(std::move(step)) {}
 
   std::int64_t batches_per_epoch() const override { return static_cast<std::int64_t>(loader_.batches_per_epoch()); }
   bool is_exact() const override { return loader_.is_exact(); }
-  void begin(std::uint64_t epoch) override {
-    end();
+  void begin_epoch(std::uint64_t epoch) override {
+    end_epoch();
     epoch_.emplace(loader_.epoch(epoch));
   }
   bool fetch_next() override {
@@ -57,7 +60,7 @@ class LoaderBatchRunner final : public Batches {
       iterator_.emplace(epoch_->begin());
     return *iterator_ != std::default_sentinel;
   }
-  void end() override {
+  void end_epoch() override {
     iterator_.reset();
     epoch_.reset();
   }
@@ -72,7 +75,7 @@ class LoaderBatchRunner final : public Batches {
   std::int64_t batches_this_epoch() const override { return static_cast<std::int64_t>(epoch_->size()); }
   const data::LoaderPosition& position() const override { return loader_.position(); }
   void restore(const data::LoaderPosition& position) override { loader_.restore(position); }
-  at::Tensor step(StepLog& log) override {
+  at::Tensor run_step(StepLog& log) override {
     if constexpr (std::is_void_v<decltype(step_(**iterator_, log))>) {
       step_(**iterator_, log);
       return {};
@@ -80,7 +83,7 @@ class LoaderBatchRunner final : public Batches {
       return step_(**iterator_, log);
     }
   }
-  void cast(at::ScalarType dtype) override {
+  void cast_batch(at::ScalarType dtype) override {
     data::visit_tensors(**iterator_, [&](at::Tensor& tensor) {
       if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(dtype);
     });
@@ -94,8 +97,8 @@ class LoaderBatchRunner final : public Batches {
 };
 
 template <typename Batch, typename Step>
-std::unique_ptr<Batches> make_batch_runner(data::Loader<Batch> loader, Step step) {
+std::unique_ptr<BatchRunner> make_batch_runner(data::Loader<Batch> loader, Step step) {
   return std::make_unique<LoaderBatchRunner<Batch, Step>>(std::move(loader), std::move(step));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

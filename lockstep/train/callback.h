@@ -1,4 +1,4 @@
-// What is called at certain moments of a training.
+// Callbacks of the Trainer, and the early stopping and best-model callbacks.
 #pragma once
 
 #include <cstdint>
@@ -17,74 +17,74 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Why a training ended. The same on all ranks.
+/// Why fit() ended. The same on all ranks.
 enum class StopReason {
-  kCompleted,  ///< max_epochs, or there was nothing to do
+  kCompleted,  ///< max_epochs reached, or nothing was left to train
   kMaxSteps,
   kMaxTime,
-  kStopRequested,  ///< somebody asked this job to leave: SIGTERM, SIGUSR1
-  kCallback,       ///< a callback had seen enough
+  kStopRequested,  ///< the job received SIGTERM or SIGUSR1
+  kCallback,       ///< a callback called FitContext::stop()
 };
 
-/// A training as callbacks see it, and steer it.
+/// The running fit(), as callbacks read and control it.
 class FitContext {
  public:
   virtual comm::Group& world() = 0;
   virtual torch::nn::Module& module() = 0;
   virtual const std::vector<torch::optim::Optimizer*>& optimizers() const = 0;
   virtual std::int64_t epoch() const = 0;  ///< from 0
-  virtual std::int64_t step() const = 0;   ///< updates made, over all epochs
-  /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be
-  /// the same on all, as means over ranks are.
-  virtual void end(StopReason reason) = 0;
+  virtual std::int64_t step() const = 0;   ///< updates so far, over all epochs
+  /// Ends the training after the current step or validation. All ranks must call it in the same step, so a callback
+  /// must decide from values that are equal on all ranks, such as means over ranks.
+  virtual void stop(StopReason reason) = 0;
 
-  /// Of this run: "runs/mnist"; empty when it writes nothing.
+  /// The directory of this run, such as "runs/mnist"; empty when the run writes nothing.
   virtual const std::string& folder() const = 0;
-  /// For texts, histograms and images, and for loggers of a user's own; the numbers of the training are written without
-  /// anybody's doing.
+  /// For texts, histograms and images, and for adding loggers. The Trainer logs the metrics of the training itself.
   virtual LoggerCollection& loggers() = 0;
   /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks
-  /// call it, and wait for it. Returns false, on all of them, when the disk does not take it and
-  /// TrainerOptions.on_disk_error is kContinue, after a warning; throws SystemError with kStop.
+  /// call it and block until the file is written. When writing fails, it throws SystemError on all ranks if
+  /// TrainerOptions.on_disk_error is kStop; with kContinue it logs a warning and returns false on all ranks.
   virtual bool save_weights(const std::string& path) = 0;
 
  protected:
   ~FitContext() = default;
 };
 
-/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the
-/// training. One that is also a checkpoint::Stateful has its state in checkpoints, rank 0's; a training that goes on
-/// loads it after on_fit_start(). Several of one class are told apart by their order.
+/// Base class of callbacks. All ranks must have the same callbacks; they are called in the order of Trainer::add(). An
+/// exception from a callback ends the training. The state of a callback that is also a checkpoint::Stateful is saved
+/// from rank 0 and loaded after on_fit_start() when a training resumes. Callbacks of the same class are identified by
+/// their order.
 class Callback {
  public:
   virtual ~Callback() = default;
   virtual void on_fit_start(FitContext&) {}
-  /// After each update. Is called in every step: what takes long belongs elsewhere.
+  /// After each update, on the critical path of every step: it should return quickly.
   virtual void on_step(FitContext&) {}
-  /// Every log_every_n_steps, with means over all ranks since the last time.
+  /// Every log_every_n_steps, with means over all ranks since the previous call.
   virtual void on_log(FitContext&, const NamedValues&) {}
   virtual void on_validation_end(FitContext&, const NamedValues&) {}
   virtual void on_epoch_end(FitContext&) {}
-  /// Not after an exception.
+  /// At the end of fit(), unless it ends by an exception.
   virtual void on_fit_end(FitContext&, StopReason) {}
 };
 
 struct EarlyStoppingOptions {
   std::string monitor = "val_loss";  ///< a value of the validation
   bool maximize = false;             ///< more is better
-  std::int64_t patience = 3;         ///< validations in a row that may be no better
-  double min_delta = 0;              ///< by which a value must be better than the best to count
-  bool check_finite = true;          ///< ends at once when the value is infinite or NaN
+  std::int64_t patience = 3;         ///< consecutive validations without improvement that are tolerated
+  double min_delta = 0;              ///< minimum change that counts as an improvement
+  bool check_finite = true;          ///< stop at once when the value is infinite or NaN
 };
 
-/// Ends a training that gets no better.
+/// Ends the training when a validation value stops improving.
 class EarlyStopping : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.
   explicit EarlyStopping(const EarlyStoppingOptions& options = {});
-  /// Throws UsageError when the validation has no such value, with those that it has.
+  /// Throws UsageError, listing the available values, when the validation has no value named `monitor`.
   void on_validation_end(FitContext& fit, const NamedValues& values) override;
   double best() const { return best_; }
   checkpoint::StateDict state_dict() const override {
@@ -101,22 +101,22 @@ class EarlyStopping : public Callback, public checkpoint::Stateful {
 struct ModelCheckpointOptions {
   std::string monitor = "val_loss";  ///< a value of the validation
   bool maximize = false;             ///< more is better
-  int top_k = 1;                     ///< so many files are kept
+  int top_k = 1;                     ///< number of files kept
 };
 
-/// Keeps the weights of the best validations: FOLDER/best/step-1200-val_loss-0.0832.safetensors. One that is no longer
-/// among the best goes when the new one is on the disk. A value that is not finite is never the best. Checkpoints to go
-/// on from, with everything, are the Trainer's own.
+/// Saves the weights of the best validations as FOLDER/best/step-1200-val_loss-0.0832.safetensors. A file that is no
+/// longer among the top_k is deleted after the new one is on the disk. Values that are not finite are ignored. The
+/// files hold weights only; to resume a training, use the Trainer's checkpoints.
 class ModelCheckpoint : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.
   explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});
-  /// In a run without a folder nothing is kept.
+  /// Does nothing in a run without a directory.
   void on_validation_end(FitContext& fit, const NamedValues& values) override;
 
-  /// The best one; empty when there is none yet.
+  /// Path of the best file; empty when nothing was saved.
   std::string best_path() const { return saved_models_.empty() ? "" : saved_models_.front().path; }
-  /// Best first.
+  /// Paths of the saved files, best first.
   std::vector<std::string> paths() const;
   checkpoint::StateDict state_dict() const override;
   void load_state_dict(const checkpoint::StateDict& state) override;
@@ -127,10 +127,10 @@ class ModelCheckpoint : public Callback, public checkpoint::Stateful {
     std::string path;
   };
   const ModelCheckpointOptions options_;
-  std::vector<SavedModel> saved_models_;  // the best first
+  std::vector<SavedModel> saved_models_;  // best first
 };
 
-/// The value with that name. Throws UsageError "`who`: there is no `name` among ...".
-double value_of(const NamedValues& values, const std::string& name, const std::string& who);
+/// Returns the value called `name`. Throws a UsageError that begins with `caller` and lists the available names.
+double require_value(const NamedValues& values, const std::string& name, const std::string& caller);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -9,30 +9,30 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/job/identity/identity.h"
-#include "lockstep/train/loggers/run_folder.h"
+#include "lockstep/train/loggers/run_directory.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-constexpr const char* kCheckpointsFolder = "/checkpoints";
+constexpr const char* kCheckpointsDirectory = "/checkpoints";
 
-RunFolder run_folder(const TrainerOptions& options, int fit_number) {
+RunDirectory run_directory(const TrainerOptions& options, int fit_number) {
   const job::Identity identity = job::identify(base::Env::this_process());
-  return open_run_folder({.folder = options.folder,
-                          .name = (options.name.empty() ? program_name() : options.name) +
-                                  (fit_number == 1 ? "" : "." + std::to_string(fit_number)),
-                          .newest = options.resume == "auto",
-                          .job = identity.job,
-                          .generation = identity.generation});
+  return open_run_directory({.folder = options.folder,
+                             .name = (options.name.empty() ? program_name() : options.name) +
+                                     (fit_number == 1 ? "" : "." + std::to_string(fit_number)),
+                             .resume_newest = options.resume == "auto",
+                             .job = identity.job,
+                             .generation = identity.generation});
 }
 
-/// The folder of checkpoints that `path` is, or has: "" when it has none.
-std::string find_checkpoints_folder(const std::string& path) {
-  if (std::filesystem::is_directory(path + kCheckpointsFolder)) return path + kCheckpointsFolder;
+/// Returns the directory of checkpoints that `path` is or contains; "" if there is none.
+std::string find_checkpoints_directory(const std::string& path) {
+  if (std::filesystem::is_directory(path + kCheckpointsDirectory)) return path + kCheckpointsDirectory;
   return checkpoint::list_checkpoints(path).empty() ? "" : path;
 }
 
-/// "runs/mnist/checkpoints/00000007-step-120/" without the last /.
+/// Removes the trailing / of a path such as "runs/mnist/checkpoints/00000007-step-120/".
 std::string strip_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   return path;
@@ -44,44 +44,45 @@ CheckpointManager::CheckpointManager(comm::Group world, const TrainerOptions& op
     : world_(std::move(world)), options_(options) {
   bool is_resumed = false;
   if (!options_.folder.empty()) {
-    RunFolder run;
+    RunDirectory run;
     std::exception_ptr error;
-    if (world_.rank() == 0) error = checkpoint::capture_exception([&] { run = run_folder(options_, fit_number); });
-    checkpoint::throw_if_any_failed(world_, "the folder of this run in " + options_.folder, error);
-    const std::string said =
-        world_.broadcast_bytes((run.is_resumed ? "+" : "-") + run.path, 0, {.name = "the run's folder"});
-    is_resumed = said.front() == '+';
-    folder_ = said.substr(1);
+    if (world_.rank() == 0) error = checkpoint::capture_exception([&] { run = run_directory(options_, fit_number); });
+    checkpoint::throw_if_any_failed(world_, "open the run directory in " + options_.folder, error);
+    const std::string answer =
+        world_.broadcast_bytes((run.is_resumed ? "+" : "-") + run.path, 0, {.name = "run directory"});
+    is_resumed = answer.front() == '+';
+    folder_ = answer.substr(1);
     checkpoints_ = std::make_unique<checkpoint::Checkpointer>(
-        world_, folder_ + kCheckpointsFolder, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
+        world_, folder_ + kCheckpointsDirectory, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
   }
   find_resume_checkpoint(options_.resume, is_resumed);
 }
 
 void CheckpointManager::find_resume_checkpoint(const std::string& resume, bool is_resumed) {
-  if (is_resumed) resume_checkpoint_ = checkpoints_->newest();
+  if (is_resumed) resume_checkpoint_ = checkpoints_->latest();
   if (resume_checkpoint_) newest_step_ = resume_checkpoint_->step();
   if (resume_checkpoint_ || resume.empty() || resume == "auto") return;
-  // As rank 0 sees it.
+  // Rank 0 decides: '=' and the parent of a checkpoint, or '+' and a directory of checkpoints.
   const std::string path = strip_trailing_slashes(resume);
-  std::string place;
+  std::string location;
   std::exception_ptr error;
   if (world_.rank() == 0)
     error = checkpoint::capture_exception([&] {
       checkpoint::CheckpointName name;
       if (checkpoint::parse_checkpoint_name(std::filesystem::path(path).filename().string(), name))
-        place = "=" + std::filesystem::absolute(path).parent_path().string();
+        location = "=" + std::filesystem::absolute(path).parent_path().string();
       else
-        place = "+" + find_checkpoints_folder(path);
-      if (place.size() == 1 || !std::filesystem::is_directory(place.substr(1)))
-        throw base::UsageError("TrainerOptions.resume is \"" + resume +
-                                   "\", where no checkpoint is; allowed is the path of one, or of the folder of a run",
-                               "", base::Cause::kBadFile);
+        location = "+" + find_checkpoints_directory(path);
+      if (location.size() == 1 || !std::filesystem::is_directory(location.substr(1)))
+        throw base::UsageError(
+            "TrainerOptions.resume is \"" + resume +
+                "\", which contains no checkpoint; expected the path of a checkpoint or of a run's directory",
+            "", base::Cause::kBadFile);
     });
-  checkpoint::throw_if_any_failed(world_, "where the training goes on", error);
-  place = world_.broadcast_bytes(place, 0, {.name = "where to go on"});
-  checkpoint::Checkpointer there(world_, place.substr(1));
-  resume_checkpoint_ = there.load(place.front() == '=' ? path : "auto");
+  checkpoint::throw_if_any_failed(world_, "find the checkpoint to resume from", error);
+  location = world_.broadcast_bytes(location, 0, {.name = "resume path"});
+  checkpoint::Checkpointer source(world_, location.substr(1));
+  resume_checkpoint_ = source.load(location.front() == '=' ? path : "auto");
 }
 
 bool CheckpointManager::should_save_after_step(std::int64_t step) const {
@@ -120,10 +121,10 @@ void CheckpointManager::wait_for_save() { finish_in_flight_save(); }
 void CheckpointManager::finish_in_flight_save() {
   if (!std::exchange(in_flight_, false)) return;
   try {
-    checkpoints_->wait();  // bounded: it has ended, or by the limits of the group and by the disk
+    checkpoints_->wait();  // bounded: the save has finished, or by the timeouts of the group and by the disk
   } catch (const base::SystemError& error) {
     newest_step_ = -1;
-    // Other ranks may learn of it a step later: nobody waits for them, nor they for us.
+    // Other ranks may observe the error a step later, so this rank fails the job without waiting for them.
     if (options_.on_disk_error == DiskErrorPolicy::kStop)
       world_.fail(base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
     handle_disk_error(error);
@@ -133,8 +134,9 @@ void CheckpointManager::finish_in_flight_save() {
 void CheckpointManager::handle_disk_error(const base::SystemError& error) {
   if (options_.on_disk_error == DiskErrorPolicy::kStop) throw base::SystemError(error);
   if (world_.rank() == 0)
-    base::log_warning(std::string(name(error.cause())) + " " + error.what() +
-                      "; the training goes on (TrainerOptions.on_disk_error), and the checkpoints before are whole");
+    base::log_warning(
+        std::string(name(error.cause())) + " " + error.what() +
+        "; the training continues (TrainerOptions.on_disk_error), and earlier checkpoints are still valid");
 }
 
 bool CheckpointManager::write_on_rank_0(const std::string& what, const std::function<void()>& write) {
@@ -142,11 +144,11 @@ bool CheckpointManager::write_on_rank_0(const std::string& what, const std::func
   if (world_.rank() == 0) error = checkpoint::capture_exception(write);
   try {
     checkpoint::throw_if_any_failed(world_, what, error);
-  } catch (const base::SystemError& said) {
-    handle_disk_error(said);
+  } catch (const base::SystemError& failure) {
+    handle_disk_error(failure);
     return false;
   }
   return true;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a run keeps, and where: its folder, its checkpoints, and the one that it goes on from.
+// The directory of a run, its checkpoints, and the checkpoint that it resumes from.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +11,44 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/train/trainer_options.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// All ranks make it and call what is here alike.
+/// Chooses the run's directory, decides when checkpoints are due, and saves them. Its functions are collective unless
+/// stated otherwise: all ranks construct it and call them in the same order. Used by one thread.
 class CheckpointManager {
  public:
-  /// Chooses the folder on rank 0, and finds the newest whole checkpoint where the run goes on. Waits for the other
-  /// ranks. Throws UsageError for a path without a checkpoint, and SystemError, on all ranks. `number`: of the training
-  /// among those of its Trainer.
+  /// Rank 0 chooses the directory and, when the run resumes, finds its latest valid checkpoint. Blocks until all ranks
+  /// have the result. Throws UsageError for a path without a checkpoint and SystemError for a file system error, on all
+  /// ranks. `fit_number` counts the fit() calls of the Trainer, from 1.
   CheckpointManager(comm::Group world, const TrainerOptions& options, int fit_number);
 
-  /// Of this run; empty when nothing is written.
+  /// Directory of this run; empty when nothing is written. Local.
   const std::string& folder() const { return folder_; }
-  /// Where the training goes on; nothing when it begins anew.
+  /// The checkpoint that the training resumes from; nullopt for a new training. Local.
   const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint() const { return resume_checkpoint_; }
 
+  /// Local; the same answer on all ranks.
   bool should_save_after_step(std::int64_t step) const;
   bool should_save_after_epoch(std::int64_t epochs) const;
-  /// `parts` gives what this rank writes. With `durable` returns when it is on the disk. When that takes no more: on
-  /// all ranks a warning, or the SystemError, as TrainerOptions.on_disk_error says; what cannot be saved at all is a
-  /// UsageError. How long this rank was kept, in seconds.
+  /// Saves a checkpoint of `step`; `parts` returns what this rank writes. With `durable`, or without
+  /// TrainerOptions.save_async, it blocks until the checkpoint is on the disk. A disk error is a warning or, with
+  /// TrainerOptions.on_disk_error kStop, a SystemError on all ranks. Throws UsageError for parts that cannot be saved.
+  /// Returns the seconds for which this rank was blocked.
   double save(std::int64_t step, const std::function<checkpoint::CheckpointParts()>& parts, bool durable);
-  /// Whether one that is on its way went wrong: a warning, or, as ranks may see it in different steps, a CommError that
-  /// is the job's first cause. Waits for nobody; in each step.
+  /// Checks, without blocking, whether an asynchronous save has finished; called in each step. A disk error is a
+  /// warning or, with kStop, a CommError that fails the job, because ranks may observe it in different steps.
   void check_in_flight_save();
-  /// Waits for the one that is on its way.
+  /// Blocks until a save in flight has finished. Errors as in check_in_flight_save().
   void wait_for_save();
-  /// Unless the newest one is of this step, or there are to be none at all.
+  /// Whether a checkpoint is due at the end of the training: unless checkpoints are off or the latest is of this step.
+  /// Local.
   bool should_save_at_end(std::int64_t step) const {
     return checkpoints_ && newest_step_ != step &&
            (options_.save_every_n_steps > 0 || options_.save_every_n_epochs > 0);
   }
 
-  /// What `write` does on rank 0, which learns whether the disk took it. True on all ranks when it did; else as save().
+  /// Calls `write` on rank 0 and blocks until all ranks have its result. Returns true on all ranks when it succeeded;
+  /// disk errors are handled as in save(). `what` describes the operation in errors.
   bool write_on_rank_0(const std::string& what, const std::function<void()>& write);
 
  private:
@@ -57,7 +62,7 @@ class CheckpointManager {
   std::unique_ptr<checkpoint::Checkpointer> checkpoints_;
   std::optional<checkpoint::SavedCheckpoint> resume_checkpoint_;
   bool in_flight_ = false;
-  std::int64_t newest_step_ = -1;  // of what was handed over, and not lost
+  std::int64_t newest_step_ = -1;  // step of the latest save that did not fail; -1: none
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

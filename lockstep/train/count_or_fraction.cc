@@ -6,9 +6,9 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-std::string CountOrFraction::text() const {
+std::string CountOrFraction::to_string() const {
   std::ostringstream text;
   if (is_fraction_)
     text << fraction_ << (fraction_ == std::floor(fraction_) ? ".0" : "");
@@ -19,15 +19,15 @@ std::string CountOrFraction::text() const {
 
 std::int64_t CountOrFraction::resolve(std::int64_t num_batches, const std::string& option) const {
   if (is_fraction_ ? !(fraction_ >= 0 && fraction_ <= 1) : count_ < 0)
-    throw base::UsageError(option + " is " + text() +
-                           "; allowed are a count of batches, 0 or more, and a share of them, 0.0 to 1.0");
+    throw base::UsageError(option + " is " + to_string() +
+                           "; expected a count of batches, 0 or more, or a fraction of them, 0.0 to 1.0");
   if (!is_fraction_) return std::min(count_, num_batches);
   const auto whole = static_cast<std::int64_t>(fraction_ * static_cast<double>(num_batches));
   if (whole == 0 && fraction_ > 0 && num_batches > 0)
-    throw base::UsageError(option + " is " + text() + ", which of " + std::to_string(num_batches) +
-                           " batches is less than one; allowed are shares of at least " +
-                           std::to_string(1.0 / static_cast<double>(num_batches)) + ", 0.0, and counts");
+    throw base::UsageError(option + " is " + to_string() + ", which is less than one of " +
+                           std::to_string(num_batches) + " batches; expected 0.0, a fraction of at least " +
+                           std::to_string(1.0 / static_cast<double>(num_batches)) + ", or a count");
   return whole;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,13 +1,13 @@
-// How many of the batches of an epoch.
+// A number of batches, given as a count or as a fraction of an epoch.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// A count, which an integer becomes, or a share of all, which a floating-point number does: 10 are ten batches, 0.1 is
-/// a tenth of them, 1.0 all.
+/// An integer is a count of batches, a floating-point number is a fraction of them: 10 means ten batches, 0.1 a tenth
+/// of the batches, 1.0 all of them.
 class CountOrFraction {
  public:
   constexpr CountOrFraction(int count)
@@ -16,12 +16,13 @@ class CountOrFraction {
   constexpr CountOrFraction(double fraction)
       : fraction_(fraction), is_fraction_(true) {}  // NOLINT(google-explicit-constructor)
 
-  /// Of `num_batches`, rounded down, and not more than those. Throws UsageError, which begins with `option`, for a
-  /// count below 0, a share that is not from 0 to 1, and a share above 0 of which no whole batch is left.
+  /// Returns the number of batches out of `num_batches`, rounded down. A count is capped at `num_batches`. Throws a
+  /// UsageError that begins with `option` for a negative count, a fraction outside 0 to 1, and a fraction above 0 that
+  /// is less than one batch.
   std::int64_t resolve(std::int64_t num_batches, const std::string& option) const;
 
   /// "10", "0.1".
-  std::string text() const;
+  std::string to_string() const;
   bool operator==(const CountOrFraction&) const = default;
 
  private:
@@ -30,4 +31,4 @@ class CountOrFraction {
   bool is_fraction_ = false;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

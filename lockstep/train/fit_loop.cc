@@ -34,24 +34,23 @@
 #include "lockstep/train/training_reporter.h"
 #include "lockstep/train/validation.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using base::UsageError;
 using checkpoint::StateDict;
 using checkpoint::value_of;
-using Clock = std::chrono::steady_clock;
 
-constexpr const char* kStopReasonTexts[] = {"all epochs were made", "max_steps", "max_time", "it was asked to stop",
-                                            "by a callback"};  // of StopReason
+constexpr const char* kStopReasonTexts[] = {"all epochs completed", "max_steps", "max_time", "stop requested",
+                                            "stopped by a callback"};  // indexed by StopReason
 
-// CheckpointParts of a checkpoint.
+// Names of the parts of a checkpoint.
 constexpr const char* kModelPart = "model";
 constexpr const char* kTrainerPart = "trainer";
 constexpr const char* kEmaPart = "ema";
-constexpr const char* kEmaUpdatesKey = "ema_updates";  // in kTrainerPart
-constexpr const char* kRankPart = "rank";              // of each rank
-constexpr const char* kUserPartPrefix = "user-";       // likewise, in front of their names
+constexpr const char* kEmaUpdatesKey = "ema_updates";  // key in kTrainerPart
+constexpr const char* kRankPart = "rank";              // one per rank
+constexpr const char* kUserPartPrefix = "user-";       // one per rank, followed by the registered name
 
 StateDict model_weights(const torch::nn::Module& module) {
   StateDict weights;
@@ -61,7 +60,7 @@ StateDict model_weights(const torch::nn::Module& module) {
   return weights;
 }
 
-/// "EarlyStopping", as a part of a name of a file.
+/// Returns the unqualified class name, such as "EarlyStopping", as part of a file name.
 std::string class_name(const std::type_info& type) {
   std::string text = c10::demangle(type.name());
   text = text.substr(text.rfind(':') + 1);
@@ -72,10 +71,10 @@ std::string class_name(const std::type_info& type) {
 
 class FitLoop final : public FitContext {
  public:
-  FitLoop(comm::Group world, const TrainerOptions& options, FitComponents parts)
+  FitLoop(comm::Group world, const TrainerOptions& options, FitComponents components)
       : world_(std::move(world)),
         options_(options),
-        components_(std::move(parts)),
+        components_(std::move(components)),
         precision_(amp::parse_precision(options.precision)),
         plan_(plan_epoch(options_, components_.train->batches_per_epoch(),
                          components_.val ? components_.val->batches_per_epoch() : 0)),
@@ -94,7 +93,7 @@ class FitLoop final : public FitContext {
   }
 
   FitResult run() {
-    world_.stop_requested();  // from here on a signal is a wish, which the first step answers
+    world_.stop_requested();  // from now on a stop signal is a request, which the first step answers
     if (options_.model_summary && world_.rank() == 0)
       std::fputs(module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : components_.callbacks) callback->on_fit_start(*this);
@@ -110,7 +109,7 @@ class FitLoop final : public FitContext {
     if (progress_.step > 0 && checkpoint_manager_.should_save_at_end(progress_.step)) save(/*durable=*/true);
     checkpoint_manager_.wait_for_save();
     for (const auto& callback : components_.callbacks) callback->on_fit_end(*this, result_.reason);
-    reporter_->end(progress_.step, kStopReasonTexts[static_cast<int>(result_.reason)]);
+    reporter_->finish(progress_.step, kStopReasonTexts[static_cast<int>(result_.reason)]);
     result_.epochs = progress_.epoch;
     result_.steps = progress_.step;
     result_.train_values = progress_.train_values;
@@ -126,13 +125,13 @@ class FitLoop final : public FitContext {
   std::int64_t step() const override { return progress_.step; }
   const std::string& folder() const override { return checkpoint_manager_.folder(); }
   LoggerCollection& loggers() override { return reporter_->loggers(); }
-  void end(StopReason reason) override {
+  void stop(StopReason reason) override {
     if (!stop_reason_) stop_reason_ = reason;
   }
   bool save_weights(const std::string& path) override {
     return with_averages([&] {
       return checkpoint_manager_.write_on_rank_0("save weights to " + path, [&] {
-        create_parent_folders(path);
+        create_parent_directories(path);
         checkpoint::save(components_.module, path);
       });
     });
@@ -157,22 +156,22 @@ class FitLoop final : public FitContext {
     module.to(world_.device());
     if (!module.is_training()) module.train();
     if (components_.val) require_exact_sharding(*components_.val);
-    // Before anybody has copies of them, or shares them between ranks.
+    // Before the weights are copied, or shared between ranks.
     if (checkpoint_manager_.resume_checkpoint())
       checkpoint::load(module, checkpoint_manager_.resume_checkpoint()->path() + "/" +
-                                   checkpoint::file_name(kModelPart, 0, "safetensors"));
+                                   checkpoint::part_file_name(kModelPart, 0, "safetensors"));
   }
 
   void run_epoch() {
-    components_.train->begin(data_epoch());
-    // Behind the beginning where the training goes on inside an epoch, maybe on another number of ranks.
+    components_.train->begin_epoch(data_epoch());
+    // Above 0 when the training resumes inside an epoch, possibly with a different number of ranks.
     const std::int64_t first =
         std::min(plan_.train_batches, components_.train->batches_per_epoch() - components_.train->batches_this_epoch());
     EpochPlan plan = plan_;
     plan.train_batches -= first;
     std::int64_t index = first;
     progress_.in_epoch = true;
-    validate_if_due();  // the run before was stopped just then
+    validate_if_due();  // when the previous run stopped just before a validation
     while (index < plan_.train_batches && !stop_reason_ && next_batch()) {
       const std::int64_t batch = index++;
       train_batch(batch, plan, batch - first);
@@ -183,10 +182,10 @@ class FitLoop final : public FitContext {
       if (!stop_reason_ && index < plan_.train_batches && checkpoint_manager_.should_save_after_step(progress_.step))
         save(/*durable=*/false);
     }
-    components_.train->end();
+    components_.train->end_epoch();
     log_metrics();
     progress_.train_values = mean_over_ranks(progress_.epoch_metrics, world_);
-    if (index < plan_.train_batches || progress_.validation_due) return;  // it has not come to its end
+    if (index < plan_.train_batches || progress_.validation_due) return;  // the epoch is not finished
     optimizer_set_->end_epoch();
     for (const auto& callback : components_.callbacks) callback->on_epoch_end(*this);
     progress_.epoch_metrics.clear();
@@ -198,20 +197,20 @@ class FitLoop final : public FitContext {
     reporter_->resume_step_timing();
   }
 
-  // The order of the samples is that of this epoch.
+  /// The epoch that determines the order of the samples.
   std::uint64_t data_epoch() const {
     return options_.overfit_batches == CountOrFraction(0) ? static_cast<std::uint64_t>(progress_.epoch) : 0;
   }
 
   bool next_batch() {
-    const auto in = reporter_->timer().in(Phase::kData);
+    const auto scope = reporter_->timer().enter(Phase::kData);
     return components_.train->fetch_next();
   }
 
-  /// Forward and backward of one batch, for each optimizer in turn. `place`: its number among those that `plan` has.
+  /// Forward and backward of one batch, for each optimizer in turn. `plan_index`: the number of the batch in `plan`.
   void train_batch(std::int64_t index, const EpochPlan& plan, std::int64_t plan_index) {
     const bool first = plan_index % plan.accumulate_grad_batches == 0, last = plan.is_step_end(plan_index);
-    if (precision_.weights != at::kFloat) components_.train->cast(precision_.weights);
+    if (precision_.weights != at::kFloat) components_.train->cast_batch(precision_.weights);
     std::list<ddp::DistributedDataParallel::NoSync> no_sync_guards;
     if (!last)
       for (const auto& model : optimizer_set_->models()) no_sync_guards.emplace_back(*model);
@@ -228,7 +227,7 @@ class FitLoop final : public FitContext {
       log.optimizer = static_cast<int>(optimizer_index);
       backward(forward(log), plan.batches_in_step(plan_index));
       if (!last) continue;
-      const auto in = reporter_->timer().in(Phase::kOptimizer);
+      const auto scope = reporter_->timer().enter(Phase::kOptimizer);
       optimizer_set_->update(optimizer_index);
     }
     if (last) optimizer_set_->end_step();
@@ -240,20 +239,21 @@ class FitLoop final : public FitContext {
   }
 
   at::Tensor forward(StepLog& log) {
-    const auto in = reporter_->timer().in(Phase::kForward);
+    const auto scope = reporter_->timer().enter(Phase::kForward);
     std::optional<amp::Autocast> autocast;
     if (precision_.autocast)
       autocast.emplace(amp::AutocastOptions{.device = world_.device().type(), .dtype = precision_.autocast});
     const at::Tensor loss = call_user_step("training_step()", {log.epoch, log.batch, log.step}, *components_.train,
-                                           [&] { return components_.train->step(log); });
-    if (!loss.defined()) throw UsageError("training_step() gave no loss; allowed is a tensor of one element");
+                                           [&] { return components_.train->run_step(log); });
+    if (!loss.defined())
+      throw UsageError("training_step() returned an undefined tensor; expected a loss of one element");
     log.log(log.optimizer == 0 ? "loss" : "loss_" + std::to_string(log.optimizer), loss);
     return loss;
   }
 
-  /// Takes the loss: what it holds is free before the update.
+  /// Takes ownership of the loss, so that its graph is freed before the update.
   void backward(at::Tensor loss, std::int64_t batches) {
-    const auto in = reporter_->timer().in(Phase::kBackward);
+    const auto scope = reporter_->timer().enter(Phase::kBackward);
     optimizer_set_->backward(std::move(loss), batches);
   }
 
@@ -262,19 +262,20 @@ class FitLoop final : public FitContext {
     if (!optimizer_set_->calls_group_step()) world_.step();
     ++progress_.step;
     for (const auto& callback : components_.callbacks) callback->on_step(*this);
-    reporter_->step(progress_.step, std::exchange(num_samples_, 0), last_logged_);
+    reporter_->record_step(progress_.step, std::exchange(num_samples_, 0), last_logged_);
     if (progress_.step % options_.log_every_n_steps == 0) log_metrics();
     checkpoint_manager_.check_in_flight_save();
-    if (options_.max_steps >= 0 && progress_.step >= options_.max_steps) end(StopReason::kMaxSteps);
-    if (options_.max_time.count() > 0 && is_out_of_time()) end(StopReason::kMaxTime);
-    if (world_.stop_requested()) end(StopReason::kStopRequested);
+    if (options_.max_steps >= 0 && progress_.step >= options_.max_steps) stop(StopReason::kMaxSteps);
+    if (options_.max_time.count() > 0 && is_out_of_time()) stop(StopReason::kMaxTime);
+    if (world_.stop_requested()) stop(StopReason::kStopRequested);
   }
 
   double seconds() const {
-    return progress_.seconds + std::chrono::duration<double>(Clock::now() - start_time_).count();
+    return progress_.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time_).count();
   }
 
-  /// By rank 0's clock. It is asked about once a second: each answer says after how many steps it is asked again.
+  /// Whether max_time has passed on rank 0's clock. Collective about once a second: rank 0 broadcasts the number of
+  /// steps until the next check.
   bool is_out_of_time() {
     if (progress_.step < next_time_check_) return false;
     const double passed = seconds(), limit = static_cast<double>(options_.max_time.count());
@@ -287,7 +288,7 @@ class FitLoop final : public FitContext {
     return answer == 0;
   }
 
-  /// Means over all ranks since the last time.
+  /// Logs means over all ranks since the previous call. Collective.
   void log_metrics() {
     if (progress_.unlogged_metrics.empty()) return;
     last_logged_ = mean_over_ranks(progress_.unlogged_metrics, world_);
@@ -296,14 +297,15 @@ class FitLoop final : public FitContext {
     if (world_.rank() == 0)
       for (const auto& [name, value] : last_logged_)
         if (!std::isfinite(value) && warned_names_.insert(name).second)
-          base::log_warning("NONFINITE the mean of " + name + " is infinite or NaN since step " +
-                            std::to_string(progress_.told_at + 1) + " to " + std::to_string(progress_.step));
-    progress_.told_at = progress_.step;
-    reporter_->values(progress_.step, last_logged_, optimizer_set_->learning_rates());
+          base::log_warning("NONFINITE the mean of " + name + " over steps " +
+                            std::to_string(progress_.last_logged_step + 1) + " to " + std::to_string(progress_.step) +
+                            " is infinite or NaN");
+    progress_.last_logged_step = progress_.step;
+    reporter_->log_metrics(progress_.step, last_logged_, optimizer_set_->learning_rates());
     for (const auto& callback : components_.callbacks) callback->on_log(*this, last_logged_);
   }
 
-  /// While the module has the averages of its weights, where there are some.
+  /// Runs `action` while the module has its averaged weights, if there are any.
   template <typename Action>
   std::invoke_result_t<Action> with_averages(Action action) {
     if (!ema_) return action();
@@ -311,7 +313,7 @@ class FitLoop final : public FitContext {
     return action();
   }
 
-  /// Whoever is to leave soon does not validate first: the run that goes on from here does.
+  /// Skips the validation when the job is about to stop; the run that resumes from here runs it.
   void validate_if_due() {
     if (!stop_reason_ || *stop_reason_ == StopReason::kMaxSteps)
       if (std::exchange(progress_.validation_due, false)) run_validation();
@@ -328,12 +330,12 @@ class FitLoop final : public FitContext {
   }
 
   void save(bool durable) {
-    checkpoint_manager_.save(progress_.step, [this] { return training(); }, durable);
+    checkpoint_manager_.save(progress_.step, [this] { return checkpoint_parts(); }, durable);
     reporter_->resume_step_timing();
   }
 
-  /// What this rank writes of a checkpoint.
-  checkpoint::CheckpointParts training() const {
+  /// The parts of a checkpoint that this rank writes.
+  checkpoint::CheckpointParts checkpoint_parts() const {
     checkpoint::CheckpointParts parts = {{kRankPart, rank_state_dict(progress_, world_.device())}};
     for (const auto& [name, state] : components_.states) parts[kUserPartPrefix + name] = state->state_dict();
     optimizer_set_->append_state(parts);
@@ -349,21 +351,21 @@ class FitLoop final : public FitContext {
     return parts;
   }
 
-  /// "callback-0", ... by their order among those of their class.
+  /// The stateful callbacks as "callback-CLASS-0", ..., numbered in their order within a class.
   std::vector<std::pair<std::string, checkpoint::Stateful*>> callback_states() const {
     std::vector<std::pair<std::string, checkpoint::Stateful*>> states;
     std::map<std::string, int> counts;
     for (const auto& callback : components_.callbacks)
       if (auto* const state = dynamic_cast<checkpoint::Stateful*>(callback.get())) {
-        const std::string kind = class_name(typeid(*callback));
-        states.emplace_back("callback-" + kind + "-" + std::to_string(counts[kind]++), state);
+        const std::string type = class_name(typeid(*callback));
+        states.emplace_back("callback-" + type + "-" + std::to_string(counts[type]++), state);
       }
     return states;
   }
 
-  /// What has to be there before the first callback.
+  /// Restores the state that must exist before the first callback.
   void load_training(const checkpoint::SavedCheckpoint& saved) {
-    optimizer_set_->load(saved);
+    optimizer_set_->load_state(saved);
     const StateDict trainer = saved.read(kTrainerPart);
     if (ema_) {
       optim::Ema::State state{.updates = value_of<std::int64_t>(trainer, kEmaUpdatesKey)};
@@ -374,25 +376,26 @@ class FitLoop final : public FitContext {
     }
     load_fit_progress(progress_, *components_.train, trainer);
     next_time_check_ = progress_.step + 1;
-    world_.set_steps(progress_.step);  // steps are numbered as if the training had never stopped
+    world_.set_steps(progress_.step);  // continues the numbering of steps
     if (world_.rank() == 0)
-      base::log_info("the training goes on after step " + std::to_string(progress_.step) + " from " + saved.path());
+      base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + saved.path());
   }
 
-  /// What callbacks and a user have, and this rank's own; the last, as nothing may draw random numbers afterwards.
+  /// Restores the state of callbacks, of the user and of this rank. Must come last, because nothing may draw random
+  /// numbers after it.
   void load_user_and_rank_state(const checkpoint::SavedCheckpoint& saved) {
-    const std::set<std::string> parts = saved.parts();
+    const std::set<std::string> parts = saved.part_names();
     for (const auto& [name, state] : callback_states()) {
       if (parts.contains(name))
         state->load_state_dict(saved.read(name));
       else if (world_.rank() == 0)
-        base::log_warning(saved.path() + " has no state of " + name + ", which begins anew");
+        base::log_warning(saved.path() + " has no state of " + name + ", which starts without saved state");
     }
     for (const auto& [name, state] : components_.states)
       state->load_state_dict(
           saved.read(kUserPartPrefix + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
     load_rank_state(progress_, saved, kRankPart, world_);
-    progress_.unlogged_metrics.take_non_finite_names();  // these were told of
+    progress_.unlogged_metrics.take_non_finite_names();  // the previous run warned about these
   }
 
   comm::Group world_;
@@ -406,10 +409,10 @@ class FitLoop final : public FitContext {
   std::optional<TrainingReporter> reporter_;
   FitProgress progress_;
   NamedValues last_logged_;
-  std::set<std::string> warned_names_;  // names that were warned of
-  std::int64_t num_samples_ = 0;        // of this rank in the step
-  const Clock::time_point start_time_ = Clock::now();
-  std::int64_t next_time_check_ = 1;  // the step after which max_time is looked at again
+  std::set<std::string> warned_names_;  // metrics that a warning has named
+  std::int64_t num_samples_ = 0;        // of this rank in the current step
+  const std::chrono::steady_clock::time_point start_time_ = std::chrono::steady_clock::now();
+  std::int64_t next_time_check_ = 1;  // step after which max_time is checked again
   std::optional<StopReason> stop_reason_;
   FitResult result_;
 };
@@ -418,19 +421,19 @@ class FitLoop final : public FitContext {
 
 int FitResult::exit_code() const { return reason == StopReason::kStopRequested ? comm::kPreemptedExitCode : 0; }
 
-FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents parts) {
+FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents components) {
   if (options.seed) data::seed_everything(*options.seed + static_cast<std::uint64_t>(world.rank()));
-  return FitLoop(std::move(world), options, std::move(parts)).run();
+  return FitLoop(std::move(world), options, std::move(components)).run();
 }
 
-NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents parts) {
-  require_exact_sharding(*parts.val);
+NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents components) {
+  require_exact_sharding(*components.val);
   const amp::Precision precision = amp::parse_precision(options.precision);
-  amp::cast(parts.module, precision);
-  parts.module.to(world.device());
+  amp::cast(components.module, precision);
+  components.module.to(world.device());
   const std::int64_t count =
-      options.limit_val_batches.resolve(parts.val->batches_per_epoch(), "TrainerOptions.limit_val_batches");
-  return validate(world, parts.module, *parts.val, count, precision, {});
+      options.limit_val_batches.resolve(components.val->batches_per_epoch(), "TrainerOptions.limit_val_batches");
+  return validate(world, components.module, *components.val, count, precision, {});
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

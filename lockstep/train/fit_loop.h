@@ -1,4 +1,4 @@
-// The loop that a Trainer runs.
+// The training loop that Trainer::fit() runs.
 #pragma once
 
 #include <functional>
@@ -12,33 +12,33 @@
 #include "lockstep/train/trainer_options.h"
 #include "lockstep/train/training_setup.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// What a training is made of.
+/// The inputs of a training, with the types of the user's module erased.
 struct FitComponents {
   torch::nn::Module& module;
-  std::function<std::vector<OptimizerConfig>(TrainingSetup&)> configure_optimizers;  ///< null: nothing is trained
-  std::unique_ptr<Batches> train;                                                    ///< null likewise
-  std::unique_ptr<Batches> val;                                                      ///< null: no validation
+  std::function<std::vector<OptimizerConfig>(TrainingSetup&)> configure_optimizers;  ///< null: validation only
+  std::unique_ptr<BatchRunner> train;                                                ///< null: validation only
+  std::unique_ptr<BatchRunner> val;                                                  ///< null: no validation
   std::vector<std::shared_ptr<Callback>> callbacks;
-  std::vector<std::pair<std::string, checkpoint::Stateful*>> states;  ///< a user's own, by name
-  int fit_number = 1;                                                 ///< of this training among those of its Trainer
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> states;  ///< registered by the user, by name
+  int fit_number = 1;                                                 ///< counts the fit() calls of the Trainer, from 1
 };
 
 struct FitResult {
   StopReason reason = StopReason::kCompleted;
-  std::int64_t epochs = 0;  ///< that came to their end
+  std::int64_t epochs = 0;  ///< completed
   std::int64_t steps = 0;
-  NamedValues train_values;  ///< means over all ranks of the last epoch, or of what there was of it
+  NamedValues train_values;  ///< means over all ranks of the last, possibly partial, epoch
   NamedValues val_values;    ///< of the last validation
-  std::string folder;        ///< of this run: "runs/mnist"; empty when it wrote nothing
-  /// What main() should return: 0, and base's code for a job that was asked to leave, 75.
+  std::string folder;        ///< directory of the run, such as "runs/mnist"; empty when nothing was written
+  /// The exit code for main(): 75 (comm::kPreemptedExitCode) after kStopRequested, else 0.
   int exit_code() const;
 };
 
-/// `options` have gone through settle(). All ranks call it alike.
-FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents parts);
-/// One validation. Means over all ranks, each sample counted once.
-NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents parts);
+/// Runs a training. `options` must come from resolve_options(). Collective: all ranks call it with equal options.
+FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents components);
+/// Runs one validation and returns means over all ranks, with each sample counted once. Collective.
+NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents components);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -4,13 +4,13 @@
 
 #include "lockstep/train/random_state.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using checkpoint::StateDict;
 using checkpoint::value_of;
 
-constexpr const char* kTrainValuePrefix = "train_value.";  // in front of their names
+constexpr const char* kTrainValuePrefix = "train_value.";  // followed by the name of the value
 constexpr const char* kValValuePrefix = "val_value.";
 
 void put_values(StateDict& state, const char* prefix, const NamedValues& values) {
@@ -26,24 +26,24 @@ NamedValues get_values(const StateDict& state, const std::string& prefix) {
 
 }  // namespace
 
-StateDict to_state_dict(const FitProgress& progress, const Batches& data, double seconds) {
+StateDict to_state_dict(const FitProgress& progress, const BatchRunner& data, double seconds) {
   StateDict state = {{"epoch", progress.epoch},
                      {"step", progress.step},
                      {"validation_due", progress.validation_due},
                      {"seconds", seconds},
-                     {"told_at", progress.told_at}};
+                     {"told_at", progress.last_logged_step}};
   state["position"] = progress.in_epoch ? data::to_text(data.position()) : std::string();
   put_values(state, kTrainValuePrefix, progress.train_values);
   put_values(state, kValValuePrefix, progress.val_values);
   return state;
 }
 
-void load_fit_progress(FitProgress& progress, Batches& data, const StateDict& state) {
+void load_fit_progress(FitProgress& progress, BatchRunner& data, const StateDict& state) {
   progress.epoch = value_of<std::int64_t>(state, "epoch");
   progress.step = value_of<std::int64_t>(state, "step");
   progress.validation_due = value_of<bool>(state, "validation_due");
   progress.seconds = value_of<double>(state, "seconds");
-  progress.told_at = value_of<std::int64_t>(state, "told_at");
+  progress.last_logged_step = value_of<std::int64_t>(state, "told_at");
   progress.train_values = get_values(state, kTrainValuePrefix);
   progress.val_values = get_values(state, kValValuePrefix);
   const auto& position = value_of<std::string>(state, "position");
@@ -70,4 +70,4 @@ void load_rank_state(FitProgress& progress, const checkpoint::SavedCheckpoint& s
     derive_random_state(saved.read(part, 0), static_cast<std::uint64_t>(world.rank()));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

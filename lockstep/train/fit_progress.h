@@ -1,4 +1,4 @@
-// Where a training stands: what a checkpoint holds of it besides weights, optimizers and what belongs to users.
+// The position of a training: what a checkpoint holds besides weights, optimizers and user state.
 #pragma once
 
 #include <cstdint>
@@ -9,28 +9,30 @@
 #include "lockstep/train/batch_runner.h"
 #include "lockstep/train/metrics/metrics.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
+/// Counters and metrics of a training that survive a restart.
 struct FitProgress {
-  std::int64_t epoch = 0, step = 0;         ///< that came to their end
-  bool in_epoch = false;                    ///< the data has a place in it
-  bool validation_due = false;              ///< it was stopped just then
-  double seconds = 0;                       ///< of the runs that this one goes on from
-  std::int64_t told_at = 0;                 ///< the step after which values were looked at
-  Metrics unlogged_metrics, epoch_metrics;  ///< of this rank: since then, and before that in this epoch
-  NamedValues train_values, val_values;     ///< of the last epoch, and of the last validation
+  std::int64_t epoch = 0, step = 0;         ///< completed
+  bool in_epoch = false;                    ///< the data position is inside `epoch`
+  bool validation_due = false;              ///< the run stopped just before a validation
+  double seconds = 0;                       ///< duration of the earlier runs of this training
+  std::int64_t last_logged_step = 0;        ///< step of the last log_metrics()
+  Metrics unlogged_metrics, epoch_metrics;  ///< of this rank: since last_logged_step, and earlier in this epoch
+  NamedValues train_values, val_values;     ///< of the last epoch and the last validation
 };
 
-/// What is the same on all ranks. `seconds`: of this run as well.
-checkpoint::StateDict to_state_dict(const FitProgress& progress, const Batches& data, double seconds);
-/// The reverse; `data` will go on there. Throws UsageError, also for other data.
-void load_fit_progress(FitProgress& progress, Batches& data, const checkpoint::StateDict& state);
+/// Returns the state that is equal on all ranks. `seconds` is the total duration, including the current run.
+checkpoint::StateDict to_state_dict(const FitProgress& progress, const BatchRunner& data, double seconds);
+/// Restores that state and moves `data` to its position. Throws UsageError for missing keys and for a position in other
+/// data.
+void load_fit_progress(FitProgress& progress, BatchRunner& data, const checkpoint::StateDict& state);
 
-/// What each rank has of its own: its sums, and the random numbers.
+/// Returns the state of this rank: its metric sums and the random number generators.
 checkpoint::StateDict rank_state_dict(const FitProgress& progress, at::Device device);
-/// The reverse, from what all ranks of the job before have written. Where these are others, sums are handed on, and a
-/// rank that was not there before has random numbers of its own.
+/// Restores that state from the parts that all ranks of the previous job wrote. With a different number of ranks, the
+/// sums are redistributed so that none is lost, and a rank that did not exist before seeds its own generators.
 void load_rank_state(FitProgress& progress, const checkpoint::SavedCheckpoint& saved, const std::string& part,
                      const comm::Group& world);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

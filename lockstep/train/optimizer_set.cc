@@ -11,7 +11,7 @@
 #include "lockstep/optim/fused/fused_optimizer.h"
 #include "lockstep/optim/kernels/clip_grad.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using base::UsageError;
@@ -21,7 +21,7 @@ std::string numbered(const std::string& name, std::size_t number) {
   return number == 0 ? name : name + "_" + std::to_string(number);
 }
 
-constexpr const char* kBucketLayoutsPart = "buckets";  // how gradients travelled, of each model
+constexpr const char* kBucketLayoutsPart = "buckets";  // bucket layout of each model
 
 std::vector<std::string> saved_bucket_layouts(const checkpoint::SavedCheckpoint& saved) {
   const StateDict state = saved.read(kBucketLayoutsPart);
@@ -45,28 +45,29 @@ OptimizerSet::OptimizerSet(comm::Group world, torch::nn::Module& module, const T
   TrainingSetup setup(world_, module_, master_weights_ ? master_weights_->parameters() : module_.parameters(),
                       steps_per_epoch, total_steps,
                       resume_checkpoint ? saved_bucket_layouts(*resume_checkpoint) : std::vector<std::string>());
-  for (OptimizerConfig& plan : configure(setup)) {
-    if (!plan.optimizer) throw UsageError("configure_optimizers() gave a null optimizer; allowed are optimizers");
+  for (OptimizerConfig& config : configure(setup)) {
+    if (!config.optimizer) throw UsageError("configure_optimizers() returned a null optimizer; expected an optimizer");
     OptimizerEntry& entry = entries_.emplace_back();
-    entry.optimizer = std::move(plan.optimizer);
+    entry.optimizer = std::move(config.optimizer);
     entry.fused = dynamic_cast<optim::FusedOptimizer*>(entry.optimizer.get());
     if (entry.fused && master_weights_)
-      throw UsageError("precision " + options_.precision +
-                       " has copies in float32 of the weights, which an optimizer of lockstep::optim does not know; "
-                       "allowed are optimizers of torch of setup.parameters()");
-    if (plan.schedule) entry.scheduler.emplace(*entry.optimizer, std::move(plan.schedule));
-    entry.schedule_by_epoch = plan.schedule_by_epoch;
+      throw UsageError(
+          "configure_optimizers() returned an optimizer of lockstep::optim, which does not support the float32 "
+          "master weights of precision " +
+          options_.precision + "; expected an optimizer of torch for setup.parameters()");
+    if (config.schedule) entry.scheduler.emplace(*entry.optimizer, std::move(config.schedule));
+    entry.schedule_by_epoch = config.schedule_by_epoch;
     for (const auto& group : entry.optimizer->param_groups())
       entry.parameters.insert(entry.parameters.end(), group.params().begin(), group.params().end());
     optimizers_.push_back(entry.optimizer.get());
   }
-  if (entries_.empty()) throw UsageError("configure_optimizers() gave no optimizer; allowed is one or more");
+  if (entries_.empty()) throw UsageError("configure_optimizers() returned no optimizer; expected at least one");
   models_ = setup.release_models();
   if (models_.empty()) {
     setup.ddp();
     models_ = setup.release_models();
   }
-  if (master_weights_) master_weights_->copy_values_from_model();  // those of rank 0, now
+  if (master_weights_) master_weights_->copy_values_from_model();  // which are now those of rank 0
 }
 
 bool OptimizerSet::calls_group_step() const {
@@ -117,7 +118,7 @@ void OptimizerSet::update(std::size_t optimizer_index) {
     clip(entry);
   }
   const amp::StepResult made = scaler_.step(*entry.optimizer);
-  // Nobody waits for the device to know, where no scale can be too large.
+  // Reading `made` can synchronize with the device; without loss scaling no update is skipped.
   const bool has_stepped = !precision_.loss_scaling || made;
   if (has_stepped && master_weights_) master_weights_->copy_values_to_model();
   if (has_stepped && entry.scheduler && !entry.schedule_by_epoch) entry.scheduler->step();
@@ -138,7 +139,7 @@ void OptimizerSet::clip(OptimizerEntry& entry) const {
   }
 }
 
-// The module's, or the copies in their place under their names.
+/// The parameters of the module by name, or their master weights under the same names.
 std::vector<std::pair<std::string, at::Tensor>> OptimizerSet::named_parameters() const {
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (const auto& item : module_.named_parameters()) named.emplace_back(item.key(), item.value());
@@ -173,7 +174,7 @@ void OptimizerSet::append_state(checkpoint::CheckpointParts& parts) const {
     for (const auto& [name, tensor] : named_parameters()) parts["master"][name] = tensor;
 }
 
-void OptimizerSet::load(const checkpoint::SavedCheckpoint& saved) {
+void OptimizerSet::load_state(const checkpoint::SavedCheckpoint& saved) {
   if (master_weights_) {
     const StateDict copies = saved.read("master");
     const torch::NoGradGuard no_grad;
@@ -200,4 +201,4 @@ void OptimizerSet::load(const checkpoint::SavedCheckpoint& saved) {
       amp::scaler_state_from_json(checkpoint::value_of<std::string>(saved.read("scaler"), "state")));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// The optimizers of a training, and what a step does with them.
+// The optimizers of a training with loss scaling, clipping and schedules.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,16 @@ namespace lockstep::optim {
 class FusedOptimizer;
 }
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 using ConfigureOptimizers = std::function<std::vector<OptimizerConfig>(TrainingSetup&)>;
 
-/// Loss scaling, copies of the weights in float32, clipping and schedules, as the options say, around optimizers of
-/// torch or of lockstep::optim. All ranks make it and call it alike.
+/// Applies loss scaling, float32 master weights, clipping and schedules, according to the options, to optimizers of
+/// torch or of lockstep::optim. All ranks construct it and call its functions in the same order. Used by one thread.
 class OptimizerSet {
  public:
-  /// The module is on its device; `found` is the checkpoint that load() will be given. Throws UsageError.
+  /// The module must be on its device. `resume_checkpoint` is the checkpoint that load_state() will load. Throws
+  /// UsageError for what configure_optimizers() returned.
   OptimizerSet(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
                const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
                const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint);
@@ -41,11 +42,11 @@ class OptimizerSet {
   const std::vector<std::unique_ptr<ddp::DistributedDataParallel>>& models() const { return models_; }
   /// Whether one of the optimizers calls Group::step().
   bool calls_group_step() const;
-  /// Of the first group of each: "lr", "lr_1" ...
+  /// Learning rates of the first parameter group of each optimizer: "lr", "lr_1" ...
   NamedValues learning_rates() const;
 
-  /// While it lives, gradients of other optimizers' parameters stay as they are: a generator's loss is no business of
-  /// the discriminator.
+  /// While it exists, parameters that belong only to other optimizers do not require gradients, so that, for example,
+  /// the loss of a generator leaves the gradients of the discriminator unchanged.
   class ToggledOptimizer {
    public:
     ToggledOptimizer(const OptimizerSet& optimizer_set, std::size_t optimizer_index);
@@ -58,21 +59,22 @@ class OptimizerSet {
   };
 
   void zero_grad(std::size_t optimizer_index);
-  /// With the scale of the losses, and divided by the number of batches that make a step.
+  /// Runs backward() on the loss, multiplied by the loss scale and divided by `batches`, the batches of the step.
   void backward(at::Tensor loss, std::int64_t batches);
-  /// After the last backward() of its step.
+  /// Clips, updates the parameters and advances the schedule. Call it after the last backward() of the step.
   void update(std::size_t optimizer_index);
-  /// After the updates of all.
+  /// Call it after update() of all optimizers.
   void end_step() { scaler_.update(); }
+  /// Advances the schedules that count epochs.
   void end_epoch();
 
-  /// Rank 0's parts of a checkpoint; all ranks call it, as states may be divided among them.
+  /// Appends rank 0's parts of a checkpoint. Collective, because optimizer state may be sharded over the ranks.
   void append_state(checkpoint::CheckpointParts& parts) const;
-  /// Goes on from there. Throws UsageError, naming the optimizer, for a state of others.
-  void load(const checkpoint::SavedCheckpoint& saved);
+  /// Restores the state from a checkpoint. Throws a UsageError that names the optimizer if its state does not fit.
+  void load_state(const checkpoint::SavedCheckpoint& saved);
 
  private:
-  /// One of the optimizers and what goes with it.
+  /// One optimizer with its schedule and parameters.
   struct OptimizerEntry {
     std::shared_ptr<torch::optim::Optimizer> optimizer;
     optim::FusedOptimizer* fused = nullptr;
@@ -89,9 +91,10 @@ class OptimizerSet {
   const amp::Precision precision_;
   std::optional<amp::MasterWeights> master_weights_;
   amp::GradScaler scaler_;
-  std::vector<std::unique_ptr<ddp::DistributedDataParallel>> models_;  // before the optimizers that know them
+  std::vector<std::unique_ptr<ddp::DistributedDataParallel>>
+      models_;  // declared before the optimizers that refer to them
   std::vector<OptimizerEntry> entries_;
   std::vector<torch::optim::Optimizer*> optimizers_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

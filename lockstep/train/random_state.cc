@@ -9,7 +9,7 @@
 #include "lockstep/data/seed.h"
 #include "lockstep/data/splitmix64.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 at::Tensor get_generator_state(at::Device device) {
@@ -21,7 +21,7 @@ at::Tensor get_generator_state(at::Device device) {
 void set_generator_state(at::Device device, const at::Tensor& state) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
-  generator.set_generator_state(state.cpu().contiguous());
+  generator.set_state(state.cpu().contiguous());
 }
 
 }  // namespace
@@ -50,4 +50,4 @@ void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank)
   data::seed_everything(seed);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

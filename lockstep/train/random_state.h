@@ -1,4 +1,4 @@
-// The random numbers of a rank, as a part of a checkpoint.
+// The random number generators of a rank, as a part of a checkpoint.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,16 +7,17 @@
 
 #include "lockstep/checkpoint/stateful.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Of libtorch's generators, of the CPU and of `device`.
+/// Returns the state of libtorch's default generators of the CPU and of `device`.
 checkpoint::StateDict random_state(at::Device device);
 
-/// The reverse. A generator that the state does not have stays as it is. Throws UsageError for a state that is none.
+/// Restores that state. A generator that the state does not contain is not changed. Throws UsageError for an invalid
+/// state.
 void load_random_state(const checkpoint::StateDict& state, at::Device device);
 
-/// For a rank that the job before did not have: other numbers than those of the rank whose state this is, the same ones
-/// each time.
+/// Seeds the generators of a rank that did not exist in the previous job: deterministic in `state` and `rank`, and
+/// different from the rank whose state this is.
 void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -6,7 +6,7 @@
 #include <exception>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr std::size_t kMaxIndices = 16;
@@ -15,7 +15,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-std::string describe_batch(const std::string& what, const StepLocation& location, const Batches& batches) {
+std::string describe_batch(const std::string& what, const StepLocation& location, const BatchRunner& batches) {
   const std::vector<std::size_t> indices = batches.indices();
   std::string samples;
   for (std::size_t i = 0; i < std::min(indices.size(), kMaxIndices); ++i)
@@ -25,7 +25,7 @@ std::string describe_batch(const std::string& what, const StepLocation& location
          ", batch " + std::to_string(location.batch + 1) + ", samples " + samples + ")";
 }
 
-void rethrow_as_step_error(const std::string& what, const StepLocation& location, const Batches& batches) {
+void rethrow_as_step_error(const std::string& what, const StepLocation& location, const BatchRunner& batches) {
   const std::string where = describe_batch(what, location, batches) + ": ";
   try {
     throw;
@@ -38,8 +38,8 @@ void rethrow_as_step_error(const std::string& what, const StepLocation& location
   } catch (const std::exception& error) {
     std::throw_with_nested(StepError(base::Cause::kRankExited, where + first_line(error.what())));
   } catch (...) {
-    std::throw_with_nested(StepError(base::Cause::kRankExited, where + "an exception that is no std::exception"));
+    std::throw_with_nested(StepError(base::Cause::kRankExited, where + "an exception that is not a std::exception"));
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a user's step throws, with the place where it was.
+// The error that an exception in a user's step becomes, with the step and its samples.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/train/batch_runner.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// training_step() or validation_step() has thrown. what() is "training_step() of step 57 (epoch 1, batch 6, samples 3,
-/// 17, 88): " and the first line of what it threw, which is nested. The cause is that of an error of Lockstep, else
-/// kRankExited.
+/// Thrown when training_step() or validation_step() throws. what() is "training_step() of step 57 (epoch 1, batch 6,
+/// samples 3, 17, 88): " and the first line of the original message; the original exception is nested. The cause is
+/// that of the original if it is a lockstep::Error, else kRankExited.
 class StepError : public base::Error {
  public:
   using base::Error::Error;
@@ -21,16 +21,17 @@ struct StepLocation {
   std::int64_t epoch = 0, batch = 0, step = 0;
 };
 
-/// "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)": of the batch that was drawn last; of many
-/// samples the first ones. The step is the one that the batch belongs to, from 1.
-std::string describe_batch(const std::string& what, const StepLocation& location, const Batches& batches);
+/// Describes the current batch: "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)". At most the first
+/// 16 samples are listed. The step is the one that the batch belongs to, counted from 1.
+std::string describe_batch(const std::string& what, const StepLocation& location, const BatchRunner& batches);
 
-/// Inside a catch block: throws StepError with what was caught, but an error of communication as it is.
-[[noreturn]] void rethrow_as_step_error(const std::string& what, const StepLocation& location, const Batches& batches);
+/// Call it inside a catch block. Throws a StepError with the caught exception nested; rethrows a CommError unchanged.
+[[noreturn]] void rethrow_as_step_error(const std::string& what, const StepLocation& location,
+                                        const BatchRunner& batches);
 
-/// Calls `step`, the user's.
+/// Calls the user's `step` and converts its exceptions to StepError.
 template <typename Step>
-auto call_user_step(const char* what, const StepLocation& location, const Batches& batches, Step step) {
+auto call_user_step(const char* what, const StepLocation& location, const BatchRunner& batches, Step step) {
   try {
     return step();
   } catch (...) {
@@ -38,4 +39,4 @@ auto call_user_step(const char* what, const StepLocation& location, const Batche
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a step of the user's module is told, and what it tells.
+// The argument of a user's training_step() and validation_step(): where the training is, and how to log.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,21 +8,22 @@
 
 #include "lockstep/train/metrics/metrics.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// One batch of this rank.
+/// The position of one batch of this rank, and the metrics of its step. Used by one thread.
 class StepLog {
  public:
   StepLog(Metrics& metrics, std::string prefix) : metrics_(metrics), prefix_(std::move(prefix)) {}
 
   std::int64_t epoch = 0;        ///< from 0
-  std::int64_t batch = 0;        ///< of this epoch, from 0
-  std::int64_t step = 0;         ///< updates made before
+  std::int64_t batch = 0;        ///< in this epoch, from 0
+  std::int64_t step = 0;         ///< updates so far
   std::int64_t num_samples = 0;  ///< in this batch
-  int optimizer = 0;             ///< whose turn it is, when there are several
+  int optimizer = 0;             ///< index of the optimizer that this call is for, when there are several
 
-  /// `mean` over `count` samples of this batch, by default all. What is shown and kept is the mean over the samples of
-  /// all ranks and of all batches since the last time. A tensor is not read here.
+  /// Logs a mean over `count` samples of this batch, by default all of them. The progress line and the loggers get the
+  /// mean over the samples of all ranks and all batches since the previous log. Does not synchronize with the device: a
+  /// tensor on it is read later.
   void log(const std::string& name, const at::Tensor& mean, double count = 0) {
     metrics_.add(prefix_ + name, mean, count > 0 ? count : static_cast<double>(num_samples));
   }
@@ -35,4 +36,4 @@ class StepLog {
   const std::string prefix_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

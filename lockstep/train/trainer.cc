@@ -13,10 +13,10 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/launch/launch.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-/// Of this process, as its launcher gave them.
+/// The command line of this process.
 std::vector<std::string> process_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -26,8 +26,7 @@ std::vector<std::string> process_arguments() {
     words.push_back(text.substr(begin, end - begin));
     begin = end == std::string::npos ? text.size() : end + 1;
   }
-  if (words.empty())
-    throw base::SystemError("Trainer: cannot read /proc/self/cmdline, with which its ranks would be started", errno);
+  if (words.empty()) throw base::SystemError("Trainer: cannot read /proc/self/cmdline to start its ranks", errno);
   return words;
 }
 
@@ -43,7 +42,7 @@ std::vector<std::string> launch_arguments(const TrainerOptions& options) {
   return words;
 }
 
-/// Returns in a rank.
+/// Starts the ranks unless this process is one. Returns only in a rank.
 void start_ranks(const TrainerOptions& options) {
   const int each =
       options.devices.gpus() ? static_cast<int>(options.devices.gpus()->size()) : options.devices.count().value_or(0);
@@ -59,19 +58,20 @@ comm::Group init_world(const TrainerOptions& options) {
   start_ranks(options);
   comm::Group world = comm::init();
   if (options.nodes != 1 && options.nodes != world.num_nodes())
-    throw base::UsageError("TrainerOptions.nodes is " + std::to_string(options.nodes) + ", and this job has " +
+    throw base::UsageError("TrainerOptions.nodes is " + std::to_string(options.nodes) + ", but this job has " +
                                std::to_string(world.num_nodes()) + (world.num_nodes() == 1 ? " host" : " hosts") +
-                               "; allowed is what the job has, and 1, which says nothing",
-                           "salloc -N " + std::to_string(options.nodes) + " before it, or lockstep run -H HOSTS");
+                               "; expected the number of hosts of the job, or 1 to accept any",
+                           "Allocate the hosts with salloc -N " + std::to_string(options.nodes) +
+                               ", or start the program with lockstep run -H HOSTS");
   return world;
 }
 
-/// With what the launcher was told.
+/// Applies LOCKSTEP_NAME and LOCKSTEP_TRACE, which the launcher sets.
 TrainerOptions with_launcher_settings(TrainerOptions options, const base::Env& env) {
   if (options.name.empty()) options.name = env.lockstep_name.value_or("");
   if (env.lockstep_trace) {
     if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1")
-      throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; allowed are 0 and 1");
+      throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; expected 0 or 1");
     options.trace |= *env.lockstep_trace == "1" && !options.folder.empty();
   }
   return options;
@@ -87,10 +87,10 @@ void Trainer::register_for_checkpointing(const std::string& name, checkpoint::St
   const bool known =
       std::any_of(states_.begin(), states_.end(), [&](const auto& other) { return other.first == name; });
   if (known || name.size() > 50 || !checkpoint::is_part_name(name))
-    throw base::UsageError("Trainer::remember(): the name is " + base::quoted(name, 80) +
-                           (known ? ", for the second time" : "") +
-                           "; allowed are up to 50 of a-z, A-Z, 0-9, _ and -, each name once");
+    throw base::UsageError("Trainer::register_for_checkpointing(): the name is " + base::quoted(name, 80) +
+                           (known ? ", which is already registered" : "") +
+                           "; expected a unique name of 1 to 50 characters of a-z, A-Z, 0-9, _ and -");
   states_.emplace_back(name, &state);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// fit(): the loop that everybody writes, with what everybody expects of it.
+// The Trainer: a training loop with validation, checkpoints, logging and restarts.
 #pragma once
 
 #include <concepts>
@@ -13,16 +13,16 @@
 #include "lockstep/train/fit_loop.h"
 #include "lockstep/train/step_error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// A module that can be trained: an ordinary torch module with
+/// A module that fit() can train: an ordinary torch module with
 ///
 ///   torch::Tensor training_step(Batch& batch, StepLog& log);         // the mean loss of this rank's batch
 ///   std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup);
 ///
-/// and, for a validation, with one of
+/// and, for validation, one of
 ///
-///   torch::Tensor validation_step(Batch& batch, StepLog& log);       // its mean loss becomes "val_loss"
+///   torch::Tensor validation_step(Batch& batch, StepLog& log);       // the mean loss; logged as "val_loss"
 ///   void validation_step(Batch& batch, StepLog& log);
 template <typename M, typename Batch>
 concept Trainable =
@@ -33,37 +33,40 @@ concept Trainable =
 template <typename M, typename Batch>
 concept Validatable = requires(M& module, Batch& batch, StepLog& log) { module.validation_step(batch, log); };
 
-/// One training after another. All ranks make it and call it alike.
+/// Trains modules, one fit() after another. All ranks construct it and call its functions in the same order. Used by
+/// one thread.
 ///
 ///   lockstep::Trainer trainer({.max_epochs = 5, .precision = "bf16-mixed"});
-///   auto loader = lockstep::data::make_loader(dataset, trainer.world(), {.batch_size = 64, .device =
-///   trainer.world().device()}); const auto result = trainer.fit(net, loader, validation_loader); return
-///   result.exit_code();
+///   auto loader = lockstep::data::make_loader(dataset, trainer.world(), {.batch_size = 64});
+///   const auto result = trainer.fit(net, loader, validation_loader);
+///   return result.exit_code();
 ///
-/// With several optimizers training_step() is called for each in turn, with StepLog::optimizer; its gradients go to the
-/// parameters of that optimizer alone. Batch norm and the like are as the module was given: in training, unless parts
-/// of it were in eval(). What training_step() and validation_step() throw comes out of it as a StepError, which names
-/// the step and the samples, and holds what was thrown; the other ranks learn of it when this one is gone.
+/// With several optimizers, training_step() is called once for each, with its index in StepLog::optimizer, and only the
+/// parameters of that optimizer receive gradients. A module in eval() mode is set to training mode; submodules that
+/// were in eval() inside a module in training mode stay there. An exception from training_step() or validation_step()
+/// leaves fit() as a StepError that names the step and the samples, with the exception nested; the other ranks fail
+/// when this rank exits.
 class Trainer {
  public:
-  /// In a program that no launcher has started it starts `options.devices` ranks on each of `options.nodes` hosts, of
-  /// this program with the same arguments, and does not return: make it first in main(). Then joins the other ranks.
-  /// Throws UsageError.
+  /// In a program without a launcher, starts `options.devices` ranks of this program, with the same arguments, on each
+  /// of `options.nodes` hosts and does not return in the calling process: construct it first in main(). In a rank,
+  /// joins the other ranks and blocks until all are connected. Throws UsageError.
   explicit Trainer(const TrainerOptions& options = {});
 
   comm::Group& world() { return world_; }
-  /// As they hold together.
+  /// The options after resolve_options().
   const TrainerOptions& options() const { return options_; }
 
-  /// Before fit().
+  /// Adds a callback. Call it before fit().
   void add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
-  /// What checkpoints are to hold besides: each rank's own `state`, which outlives the Trainer. A training that goes on
-  /// loads it before its first step; on a rank that the job before did not have, rank 0's. Names: of a-z, A-Z, 0-9, _
-  /// and -, 50 of them at most, each once; all ranks give the same ones. Throws UsageError.
+  /// Adds `state` of each rank to the checkpoints. It must outlive the Trainer. A training that resumes loads it before
+  /// its first step; a rank that did not exist in the previous job loads that of rank 0. A name has 1 to 50 characters
+  /// of a-z, A-Z, 0-9, _ and - and is used once; all ranks must register the same names. Throws UsageError.
   void register_for_checkpointing(const std::string& name, checkpoint::Stateful& state);
 
-  /// Trains until one of the options says that it is enough. A second training of the same Trainer has the name NAME.2,
-  /// and so on. Throws UsageError.
+  /// Trains until a limit of the options is reached, a callback stops the training or the job is asked to stop.
+  /// The runs of later fit() calls of the same Trainer are named NAME.2, NAME.3 and so on. Throws UsageError,
+  /// StepError, and CommError when another rank fails.
   template <typename H, typename Batch>
     requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
              Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch>
@@ -71,7 +74,7 @@ class Trainer {
     auto& module = checkpoint::detail::module_of(holder);
     return run_fit(world_, options_, make_components(module, loader));
   }
-  /// And validates. The validation's loader gives no sample twice: ShardMode::kExact, or kDrop.
+  /// The same with validation. The validation loader must not repeat samples: ShardMode::kExact or kDrop.
   template <typename H, typename Batch, typename ValBatch>
     requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
              Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch> &&
@@ -82,7 +85,7 @@ class Trainer {
     all.val = make_validation_runner(module, std::move(validation));
     return run_fit(world_, options_, std::move(all));
   }
-  /// One pass, of `limit_val_batches`: means over the samples of all ranks.
+  /// Runs one validation of at most `limit_val_batches` and returns means over the samples of all ranks.
   template <typename H, typename ValBatch>
     requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
              Validatable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, ValBatch>
@@ -106,7 +109,7 @@ class Trainer {
     return all;
   }
   template <typename M, typename Batch>
-  static std::unique_ptr<Batches> make_validation_runner(M& module, data::Loader<Batch> loader) {
+  static std::unique_ptr<BatchRunner> make_validation_runner(M& module, data::Loader<Batch> loader) {
     return make_batch_runner(std::move(loader),
                              [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
   }
@@ -118,4 +121,4 @@ class Trainer {
   int num_fits_ = 0;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -7,13 +7,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using base::UsageError;
 
-void require(bool good, const char* option, const std::string& value, const char* allowed) {
-  if (!good) throw UsageError(std::string("TrainerOptions.") + option + " is " + value + "; allowed is " + allowed);
+void require(bool valid, const char* option, const std::string& value, const char* expected) {
+  if (!valid) throw UsageError(std::string("TrainerOptions.") + option + " is " + value + "; expected " + expected);
 }
 
 void check_devices(const Devices& devices) {
@@ -23,9 +23,9 @@ void check_devices(const Devices& devices) {
   if (!devices.gpus()) return;
   std::string text;
   for (const int gpu : *devices.gpus()) text += (text.empty() ? "" : ", ") + std::to_string(gpu);
-  const std::set<int> different(devices.gpus()->begin(), devices.gpus()->end());
-  require(!different.empty() && *different.begin() >= 0 && different.size() == devices.gpus()->size(), "devices",
-          "{" + text + "}", "a list of different numbers of GPUs, 0 or more");
+  const std::set<int> distinct(devices.gpus()->begin(), devices.gpus()->end());
+  require(!distinct.empty() && *distinct.begin() >= 0 && distinct.size() == devices.gpus()->size(), "devices",
+          "{" + text + "}", "a list of distinct GPU indices, 0 or more");
 }
 
 void check(const TrainerOptions& options) {
@@ -33,37 +33,37 @@ void check(const TrainerOptions& options) {
   require(options.nodes >= 1 && options.nodes <= 4096, "nodes", std::to_string(options.nodes), "1 to 4096");
   require(options.max_restarts >= 0 && options.max_restarts <= 1000000, "max_restarts",
           std::to_string(options.max_restarts), "0 to 1000000");
-  require(options.max_epochs >= -1, "max_epochs", std::to_string(options.max_epochs), "-1 (not limited), 0 or more");
-  require(options.max_steps >= -1, "max_steps", std::to_string(options.max_steps), "-1 (not limited), 0 or more");
+  require(options.max_epochs >= -1, "max_epochs", std::to_string(options.max_epochs), "-1 (no limit) or at least 0");
+  require(options.max_steps >= -1, "max_steps", std::to_string(options.max_steps), "-1 (no limit) or at least 0");
   require(options.max_time.count() >= 0, "max_time", std::to_string(options.max_time.count()) + " s",
-          "0 (not limited) or more");
+          "0 (no limit) or more");
   amp::parse_precision(options.precision);
-  require(options.accumulate_grad_batches >= 1, "accumulate", std::to_string(options.accumulate_grad_batches),
-          "1 or more");
-  require(options.clip_norm >= 0, "clip_norm", std::to_string(options.clip_norm), "0 (not clipped) or more");
-  require(options.clip_value >= 0, "clip_value", std::to_string(options.clip_value), "0 (not clipped) or more");
-  require(options.ema >= 0 && options.ema < 1, "ema", std::to_string(options.ema), "0 (none) or more and less than 1");
+  require(options.accumulate_grad_batches >= 1, "accumulate_grad_batches",
+          std::to_string(options.accumulate_grad_batches), "1 or more");
+  require(options.clip_norm >= 0, "clip_norm", std::to_string(options.clip_norm), "0 (off) or more");
+  require(options.clip_value >= 0, "clip_value", std::to_string(options.clip_value), "0 (off) or more");
+  require(options.ema >= 0 && options.ema < 1, "ema", std::to_string(options.ema), "0 (off) or more and less than 1");
   require(options.check_val_every_n_epoch >= 1, "check_val_every_n_epoch",
           std::to_string(options.check_val_every_n_epoch), "1 or more");
   require(options.num_sanity_val_steps >= 0, "num_sanity_val_steps", std::to_string(options.num_sanity_val_steps),
           "0 (none) or more");
-  require(options.fast_dev_run >= 0, "fast_dev_run", std::to_string(options.fast_dev_run), "0 (not) or more");
+  require(options.fast_dev_run >= 0, "fast_dev_run", std::to_string(options.fast_dev_run), "0 (off) or more");
   require(options.save_every_n_steps >= 0, "save_every_n_steps", std::to_string(options.save_every_n_steps),
-          "0 (not) or more");
+          "0 (off) or more");
   require(options.save_every_n_epochs >= 0, "save_every_n_epochs", std::to_string(options.save_every_n_epochs),
-          "0 (not) or more");
+          "0 (off) or more");
   require(options.keep_checkpoints >= 2, "keep_checkpoints", std::to_string(options.keep_checkpoints), "2 or more");
   require(options.name.find('/') == std::string::npos && !options.name.starts_with('.'), "name",
-          base::quoted(options.name, 80), "a name of a folder, without / and not beginning with a dot");
+          base::quoted(options.name, 80), "a directory name without / that does not begin with a dot");
   require(!options.folder.empty() || options.resume != "auto", "resume", "\"auto\"",
-          "a path, because without TrainerOptions.folder there are no runs to look through");
+          "a path, because there are no runs to search without TrainerOptions.folder");
   require(!options.folder.empty() || !options.trace, "trace", "true",
-          "false, because without TrainerOptions.folder nothing is written");
+          "false, because nothing is written without TrainerOptions.folder");
   require(options.flops_per_step >= 0 && options.peak_flops >= 0 &&
               (options.flops_per_step > 0) == (options.peak_flops > 0),
           "flops_per_step, peak_flops",
           std::to_string(options.flops_per_step) + ", " + std::to_string(options.peak_flops),
-          "both more than 0, or both 0 (no MFU)");
+          "both above 0, or both 0 (no MFU)");
   require(options.log_every_n_steps >= 1, "log_every_n_steps", std::to_string(options.log_every_n_steps), "1 or more");
 }
 
@@ -119,10 +119,11 @@ EpochPlan plan_epoch(const TrainerOptions& options, std::int64_t train_batches, 
   plan.val_interval = options.val_check_interval.resolve(plan.train_batches, "TrainerOptions.val_check_interval");
   plan.steps = (plan.train_batches + plan.accumulate_grad_batches - 1) / plan.accumulate_grad_batches;
   if (plan.val_interval % plan.accumulate_grad_batches != 0 && plan.val_interval != plan.train_batches)
-    throw UsageError("TrainerOptions.val_check_interval is " + options.val_check_interval.text() + ", every " +
-                     std::to_string(plan.val_interval) + " batches, in the middle of a step of " +
-                     std::to_string(plan.accumulate_grad_batches) + " (accumulate); allowed are multiples of that");
+    throw UsageError("TrainerOptions.val_check_interval is " + options.val_check_interval.to_string() + " (every " +
+                     std::to_string(plan.val_interval) + " batches), which ends inside a step of " +
+                     std::to_string(plan.accumulate_grad_batches) +
+                     " batches; expected a multiple of TrainerOptions.accumulate_grad_batches");
   return plan;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

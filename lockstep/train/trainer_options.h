@@ -1,4 +1,4 @@
-// What a user says of a training: how long, on what, how often, and what else.
+// Options of the Trainer, and the plan of an epoch that follows from them.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,10 @@
 #include "lockstep/train/count_or_fraction.h"
 #include "lockstep/train/loggers/logger_collection.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// How many ranks on a host, or which GPUs they have: `.devices = 8`, `.devices = {0, 2}`; by default one for each GPU
-/// that is there, else one for each physical core.
+/// The number of ranks per host, or the GPUs that they use: `.devices = 8`, `.devices = {0, 2}`. The default is one
+/// rank for each GPU or, on a host without GPUs, for each physical core.
 class Devices {
  public:
   Devices() = default;
@@ -30,78 +30,79 @@ class Devices {
   std::optional<std::vector<int>> gpus_;
 };
 
+/// Options of a Trainer.
 struct TrainerOptions {
-  // Where. When no launcher has started the program the Trainer starts its own ranks.
-  int nodes = 1;    ///< hosts, which are those of the SLURM allocation; 1: this one. More than 1 must be what the job
-                    ///< has, whoever has started it
-  Devices devices;  ///< only looked at when the Trainer starts the ranks
-  int max_restarts = 0;  ///< likewise: as `lockstep run --max-restarts`, after a failure that is not the user's
+  // Ranks. Used when no launcher has started the program, so that the Trainer starts its own ranks.
+  int nodes = 1;    ///< hosts of the SLURM allocation; 1: this host. A value above 1 must equal the number of hosts of
+                    ///< the job, also under a launcher
+  Devices devices;  ///< used only when the Trainer starts the ranks
+  int max_restarts = 0;  ///< likewise; as `lockstep run --max-restarts`
 
-  // How long: what is reached first. Nothing set: 1000 epochs.
-  std::int64_t max_epochs = -1;      ///< -1: not limited by epochs; 0: nothing is trained
-  std::int64_t max_steps = -1;       ///< updates of the parameters, over all epochs; -1: not limited
-  std::chrono::seconds max_time{0};  ///< of fit(), over all its restarts; 0: not limited. The training ends at a step's
-                                     ///< edge, is saved, and that is no failure
+  // Duration. The training ends at the first limit that it reaches; without any limit, after 1000 epochs.
+  std::int64_t max_epochs = -1;      ///< -1: no limit; 0: train nothing
+  std::int64_t max_steps = -1;       ///< updates of the parameters, over all epochs; -1: no limit
+  std::chrono::seconds max_time{0};  ///< duration of fit(), over all restarts; 0: no limit. The training ends after a
+                                     ///< step and is saved; the program's exit code is 0
 
-  // How.
-  std::string precision = "32";     ///< amp::parse_precision()'s names
-  int accumulate_grad_batches = 1;  ///< batches whose gradients make one step
-  double clip_norm = 0;             ///< of all gradients together, before each step; 0: not clipped
-  double clip_value = 0;            ///< of each element; 0: not clipped
-  bool sync_batch_norm = false;     ///< batch norms become those of all ranks
-  double ema = 0;                   ///< decay of averaged weights, with which is validated then; 0: none
-  std::optional<std::uint64_t>
-      seed;  ///< of every generator, on each rank its own (seed_everything()); the modules of fit() were made before
-  bool deterministic = false;  ///< operations that have no deterministic way are errors
+  // Training.
+  std::string precision = "32";       ///< a name of amp::parse_precision()
+  int accumulate_grad_batches = 1;    ///< batches whose gradients make one step
+  double clip_norm = 0;               ///< maximum norm of all gradients together, before each step; 0: off
+  double clip_value = 0;              ///< maximum absolute value of each element; 0: off
+  bool sync_batch_norm = false;       ///< batch norm statistics over all ranks
+  double ema = 0;                     ///< decay of averaged weights, which validation then uses; 0: off
+  std::optional<std::uint64_t> seed;  ///< seeds all generators at the start of fit(), differently on each rank
+                                      ///< (seed_everything()); modules exist before that
+  bool deterministic = false;         ///< operations without a deterministic implementation throw
 
-  // How much.
-  CountOrFraction limit_train_batches = 1.0;  ///< of this rank's batches of an epoch
+  // Amount of data.
+  CountOrFraction limit_train_batches = 1.0;  ///< of this rank's batches in an epoch
   CountOrFraction limit_val_batches = 1.0;    ///< 0: no validation
-  CountOrFraction val_check_interval = 1.0;   ///< validates after so many batches of an epoch; 1.0: at its end
+  CountOrFraction val_check_interval =
+      1.0;  ///< batches of an epoch between two validations; 1.0: at the end of the epoch
   int check_val_every_n_epoch = 1;
-  int num_sanity_val_steps = 2;  ///< batches of a validation before the training, so that a mistake in it is known
-                                 ///< before an epoch has passed; 0: none
-  CountOrFraction overfit_batches =
-      0;  ///< trains on these first batches alone, always in the same order, and validates on as many; 0: does not
-  int fast_dev_run = 0;  ///< so many batches of each kind in one epoch: shows that everything runs; 0: does not
+  int num_sanity_val_steps = 2;  ///< validation batches before the training, so that an error in validation_step()
+                                 ///< is found at once; 0: none
+  CountOrFraction overfit_batches = 0;  ///< train only on these first batches, always in the same order, and validate
+                                        ///< on as many; 0: off
+  int fast_dev_run = 0;                 ///< run one epoch of this many batches of each kind, to test a program; 0: off
 
-  // What is kept. All ranks see the same folder.
-  std::string folder = "runs";  ///< each run makes a folder of its own in it, with checkpoints, values and a report;
-                                ///< "": nothing is written
-  std::string name;  ///< of that folder; "": as --name of `lockstep run` or LOCKSTEP_NAME says, else the program's
-                     ///< name. A run that begins anew where there is one gets the next number: mnist, mnist-2, mnist-3
-  std::string resume;  ///< "": begins anew; "auto": goes on from the newest whole checkpoint of the newest run of that
-                       ///< name, or begins; or the path of a checkpoint or of a run's folder. A job that its launcher
-                       ///< starts again goes on by itself
-  std::int64_t save_every_n_steps = 0;   ///< besides at the ends of epochs, and of the training; 0: not
-  std::int64_t save_every_n_epochs = 1;  ///< 0: not at the ends of epochs
-  int keep_checkpoints = 2;              ///< of the newest whole ones; 2 or more
-  bool save_async = true;                ///< the training goes on while a thread writes a copy
-  DiskErrorPolicy on_disk_error =
-      DiskErrorPolicy::kContinue;  ///< whether the training goes on when the disk takes no checkpoint,
-                                   ///< weights or values: the checkpoints before are whole
+  // Files. All ranks see the same directory.
+  std::string folder = "runs";  ///< each run creates a directory in it, with checkpoints, metrics and a report; "":
+                                ///< write nothing
+  std::string name;  ///< name of the run's directory; "": --name of `lockstep run` or LOCKSTEP_NAME, else the program's
+                     ///< name. A new run whose name is taken gets the next number: mnist, mnist-2, mnist-3
+  std::string resume;  ///< "": start a new training; "auto": resume from the latest valid checkpoint of the newest run
+                       ///< of that name, if there is one; or the path of a checkpoint or of a run's directory. A job
+                       ///< that its launcher restarts resumes automatically
+  std::int64_t save_every_n_steps = 0;   ///< additional checkpoints between the ends of epochs; 0: none
+  std::int64_t save_every_n_epochs = 1;  ///< 0: no checkpoints at the ends of epochs
+  int keep_checkpoints = 2;              ///< number of valid checkpoints to keep; at least 2
+  bool save_async = true;                ///< write checkpoints in a thread while the training continues
+  DiskErrorPolicy on_disk_error = DiskErrorPolicy::kContinue;  ///< what happens when a checkpoint, weights or metrics
+                                                               ///< cannot be written; earlier checkpoints stay valid
 
-  // What one sees.
+  // Output.
   int log_every_n_steps = 50;
   bool progress_bar = true;
-  bool model_summary = true;  ///< a table of the module's parts before the training
-  bool csv = true;            ///< metrics.csv, metrics.jsonl, and event files of TensorBoard, in the run's folder
-  bool json_lines = false;
-  bool tensorboard = true;
-  bool report = true;  ///< report.html there, at the end
-  bool trace = false;  ///< and trace.json, of all ranks; also when --trace of `lockstep run` or LOCKSTEP_TRACE says so
-  double flops_per_step = 0;  ///< of this rank's part of the model, and
-  double peak_flops = 0;      ///< of its device: for MFU; 0: none
-  bool barebones =
-      false;  ///< no bar, no files, no validation before the training: for measuring what a training itself takes
+  bool model_summary = true;  ///< print a table of the module's layers before the training
+  bool csv = true;            ///< write metrics.csv in the run's directory
+  bool json_lines = false;    ///< write metrics.jsonl
+  bool tensorboard = true;    ///< write TensorBoard event files
+  bool report = true;         ///< write report.html at the end
+  bool trace = false;         ///< write trace.json of all ranks at the end; also set by --trace of `lockstep run` or
+                              ///< LOCKSTEP_TRACE
+  double flops_per_step = 0;  ///< floating-point operations of a step on this rank, for MFU; 0: no MFU
+  double peak_flops = 0;      ///< peak floating-point operations per second of its device, for MFU; 0: no MFU
+  bool barebones = false;     ///< no progress bar, summary, files or sanity validation, to measure the training alone
 };
 
-/// `options` as they hold together: what fast_dev_run, overfit_batches and barebones mean is written into the others,
-/// and "nothing set" has become 1000 epochs. Pure. Throws UsageError that names the option, its value and what is
-/// allowed.
+/// Validates the options and resolves their combinations: applies fast_dev_run, overfit_batches and barebones to the
+/// options that they change, and limits a training without any limit to 1000 epochs. Pure. Throws a UsageError that
+/// names the option, its value and the expected values.
 TrainerOptions resolve_options(TrainerOptions options);
 
-/// What an epoch consists of, once it is known how many batches there are.
+/// The numbers of batches and steps of an epoch, computed from the options and the sizes of the loaders.
 struct EpochPlan {
   std::int64_t train_batches = 0;  ///< of this rank
   std::int64_t val_batches = 0;
@@ -109,17 +110,17 @@ struct EpochPlan {
   std::int64_t accumulate_grad_batches = 1;
   std::int64_t steps = 0;  ///< updates in an epoch
 
-  /// Of batch `index` from 0: how many batches make the step that it belongs to; fewer at the end of an epoch.
+  /// Number of batches of the step that batch `index`, from 0, belongs to; fewer in the last step of an epoch.
   std::int64_t batches_in_step(std::int64_t index) const;
-  /// Whether the step is made after this batch.
+  /// Whether batch `index` is the last of its step.
   bool is_step_end(std::int64_t index) const;
   bool should_validate_after(std::int64_t epoch, std::int64_t index) const;
 
   std::int64_t val_epoch_interval = 1;
 };
 
-/// Pure. `options` has gone through settle(). Throws UsageError for shares of which nothing is left, and for a
-/// validation that would come in the middle of a step.
+/// Computes the plan. `options` must come from resolve_options(). Pure. Throws UsageError for fractions of less than
+/// one batch and for a validation interval that ends inside a step.
 EpochPlan plan_epoch(const TrainerOptions& options, std::int64_t train_batches, std::int64_t val_batches);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

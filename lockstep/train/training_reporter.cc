@@ -12,7 +12,7 @@
 #include "lockstep/train/report/report.h"
 #include "lockstep/train/report/trace.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr std::int64_t kRecordIntervalNs = 50'000'000;
@@ -24,11 +24,11 @@ LoggerOptions logger_options(const TrainerOptions& options, const ReporterOption
                      .json_lines = files && options.json_lines,
                      .tensorboard = files && options.tensorboard,
                      .on_disk_error = options.on_disk_error};
-  if (plan.is_resumed) logs.first_step = plan.step + 1;  // what was logged at a step was logged before its checkpoint
+  if (plan.is_resumed) logs.first_step = plan.step + 1;  // the values of a step are logged before its checkpoint
   return logs;
 }
 
-// "loss" -> "train/loss", "val_loss" -> "val/loss"; a name with a / stays.
+/// Prefixes names with the group: "loss" -> "train/loss", "val_loss" -> "val/loss". Names with a / are not changed.
 NamedValues with_prefix(const NamedValues& values, const std::string& group) {
   NamedValues named;
   for (const auto& [name, value] : values) {
@@ -38,7 +38,7 @@ NamedValues with_prefix(const NamedValues& values, const std::string& group) {
   return named;
 }
 
-/// The loss first; the parts of a step have a drawing of their own.
+/// The curves of the report: losses first, and without the phases of a step, which have their own chart.
 CurveLogger::Curves report_curves(const CurveLogger::Curves& curves) {
   CurveLogger::Curves chosen;
   for (const auto& curve : curves)
@@ -81,13 +81,13 @@ std::uint64_t TrainingReporter::device_bytes() const {
       stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current);
 }
 
-void TrainingReporter::step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values) {
+void TrainingReporter::record_step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values) {
   FinishedStep& finished = pending_steps_[num_pending_steps_++];
   finished.step = step;
   finished.samples = samples;
-  finished.times = timer_.end_step();  // into the memory of one before
-  // Short steps are gone through together: the kernels of a step take the caches, and what is touched once a step is
-  // fetched from memory each time.
+  finished.times = timer_.end_step();  // reuses the memory of an earlier step
+  // Records short steps in groups: the kernels of a step evict the caches, so touching these structures in every step
+  // would fetch them from memory each time.
   if (num_pending_steps_ == pending_steps_.size() ||
       finished.times.end_ns - pending_steps_.front().times.begin_ns >= kRecordIntervalNs)
     record_pending_steps();
@@ -103,7 +103,7 @@ void TrainingReporter::record_pending_steps() {
   num_pending_steps_ = 0;
 }
 
-void TrainingReporter::values(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates) {
+void TrainingReporter::log_metrics(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates) {
   if (!loggers_.is_active()) return;
   record_pending_steps();
   NamedValues all = with_prefix(means, "train/");
@@ -116,7 +116,7 @@ void TrainingReporter::log_validation(std::int64_t step, const NamedValues& mean
   if (loggers_.is_active() && !means.empty()) loggers_.log_scalars(step, with_prefix(means, "val/"));
 }
 
-void TrainingReporter::end(std::int64_t steps, const std::string& stop_reason) {
+void TrainingReporter::finish(std::int64_t steps, const std::string& stop_reason) {
   if (!recorder_) return loggers_.flush();
   record_pending_steps();
   const std::vector<RankRecord> records = gather_records(world_, recorder_->record());
@@ -130,7 +130,7 @@ void TrainingReporter::end(std::int64_t steps, const std::string& stop_reason) {
                       {"precision", options_.precision},
                       {"steps", std::to_string(steps)},
                       {"ended", stop_reason}};
-      if (plan_.step > 0) report.facts.emplace_back("went on from step", std::to_string(plan_.step));
+      if (plan_.step > 0) report.facts.emplace_back("resumed from step", std::to_string(plan_.step));
       report.curves = report_curves(curves_->curves());
       report.ranks = records;
       write_report(plan_.folder + "/report.html", report);
@@ -143,4 +143,4 @@ void TrainingReporter::end(std::int64_t steps, const std::string& stop_reason) {
   loggers_.flush();
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

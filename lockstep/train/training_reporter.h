@@ -1,4 +1,4 @@
-// What people look at: the line, the files of values, the report and the trace of a training.
+// The outputs of a training: progress bar, metric files, report and trace.
 #pragma once
 
 #include <array>
@@ -16,37 +16,38 @@
 #include "lockstep/train/report/throughput.h"
 #include "lockstep/train/trainer_options.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Where the training stands when it begins, and how long it is.
+/// The position of the training at its start, and its length.
 struct ReporterOptions {
-  std::string folder;     ///< of the run; empty: no files
-  std::int64_t step = 0;  ///< updates made before
+  std::string folder;     ///< directory of the run; empty: no files
+  std::int64_t step = 0;  ///< updates of earlier runs
   std::int64_t steps_per_epoch = 1;
   std::int64_t num_epochs = 1;
-  bool is_resumed = false;  ///< what a run that died had written of later steps is taken back
+  bool is_resumed = false;  ///< remove metrics of later steps that a failed run wrote
 };
 
-/// Every rank has one; it writes on rank 0 alone. Numbers of the training are called train/loss in files, those of a
-/// validation val/loss; a name with a / stays. What the disk does not take is dealt with as
-/// TrainerOptions.on_disk_error says; with kStop rank 0 throws SystemError.
+/// Every rank has one; only rank 0 writes. Files contain training metrics as train/NAME and validation metrics as
+/// val/NAME; a name that contains a / is not changed. Disk errors are handled according to
+/// TrainerOptions.on_disk_error: with kStop, rank 0 throws SystemError. Used by one thread.
 class TrainingReporter {
  public:
   TrainingReporter(comm::Group world, const TrainerOptions& options, const ReporterOptions& plan);
 
-  /// Of this rank's step.
+  /// Times the phases of this rank's steps.
   PhaseTimer& timer() { return timer_; }
   LoggerCollection& loggers() { return loggers_; }
 
-  /// A step of so many samples of this rank is over; `shown` stands in the line. Waits for nobody.
-  void step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values);
-  /// Values of the training, means over ranks since the last time, and rates.
-  void values(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates);
+  /// Records the end of a step with `samples` samples on this rank; the progress bar displays `progress_values`. Does
+  /// not block.
+  void record_step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values);
+  /// Logs training metrics, which are means over ranks since the previous call, with learning rates and throughput.
+  void log_metrics(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates);
   void log_validation(std::int64_t step, const NamedValues& means);
-  /// What comes now is a step again: a validation or a checkpoint was none.
-  void resume_step_timing() { timer_.begin(); }
-  /// report.html and trace.json. All ranks call it, and wait for it.
-  void end(std::int64_t steps, const std::string& stop_reason);
+  /// Resumes step timing after a validation or a checkpoint, which do not count as steps.
+  void resume_step_timing() { timer_.begin_step(); }
+  /// Writes report.html and trace.json on rank 0. Collective: gathers the records of all ranks.
+  void finish(std::int64_t steps, const std::string& stop_reason);
 
  private:
   struct FinishedStep {
@@ -62,13 +63,13 @@ class TrainingReporter {
   const ReporterOptions plan_;
   PhaseTimer timer_;
   std::array<FinishedStep, 16>
-      pending_steps_;  // the first num_pending_steps_: steps that the next two have not seen yet
+      pending_steps_;  // the first num_pending_steps_: steps not yet passed to throughput_ and recorder_
   std::size_t num_pending_steps_ = 0;
   Throughput throughput_;
   std::optional<RankRecorder> recorder_;
   LoggerCollection loggers_;
-  const CurveLogger* curves_ = nullptr;  // one of them
-  std::optional<Progress> progress_;
+  const CurveLogger* curves_ = nullptr;  // owned by loggers_
+  std::optional<ProgressBar> progress_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

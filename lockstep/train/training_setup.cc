@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 TrainingSetup::TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
                              std::int64_t steps_per_epoch, std::int64_t total_steps,
@@ -30,4 +30,4 @@ ddp::DistributedDataParallel& TrainingSetup::ddp(torch::nn::Module& part, const 
   return *models_.back();
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a module's configure_optimizers() is given, and what it gives back.
+// The argument and the result of a module's configure_optimizers().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,29 +16,29 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// An optimizer of torch or of lockstep::optim, and how its rates go.
+/// An optimizer of torch or of lockstep::optim with its learning rate schedule.
 struct OptimizerConfig {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
-  optim::Schedule schedule = nullptr;  ///< of the number of its updates; null: rates stay
-  bool schedule_by_epoch = false;      ///< of the number of epochs instead
+  optim::Schedule schedule = nullptr;  ///< a function of the number of its updates; null: constant rates
+  bool schedule_by_epoch = false;      ///< call the schedule with the number of epochs instead
 };
 
-/// What is known before the first step.
+/// What configure_optimizers() can use: the group, the parameters, the length of the training and data-parallel models.
 class TrainingSetup {
  public:
-  /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2).
-  /// `layouts`: DdpOptions.bucket_layout of what ddp() will make, where a training goes on.
+  /// `parameters`: those of the module, or their float32 master weights (precision O2). `bucket_layouts`: the
+  /// DdpOptions.bucket_layout of the models that ddp() will create, when a training resumes.
   TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
                 std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> bucket_layouts = {});
 
   comm::Group& world() { return world_; }
-  /// For optimizers of torch.
+  /// The parameters for optimizers of torch.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  /// For optimizers of lockstep::optim: one model, which is the module, or a part of it: a GAN has one for its
-  /// generator and one for its discriminator. Each is made once. What belongs to none of them is exchanged with none:
-  /// without a call, all of the module is.
+  /// The data-parallel model for optimizers of lockstep::optim: of the whole module, or of a part of it. A GAN, for
+  /// example, has one for its generator and one for its discriminator. A second call for the same part returns the same
+  /// model. Gradients outside these parts are not reduced; without any call, those of the whole module are. Collective.
   ddp::DistributedDataParallel& ddp();
   ddp::DistributedDataParallel& ddp(torch::nn::Module& part, const ddp::DdpOptions& options = {});
   template <typename Holder>
@@ -48,9 +48,9 @@ class TrainingSetup {
   }
 
   std::int64_t steps_per_epoch() const { return steps_per_epoch_; }
-  std::int64_t total_steps() const { return total_steps_; }  ///< -1: nobody knows
+  std::int64_t total_steps() const { return total_steps_; }  ///< -1: unknown
 
-  /// For the trainer.
+  /// For the Trainer: moves the models out.
   std::vector<std::unique_ptr<ddp::DistributedDataParallel>> release_models() { return std::move(models_); }
 
  private:
@@ -63,4 +63,4 @@ class TrainingSetup {
   std::vector<torch::nn::Module*> modules_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

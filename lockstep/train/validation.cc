@@ -11,10 +11,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/train/step_error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-/// What was in eval() before stays in it.
+/// Puts the module in eval() mode and restores the mode of each submodule.
 class EvalModeGuard {
  public:
   explicit EvalModeGuard(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
@@ -24,7 +24,7 @@ class EvalModeGuard {
   ~EvalModeGuard() {
     module_.train(was_training_);
     for (const auto& [part, was_training] : submodules_)
-      part->train(was_training);  // from outside to inside: each has its own in the end
+      part->train(was_training);  // parents first, so that each child ends in its own mode
   }
   EvalModeGuard(const EvalModeGuard&) = delete;
   EvalModeGuard& operator=(const EvalModeGuard&) = delete;
@@ -35,23 +35,24 @@ class EvalModeGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> submodules_;
 };
 
-/// The loader's threads stop, whatever happens.
+/// Stops the loader's threads, also after an exception.
 struct EndEpochGuard {
-  Batches& batches;
-  ~EndEpochGuard() { batches.end(); }
+  BatchRunner& batches;
+  ~EndEpochGuard() { batches.end_epoch(); }
 };
 
 }  // namespace
 
-void require_exact_sharding(const Batches& batches) {
+void require_exact_sharding(const BatchRunner& batches) {
   if (!batches.is_exact())
     throw base::UsageError(
-        "the loader of the validation has mode kPad, which hands some samples out twice: means would count them twice; "
-        "allowed are kExact and kDrop",
-        "make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
+        "the validation loader has mode kPad, which repeats samples, so that means would count them twice; expected "
+        "kExact "
+        "or kDrop",
+        "Use make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
 }
 
-NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches,
+NamedValues validate(comm::Group& world, torch::nn::Module& module, BatchRunner& batches, std::int64_t num_batches,
                      const amp::Precision& precision, ValidationLocation location) {
   Metrics metrics;
   {
@@ -61,18 +62,18 @@ NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& bat
     StepLog log(metrics, "");
     log.epoch = location.epoch;
     log.step = location.step;
-    batches.begin(0);
+    batches.begin_epoch(0);
     for (log.batch = 0; log.batch < num_batches && batches.fetch_next(); ++log.batch) {
       log.num_samples = batches.num_samples();
-      if (precision.weights != at::kFloat) batches.cast(precision.weights);
+      if (precision.weights != at::kFloat) batches.cast_batch(precision.weights);
       const amp::Autocast autocast(
           {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
       const at::Tensor loss = call_user_step("validation_step()", {log.epoch, log.batch, log.step}, batches,
-                                             [&] { return batches.step(log); });
+                                             [&] { return batches.run_step(log); });
       if (loss.defined()) log.log("val_loss", loss);
     }
   }
   return mean_over_ranks(metrics, world);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// A pass over the validation's batches.
+// One pass over the validation batches.
 #pragma once
 
 #include "lockstep/amp/precision.h"
@@ -8,20 +8,21 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep::train {
+namespace lockstep::training {
 
+/// The epoch and step after which a validation runs.
 struct ValidationLocation {
   std::int64_t epoch = 0, step = 0;
 };
 
-/// Means over all ranks of what the module's validation_step() logs in the first `num_batches` of this rank, and
-/// "val_loss" of what it returns, if it returns something. Without gradients and with the module in eval(), which is
-/// put back as it was, also after an exception. All ranks call it alike; it waits for them once, at its end.
-NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches,
+/// Runs validation_step() on the first `num_batches` batches of this rank and returns means over all ranks of what it
+/// logs, and of the loss it returns as "val_loss". Runs without gradients and with the module in eval() mode; the
+/// previous mode of each submodule is restored, also after an exception. Collective; it blocks on the other ranks once,
+/// at its end.
+NamedValues validate(comm::Group& world, torch::nn::Module& module, BatchRunner& batches, std::int64_t num_batches,
                      const amp::Precision& precision, ValidationLocation location);
 
-/// Throws UsageError for a loader that gives some samples twice so that ranks have equally many: means would count
-/// those twice.
-void require_exact_sharding(const Batches& batches);
+/// Throws UsageError for a loader that repeats samples to give all ranks the same number: means would count them twice.
+void require_exact_sharding(const BatchRunner& batches);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// The stream between launcher and agent: cut into frames, and each frame read as what it says it is.
+// Fuzzes the stream between launcher and agent: splits it into frames and decodes each frame according to its kind.
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// The words after `lockstep`, one a line, and what stands in some of them.
+// Fuzzes the arguments of `lockstep`, one per line, and the values of some options.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,13 +31,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     launcher::CommandLine command = launcher::parse_command_line(words);
     if (command.subcommand != launcher::Subcommand::kRun || command.run.ranks < 1 || command.run.ranks > 64) return;
     launcher::Node here{.name = "here", .ranks = command.run.ranks},
-        there{.name = "there", .ranks = 1, .here = false, .interface = "eth0"};
+        there{.name = "there", .ranks = 1, .is_local = false, .interface = "eth0"};
     here.site.cpus = {{}};
     there.site.gpus = 1;
     launcher::plan_jobs(command.run,
                         {.environment = launcher::apply_exports(words, command.run.exports),
                          .program = "/bin/true",
-                         .here = "/",
+                         .launcher_directory = "/",
                          .exported = words,
                          .store = {"127.0.0.1", 1},
                          .job = "job"},

@@ -1,4 +1,4 @@
-// Files of others: the first byte says which kind the rest is taken for.
+// Fuzzes the readers of data files. The first byte selects the file format.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -38,11 +38,11 @@ void safetensors(std::string_view bytes) {
   if (sum != num_data_bytes) std::abort();
   const checkpoint::TensorHashes hashes(bytes.substr(1), header, "file");
   for (const auto& [name, entry] : header.tensors)
-    if (hashes.has_hashes() && hashes.of(entry).size() != 32) std::abort();
+    if (hashes.has_hashes() && hashes.hash_of(entry).size() != 32) std::abort();
 }
 
 void vocabulary(std::string_view bytes) {
-  const data::Vocabulary symbols = data::Vocabulary::of(bytes);
+  const data::Vocabulary symbols = data::Vocabulary::from_text(bytes);
   const auto ids = symbols.encode(bytes);
   if (symbols.decode({ids.begin(), ids.end()}) != bytes) std::abort();
 }
@@ -51,7 +51,7 @@ void position(std::string_view bytes) {
   if (data::to_text(data::parse_position(bytes)) != bytes) std::abort();
 }
 
-/// The first byte says which part of the picture. Large ones are left alone: they only take longer.
+/// The first byte selects the region and scale. Large images are skipped, because they only take longer.
 void jpeg(std::string_view bytes) {
   if (bytes.empty()) return;
   const auto how = static_cast<unsigned char>(bytes[0]);

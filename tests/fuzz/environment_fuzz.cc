@@ -1,5 +1,5 @@
-// An environment, one variable a line: who this process is; SLURM's lists; and the lines that ranks and launcher leave
-// each other.
+// Fuzzes the parsers of environment variables, one variable per line, of SLURM's lists, of FATAL lines, and of the
+// values that ranks publish in the store.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -55,12 +55,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const base::UsageError&) {
   }
   expand(text);
-  // A line that is read is the line that is written.
+  // A FATAL line that parses must survive a round trip.
   if (const auto fatal = job::parse_fatal(text)) {
     const auto again = job::parse_fatal(job::format_fatal(*fatal));
     if (!again || again->cause != fatal->cause || again->rank != fatal->rank) std::abort();
   }
-  // What another rank has put under its name.
+  // The record that another rank has published.
   job::LocalStore store;
   if (text.size() > job::kMaxValueBytes) return 0;
   store.set("join/0", text, base::Deadline::in(std::chrono::seconds(1)));

@@ -1,5 +1,5 @@
-// What stands after -H, in a host file and after --interface; every complaint says where. A host that is taken is one
-// word for ssh.
+// Fuzzes the values of -H and --interface, and host files. Every error names its position, and every accepted host is a
+// single, harmless word for ssh.
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ using namespace lockstep;
 
 namespace {
 
-/// "NAME:LINE:COLUMN: ".
+/// Aborts unless `message` starts with "NAME:LINE:COLUMN: ".
 void check_error_location(const std::string& message, const std::string& name) {
   std::size_t at = name.size();
   if (message.compare(0, at, name) != 0) std::abort();
@@ -26,10 +26,10 @@ void check_error_location(const std::string& message, const std::string& name) {
   if (message.compare(at, 2, ": ") != 0) std::abort();
 }
 
-/// Nothing that a person has typed becomes an option of ssh, or a second word for the shell on the other host.
-void check_ssh_words(const std::vector<launcher::Host>& hosts) {
+/// Aborts if user input becomes an option of ssh, or a second word for the shell on the other host.
+void check_ssh_words(const std::vector<launcher::HostSpec>& hosts) {
   if (hosts.empty()) std::abort();
-  for (launcher::Host host : hosts) {
+  for (launcher::HostSpec host : hosts) {
     if (host.remote_path.empty()) host.remote_path = "/usr/bin/lockstep";
     const std::vector<std::string> words = launcher::ssh_command(host, std::chrono::seconds(1));
     const std::string &destination = words[words.size() - 2], &command = words.back();

@@ -1,4 +1,5 @@
-# The rooms without torch, and of the others the sources that read files, with sanitizers and coverage; one program a fuzzer.
+# Builds one program per fuzzer, with sanitizers and coverage, from the modules without torch and from the sources of
+# other modules that read files.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_BUILD_TYPE RelWithDebInfo)
@@ -9,26 +10,39 @@ find_package(ZLIB REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 include(LockstepSodium)
 include(LockstepJpeg)
-add_compile_options(-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+add_compile_options(
+  -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
 add_link_options(-fsanitize=address,undefined)
 
-file(GLOB sources CONFIGURE_DEPENDS "${root}/lockstep/base/*.cc" "${root}/lockstep/job/*.cc")
-# Of launch/ what reads something, and what that needs: the whole room takes a minute and a half more.
-foreach(name doctor_options doctor_wire host_list host_options interface_choice option_values options placement plan program remote wire)
-  list(APPEND sources "${root}/lockstep/launch/${name}.cc")
+file(
+  GLOB_RECURSE sources CONFIGURE_DEPENDS
+  "${root}/lockstep/base/*.cc" "${root}/lockstep/job/*.cc")
+# The sources of launch/, checkpoint/ and data/ that parse input, and their dependencies. All of launch/ would take 1.5
+# minutes more.
+foreach(
+  name
+  launch/cli/command_line launch/cli/doctor_options launch/cli/host_list launch/cli/host_options
+  launch/cli/interface_filter launch/cli/option_parsing launch/doctor/doctor_messages
+  launch/hosts/remote_command launch/plan/cpu_placement launch/plan/job_plan launch/process/program
+  launch/protocol/frames
+  checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
+  checkpoint/safetensors/safetensors_dtype checkpoint/safetensors/safetensors_header
+  checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle_validator
+  checkpoint/torch_file/torch_dtype checkpoint/torch_file/unpickler checkpoint/torch_file/unpickler_reduce
+  checkpoint/torch_file/zip_reader
+  data/datasets/idx data/datasets/vocabulary data/loader_position)
+  list(APPEND sources "${root}/lockstep/${name}.cc")
 endforeach()
-foreach(name dtype input_file integrity manifest pickle_calls pickle_check pickle_machine safetensors_header sealed_text strict_json torch_dtype zip_reader)
-  list(APPEND sources "${root}/lockstep/checkpoint/${name}.cc")
-endforeach()
-add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc" "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}")
-target_include_directories(rooms PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
-target_compile_definitions(rooms PUBLIC LOCKSTEP_VERSION="${VERSION}")
-target_link_libraries(rooms PUBLIC Threads::Threads ZLIB::ZLIB ${LOCKSTEP_JPEG_LINK} nlohmann_json::nlohmann_json lockstep::sodium)
+add_library(modules STATIC ${sources} "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}")
+target_include_directories(modules PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
+target_compile_definitions(modules PUBLIC LOCKSTEP_VERSION="${VERSION}")
+target_link_libraries(
+  modules PUBLIC Threads::Threads ZLIB::ZLIB ${LOCKSTEP_JPEG_LINK} nlohmann_json::nlohmann_json lockstep::sodium)
 
 file(GLOB fuzzers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_fuzz.cc")
 foreach(source IN LISTS fuzzers)
   get_filename_component(name "${source}" NAME_WE)
   add_executable(${name} "${source}")
-  target_link_libraries(${name} PRIVATE rooms)
+  target_link_libraries(${name} PRIVATE modules)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
 endforeach()

@@ -1,4 +1,5 @@
-// The page of a rank, which its agent and `lockstep status` read: it may be any program's, and written to meanwhile.
+// Fuzzes the reader of rank pages, which the agent and `lockstep status` use: a page may belong to any program, which
+// may write to it concurrently.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,7 @@ using namespace lockstep;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const base::SharedMemory memory = base::create_rank_page();
   base::RankPage& page = base::rank_page_in(memory);
-  // The head, and the first and last of the operations.
+  // Fill the head of the page, and its first and last operations.
   const std::size_t head = offsetof(base::RankPage, flight) + sizeof page.flight.started;
   std::memset(memory.data(), 0, head);
   std::memcpy(memory.data(), data, std::min(size, head));
@@ -23,10 +24,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(memory.data() + head, data + head, more);
     std::memcpy(memory.data() + memory.size() - more, data + head, more);
   }
-  if (const auto seen = base::read_rank_page(memory)) {
-    job::progress_report({*seen});
-    job::culprit_ranks({*seen});
-    launcher::decode_snapshot(launcher::encode_snapshot(*seen));
+  if (const auto snapshot = base::read_rank_page(memory)) {
+    job::progress_report({*snapshot});
+    job::culprit_ranks({*snapshot});
+    launcher::decode_snapshot(launcher::encode_snapshot(*snapshot));
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// Bytes to a store's server: of a stranger, and of one that was admitted.
+// Fuzzes the bytes that a store server receives from an unauthenticated and from an authenticated client.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@ void require(bool good) {
   if (!good) std::abort();
 }
 
-/// In pieces, whose lengths the input gives.
+/// Feeds `bytes` in segments of at most `piece` bytes.
 void feed(StoreSession& session, std::string_view bytes, std::size_t piece) {
   while (!bytes.empty() && !session.is_closed()) {
     const std::size_t size = std::min({bytes.size(), piece, session.receive_capacity()});
@@ -37,12 +37,13 @@ void feed_unauthenticated(std::string_view bytes, std::size_t piece) {
     const std::string_view part = bytes.substr(at, std::min(piece, session.receive_capacity()));
     taken += part.size();
     session.receive(part);
-    require(!session.is_authenticated());  // nobody guesses a proof
+    require(!session.is_authenticated());  // no input can contain a valid proof
     require(taken <= 256);
   }
 }
 
-/// Who knows the key: frames of the input, sealed as they should be, and at the end bytes that are not.
+/// Authenticates with the key, then sends frames from the input with valid MACs, and finally a frame with an invalid
+/// one.
 void feed_authenticated(std::string_view bytes, std::size_t piece) {
   LocalStore store;
   StoreSession session(kJob, 7, store);

@@ -1,4 +1,4 @@
-// Checkpoints of others: the first byte says which kind the rest is taken for.
+// Fuzzes the readers of checkpoint files. The first byte selects the file format.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ using checkpoint::Pickle;
 
 namespace {
 
-// Walks the tree as whoever makes values of it does; it must end.
+// Walks the tree as the code that builds values from it does. The walk must end.
 std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
   if (depth > checkpoint::kMaxTreeDepth) std::abort();
   std::size_t num_values = 1;
@@ -60,7 +60,7 @@ void zip(std::string_view bytes) {
   }
 }
 
-// Nobody guesses a hash: it is put in.
+// No input can contain its own hash, so the hash is inserted.
 void manifest(std::string_view bytes) {
   std::string text(bytes);
   constexpr std::size_t kSealAt = 13;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# configure.sh SITUATION TORCH WORK: configures Lockstep on a machine that has or lacks something, then builds and runs a probe.
+# configure.sh SITUATION TORCH WORK: configures Lockstep in one situation, then builds and runs a probe.
 #
-#   cuda_with_toolkit     CUDA build of libtorch, nvcc is there     (77, skipped, where it is not)
-#   cuda_without_toolkit  CUDA build of libtorch, no nvcc
-#   cpu_only              a libtorch without CUDA: nothing of CUDA and NCCL is compiled
-#   no_gloo               no headers of gloo and none of libjpeg-turbo: says so, and builds without that transport and without images
-#   wrong_torch_dir       Torch_DIR is wrong: an error that names it, never another libtorch
+#   cuda_with_toolkit     CUDA build of libtorch, with nvcc (skipped with exit code 77 if it is not installed)
+#   cuda_without_toolkit  CUDA build of libtorch, without nvcc
+#   cpu_only              libtorch without CUDA: no code for CUDA and NCCL is compiled
+#   no_gloo               no headers of Gloo and libjpeg-turbo: cmake reports it, and builds without Gloo and JPEG
+#   wrong_torch_dir       wrong Torch_DIR: an error that names it, instead of using another libtorch
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source=$(realpath "$here/../..")
@@ -16,28 +16,28 @@ unset Torch_DIR CMAKE_PREFIX_PATH CUDACXX CUDA_HOME CUDA_PATH
 fail() { echo "$situation: $*" >&2; exit 1; }
 skip() { echo "SKIPPED: $*"; exit 77; }
 
-# configure [OPTION...]: its output is in $work/output too.
+# configure [OPTION...]: runs cmake and also writes its output to $work/output.
 configure() {
   cmake --fresh -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_TESTS=OFF -DLOCKSTEP_EXAMPLES=OFF \
     -DCMAKE_PROJECT_Lockstep_INCLUDE="$here/probe.cmake" "$@" 2>&1 | tee "$work/output"
 }
 
-# has_words LIBRARY WORD: whether it was compiled into it.
+# has_words LIBRARY WORD: whether the library contains the word.
 has_words() { grep -qa -- "$2" "$work/build/lib$1.a"; }
 
-# The rooms for GPUs need neither a toolkit nor a GPU; where libtorch has no CUDA there is nothing of them.
+# The modules for GPUs need neither a toolkit nor a GPU; without CUDA in libtorch they contain only stubs.
 build_gpu_modules() { cmake --build "$work/build" -j 1 --target lockstep_comm_cuda lockstep_comm_nccl; }
 
-# cmake breaks the lines of its messages.
-expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not say: $1"; }
+# expect TEXT: fails unless cmake printed TEXT. cmake wraps the lines of its messages.
+expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not print: $1"; }
 
 run_probe() {
   cmake --build "$work/build" -j 1 --target torch_probe
   "$work/build/bin/torch_probe"
 }
 
-# A libtorch without CUDA is packaged nowhere here: links to all files but the CUDA ones. The libtorch_cpu.so of a CUDA build
-# finds libcudart and libcupti beside the real one.
+# Makes a libtorch without CUDA: a directory of links to all files of libtorch except those for CUDA. The
+# libtorch_cpu.so of a CUDA build finds libcudart and libcupti beside the real one.
 make_cpu_only() {
   rm -rf "$work/site"
   mkdir -p "$work/site/torch/lib" "$work/site/torch/share/cmake"
@@ -76,7 +76,9 @@ case "$situation" in
     build_gpu_modules
     has_words lockstep_comm_nccl ncclAllReduce || fail "NCCL was left out"
     [ ! -e "$work/called" ] || fail "nvcc was called"
-    if grep -E 'CMAKE_CUDA_COMPILER|/usr/local/cuda' "$work/build/CMakeCache.txt"; then fail "the build knows of a toolkit"; fi
+    if grep -E 'CMAKE_CUDA_COMPILER|/usr/local/cuda' "$work/build/CMakeCache.txt"; then
+      fail "the build found a CUDA toolkit"
+    fi
     ;;
   cpu_only)
     make_cpu_only
@@ -86,12 +88,15 @@ case "$situation" in
     expect "nccl: no"
     build_gpu_modules
     for word in ncclAllReduce cudaGetDeviceCount libtorch_cuda; do
-      if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_cuda "$word"; then fail "a build without CUDA has $word"; fi
+      if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_cuda "$word"; then
+        fail "a build without CUDA contains $word"
+      fi
     done
     ;;
   no_gloo)
     configure -DTorch_DIR="$torch/share/cmake/Torch" -DCMAKE_IGNORE_PATH="/usr/include;/usr/local/include" \
-      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DLOCKSTEP_SODIUM_INCLUDE=/usr/include -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DLOCKSTEP_SODIUM_INCLUDE=/usr/include \
+      -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
     expect "package libgloo-dev"
     expect "gloo transport: no"
     expect "package libjpeg-dev"
@@ -99,7 +104,7 @@ case "$situation" in
     cmake --build "$work/build" -j 1 --target lockstep_comm_gloo lockstep_data_jpeg
     ;;
   wrong_torch_dir)
-    if configure -DTorch_DIR="$work/nowhere/share/cmake/Torch"; then fail "cmake took another libtorch"; fi
+    if configure -DTorch_DIR="$work/nowhere/share/cmake/Torch"; then fail "cmake used another libtorch"; fi
     expect "libtorch was not found"
     expect "$work/nowhere"
     ;;

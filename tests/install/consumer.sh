@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# consumer.sh BUILD WORK: installs what is built in BUILD below WORK, and builds and runs a project that finds it there.
+# consumer.sh BUILD WORK: installs the build in BUILD below WORK, then builds and runs a project that finds it there.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$1 work=$2
@@ -21,22 +21,24 @@ grep -q 'weights of rank 0 of 1: ' "$work/alone" || fail "the program alone did 
 [ "$(grep -c 'weights of rank [01] of 2: ' "$work/two")" = 2 ] || fail "two ranks did not report their weights"
 [ "$(sed -n 's/.* of 2: //p' "$work/two" | sort -u | wc -l)" = 1 ] || fail "the ranks' weights differ"
 
-# A libtorch of another version is refused, with both versions.
+# A libtorch of another version is rejected with an error that names both versions.
 minor=12
 if grep -q 'built with libtorch 2\.12\.' "$prefix"/lib*/cmake/Lockstep/LockstepConfig.cmake; then minor=13; fi
 other=$work/other
 mkdir -p "$other/include/ATen/core" "$other/include/torch/headeronly" "$other/lib"
 touch "$other/include/ATen/core/Tensor.h" "$other/lib/libtorch_cpu.so"
 printf '#define TORCH_VERSION_%s\n' 'MAJOR 2' "MINOR $minor" 'PATCH 9' >"$other/include/torch/headeronly/version.h"
-if cmake --fresh -G Ninja -S "$here/consumer" -B "$work/refused" -DCMAKE_PREFIX_PATH="$prefix;$other" >"$work/refusal" 2>&1; then
+if cmake --fresh -G Ninja -S "$here/consumer" -B "$work/refused" -DCMAKE_PREFIX_PATH="$prefix;$other" \
+  >"$work/refusal" 2>&1; then
   fail "a project with another libtorch was configured"
 fi
 tr -s '[:space:]' ' ' <"$work/refusal" | grep -F "libtorch in $other is 2.$minor.9" >/dev/null ||
   fail "the refusal does not name libtorch 2.$minor.9: $(cat "$work/refusal")"
 
-# The program for measurements finds its libtorch and its peers.
-installed=$("$prefix/bin/lockstep" bench all-reduce -n 2 --size 4K --rounds 1 --impl lockstep,gloo --json) || fail "the installed lockstep bench failed"
-[ "$(grep -c '"what":"all_reduce"' <<<"$installed")" = 2 ] || fail "the installed lockstep bench measured: $installed"
+# The benchmark program finds its libtorch and its baselines.
+installed=$("$prefix/bin/lockstep" bench all-reduce -n 2 --size 4K --rounds 1 --impl lockstep,gloo --json) ||
+  fail "the installed lockstep bench failed"
+[ "$(grep -c '"what":"all_reduce"' <<<"$installed")" = 2 ] || fail "the installed lockstep bench printed: $installed"
 for file in mpi_all_reduce.c ddp_step.py models.py; do
-  [ -e "$prefix/share/lockstep/bench/peers/$file" ] || fail "the peer $file was not installed"
+  [ -e "$prefix/share/lockstep/bench/baselines/$file" ] || fail "the baseline $file was not installed"
 done

@@ -1,4 +1,5 @@
-# Included by the project() of Lockstep, before there is any target: adds the probe when all of it has been read.
+# Included by Lockstep's project() command, before any target exists: adds the probe after all targets have been
+# defined.
 set(probe_source "${CMAKE_CURRENT_LIST_DIR}/torch_probe.cc")
 
 function(add_torch_probe source)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# programs_load_no_cuda.sh BIN: no program in BIN loads a library of CUDA that only GPU programs need, and the program lockstep
-# loads no libtorch. (libtorch_cpu.so of a CUDA build itself wants libcudart and libcupti; those are small.)
+# programs_load_no_cuda.sh BIN: checks that no program in BIN loads a CUDA library that only GPU programs need, and that
+# the program lockstep loads no libtorch. libtorch_cpu.so of a CUDA build itself needs libcudart and libcupti, which are
+# small.
 set -euo pipefail
 bin=$1
 checked=0

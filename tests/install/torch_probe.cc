@@ -1,4 +1,4 @@
-// Adds three ones with libtorch and fails when a library of CUDA that only GPU programs need was loaded.
+// Adds three ones with libtorch, and fails if a CUDA library that only GPU programs need has been loaded.
 #include <ATen/ops/ones.h>
 
 #include <fstream>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The command line of the program lockstep is frozen: each help text stands in cli/ and changes only on purpose.
+"""Compares the help texts of the program lockstep with the files in cli/, so that they change only on purpose.
 
-cli_surface.py --bin DIR          runs the commands that the files in cli/ begin with ("$ lockstep run --help") and compares
-cli_surface.py --bin DIR --write  writes what the program says into them
+cli_surface.py --bin DIR          runs the command in the first line of each file ("$ lockstep run --help") and compares
+cli_surface.py --bin DIR --write  writes the program's output into the files
 """
 
 import argparse
@@ -27,12 +27,14 @@ def help_text(bin_dir, command):
         env={**os.environ, "COLUMNS": "100"},
     )
     if done.returncode != 0 or done.stderr:
-        sys.exit(f"cli: {command} ended with {done.returncode} and said on stderr: {done.stderr.strip() or 'nothing'}")
+        sys.exit(
+            f"cli: {command} exited with {done.returncode} and printed to stderr: {done.stderr.strip() or 'nothing'}"
+        )
     return done.stdout
 
 
 def verbs(top_help):
-    """The words that begin the indented lines below a heading that names commands or verbs."""
+    """Returns the first words of the indented lines below a heading that names commands or verbs."""
     found, inside = [], False
     for line in top_help.splitlines():
         if not line.startswith(" "):
@@ -69,7 +71,8 @@ def check_verbs(bin_dir):
     missing = [verb for verb in listed if not os.path.exists(os.path.join(CLI, f"lockstep_{verb}.txt"))]
     for verb in missing:
         print(
-            f"cli: the verb {verb} has no file tests/lint/cli/lockstep_{verb}.txt; begin it with the line '$ lockstep {verb} --help'"
+            f"cli: the verb {verb} has no file tests/lint/cli/lockstep_{verb}.txt; "
+            f"start the file with the line '$ lockstep {verb} --help'"
         )
     if not listed:
         print("cli: lockstep --help lists no verbs below a heading 'Commands'")
@@ -78,8 +81,8 @@ def check_verbs(bin_dir):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", required=True, help="where the programs are")
-    parser.add_argument("--write", action="store_true", help="accept what the program says")
+    parser.add_argument("--bin", required=True, help="the directory of the programs")
+    parser.add_argument("--write", action="store_true", help="accept the program's output")
     options = parser.parse_args()
     sys.exit(0 if check(options.bin, options.write) else 1)
 

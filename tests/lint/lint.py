@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the rules of the house.
+"""Checks this repository by the rules in rules/.
 
-lint.py [RULE...]              checks this repository by the named rules, or all
-lint.py --fix                  copies the code in the docs anew from the programs that it is from
+lint.py [RULE...]              checks the repository by the named rules, or by all
+lint.py --fix                  updates the code blocks in the docs from the programs that they quote
 lint.py --self-test [RULE...]  checks that each rule flags the marked lines of its own sample, and no others
 """
 
@@ -53,9 +53,9 @@ def self_test(names):
         for path, number in sorted(marked - flagged):
             print(f"{name}: does not flag {path}:{number}: {clean[path].splitlines()[number - 1]}")
         for path, number in sorted(flagged - marked):
-            print(f"{name}: flags {path}:{number} for nothing: {clean[path].splitlines()[number - 1]}")
+            print(f"{name}: wrongly flags {path}:{number}: {clean[path].splitlines()[number - 1]}")
         if not marked:
-            print(f"{name}: its sample has no line that must be flagged")
+            print(f"{name}: the sample has no line marked with{FLAG}")
         good = good and bool(marked) and marked == flagged
     print(f"lint: {'each rule flags what it should' if good else 'a rule is broken'} ({len(names)} rules)")
     return good
@@ -71,7 +71,7 @@ def main():
     options = parser.parse_args()
     for name in options.rules:
         if name not in RULES:
-            parser.error(f"unknown rule '{name}'; allowed are {', '.join(RULES)}")
+            parser.error(f"unknown rule '{name}'; expected {', '.join(RULES)}")
     names = options.rules or RULES
     if options.fix:
         for path, text in rule("docs_code").fixed(Tree.of_repository(options.root)).items():

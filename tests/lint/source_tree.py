@@ -1,4 +1,4 @@
-"""The files that the rules look at, and helpers to read C++ without parsing it."""
+"""The files that the rules check, and functions that read C++ without parsing it."""
 
 import os
 import re
@@ -15,7 +15,7 @@ class Finding(NamedTuple):
 
 
 class Tree:
-    """Path -> text. Paths are relative to the repository's root, with forward slashes."""
+    """Maps paths to texts. Paths are relative to the root of the repository, with forward slashes."""
 
     def __init__(self, files):
         self._files = files
@@ -42,7 +42,7 @@ class Tree:
             files[os.path.relpath(path, root)] = data.decode("utf-8", errors="replace")
 
     def paths(self, *folders, ends=()):
-        """Sorted paths below `folders` (all when none is given) with one of the endings."""
+        """Yields the sorted paths below `folders` (default: all) with one of the endings."""
         for path in sorted(self._files):
             if folders and path.split("/")[0] not in folders:
                 continue
@@ -69,7 +69,7 @@ _NOT_CODE = re.compile(
 
 
 def without_comments_and_strings(text):
-    """The same text, line by line, with comments removed and literals emptied."""
+    """Returns the text with comments removed and literals emptied, and with the same lines."""
 
     def blank(match):
         found = match.group()
@@ -80,7 +80,7 @@ def without_comments_and_strings(text):
 
 
 def code_lines(text):
-    """Pairs of line number and line without comments and strings."""
+    """Yields pairs of line number and line, without comments and strings."""
     return enumerate(without_comments_and_strings(text).split("\n"), start=1)
 
 
@@ -88,7 +88,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?P<open>[<"])(?P<file>[^>"]+)[>"]')
 
 
 def includes(text):
-    """Triples of line number, included file, and whether it stands in quotes."""
+    """Yields triples of line number, included file, and whether the file is in quotes."""
     for number, line in enumerate(text.splitlines(), start=1):
         match = INCLUDE.match(line)
         if match:

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""What must be true of the history of a job that was started again and again, whatever happened to it.
+"""Checks the invariants of the history of a job that was restarted several times.
 
 usage: check_history.py --interval K FILE...
-A rank appends a line of JSON to its file when it has committed a step, and before it saves it:
-  mono_ns                     the monotonic clock, the same for all ranks
-  gen, step, rank, world      of a job's starts the first is 0; so are steps and ranks
-  first_sample, last_sample   that it drew in this step, or "samples", a list; "epoch" says of which, 0 when it does not
+A rank appends a line of JSON to its file after it has committed a step and before it saves that step:
+  mono_ns                     the monotonic clock, which all ranks share
+  gen, step, rank, world      generation, step and rank count from 0
+  first_sample, last_sample   the samples drawn in this step, or "samples", a list; "epoch" defaults to 0
   params_before, params_after hashes
-  checkpoint                  the number under which this step is going to be saved; null when it is not
-Checked are, as far as the lines go (the last one of a file may be cut by a SIGKILL):
-  H1  for a generation and step all ranks have the same hashes
-  H2  the steps of a generation are a chain without a gap, and each begins with what the one before came to
-  H3  a generation begins with the state of a step that was to be saved, or with the very first one; at most K committed steps are lost
-  H4  on the way that led to the end no sample is drawn twice in an epoch
-  H5  no step is committed by a generation after a later one has begun
-Prints what is wrong, a line each, and ends with 1 then.
+  checkpoint                  the number under which this step will be saved; null if it is not saved
+The invariants, as far as the lines go (SIGKILL may truncate the last line of a file):
+  H1  for a generation and step, all ranks have the same hashes
+  H2  the steps of a generation have no gap, and each begins with the final state of the previous one
+  H3  a generation begins with the state of a step that was to be saved, or with the initial state; at most K committed
+      steps are lost
+  H4  in the history that led to the final state, no sample is drawn twice in an epoch
+  H5  no generation commits a step after a later generation has begun
+Prints one line per violation, and exits with 1 if there is one.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import sys
 
 
 def read(paths):
-    """All lines of all ranks."""
+    """Returns all records of all ranks."""
     lines = []
     for path in paths:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -37,7 +38,7 @@ def read(paths):
 
 
 def by_step(lines):
-    """{generation: {step: lines of its ranks}}, in order."""
+    """Returns {generation: {step: lines of its ranks}}, in order."""
     steps = collections.defaultdict(lambda: collections.defaultdict(list))
     for line in lines:
         steps[line["gen"]][line["step"]].append(line)
@@ -49,7 +50,8 @@ def check_ranks(generations):
         for step, lines in steps.items():
             for what in ("params_before", "params_after", "world", "checkpoint"):
                 if len({line[what] for line in lines}) > 1:
-                    yield f"H1: generation {gen}, step {step}: {what} differs between ranks {sorted({line['rank'] for line in lines})}"
+                    differing = sorted({line["rank"] for line in lines})
+                    yield f"H1: generation {gen}, step {step}: {what} differs between ranks {differing}"
             ranks = [line["rank"] for line in lines]
             if len(ranks) != len(set(ranks)):
                 yield f"H1: generation {gen}, step {step} was committed twice by a rank: {sorted(ranks)}"
@@ -62,14 +64,14 @@ def check_chains(generations):
             if before is not None and step != before + 1:
                 yield f"H2: generation {gen} has step {step} after step {before}"
             elif before is not None and lines[0]["params_before"] != steps[before][0]["params_after"]:
-                yield f"H2: generation {gen}, step {step} does not begin with what step {before} came to"
+                yield f"H2: generation {gen}, step {step} does not begin with the final state of step {before}"
             before = step
 
 
 def check_restored(generations, interval):
     first = None
-    saved = {}  # what was to be saved: step -> hash after it
-    newest = None  # committed step
+    saved = {}  # steps that were to be saved: step -> hash after it
+    newest = None  # newest committed step
     for gen, steps in generations.items():
         begin = next(iter(steps))
         lines = steps[begin]
@@ -78,8 +80,11 @@ def check_restored(generations, interval):
         elif (begin, lines[0]["params_before"]) != first and saved.get(begin - 1) != lines[0]["params_before"]:
             yield f"H3: generation {gen} begins at step {begin} with a state that was not saved"
         if newest is not None and newest - (begin - 1) > interval:
-            yield f"H3: generation {gen} begins at step {begin}, after step {newest} was committed: {newest - begin + 1} steps are lost, allowed are {interval}"
-        # What was saved later than the state that this generation begins with is on a way that was left.
+            yield (
+                f"H3: generation {gen} begins at step {begin}, after step {newest} was committed: "
+                f"{newest - begin + 1} steps are lost, expected at most {interval}"
+            )
+        # Later states than the one with which this generation begins belong to an abandoned history.
         saved = {step: state for step, state in saved.items() if step < begin}
         saved.update(
             {
@@ -92,12 +97,12 @@ def check_restored(generations, interval):
 
 
 def final_history(generations):
-    """step -> lines: of the last generation that made it."""
-    way = {}
+    """Returns step -> lines of the last generation that committed the step."""
+    history = {}
     for steps in generations.values():
         begin = next(iter(steps))
-        way = {**{step: lines for step, lines in way.items() if step < begin}, **steps}
-    return way
+        history = {**{step: lines for step, lines in history.items() if step < begin}, **steps}
+    return history
 
 
 def ranges_of(line):
@@ -117,7 +122,10 @@ def check_samples(generations):
         ranges.sort()
         for (_, last, step, rank), (first, _, other_step, other_rank) in zip(ranges, ranges[1:]):
             if first <= last:
-                yield f"H4: sample {first} of epoch {epoch} was drawn by rank {rank} in step {step} and by rank {other_rank} in step {other_step}"
+                yield (
+                    f"H4: sample {first} of epoch {epoch} was drawn by rank {rank} in step {step} "
+                    f"and by rank {other_rank} in step {other_step}"
+                )
 
 
 def check_generations(generations):
@@ -129,11 +137,14 @@ def check_generations(generations):
             for line in lines:
                 later = [other for other in generations if other > gen and began[other] < line["mono_ns"]]
                 if later:
-                    yield f"H5: rank {line['rank']} of generation {gen} committed step {step} after generation {later[0]} had begun"
+                    yield (
+                        f"H5: rank {line['rank']} of generation {gen} committed step {step} "
+                        f"after generation {later[0]} had begun"
+                    )
 
 
 def check(lines, interval):
-    """What is wrong, in words."""
+    """Returns a description of each violation."""
     generations = by_step(lines)
     if not generations:
         return ["no step was committed"]
@@ -152,7 +163,7 @@ def main():
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
     wrong = check(read(options.files), options.interval)
-    print("\n".join(wrong) or "the history is as it must be")
+    print("\n".join(wrong) or "the history is valid")
     sys.exit(1 if wrong else 0)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_history.py finds each thing that must not be, in a history that is good but for it."""
+"""Tests that check_history.py detects each violation in an otherwise valid history."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ import check_history  # noqa: E402
 
 INTERVAL = 4
 RANKS = 2
-SAMPLES = 8  # of a rank in a step
+SAMPLES = 8  # per rank and step
 
 
 def state(step):
-    """The hash before that step."""
+    """Returns the hash of the parameters before that step."""
     return f"{step * 7919:016x}"
 
 
@@ -35,8 +35,12 @@ def line(gen, step, rank, mono_ns):
     }
 
 
-def good():
-    """Three starts: the first ends after step 6, the second, from checkpoint 1, after step 9, and the third, from checkpoint 2, comes to its end. Of the last step of the first one rank 1 wrote nothing."""
+def valid_history():
+    """Returns the history of three generations.
+
+    The first ends after step 6, for which rank 1 wrote nothing; the second starts from checkpoint 1 and ends after step
+    9; the third starts from checkpoint 2 and finishes.
+    """
     lines, now = [], 0
     for gen, begin, end in ((0, 0, 7), (1, 4, 10), (2, 8, 16)):
         for step in range(begin, end):
@@ -49,7 +53,7 @@ def good():
 
 class CheckHistory(unittest.TestCase):
     def wrong(self, change, interval=INTERVAL):
-        lines = good()
+        lines = valid_history()
         at = {(one["gen"], one["step"], one["rank"]): one for one in lines}
         change(lines, at)
         return check_history.check(lines, interval)
@@ -58,33 +62,33 @@ class CheckHistory(unittest.TestCase):
         wrong = self.wrong(change, interval)
         self.assertTrue(any(one.startswith(invariant + ":") and text in one for one in wrong), wrong)
 
-    def test_a_good_one_is_good(self):
+    def test_valid_history_passes(self):
         self.assertEqual(self.wrong(lambda lines, at: None), [])
 
-    def test_nothing_is_not_good(self):
+    def test_empty_history_is_an_error(self):
         self.assertEqual(check_history.check([], INTERVAL), ["no step was committed"])
 
     def test_h1_ranks_differ(self):
         self.expect("H1", lambda lines, at: at[1, 5, 1].update(params_after="x"), "generation 1, step 5")
 
-    def test_h1_a_rank_is_there_twice(self):
+    def test_h1_rank_commits_twice(self):
         self.expect("H1", lambda lines, at: lines.append(dict(at[1, 5, 1])), "twice")
 
-    def test_h2_a_step_is_missing(self):
+    def test_h2_missing_step(self):
         def change(lines, at):
             lines[:] = [one for one in lines if (one["gen"], one["step"]) != (1, 7)]
 
         self.expect("H2", change, "step 8 after step 6")
 
-    def test_h2_a_step_begins_with_another_state(self):
+    def test_h2_step_begins_with_another_state(self):
         def change(lines, at):
             for rank in range(RANKS):
                 at[2, 11, rank]["params_before"] = "x"
 
         self.expect("H2", change, "step 11 does not begin")
 
-    def test_h3_a_state_that_was_never_saved(self):
-        def change(lines, at):  # generation 1 begins a step later: from what was committed, but not saved
+    def test_h3_state_that_was_never_saved(self):
+        def change(lines, at):  # generation 1 begins one step later, from a state that was committed but not saved
             lines[:] = [one for one in lines if (one["gen"], one["step"]) != (1, 4)]
 
         self.expect("H3", change, "generation 1 begins at step 5 with a state that was not saved")
@@ -98,8 +102,8 @@ class CheckHistory(unittest.TestCase):
 
         self.expect("H3", change, "generation 2 begins at step 8 with a state that was not saved")
 
-    def test_h3_a_checkpoint_of_a_way_that_was_left(self):
-        # Generation 1 begins anew, with other states, and 2 goes on from a checkpoint of generation 0.
+    def test_h3_checkpoint_of_an_abandoned_history(self):
+        # Generation 1 starts from scratch with other states, and 2 continues from a checkpoint of generation 0.
         def change(lines, at):
             lines[:] = [one for one in lines if one["gen"] != 1]
             now = max(one["mono_ns"] for one in lines if one["gen"] == 0)
@@ -122,10 +126,10 @@ class CheckHistory(unittest.TestCase):
 
         self.expect("H3", change, "generation 2 begins at step 4 with a state that was not saved", interval=100)
 
-    def test_h3_too_much_is_lost(self):
-        self.expect("H3", lambda lines, at: None, "3 steps are lost, allowed are 2", interval=2)
+    def test_h3_too_many_steps_are_lost(self):
+        self.expect("H3", lambda lines, at: None, "3 steps are lost, expected at most 2", interval=2)
 
-    def test_h4_a_sample_twice(self):
+    def test_h4_sample_drawn_twice(self):
         def change(lines, at):
             for rank in range(RANKS):
                 at[2, 12, rank].update(
@@ -134,7 +138,7 @@ class CheckHistory(unittest.TestCase):
 
         self.expect("H4", change, "in step 11")
 
-    def test_h4_an_epoch_each(self):
+    def test_h4_same_samples_in_two_epochs(self):
         def change(lines, at):
             for one in lines:
                 if one["step"] >= 8:
@@ -142,14 +146,14 @@ class CheckHistory(unittest.TestCase):
 
         self.assertEqual(self.wrong(change), [])
 
-    def test_h5_a_stale_rank_commits(self):
+    def test_h5_stale_rank_commits(self):
         def change(lines, at):
             stale = line(0, 6, 1, at[1, 8, 0]["mono_ns"])
             lines.append(stale)
 
         self.expect("H5", change, "rank 1 of generation 0 committed step 6 after generation 1 had begun")
 
-    def test_a_line_that_was_cut_is_no_line(self):
+    def test_truncated_line_is_ignored(self):
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             file.write('{"gen": 0, "step": 1}\n{"gen": 0, "st')
             file.flush()

@@ -1,4 +1,7 @@
-"""Jobs on a bed of hosts: ranks with torchrun's variables, or started by mpirun. Rank 0 says "ready", waits for a line, and answers in JSON."""
+"""Jobs on a HostCluster: ranks with torchrun's variables, or started by mpirun.
+
+Rank 0 prints "ready", waits for a line on stdin, and prints its result as JSON.
+"""
 
 import json
 import os
@@ -9,19 +12,19 @@ import time
 import host_cluster
 
 LIMIT_S = 240  # for one job
-PORT = 29500  # on hosts that nobody else is on
+PORT = 29500  # a fixed port: the hosts are network namespaces without other programs
 
 
-def places(hosts, ranks_per_host, order):
-    """The host, from 1, of each rank."""
+def hosts_of_ranks(hosts, ranks_per_host, order):
+    """Returns the host, from 1, of each rank."""
     ranks = hosts * ranks_per_host
     return [1 + (rank // ranks_per_host if order == "contiguous" else rank % hosts) for rank in range(ranks)]
 
 
 class Job:
-    """Ranks that have been started; rank 0 talks."""
+    """Starts the ranks. Only the output of rank 0 is read."""
 
-    def __init__(self, bed, where, words, env, stderr=None):
+    def __init__(self, cluster, where, words, env, stderr=None):
         local = {}
         common = {
             "WORLD_SIZE": len(where),
@@ -32,16 +35,16 @@ class Job:
         }
         self.processes = []
         for rank, host in enumerate(where):
-            place = local[host] = local.get(host, -1) + 1
+            local_rank = local[host] = local.get(host, -1) + 1
             variables = {
                 **os.environ,
                 **{key: str(value) for key, value in common.items()},
                 "RANK": str(rank),
-                "LOCAL_RANK": str(place),
+                "LOCAL_RANK": str(local_rank),
                 "LOCAL_WORLD_SIZE": str(where.count(host)),
             }
             self.processes.append(
-                bed.start(
+                cluster.start(
                     host,
                     words,
                     env=variables,
@@ -51,32 +54,32 @@ class Job:
                     text=True,
                 )
             )
-        self.talks = self.processes[0]
+        self.rank_zero = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
     def line(self):
         while True:
-            left = self.deadline - time.monotonic()
-            if left <= 0 or not select.select([self.talks.stdout], [], [], left)[0]:
+            remaining = self.deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self.rank_zero.stdout], [], [], remaining)[0]:
                 raise RuntimeError(f"no answer within {LIMIT_S} s")
-            text = self.talks.stdout.readline()
+            text = self.rank_zero.stdout.readline()
             if text == "":
-                raise RuntimeError("a job ended before it had measured")
+                raise RuntimeError("the job ended without a result")
             if text.startswith(("ready", "{")):
                 return text
 
     def wait_until_ready(self):
         if not self.line().startswith("ready"):
-            raise RuntimeError("the job answered before it was asked")
+            raise RuntimeError("the job printed its result before the start signal")
 
     def go(self):
-        self.talks.stdin.write("go\n")
-        self.talks.stdin.flush()
+        self.rank_zero.stdin.write("go\n")
+        self.rank_zero.stdin.flush()
 
     def end(self):
         for process in self.processes:
             if process.wait(timeout=60) != 0:
-                raise RuntimeError(f"a rank ended with {process.returncode}")
+                raise RuntimeError(f"a rank exited with {process.returncode}")
 
     def stop(self):
         for process in self.processes:
@@ -86,9 +89,9 @@ class Job:
 
 
 class MpiJob(Job):
-    """The same, started by mpirun, which starts its daemons on the hosts by way of namespaces."""
+    """The same, started by mpirun, which starts its daemons on the hosts by entering their namespaces."""
 
-    def __init__(self, bed, where, words, env, stderr=None):
+    def __init__(self, cluster, where, words, env, stderr=None):
         hosts = sorted(set(where))
         slots = ",".join(f"h{host}:{where.count(host)}" for host in hosts)
         by_node = [] if where == sorted(where) else ["--map-by", "node"]
@@ -100,7 +103,7 @@ class MpiJob(Job):
                     "--allow-run-as-root",
                     "--mca",
                     "plm_rsh_agent",
-                    bed.remote_shell(),
+                    cluster.remote_shell(),
                     "--mca",
                     "btl_tcp_if_include",
                     f"{host_cluster.SUBNET}0/24",
@@ -115,7 +118,8 @@ class MpiJob(Job):
                     "-x",
                     "OMP_NUM_THREADS=1",
                     "-x",
-                    "LSAN_OPTIONS=detect_leaks=0",  # for a build with a sanitizer: Open MPI's plugins leak, and are gone when it looks
+                    # For a build with a sanitizer: Open MPI's plugins leak, and are unloaded before LSan checks.
+                    "LSAN_OPTIONS=detect_leaks=0",
                     *exports,
                     "-np",
                     str(len(where)),
@@ -127,11 +131,11 @@ class MpiJob(Job):
                 text=True,
             )
         ]
-        self.talks = self.processes[0]
+        self.rank_zero = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
     def stop(self):
-        # Asked, it ends its daemons and ranks; killed, it would leave them.
+        # On SIGTERM mpirun ends its daemons and ranks; after SIGKILL they would remain.
         if self.processes[0].poll() is None:
             self.processes[0].terminate()
             try:
@@ -141,18 +145,18 @@ class MpiJob(Job):
         super().stop()
 
 
-def run(bed, job_type, where, words, env, phases=1):
-    """The answer, and the bytes of the busiest direction of a host in the last phase."""
-    job = job_type(bed, where, words, env)
+def run(cluster, job_type, where, words, env, phases=1):
+    """Returns rank 0's result, and the byte count of the busiest direction of any host in the last phase."""
+    job = job_type(cluster, where, words, env)
     try:
         for _ in range(phases - 1):
             job.wait_until_ready()
             job.go()
         job.wait_until_ready()
-        before = [bed.bytes_of(host) for host in sorted(set(where))]
+        before = [cluster.bytes_of(host) for host in sorted(set(where))]
         job.go()
         answer = json.loads(job.line())
-        after = [bed.bytes_of(host) for host in sorted(set(where))]
+        after = [cluster.bytes_of(host) for host in sorted(set(where))]
         job.end()
         crossed = max(b - a for first, last in zip(before, after) for a, b in zip(first, last))
         return answer, crossed

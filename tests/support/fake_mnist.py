@@ -1,11 +1,11 @@
-"""Images that can be learned, in MNIST's files."""
+"""Writes learnable images in the format of MNIST."""
 
 import struct
 from random import Random
 
 
 def write(folder, count):
-    """`count` for training and as many to test: a bright square at a place that is the label's."""
+    """Writes `count` training images and as many test images: a bright square whose position depends on the label."""
     random = Random(1)
     for part in ("train", "t10k"):
         labels = [random.randrange(10) for _ in range(count)]

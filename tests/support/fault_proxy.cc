@@ -23,7 +23,7 @@ FaultProxy::FaultProxy(base::Address target)
 
 FaultProxy::~FaultProxy() {
   stop_ = true;
-  thread_.join();  // bounded: run() looks at stop_ every 20 ms
+  thread_.join();  // bounded: run() checks stop_ every 20 ms
 }
 
 void FaultProxy::flip_bit(bool to_server, std::uint64_t at, int bit) {
@@ -62,11 +62,11 @@ void FaultProxy::accept() {
     connections_.push_back({std::move(client), base::connect_to(target_, Deadline::in(1s)), {}, {}});
     ++count_;
   } catch (const base::Error&) {
-    // As if nobody listened: the client sees the end.
+    // Close the client's connection, as if the server were not listening.
   }
 }
 
-/// What has come in one direction goes out in the other; false when the connection is over.
+/// Forwards pending bytes in one direction. Returns false if the connection has ended.
 bool FaultProxy::forward(Connection& connection, bool to_server) {
   Stream& stream = to_server ? connection.to_server : connection.to_client;
   if (stream.is_closed) return true;

@@ -1,4 +1,5 @@
-// Stands between a client and a server and spoils what passes: pieces of a byte, resets, ends, half ends, flipped bits.
+// A TCP proxy between a client and a server that injects faults: one-byte segments, resets, closed and half-closed
+// connections, flipped bits.
 #pragma once
 
 #include <atomic>
@@ -12,9 +13,10 @@
 
 namespace lockstep::tests {
 
+/// All methods are thread-safe. A thread of its own forwards the bytes.
 class FaultProxy {
  public:
-  /// Listens on a port of the loopback, and connects to `target` for each connection that it gets.
+  /// Listens on a port of the loopback interface, and connects to `target` for each connection that it accepts.
   explicit FaultProxy(base::Address target);
   ~FaultProxy();
   FaultProxy(const FaultProxy&) = delete;
@@ -22,23 +24,23 @@ class FaultProxy {
 
   const base::Address& address() const { return address_; }
 
-  /// From now on each byte is a segment of its own.
+  /// From now on sends each byte as a segment of its own.
   void send_byte_by_byte() { chunk_size_ = 1; }
-  /// Flips bit `bit` of the byte number `at` of each connection's bytes, counted from its beginning: of those to the
-  /// server, or of those from it.
+  /// Flips bit `bit` of byte number `at` of each connection, counted from the beginning of its bytes to the server, or
+  /// of those from the server.
   void flip_bit(bool to_server, std::uint64_t at, int bit);
 
-  /// From now on who connects is refused.
+  /// From now on new connections are refused.
   void stop_listening();
 
   enum class CloseMode {
     kReset,      ///< RST both ways
     kFinish,     ///< FIN both ways
-    kHalfClose,  ///< FIN to the server alone; what it sends still passes
+    kHalfClose,  ///< FIN to the server only; its bytes are still forwarded
   };
-  /// Does so to all connections that there are.
+  /// Closes all present connections in this way.
   void close_connections(CloseMode how);
-  /// How many connections it has had.
+  /// Returns the number of connections accepted so far.
   int num_connections() const { return count_; }
 
  private:
@@ -58,14 +60,14 @@ class FaultProxy {
   std::atomic<std::size_t> chunk_size_{65536};
   std::atomic<int> count_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   base::Fd listener_;
   const base::Address address_;
   std::list<Connection> connections_;
   bool flip_to_server_ = false;
   std::int64_t flip_at_ = -1;
   int flip_bit_ = 0;
-  std::thread thread_;  // last: it uses the rest
+  std::thread thread_;  // last, because it uses the other members
 };
 
 }  // namespace lockstep::tests

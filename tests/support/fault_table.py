@@ -1,25 +1,28 @@
-"""Faults, each of them several times, and the table of what became of them."""
+"""Injects each of several faults several times and prints a table of the results."""
 
 
 def run_all(names, runs, one):
-    """`one(name)`: (the rank at fault, what is wrong, seconds until all were told, seconds until all had ended; None: does not apply); `runs(name)`: how many
-    times. Prints a line a run that is not good, and the table; returns how many were not good."""
+    """Runs `one(name)` `runs(name)` times for each name. Prints one line per failed run, and the table.
+
+    `one` returns (rank at fault, list of errors, seconds until all ranks were notified, seconds until all processes had
+    ended); a time of None does not apply. Returns the number of failed runs.
+    """
     bad, table = 0, []
     for name in names:
-        good, told, ended = 0, [], []
+        good, reported, ended = 0, [], []
         for number in range(runs(name)):
             victim, wrong, reported_s, ended_s = one(name)
             good += not wrong
-            told += [reported_s] if reported_s is not None else []
+            reported += [reported_s] if reported_s is not None else []
             ended += [ended_s] if ended_s is not None else []
             if wrong:
                 print(f"{name} {number}, rank {victim}: {'; '.join(wrong)}", flush=True)
         bad += runs(name) - good
-        table.append(f"{name:9} {good:4} of {runs(name):<4} {most(told)}  {most(ended)}")
+        table.append(f"{name:9} {good:4} of {runs(name):<4} {format_max(reported)}  {format_max(ended)}")
         print(table[-1], flush=True)
-    print("\nfault      good          told at most  ended at most\n" + "\n".join(table))
+    print("\nfault      passed        notified max  ended max\n" + "\n".join(table))
     return bad
 
 
-def most(values):
+def format_max(values):
     return f"{max(values):8.2f} s" if values else "       -  "

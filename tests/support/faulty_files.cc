@@ -1,4 +1,4 @@
-// What is inlined around these functions would hide them.
+// _FORTIFY_SOURCE would inline wrappers that bypass the functions defined here.
 #undef _FORTIFY_SOURCE
 #include "tests/support/faulty_files.h"
 
@@ -31,7 +31,7 @@ std::string path_of(int folder, const char* name) {
   return folder == AT_FDCWD || name[0] == '/' ? name : path_of(folder) + "/" + name;
 }
 
-/// Whether the operation is to fail, with errno set.
+/// Counts an operation. Returns whether it must fail; errno is set then.
 template <typename Describe>
 bool fails(Describe describe) {
   if (mode == Mode::kOff) return false;

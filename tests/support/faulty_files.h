@@ -1,5 +1,4 @@
-// A disk that fails when it is told to: the operations by which files are written, of the whole process, between the
-// code under test and libc.
+// File system faults: intercepts the calls by which this process writes files, between the code under test and libc.
 #pragma once
 
 #include <string>
@@ -7,16 +6,17 @@
 
 namespace lockstep::tests {
 
-/// Counts openat, pwrite, fsync, renameat and mkdirat from now on, from 0, and lets number `number` fail with `error`,
-/// once; for `error` 0 the process gets SIGKILL there instead.
+/// Counts calls of openat, pwrite, fsync, renameat and mkdirat from now on, starting at 0, and makes call number
+/// `number` fail with `error`. If `error` is 0, that call kills the process with SIGKILL instead.
 void fail_file_operation(int number, int error);
 
-/// Counts and fails none. What was done since is in file_operations(): "openat PATH", "pwrite PATH", "fsync PATH",
-/// "renameat FROM TO", "mkdirat PATH".
+/// Counts the calls without failures and records them for file_operations(): "openat PATH", "pwrite PATH",
+/// "fsync PATH", "renameat FROM TO", "mkdirat PATH".
 void record_file_operations();
 
-/// From now on nothing is counted. Returns how many there were.
+/// Stops counting. Returns the number of calls.
 int end_file_operations();
+/// Returns the recorded calls.
 std::vector<std::string> file_operations();
 
 }  // namespace lockstep::tests

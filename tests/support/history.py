@@ -1,17 +1,18 @@
-"""What the ranks of train_probe have written of themselves, and what must be true of it whatever happened."""
+"""Reads the records that the ranks of train_probe write, and checks their invariants."""
 
 import json
 
 
 def read(folder, rank):
-    """The lines of a rank: one with its pid, one a step with epoch, samples and hash, at the end what it was told, or that it is done."""
+    """Returns the records of a rank: one with its pid, one per step with epoch, samples and hash, and a last one with
+    the error that it received, or that it is done."""
     lines = []
     try:
         for line in (folder / f"rank.{rank}.jsonl").read_text().splitlines():
             try:
                 lines.append(json.loads(line))
             except json.JSONDecodeError:
-                pass  # its last one, cut by SIGKILL
+                pass  # the last line, truncated by SIGKILL
     except OSError:
         pass
     return lines
@@ -22,18 +23,21 @@ def steps(lines):
 
 
 def check_hashes(histories, reference):
-    """After each step all ranks have the same, and what a run without a fault has (`reference`: step -> hash, or None)."""
+    """Checks that after each step all ranks have the same hash, equal to that of a run without faults.
+
+    `reference` maps steps to the hashes of that run, or is None.
+    """
     wrong, seen = [], dict(reference or {})
     for rank, lines in enumerate(histories):
         for line in steps(lines):
             if seen.setdefault(line["step"], line["hash"]) != line["hash"]:
-                wrong.append(f"rank {rank} has other parameters after step {line['step']}")
+                wrong.append(f"rank {rank} has different parameters after step {line['step']}")
                 break
     return wrong
 
 
 def check_samples(histories, all_done):
-    """Each sample at most once in an epoch over all ranks; exactly once, in every epoch that was walked to its end, when nothing failed."""
+    """Checks that no sample is drawn twice in an epoch, and, if `all_done`, that every epoch is complete."""
     drawn = {}
     wrong = []
     for rank, lines in enumerate(histories):
@@ -42,7 +46,8 @@ def check_samples(histories, all_done):
                 other = drawn.setdefault(line["epoch"], {}).setdefault(sample, (rank, line["step"]))
                 if other != (rank, line["step"]):
                     wrong.append(
-                        f"sample {sample} of epoch {line['epoch']} was drawn by rank {other[0]} in step {other[1]} and by rank {rank} in step {line['step']}"
+                        f"sample {sample} of epoch {line['epoch']} was drawn by rank {other[0]} in step {other[1]} "
+                        f"and by rank {rank} in step {line['step']}"
                     )
     if all_done:
         most = max((len(samples) for samples in drawn.values()), default=0)

@@ -1,8 +1,8 @@
-"""Several "hosts" on one machine: network namespaces behind a switch, with links that can be shaped.
+"""Several "hosts" on one machine: network namespaces behind a switch, with links whose rate can be limited.
 
-Everything lives in a cell, own mount, network, process, name and IPC namespaces, which the kernel removes with all that is in it when its
-first process, the script itself, ends in whatever way. A script calls enter_sandbox() first and then makes a HostCluster. It needs root, unshare,
-nsenter, ip and, for shaping, tc.
+Everything runs in a sandbox of its own mount, network, PID, UTS and IPC namespaces. The kernel removes the sandbox with
+all its processes when its first process, the script itself, ends for any reason. A script first calls enter_sandbox()
+and then creates a HostCluster. It requires root, unshare, nsenter, ip and, for shaping, tc.
 """
 
 import json
@@ -27,19 +27,19 @@ def skip(why):
 
 
 def enter_sandbox(tools=("ip",)):
-    """Goes on in a new cell; outside of it this never returns."""
+    """Restarts the script in a new sandbox. Returns only inside the sandbox; exits as skipped if there can be none."""
     if os.environ.pop(IN_SANDBOX, "") == "":
         if os.geteuid() != 0:
             skip("network namespaces need root")
         for tool in ("unshare", "nsenter", *tools):
             if not shutil.which(tool):
                 skip(f"{tool} is not installed (Debian: iproute2, util-linux)")
-        cell = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-        if subprocess.run([*cell, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
-            skip("this kernel or container makes no namespaces")
+        sandbox = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*sandbox, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            skip("this kernel or container does not permit namespaces")
         os.environ[IN_SANDBOX] = "1"
-        os.execvp(cell[0], [*cell, sys.executable, *sys.argv])
-    # The first process of a cell ignores what it has no handler for.
+        os.execvp(sandbox[0], [*sandbox, sys.executable, *sys.argv])
+    # The first process of a PID namespace ignores signals without a handler.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sh("mount", "--make-rprivate", "/")
     sh("mount", "-t", "tmpfs", "tmpfs", "/run")
@@ -48,7 +48,7 @@ def enter_sandbox(tools=("ip",)):
 
 
 class HostCluster:
-    """Hosts 1 .. num_hosts at 10.77.0.1 .., and this process at 10.77.0.254."""
+    """Hosts 1 .. num_hosts at 10.77.0.1 .., with this process at 10.77.0.254."""
 
     def __init__(self, num_hosts, folder):
         self.folder = folder
@@ -73,7 +73,7 @@ class HostCluster:
 
     @staticmethod
     def connect(host):
-        """A namespace, whose one link goes to the switch."""
+        """Creates the namespace of `host` and links it to the switch."""
         name = f"h{host}"
         sh("ip", "netns", "add", name)
         sh(
@@ -99,7 +99,8 @@ class HostCluster:
         sh("ip", "-n", name, "link", "set", "eth0", "up")
 
     def introduce(self):
-        """All hosts know each other's address on the wire. Many hosts need it: the kernel keeps a thousand that it has asked for, of all namespaces together."""
+        """Adds permanent ARP entries between all hosts. Large clusters need them: the kernel keeps at most a thousand
+        resolved entries for all namespaces together."""
         numbers = range(1, self.num_hosts + 1)
         for host in numbers:
             others = "".join(
@@ -110,7 +111,7 @@ class HostCluster:
             subprocess.run(["ip", "-n", f"h{host}", "-batch", "-"], input=others, text=True, check=True)
 
     def shape(self, rate, hosts=None):
-        """Bounds what each host sends and what it gets."""
+        """Limits the rate at which each host sends and receives."""
         for namespace, device in self.link_ends(hosts):
             sh(
                 "tc",
@@ -135,15 +136,14 @@ class HostCluster:
             sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 
     def link_ends(self, hosts):
-        """The two ends of each link; of all hosts when none is named."""
+        """Returns the two ends of the link of each host; of all hosts if `hosts` is None."""
         return [
             end for host in hosts or range(1, self.num_hosts + 1) for end in ((f"h{host}", "eth0"), ("sw", f"vh{host}"))
         ]
 
-    # Without a reset, and without the loss of a carrier.
     @staticmethod
     def cut(host):
-        """From now on nothing that `host` sends arrives, and nothing reaches it."""
+        """Drops all packets from and to `host`, without resetting connections and without loss of carrier."""
         sh("ip", "-n", "sw", "link", "set", f"vh{host}", "master", "cut0")
 
     @staticmethod
@@ -152,7 +152,7 @@ class HostCluster:
 
     @staticmethod
     def cut_one_way(sender, receiver):
-        """From now on what `sender` sends does not arrive at `receiver`; the other way all does."""
+        """Drops all packets from `sender` to `receiver`, but not those in the other direction."""
         sh(
             "ip",
             "-n",
@@ -174,7 +174,7 @@ class HostCluster:
 
     @staticmethod
     def command_on_host(host, words):
-        """The words of a command that runs on `host`, with its name."""
+        """Returns the argv that runs `words` on `host`, under the name of the host."""
         enter = ["nsenter", f"--net=/run/netns/h{host}", "unshare", "--uts", "sh", "-c"]
         return [*enter, f'hostname h{host}; exec "$@"', "sh", *[str(word) for word in words]]
 
@@ -182,20 +182,21 @@ class HostCluster:
         return subprocess.Popen(self.command_on_host(host, words), **options)
 
     def bytes_of(self, host):
-        """(sent, received) by `host` since it is there, as the switch counts."""
-        shown = json.loads(
+        """Returns the bytes (sent, received) by `host` since its creation, counted at the switch."""
+        links = json.loads(
             subprocess.run(
                 ["ip", "-n", "sw", "-s", "-j", "link", "show", f"vh{host}"], check=True, capture_output=True
             ).stdout
         )
-        return shown[0]["stats64"]["rx"]["bytes"], shown[0]["stats64"]["tx"]["bytes"]
+        return links[0]["stats64"]["rx"]["bytes"], links[0]["stats64"]["tx"]["bytes"]
 
     def remote_shell(self):
-        """A program that mpirun can start its daemons with, in place of ssh."""
+        """Writes a script with which mpirun starts its daemons instead of ssh, and returns its path."""
         path = f"{self.folder}/remote_shell"
         with open(path, "w", encoding="ascii") as script:
             script.write(
-                '#!/bin/sh\nhost=$1\nshift\nexec nsenter --net=/run/netns/$host unshare --uts sh -c "hostname $host; $*"\n'
+                "#!/bin/sh\nhost=$1\nshift\n"
+                'exec nsenter --net=/run/netns/$host unshare --uts sh -c "hostname $host; $*"\n'
             )
         os.chmod(path, 0o755)
         return path

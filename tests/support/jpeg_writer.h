@@ -1,4 +1,4 @@
-// JPEG files that tests make.
+// Writes JPEG files for tests.
 #pragma once
 
 #include <array>
@@ -14,16 +14,16 @@ struct JpegOptions {
   enum class Colors { kRgb, kGrey, kCmyk, kYcck };
   Colors colors = Colors::kRgb;
   int quality = 95;
-  int horizontal = 2, vertical = 2;  ///< how many columns and rows share a colour
+  int horizontal = 2, vertical = 2;  ///< number of columns and rows that share a colour (chroma subsampling)
   bool progressive = false;
-  bool adobe = true;  ///< whether inks say that Adobe's program wrote them
+  bool adobe = true;  ///< whether a CMYK or YCCK file has Adobe's marker
 };
 
-/// The bytes of a file with width x height pixels.
+/// Returns the bytes of a JPEG file of width x height pixels.
 std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel,
-                      const JpegOptions& made = {});
+                      const JpegOptions& options = {});
 
-/// Smooth in both directions, and in all colours.
+/// A pixel function that is smooth in both directions and in all colours.
 inline Pixel gradient(int x, int y) {
   return {static_cast<std::uint8_t>(40 + x % 160), static_cast<std::uint8_t>(200 - y % 150),
           static_cast<std::uint8_t>((x + y) / 2 % 200)};

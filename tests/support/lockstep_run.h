@@ -1,4 +1,4 @@
-// `lockstep run` as the tests here call it.
+// Helpers for tests that run `lockstep run`.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,12 +37,12 @@ inline SpawnOptions shell_ranks(int ranks, const std::string& script, const Word
   return lockstep_run(words);
 }
 
-/// The last line of `text`, which must be a FATAL line.
+/// Parses the last line of `text`, which must be a FATAL line; otherwise the test fails.
 inline job::Fatal fatal_in(const std::string& text) {
   const std::size_t begin = text.size() < 2 ? 0 : text.rfind('\n', text.size() - 2) + 1;
   const std::string line = text.substr(begin, text.size() - begin - 1);
   const auto fatal = job::parse_fatal(line);
-  EXPECT_TRUE(fatal) << "the last line is no FATAL line:\n" << text;
+  EXPECT_TRUE(fatal) << "the last line is not a FATAL line:\n" << text;
   return fatal.value_or(job::Fatal{});
 }
 

@@ -14,10 +14,10 @@ namespace {
 
 std::optional<comm::Group> the_world;
 
-/// What a rank other than 0 prints: its failures alone.
+/// The test output of ranks other than 0: failures only.
 class FailuresOnly final : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& test) override {
-    // Asking for it in OnTestPartResult() would take a mutex that gtest holds there.
+    // current_test_info() would deadlock in OnTestPartResult(), where gtest holds its mutex.
     test_ = std::string(test.test_suite_name()) + "." + test.name();
   }
   void OnTestPartResult(const ::testing::TestPartResult& part) override {
@@ -56,6 +56,6 @@ int main(int argc, char** argv) {
   }
   const int code = RUN_ALL_TESTS();
   tests::leave_world();
-  // A filter that matches nothing, as a misspelled case does, is no success.
+  // A filter that matches no test, such as a misspelled name, is a failure.
   return ::testing::UnitTest::GetInstance()->test_to_run_count() == 0 ? 2 : code;
 }

@@ -1,16 +1,17 @@
-// Tests that run as every rank of a job: lockstep_rank_tests() in tests/conformance starts one binary as all of them.
+// Support for tests that run on every rank of a job: lockstep_rank_tests() in tests/conformance starts one binary as
+// all ranks.
 #pragma once
 
 #include "lockstep/comm/group.h"
 
 namespace lockstep::tests {
 
-/// The group of all ranks. main() of these binaries joins before the first test and leaves after the last; every rank
-/// runs the same tests in the same order, so a test may call anything that all ranks must call.
+/// Returns the group of all ranks. main() of these binaries joins before the first test and leaves after the last. All
+/// ranks run the same tests in the same order, so a test may call collectives.
 comm::Group& world();
 
-/// Leaves the world before main() does: for tests of what the other ranks see then. world() must not be called after
-/// it.
+/// Leaves the world before main() does, for tests of what the other ranks observe then. world() must not be called
+/// afterwards.
 void leave_world();
 
 }  // namespace lockstep::tests

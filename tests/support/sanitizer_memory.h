@@ -1,14 +1,14 @@
-/// Memory of a process that a sanitizer keeps: tests that bound a process's memory allow for it.
+// The memory that a sanitizer keeps in a process. Tests that bound a process's memory allow for it.
 #pragma once
 
 #include <cstddef>
 
 namespace lockstep::tests {
 
-/// Bytes that were freed and still count as the process's, at most.
+/// Upper bound on freed bytes that still count as memory of the process.
 #ifdef __SANITIZE_ADDRESS__
-inline constexpr std::size_t kSanitizerQuarantineBytes = std::size_t{256}
-                                                         << 20;  // quarantine_size_mb as it is without an option
+// The default of quarantine_size_mb.
+inline constexpr std::size_t kSanitizerQuarantineBytes = std::size_t{256} << 20;
 #else
 inline constexpr std::size_t kSanitizerQuarantineBytes = 0;
 #endif

@@ -1,4 +1,4 @@
-// A folder for all ranks of a test.
+// A temporary directory that all ranks of a test share.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,8 @@
 
 namespace lockstep::tests {
 
-/// Made by rank 0, and gone when all ranks have done with it.
+/// Rank 0 creates the directory, and removes it after all ranks have destroyed their object. Constructor and destructor
+/// are collective.
 class SharedDir {
  public:
   SharedDir() {

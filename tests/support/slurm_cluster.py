@@ -1,6 +1,7 @@
-"""SLURM on one machine: a controller and nodes n1, n2, ..., all of them processes of this host, in a cell of host_cluster.py.
+"""SLURM on one machine: a controller and nodes n1, n2, ..., all processes of this host, in a sandbox.
 
-A script calls host_cluster.enter_sandbox(slurm_cluster.TOOLS) first and then makes a SlurmCluster. What it started ends with close(), or with the cell.
+A script first calls host_cluster.enter_sandbox(slurm_cluster.TOOLS) and then creates a SlurmCluster. Its daemons end
+with close(), or with the sandbox.
 """
 
 import os
@@ -13,12 +14,12 @@ import time
 import host_cluster
 
 TOOLS = ("ip", "munged", "munge", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
-CONTROLLER_PORT = 16817  # of the cell's own network
+CONTROLLER_PORT = 16817  # in the sandbox's own network
 NODE_PORT = 17000
 
 
-def until(what, question, seconds=20):
-    """Asks again until the answer is true, and returns it."""
+def wait_until(what, question, seconds=20):
+    """Polls until `question()` returns a true value, and returns that value."""
     end = time.monotonic() + seconds
     while not (answer := question()):
         if time.monotonic() > end:
@@ -28,11 +29,11 @@ def until(what, question, seconds=20):
 
 
 class SlurmCluster:
-    """`num_nodes` nodes of two cores in one partition p; a job that is requeued is back within seconds."""
+    """`num_nodes` nodes with two cores each, in one partition p. A requeued job restarts within seconds."""
 
     def __init__(self, folder, num_nodes=2):
         self.folder = pathlib.Path(folder)
-        self.folder.chmod(0o755)  # or munged refuses it; the folders above must be as open
+        self.folder.chmod(0o755)  # required by munged, also for the parent directories
         self.started = []
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self.make_network(num_nodes)
@@ -53,17 +54,19 @@ class SlurmCluster:
             f"--pid-file={self.folder}/munge/pid",
             f"--log-file={self.folder}/log/munged.log",
         )
-        until(
+        wait_until(
             "munged answers",
             lambda: subprocess.run(["munge", "-S", socket, "-n"], capture_output=True, check=False).returncode == 0,
         )
         self.start("slurmctld", "-D")
         for node in nodes:
             self.start("slurmd", "-D", "-N", node)
-        until("the nodes are idle", lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes))
+        wait_until(
+            "the nodes are idle", lambda: self.run_client("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes)
+        )
 
     def make_network(self, num_nodes):
-        """A name of its own, and an interface besides lo, without which names are not resolved."""
+        """Sets a host name and adds an interface besides lo, without which names are not resolved."""
         host_cluster.sh("hostname", "ctl")
         nodes = " ".join(f"n{number}" for number in range(1, num_nodes + 1))
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost ctl\n10.77.0.254 {nodes}\n", encoding="ascii")
@@ -124,20 +127,20 @@ class SlurmCluster:
                 )
             )
 
-    def ask(self, *words):
-        """What a client of SLURM prints; "" when it fails."""
+    def run_client(self, *words):
+        """Runs a SLURM client and returns its output, or "" if it fails."""
         done = subprocess.run(
             list(words), env=self.environment, capture_output=True, text=True, timeout=30, check=False
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def state(self, job):
-        """What `scontrol show job` says, as a dictionary."""
-        words = self.ask("scontrol", "--oneliner", "show", "job", str(job)).split()
+        """Returns the output of `scontrol show job` as a dictionary."""
+        words = self.run_client("scontrol", "--oneliner", "show", "job", str(job)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def close(self):
-        """Ends the daemons, in the order in which they need each other."""
+        """Ends the daemons in the reverse order of their start."""
         for process in reversed(self.started):
             process.terminate()
             try:

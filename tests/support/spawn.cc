@@ -29,11 +29,11 @@ constexpr const char* kMarkName = "LOCKSTEP_TEST_MARK";
 std::string file_text(const std::string& path) {
   const std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
-  text << file.rdbuf();  // an iterator would throw when a process ends while its file in /proc is read
+  text << file.rdbuf();  // an iterator would throw if a process ends while its file in /proc is read
   return text.str();
 }
 
-/// Fields of /proc/PID/stat behind the name: state, parent, ...; empty when the process is gone.
+/// Returns the fields of /proc/PID/stat after the name: state, parent, ...; nothing if the process has ended.
 std::vector<std::string> stat_fields(pid_t pid) {
   const std::string text = file_text("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t close = text.rfind(") ");
@@ -111,7 +111,7 @@ Process::~Process() {
   if (!waited_) ADD_FAILURE() << "process " << pid_ << " was not waited for";
   const bool clean = wait_for_live_count(0, Deadline::in(waited_ ? 2s : 0s));
   for (const pid_t pid : live_processes()) {
-    if (waited_) ADD_FAILURE() << "process " << pid << " is left: " << command_of(pid);
+    if (waited_) ADD_FAILURE() << "process " << pid << " is still running: " << command_of(pid);
     ::kill(pid, SIGKILL);
   }
   if (!clean) wait_for_live_count(0, Deadline::in(5s));
@@ -163,7 +163,7 @@ ProcessResult Process::wait(Deadline deadline) {
   waited_ = true;
   ProcessResult exit;
   exit.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - start_);
-  // What it wrote is in the pipes; who else may hold them is found in the destructor.
+  // Its output is in the pipes. Other processes may hold the pipes open; the destructor finds those.
   const Deadline rest = Deadline::in(2s);
   while ((pipes_[1] || (read_out_ && pipes_[0])) && !rest.expired()) read_some(rest);
   exit.signal = WIFSIGNALED(*status) ? WTERMSIG(*status) : 0;

@@ -1,5 +1,5 @@
-// Processes for tests: started with arguments and environment, their output captured, every wait bounded, and none left
-// behind.
+// Starts processes for tests, with given arguments and environment, and captures their output. Every wait is bounded,
+// and processes that outlive a test make it fail.
 #pragma once
 
 #include <sys/types.h>
@@ -17,29 +17,29 @@
 namespace lockstep::tests {
 
 struct SpawnOptions {
-  std::vector<std::string> argv;                ///< argv[0] is a path, or looked for in PATH
-  std::map<std::string, std::string> env = {};  ///< on top of the test's own environment, from which all variables of
-                                                ///< launchers (LOCKSTEP_*, RANK, OMP_NUM_THREADS ...) are taken out
-  bool read_out = true;                         ///< false: nobody reads the pipe that is its stdout
-  int out = -1;                                 ///< its stdout instead of a pipe; borrowed
-  int err = -1;                                 ///< its stderr instead of a pipe; borrowed
+  std::vector<std::string> argv;  ///< argv[0] is a path, or looked up in PATH
+  /// Added to the test's own environment without the variables of launchers (LOCKSTEP_*, RANK, OMP_NUM_THREADS ...).
+  std::map<std::string, std::string> env = {};
+  bool read_out = true;  ///< whether the pipe that is its stdout is read
+  int out = -1;          ///< a descriptor for its stdout instead of a pipe; borrowed
+  int err = -1;          ///< a descriptor for its stderr instead of a pipe; borrowed
 };
 
-/// How a process ended.
+/// How a process ended, and its output.
 struct ProcessResult {
-  int code = 0;    ///< as a shell says it: 128 + signal for a death by signal
-  int signal = 0;  ///< 0: it exited
+  int code = 0;    ///< as in a shell: 128 + signal if a signal killed the process
+  int signal = 0;  ///< 0 if the process exited
   std::string out;
   std::string err;
   std::chrono::milliseconds elapsed{0};  ///< since its start
 };
 
-/// A child in a process group of its own, with default signal handling. All that it starts inherits a mark in the
-/// environment, by which what is left can be found wherever it has gone. Not for several threads.
+/// A child process in a process group of its own, with default signal handling. All its descendants inherit a mark in
+/// their environment, by which processes that are left can be found. Not thread-safe.
 class Process {
  public:
   explicit Process(const SpawnOptions& options);
-  /// Kills whatever is left. Processes that outlive their wait() by 2 s fail the test, and so does a missing wait().
+  /// Kills all remaining processes. The test fails if a process outlives wait() by 2 s, or if wait() was not called.
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -47,17 +47,17 @@ class Process {
   pid_t pid() const { return pid_; }
   void signal(int number) const;
 
-  /// Reads until `text` has come on stdout or stderr; false at the deadline or when both have ended.
+  /// Reads until `text` appears on stdout or stderr. Returns false at the deadline, or if both have ended.
   bool wait_for(std::string_view text, base::Deadline deadline);
-  /// Waits for its end and reads all output. At the deadline the test fails and the process is killed.
+  /// Blocks until the process ends, and reads all its output. At the deadline the test fails and the process is killed.
   ProcessResult wait(base::Deadline deadline);
 
   const std::string& out() const { return texts_[0]; }
   const std::string& err() const { return texts_[1]; }
 
-  /// All processes that carry the mark now, zombies not.
+  /// Returns all processes that have the mark now, except zombies.
   std::vector<pid_t> live_processes() const;
-  /// Waits until exactly `count` processes carry the mark; false at the deadline.
+  /// Blocks until exactly `count` processes have the mark. Returns false at the deadline.
   bool wait_for_live_count(std::size_t count, base::Deadline deadline) const;
 
  private:
@@ -73,18 +73,18 @@ class Process {
   std::string texts_[2];
 };
 
-/// Starts and waits; 30 s unless another limit is given.
+/// Starts a process and waits for its end.
 ProcessResult run_process(const SpawnOptions& options, std::chrono::seconds limit = std::chrono::seconds(30));
 
-/// Children of `pid` now.
+/// Returns the present children of `pid`.
 std::vector<pid_t> children_of(pid_t pid);
-/// argv of `pid`, joined with blanks; "" when it is gone.
+/// Returns argv of `pid`, joined with spaces; "" if the process has ended.
 std::string command_of(pid_t pid);
 
-/// A few milliseconds between two looks at something that gives no sign.
+/// Sleeps for a few milliseconds, between two polls of a condition.
 void short_pause();
 
-/// Looks again and again until `condition` is true; false at the deadline.
+/// Polls until `condition` is true. Returns false at the deadline.
 template <typename Condition>
 bool eventually(base::Deadline deadline, Condition condition) {
   while (!condition()) {

@@ -1,4 +1,7 @@
-"""Hosts of a host_cluster.HostCluster that one can log in to: each with processes, a name, a /dev/shm and an sshd of its own. The files and the clock they share."""
+"""A host_cluster.HostCluster whose hosts accept logins: each has processes, a name, a /dev/shm and an sshd of its own.
+
+All hosts share the file system and the clock.
+"""
 
 import os
 import shutil
@@ -12,10 +15,12 @@ INIT = """hostname h$1; mount -t sysfs sysfs /sys; mount -t tmpfs -o size=256m t
 /usr/sbin/sshd -f "$2/ssh/sshd$1" -E "$2/log/sshd.h$1"
 touch "$2/up.h$1"; while :; do sleep 1000 & wait $!; done"""
 TOOLS = ("ip", "ssh", "ssh-keygen")
+RUN_LIMIT_S = 60
 
 
 class SshCluster(host_cluster.HostCluster):
-    """Needs enter_sandbox(TOOLS). Whoever is in the cell logs in to h1, h2, ... as root, with a key and known hosts that belong to the bed."""
+    """Requires enter_sandbox(TOOLS). Processes in the sandbox can log in to h1, h2, ... as root, with a key and known
+    hosts that belong to the cluster."""
 
     def __init__(self, num_hosts, folder):
         if not os.path.exists("/usr/sbin/sshd"):
@@ -42,15 +47,17 @@ class SshCluster(host_cluster.HostCluster):
     def configure_ssh(self, more=""):
         with open(f"{self.folder}/ssh/config", "w", encoding="ascii") as config:
             config.write(
-                f"Host h* {SUBNET}*\nIdentityFile {self.folder}/ssh/user\nUserKnownHostsFile {self.folder}/ssh/known\nStrictHostKeyChecking yes\n{more}"
+                f"Host h* {SUBNET}*\nIdentityFile {self.folder}/ssh/user\n"
+                f"UserKnownHostsFile {self.folder}/ssh/known\nStrictHostKeyChecking yes\n{more}"
             )
 
     def boot(self, host):
         with open(f"{self.folder}/ssh/sshd{host}", "w", encoding="ascii") as config:
             config.write(
-                f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
+                f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\n"
+                "StrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
                 "SetEnv RANK=77 LOCAL_RANK=77 CUDA_VISIBLE_DEVICES=70,71,72,73\n"
-            )  # a login whose variables are not for ranks
+            )  # variables of the login that must not reach the ranks
         words = [
             "nsenter",
             f"--net=/run/netns/h{host}",
@@ -72,7 +79,7 @@ class SshCluster(host_cluster.HostCluster):
         self.inits[host] = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def power_off(self, host):
-        """The host is gone without a word."""
+        """Removes the host without closing its connections."""
         sh("ip", "-n", "sw", "link", "del", f"vh{host}")
         self.inits[host].kill()
         self.inits[host].wait()
@@ -85,27 +92,28 @@ class SshCluster(host_cluster.HostCluster):
         self.wait_up(host)
 
     def wait_up(self, host):
-        until(lambda: os.path.exists(f"{self.folder}/up.h{host}"), f"h{host} does not come up")
+        wait_until(lambda: os.path.exists(f"{self.folder}/up.h{host}"), f"h{host} does not come up")
 
     def first_pid(self, host):
-        """Of the host's first process, as it is seen from outside."""
+        """Returns the pid, in the sandbox, of the host's first process."""
         with open(f"/proc/{self.inits[host].pid}/task/{self.inits[host].pid}/children", encoding="ascii") as children:
             return int(children.read().split()[0])
 
-    def inside(self, host, words):
-        """The words of a command that runs on `host` without ssh."""
+    def command_inside(self, host, words):
+        """Returns the argv that runs `words` on `host` without ssh."""
         return ["nsenter", "-t", str(self.first_pid(host)), "-n", "-u", "-m", "-p", "-i", *map(str, words)]
 
     def run_on_host(self, host, *words):
-        return subprocess.run(self.inside(host, words), check=True, capture_output=True, text=True).stdout
+        return subprocess.run(self.command_inside(host, words), check=True, capture_output=True, text=True).stdout
 
     def processes(self, host):
-        """{pid: words} of what runs on `host` beside its first process, its sshd and their helpers; pids as seen from outside."""
-        space = os.readlink(f"/proc/{self.first_pid(host)}/ns/pid")
+        """Returns {pid: command} of the processes on `host`, with their pids in the sandbox, without the host's first
+        process, its sshd and their helpers."""
+        namespace = os.readlink(f"/proc/{self.first_pid(host)}/ns/pid")
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if os.readlink(f"/proc/{pid}/ns/pid") != space:
+                if os.readlink(f"/proc/{pid}/ns/pid") != namespace:
                     continue
                 with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
                     words = cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -116,7 +124,7 @@ class SshCluster(host_cluster.HostCluster):
         return found
 
     def connections(self, host):
-        """How many logins the sshd of `host` has taken so far."""
+        """Returns the number of logins that the sshd of `host` has accepted."""
         try:
             with open(f"{self.folder}/log/sshd.h{host}", encoding="utf-8", errors="replace") as log:
                 return sum("Accepted publickey" in line for line in log)
@@ -124,14 +132,59 @@ class SshCluster(host_cluster.HostCluster):
             return 0
 
 
-def until(condition, what, limit_s=10.0):
-    """Waits for a condition; returns how long it took."""
-    begun = time.monotonic()
+def wait_until(condition, what, limit_s=10.0):
+    """Polls until the condition is true, and returns the time in seconds that it took."""
+    started = time.monotonic()
     while not condition():
-        if time.monotonic() - begun > limit_s:
+        if time.monotonic() - started > limit_s:
             raise RuntimeError(f"{what}, for {limit_s} s")
         time.sleep(0.01)
-    return time.monotonic() - begun
+    return time.monotonic() - started
+
+
+def check(good, text):
+    """Prints the result of a check. Exits with an error unless `good`."""
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        raise SystemExit(1)
+
+
+class LockstepRun:
+    """A `lockstep run` in the background."""
+
+    def __init__(self, lockstep, *words, env=None, cwd=None):
+        self.begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [lockstep, "run", *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    def end(self, limit_s=RUN_LIMIT_S):
+        """Blocks until it exits; raises after `limit_s`. Returns (exit code, stdout, stderr)."""
+        try:
+            out, err = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            print(out, err)
+            raise
+        self.took = time.monotonic() - self.begun
+        return self.process.returncode, out, err
+
+
+def expect_fatal(lockstep, *words, code, has, **options):
+    """Runs `lockstep run`, which must exit with `code` and a FATAL line that contains all of `has`. Returns stderr."""
+    exit_code, _, err = LockstepRun(lockstep, *words, **options).end()
+    line = err.splitlines()[-1] if err else ""
+    good = exit_code == code and line.startswith("FATAL") and all(text in line for text in has)
+    check(good, f"code {exit_code}: {line[:300]}")
+    return err
 
 
 def has_mpirun():

@@ -1,4 +1,4 @@
-"""Processes that carry a mark in their environment: how scripts here find what they have started, wherever it has gone."""
+"""Finds processes by a variable in their environment, so that scripts find all processes that they have started."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ def environment(pid):
     return dict(entry.split("=", 1) for entry in text.decode(errors="replace").split("\0") if "=" in entry)
 
 
-def marked(variable, value):
-    """Live processes in whose environment `variable` is `value`: pid -> environment."""
+def find_tagged(variable, value):
+    """Returns pid -> environment of the live processes in whose environment `variable` is `value`."""
     found = {int(name): environment(name) for name in os.listdir("/proc") if name.isdigit()}
     return {pid: env for pid, env in found.items() if env.get(variable) == value}

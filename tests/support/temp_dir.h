@@ -1,4 +1,4 @@
-// A folder for one test, gone with it.
+// A temporary directory for one test, and reading files and error messages.
 #pragma once
 
 #include <cstdlib>
@@ -11,12 +11,12 @@
 
 namespace lockstep::tests {
 
-/// A new folder of mode 0700 below the system's temporary folder, removed with all that is in it.
+/// Creates a directory of mode 0700 in the system's temporary directory, and removes it with its content.
 class TempDir {
  public:
   TempDir() {
     std::string name = (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder " + name);
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot create a temporary directory " + name);
     path_ = name;
   }
   TempDir(const TempDir&) = delete;
@@ -27,10 +27,10 @@ class TempDir {
   }
 
   const std::string& path() const { return path_; }
-  /// The path of `name` inside; nothing is made.
+  /// Returns the path of `name` inside the directory without creating anything.
   std::string operator/(std::string_view name) const { return path_ + "/" + std::string(name); }
 
-  /// Writes a file (and the folders above it) and returns its path.
+  /// Writes a file, creates its parent directories, and returns its path.
   std::string write(std::string_view name, std::string_view content) const {
     const std::string path = *this / name;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
@@ -48,14 +48,14 @@ class TempDir {
   std::string path_;
 };
 
-/// All bytes of a file.
+/// Returns the content of a file.
 inline std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// what() of the exception of type E that `action` throws; "" when it throws none.
+/// Returns what() of the exception of type E that `action` throws, or "" if it throws none.
 template <typename E, typename Action>
 std::string message_of(Action action) {
   try {

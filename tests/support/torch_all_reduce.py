@@ -1,4 +1,4 @@
-# A script for torch.distributed as torchrun's users write it. Nothing in it knows of Lockstep.
+# A script for torch.distributed, as users of torchrun write it, without any use of Lockstep.
 import torch
 import torch.distributed as dist
 

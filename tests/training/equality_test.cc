@@ -1,4 +1,4 @@
-// N ranks equal one.
+// Tests that trainings on N ranks equal those on one rank.
 #include "tests/training/training_runs.h"
 
 namespace lockstep::tests {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr double kLossTolerance = 1e-4;
 
-/// Real digits where they are, others else. 7,000 of the latter are 100 steps.
+/// Returns the directory of MNIST if it is installed; else writes synthetic digits, enough for 100 steps.
 std::string mnist_data(const TempDir& folder) {
   if (std::filesystem::exists(LOCKSTEP_MNIST "/t10k-images-idx3-ubyte.gz")) return LOCKSTEP_MNIST;
   write_synthetic_mnist(folder, 7200);
@@ -16,7 +16,7 @@ std::string mnist_data(const TempDir& folder) {
 TEST(Mnist, LossOfEachStepEqualsOneRank) {
   const TempDir folder;
   const std::string data = mnist_data(folder);
-  // At the example's own rate the made digits, some of which are wrong, diverge, and then any rounding grows.
+  // With the example's default rate, training on synthetic digits with wrong labels diverges and amplifies rounding.
   const std::string rate = data == folder.path() ? "0.02" : "0.05";
   std::vector<double> one;
   for (const int ranks : {1, 2, 4}) {
@@ -26,7 +26,7 @@ TEST(Mnist, LossOfEachStepEqualsOneRank) {
     if (ranks == 1) one = losses;
     EXPECT_LE(largest_difference(one, losses, 100), kLossTolerance) << ranks << " ranks";
   }
-  EXPECT_LT(one.back(), 0.5 * one.front()) << "nothing was learned, so nothing was compared";
+  EXPECT_LT(one.back(), 0.5 * one.front()) << "the training did not learn, so the comparison is void";
 }
 
 TEST(Mnist, LearnsTheDigits) {
@@ -55,7 +55,7 @@ TEST_P(Replicas, AreBitEqualAfter200Steps) {
   EXPECT_LE(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), kLossTolerance);
 }
 
-// What the other tests compare would show an exchange that does nothing.
+// The comparison of the other tests detects a missing reduction.
 TEST_P(Replicas, DifferWithoutReduction) {
   const TempDir folder;
   run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "losses"}, 3);
@@ -66,7 +66,7 @@ TEST_P(Replicas, DifferWithoutReduction) {
 INSTANTIATE_TEST_SUITE_P(, Replicas, testing::Values(2, 3, 4),
                          [](const auto& ranks) { return "n" + std::to_string(ranks.param); });
 
-/// Sentences with a grammar, which a language model can learn in a few steps.
+/// Generates sentences with a simple grammar, which a language model learns in a few steps.
 std::string generate_sentences() {
   constexpr const char* kNouns[] = {"gradient", "rank", "bucket", "tensor", "group"};
   constexpr const char* kVerbs[] = {"follows", "carries", "waits for", "meets"};
@@ -90,7 +90,7 @@ TEST(CharGpt, ValidationLossOfTwoRanksEqualsOne) {
   EXPECT_NEAR(after[2], after[1], 0.01 * after[1]);
 }
 
-/// float16 is slow on a CPU: few steps, whose losses are close because little has been learned.
+/// float16 is slow on a CPU: few steps, after which the losses are still close.
 TEST(CharGpt, MixedPrecisionReachesTheSameLoss) {
   const TempDir folder;
   folder.write("text/a.txt", generate_sentences());

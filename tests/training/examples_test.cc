@@ -1,4 +1,4 @@
-// The examples as programs: their arguments, and what they show.
+// Tests of the examples as programs: their arguments and their output.
 #include <gmock/gmock.h>
 
 #include "lockstep/base/parse.h"
@@ -10,7 +10,7 @@ namespace {
 using testing::EndsWith;
 using testing::HasSubstr;
 
-/// `program` with bad arguments: exit code 64 and one line that says `text`.
+/// Expects that a program with bad arguments exits with 64 and prints one line that ends with `text`.
 void expect_usage_error(const Words& argv, const std::string& text) {
   const ProcessResult exit = run_process({.argv = argv});
   EXPECT_EQ(exit.code, 64) << argv[1];
@@ -25,33 +25,31 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   const auto text = folder.write("short.txt", "ten bytes.");
   const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
   const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --save, --loss-log, --help";
-  expect_usage_error({sum, "4"}, "01_all_reduce: the argument \"4\" is not known; allowed are --help");
+  expect_usage_error({sum, "4"}, "01_all_reduce: unknown argument \"4\"; expected --help");
   expect_usage_error({mnist},
-                     "02_mnist: --data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
-  expect_usage_error({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; allowed is an integer from 1 to 1000");
-  expect_usage_error({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; allowed is an integer from 1 to 1000");
-  expect_usage_error({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; allowed is an integer from 1 to 100000");
-  expect_usage_error({mnist, "--seed", "-1"}, "--seed is \"-1\"; allowed is an integer from 0 to 1000000000");
-  expect_usage_error({mnist, "--lr", "nan"}, "--lr is \"nan\"; allowed is a number from 1e-06 to 10");
-  expect_usage_error({mnist, "--lr", "11"}, "--lr is \"11\"; allowed is a number from 1e-06 to 10");
-  expect_usage_error({mnist, "--learning-rate", "1"},
-                     "the argument \"--learning-rate\" is not known; allowed are " + names);
-  expect_usage_error({mnist, "--epochs"},
-                     "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
+                     "02_mnist: --data is missing; expected a directory with the MNIST files, such as --data mnist");
+  expect_usage_error({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; expected an integer from 1 to 1000");
+  expect_usage_error({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; expected an integer from 1 to 1000");
+  expect_usage_error({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; expected an integer from 1 to 100000");
+  expect_usage_error({mnist, "--seed", "-1"}, "--seed is \"-1\"; expected an integer from 0 to 1000000000");
+  expect_usage_error({mnist, "--lr", "nan"}, "--lr is \"nan\"; expected a number from 1e-06 to 10");
+  expect_usage_error({mnist, "--lr", "11"}, "--lr is \"11\"; expected a number from 1e-06 to 10");
+  expect_usage_error({mnist, "--learning-rate", "1"}, "unknown argument \"--learning-rate\"; expected " + names);
+  expect_usage_error({mnist, "--epochs"}, "--epochs has no value or is repeated; expected --epochs VALUE once");
   expect_usage_error({mnist, "--seed", "1", "--seed", "2"},
-                     "--seed is given without a value, or several times; allowed is --seed VALUE, once");
-  expect_usage_error(
-      {mnist, "--data", folder / "nowhere"},
-      "the folder " + (folder / "nowhere") + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
-  expect_usage_error({gpt}, "03_char_gpt: --corpus is missing; allowed is a file or a folder with text");
-  expect_usage_error({gpt, "--corpus", empty}, empty + " holds no text");
-  expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "there is no file or folder " + (folder / "nowhere"));
-  expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leaves a part without a window of 8 characters");
+                     "--seed has no value or is repeated; expected --seed VALUE once");
+  expect_usage_error({mnist, "--data", folder / "nowhere"},
+                     "Mnist::load: the directory " + (folder / "nowhere") +
+                         " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
+  expect_usage_error({gpt}, "03_char_gpt: --corpus is missing; expected a text file or a directory with text files");
+  expect_usage_error({gpt, "--corpus", empty}, "read_corpus: " + empty + " contains no text");
+  expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "read_corpus: " + (folder / "nowhere") + " does not exist");
+  expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leave a part without a window of 8 characters");
   expect_usage_error({gpt, "--precision", "int8"},
-                     "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+                     "precision is \"int8\"; expected 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 or O3");
   expect_usage_error({gpt, "--corpus", text, "--precision", "O2"},
-                     "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
-  expect_usage_error({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; allowed is an integer from 1 to 10000000");
+                     "--precision is \"O2\"; expected 32, bf16-mixed or fp16-mixed, whose weights are float32");
+  expect_usage_error({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; expected an integer from 1 to 10000000");
 }
 
 TEST(Examples, RejectUnwritableFilesBeforeTraining) {
@@ -59,19 +57,19 @@ TEST(Examples, RejectUnwritableFilesBeforeTraining) {
   write_synthetic_mnist(folder, 100);
   const std::string nowhere = folder / "nowhere/file";
   expect_usage_error({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--loss-log", nowhere},
-                     "--loss-log is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+                     "--loss-log is \"" + nowhere + "\"; expected a file in an existing directory");
   expect_usage_error({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--save", nowhere},
-                     "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+                     "--save is \"" + nowhere + "\"; expected a file in an existing directory");
   expect_usage_error(
       {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
-      "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+      "--save is \"" + nowhere + "\"; expected a file in an existing directory");
 }
 
 TEST(Examples, RejectABatchNotDivisibleByRanks) {
   const TempDir folder;
   write_synthetic_mnist(folder, 100);
   const ProcessResult exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--batch-size", "65"}, 64);
-  EXPECT_THAT(exit.err, HasSubstr("--batch-size is \"65\"; allowed with 2 ranks are multiples of 2\n"));
+  EXPECT_THAT(exit.err, HasSubstr("--batch-size is \"65\"; expected a multiple of the number of ranks, 2\n"));
 }
 
 TEST(Examples, PrintHelp) {

@@ -1,4 +1,4 @@
-// examples/04_imagenet on images that the test makes.
+// Tests of examples/04_imagenet on generated images.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -12,23 +12,24 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-/// Four classes: stripes that lie, stand or lean, and a chessboard, each in a color of its own, with grain.
+/// Generates an image of one of four classes: horizontal, vertical or diagonal stripes, or a chessboard, each in its
+/// own color, with noise.
 std::string make_pattern(int kind, std::uint32_t number) {
   std::uint32_t noise = number * 2654435761u + 1;
   return jpeg_file(64, 64, [&](int x, int y) {
     constexpr std::array<std::array<int, 3>, 4> kColors{{{90, 10, 10}, {10, 90, 10}, {10, 10, 90}, {60, 60, 10}}};
-    const int places[] = {y / 8, x / 8, (x + y) / 8, x / 8 + y / 8};
+    const int stripes[] = {y / 8, x / 8, (x + y) / 8, x / 8 + y / 8};
     Pixel pixel{};
     for (std::size_t i = 0; i < 3; ++i) {
       noise = noise * 1664525 + 1013904223;
-      pixel[i] = static_cast<std::uint8_t>(kColors[static_cast<std::size_t>(kind)][i] + places[kind] % 2 * 80 +
+      pixel[i] = static_cast<std::uint8_t>(kColors[static_cast<std::size_t>(kind)][i] + stripes[kind] % 2 * 80 +
                                            static_cast<int>(noise >> 27));
     }
     return pixel;
   });
 }
 
-/// train/ and val/ with so many images of each class.
+/// Writes train/ and val/ with the given numbers of images per class.
 void write_patterns(const TempDir& folder, std::uint32_t train, std::uint32_t val) {
   for (int kind = 0; kind < 4; ++kind)
     for (std::uint32_t i = 0; i < train + val; ++i)
@@ -44,22 +45,22 @@ ProcessResult run_imagenet(int ranks, const TempDir& folder, const Words& more, 
   return run_ranks(ranks, words, code);
 }
 
-/// Numbers of a tensor of a safetensors file of float32, float16 or bfloat16.
+/// Reads a tensor of float32, float16 or bfloat16 from a safetensors file.
 std::vector<float> read_saved_tensor(const std::string& path, const std::string& name) {
   const std::string file = read_file(path);
   std::uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof header);
   const std::string entry = file.substr(8, header).substr(file.substr(8, header).find("\"" + name + "\""));
   const bool full = entry.find("\"F32\"") < entry.find('}'), half = entry.find("\"F16\"") < entry.find('}');
-  const std::size_t place = entry.find("\"data_offsets\":[") + std::strlen("\"data_offsets\":[");
-  const auto begin = std::strtoull(entry.c_str() + place, nullptr, 10),
-             end = std::strtoull(entry.c_str() + entry.find(',', place) + 1, nullptr, 10);
+  const std::size_t offset = entry.find("\"data_offsets\":[") + std::strlen("\"data_offsets\":[");
+  const auto begin = std::strtoull(entry.c_str() + offset, nullptr, 10),
+             end = std::strtoull(entry.c_str() + entry.find(',', offset) + 1, nullptr, 10);
   std::vector<float> numbers;
   for (std::uint64_t i = begin; i < end; i += full ? 4 : 2) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, file.data() + 8 + header + i, full ? 4 : 2);
     float number = 0;
-    if (half) {  // no infinities, and nothing below 6e-5, matters here
+    if (half) {  // ignores infinities and subnormals
       const float magnitude =
           std::ldexp(1.0f + static_cast<float>(bits & 1023) / 1024, static_cast<int>(bits >> 10 & 31) - 15);
       number = (bits >> 10 & 31) == 0 ? 0 : bits >> 15 ? -magnitude : magnitude;
@@ -88,13 +89,13 @@ TEST(Imagenet, TwoRanksLearnAndSavedWeightsReload) {
       {"--batch", "8", "--epochs", "6", "--warmup", "1", "--lr", "0.05", "--save", folder / "net.safetensors"});
   EXPECT_THAT(exit.out, HasSubstr("resnet18: 96 images of 4 classes, 32 to validate; 2 ranks"));
   EXPECT_GE(last_number_after(exit.out, "accuracy "), 90) << exit.out;
-  EXPECT_EQ(last_number_after(exit.out, "among the first five "), 100) << exit.out;
+  EXPECT_EQ(last_number_after(exit.out, "top-5 accuracy "), 100) << exit.out;
   const ProcessResult again = run_imagenet(1, folder, {"--epochs", "0", "--weights", folder / "net.safetensors"});
   EXPECT_EQ(last_number_after(again.out, "accuracy "), last_number_after(exit.out, "accuracy "));
   EXPECT_NEAR(last_number_after(again.out, "validation loss "), last_number_after(exit.out, "validation loss "), 2e-4);
 }
 
-/// Each image has the same pixels on whatever rank, and batch norm sees the whole batch.
+/// Each image has the same pixels on any rank, and batch norm uses the whole batch.
 TEST(Imagenet, LossesOfTwoRanksEqualOne) {
   const TempDir folder;
   write_patterns(folder, 16, 2);
@@ -107,15 +108,15 @@ TEST(Imagenet, LossesOfTwoRanksEqualOne) {
   const auto one = losses(1, "16", {}), two = losses(2, "8", {"--sync-bn"}), apart = losses(2, "8", {});
   ASSERT_EQ(one.size(), 8u);
   EXPECT_LE(largest_difference(one, two, 8), 1e-3);
-  EXPECT_GT(largest_difference(one, apart, 8), 1e-3) << "batch norm made no difference, so nothing was compared";
+  EXPECT_GT(largest_difference(one, apart, 8), 1e-3) << "batch norm has no effect, so the comparison is void";
 }
 
-/// float16 is slow on a CPU: few steps of few images, without the float16 that CharGpt trains in.
+/// float16 is slow on a CPU: few steps of few images, without fp16-mixed, which CharGpt covers.
 TEST(Imagenet, TrainsInEveryPrecision) {
   const TempDir folder;
   write_patterns(folder, 1, 1);
   const auto weights = [&](const Words& more) {
-    // Targets that are nearly even have small gradients: the scale of O2 needs to fall two times only.
+    // Nearly uniform targets have small gradients, so that the scale of O2 decreases only twice.
     Words words{"--batch", "2", "--warmup", "0", "--label-smoothing", "0.999", "--save", folder / "net"};
     words.insert(words.end(), more.begin(), more.end());
     const ProcessResult exit = run_imagenet(2, folder, words);
@@ -132,7 +133,7 @@ TEST(Imagenet, TrainsInEveryPrecision) {
   }
 }
 
-/// A PNG by another name among the training images, and half a file among the others.
+/// Writes a PNG named .jpg among the training images, and a truncated file among the validation images.
 std::string write_broken_images(const TempDir& folder) {
   write_patterns(folder, 2, 2);
   folder.write("val/c/2.jpg", make_pattern(2, 1).substr(0, 1000));
@@ -144,21 +145,22 @@ TEST(Imagenet, NamesABrokenImage) {
   const std::string broken = write_broken_images(folder);
   const ProcessResult exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "1"}, 65);
   EXPECT_THAT(exit.err, HasSubstr("04_imagenet: one of 2 samples that begin with sample "));
-  EXPECT_THAT(exit.err, HasSubstr(": " + broken + ":0: it is no JPEG but a PNG\n"));
+  EXPECT_THAT(exit.err, HasSubstr(": " + broken + ":0: not a JPEG but a PNG\n"));
 }
 
 TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
   const TempDir folder;
   const std::string broken = write_broken_images(folder);
   const ProcessResult exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "2", "--skip-broken"});
-  EXPECT_THAT(exit.err, HasSubstr("lockstep: warning: " + broken +
-                                  ":0: it is no JPEG but a PNG; another image takes its place\n"));
-  EXPECT_THAT(exit.err, HasSubstr("/val/c/2.jpg:1000: the file ends before the picture does; it is not counted\n"));
+  EXPECT_THAT(exit.err,
+              HasSubstr("lockstep: warning: " + broken + ":0: not a JPEG but a PNG; another image is used instead\n"));
+  EXPECT_THAT(exit.err,
+              HasSubstr("/val/c/2.jpg:1000: the file is truncated: it has no end marker; the sample is ignored\n"));
   EXPECT_THAT(exit.out, HasSubstr("epoch 2: validation loss "));
   EXPECT_THAT(exit.out, HasSubstr(", of 7 images\n"));
 }
 
-/// `program` with bad arguments: exit code `code` and one line that says `text`.
+/// Expects that 04_imagenet with bad arguments exits with 64 and prints `text`.
 void expect_usage_error(const Words& words, const std::string& text) {
   Words argv{LOCKSTEP_IMAGENET_PROGRAM};
   argv.insert(argv.end(), words.begin(), words.end());
@@ -171,23 +173,23 @@ TEST(Imagenet, RejectsBadArguments) {
   const TempDir folder;
   write_patterns(folder, 1, 1);
   const std::string data = folder.path();
-  expect_usage_error({}, "--data is missing; allowed is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
-  expect_usage_error({"--data", folder / "nowhere"}, "there is no folder " + (folder / "nowhere/train"));
+  expect_usage_error({}, "--data is missing; expected a directory with train/CLASS/*.jpg and val/CLASS/*.jpg");
+  expect_usage_error({"--data", folder / "nowhere"},
+                     "ImageFolder: the directory " + (folder / "nowhere/train") + " does not exist");
   expect_usage_error({"--data", data, "--arch", "resnet101"},
-                     "--arch is \"resnet101\"; allowed are resnet18, resnet34 and resnet50");
+                     "--arch is \"resnet101\"; expected resnet18, resnet34 or resnet50");
   expect_usage_error({"--data", data, "--precision", "int8"},
-                     "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+                     "precision is \"int8\"; expected 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 or O3");
   expect_usage_error({"--data", data, "--sync-bn=1"},
-                     "--sync-bn is given with a value, or several times; allowed is --sync-bn, once");
+                     "--sync-bn has a value or is repeated; expected --sync-bn once, without a value");
   expect_usage_error({"--data", data, "--skip-broken", "--skip-broken"},
-                     "--skip-broken is given with a value, or several times; allowed is --skip-broken, once");
+                     "--skip-broken has a value or is repeated; expected --skip-broken once, without a value");
   expect_usage_error({"--data", data, "--save", folder / "nowhere/net"},
-                     "--save is \"" + (folder / "nowhere/net") + "\"; allowed is a file in a folder that exists");
-  expect_usage_error({"--data", data, "--batch", "5"},
-                     "--batch is \"5\"; allowed with 4 images and 1 ranks are at most 4");
+                     "--save is \"" + (folder / "nowhere/net") + "\"; expected a file in an existing directory");
+  expect_usage_error({"--data", data, "--batch", "5"}, "--batch is \"5\"; expected at most 4 with 4 images and 1 rank");
   folder.write("val/e/1.jpg", make_pattern(0, 1));
   expect_usage_error({"--data", data}, data + "/train has 4 classes and " + data +
-                                           "/val 5 that are not the same; allowed are the same folders in both");
+                                           "/val has 5 different ones; expected the same class directories in both");
 }
 
 TEST(Imagenet, PrintsHelp) {

@@ -1,12 +1,20 @@
 #!/usr/bin/env python3
-"""Trainings that are killed or stopped somewhere, and go on: the end is that of a training which was left alone.
+"""Kills or stops trainings at random times, resumes them, and compares the result with an uninterrupted training.
 
-usage: go_on.py kill|term|stop|restart --lockstep PATH --program training_resumable [--runs N] [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--steps N] [--seed N]
-kill:    two ranks, one of which gets SIGKILL in a random step; started again with resume=auto. The weights at the end are the same bits.
-term:    two ranks, one of which gets SIGTERM at a random moment: exit code 75, and the same bits by resume=auto.
-stop:    2, then 3, then 1 ranks (--worlds), each but the last asked to leave by SIGTERM at a random moment: exit code 75. Every sample exactly once an epoch, the mean loss of the last epoch within 1 %.
-restart: one run with --max-restarts, in which ranks get SIGKILL in --kills random steps. The same bits, by one command.
-Of every run the ranks' histories are looked at (resume_history.py). Prints a line a run; exit code 1 when one was wrong.
+Usage: kill_and_resume.py kill|term|stop|restart --lockstep PATH --program training_resumable [--runs N]
+           [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--epochs N] [--seed N]
+
+kill:    two ranks, one of which receives SIGKILL in a random step; resumed with resume=auto. The final weights are
+         bit-equal.
+term:    two ranks, one of which receives SIGTERM at a random time: exit code 75, and bit-equal weights after
+         resume=auto.
+stop:    2, then 3, then 1 ranks (--worlds); each job but the last receives SIGTERM at a random time: exit code 75. Each
+         epoch has every sample exactly once, and the mean loss of the last epoch differs by at most 1 %.
+restart: one job with --max-restarts, whose ranks receive SIGKILL in --kills random steps. The final weights are
+         bit-equal.
+
+Checks the histories of the ranks of every run (resume_history.py). Prints a line per run; the exit code is 1 if a run
+was wrong.
 """
 
 import argparse
@@ -27,6 +35,8 @@ LIMIT_S = 300
 
 
 class Job:
+    """A training that runs under lockstep run."""
+
     def __init__(self, args, root, name, world, extra, options=()):
         self.history = os.path.join(root, name + ".history")
         os.makedirs(self.history, exist_ok=True)
@@ -60,18 +70,19 @@ class Job:
             command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def end(self):
+    def wait(self):
+        """Waits for the job and returns its exit code, the match of its last line, and its stderr."""
         try:
             out, err = self.process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             out, err = self.process.communicate()
-            raise SystemExit(f"a job did not end in {LIMIT_S} s\n{out}{err}") from None
+            raise SystemExit(f"a job did not exit within {LIMIT_S} s\n{out}{err}") from None
         found = re.search(r"end=(\d+) steps=(\d+) epochs=(\d+) loss=(\S+) hash=(\w+)", out)
         return self.process.returncode, found, err
 
     def lines(self, rank=0):
-        """What a rank has written down: its starts, and its steps."""
+        """Returns the records of a rank: its starts and its steps."""
         try:
             with open(os.path.join(self.history, f"rank.{rank}.jsonl"), encoding="utf8") as file:
                 lines = [json.loads(line) for line in file if line.endswith("\n")]
@@ -80,52 +91,54 @@ class Job:
         return [line for line in lines if "pid" in line], [line for line in lines if "step" in line]
 
     def wait_for_steps(self, count):
+        """Waits until rank 0 has recorded `count` steps."""
         begin = time.monotonic()
         while len(self.lines()[1]) < count and self.process.poll() is None and time.monotonic() < begin + LIMIT_S:
             time.sleep(0.005)
 
 
-def reference(args, root):
+def run_reference(args, root):
+    """Runs the uninterrupted training and returns the match of its last line."""
     job = Job(args, root, "reference", 2, [])
-    code, found, err = job.end()
+    code, found, err = job.wait()
     if code != 0 or not found:
-        raise SystemExit(f"the training that is left alone ended with {code}\n{err}")
+        raise SystemExit(f"the uninterrupted training exited with {code}\n{err}")
     return found
 
 
-def killed(args, root, number, rng, ref):
+def run_killed(args, root, number, rng, ref):
     name, steps = f"killed-{number}", int(ref[2])
     step, rank = rng.randint(2, steps), rng.randrange(2)
     job = Job(args, root, name, 2, [f"kill={rank}@{step}", f"save_every={args.save_every}"])
-    code, found, err = job.end()
+    code, found, err = job.wait()
     wrong = []
     if code != 128 + signal.SIGKILL:
         wrong.append(f"exit code {code} after SIGKILL: {err[-300:]}")
-    code, found, err = Job(args, root, name, 2, ["resume=auto", f"save_every={args.save_every}"]).end()
+    code, found, err = Job(args, root, name, 2, ["resume=auto", f"save_every={args.save_every}"]).wait()
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
-    # On the way to the step's end there may be a save that was not durable yet.
+    # The save before the kill may not have been durable.
     wrong += resume_history.check(job.history, args.samples, max_lost=2 * args.save_every)
     return f"rank {rank} killed in step {step} of {steps}", wrong
 
 
-def terminated(args, root, number, rng, ref):
+def run_terminated(args, root, number, rng, ref):
     name, steps, rank, wrong = f"terminated-{number}", int(ref[2]), rng.randrange(2), []
     job = Job(args, root, name, 2, ["slow_ms=10", f"save_every={args.save_every}"])
     job.wait_for_steps(rng.randint(1, steps - 2))
     os.kill(job.lines(rank)[0][-1]["pid"], signal.SIGTERM)
-    code, found, err = job.end()
+    code, found, err = job.wait()
     at = found[2] if found else "?"
     if code != 75:
         wrong.append(f"exit code {code} after SIGTERM: {err[-300:]}")
-    code, found, err = Job(args, root, name, 2, ["resume=auto", f"save_every={args.save_every}"]).end()
+    code, found, err = Job(args, root, name, 2, ["resume=auto", f"save_every={args.save_every}"]).wait()
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
     wrong += resume_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
-    return f"rank {rank} got SIGTERM, all left after step {at} of {steps}", wrong
+    return f"rank {rank} received SIGTERM, all ranks stopped after step {at} of {steps}", wrong
 
 
-def restarted(args, root, number, rng, ref):
+def run_restarted(args, root, number, rng, ref):
     steps = int(ref[2])
     kills = sorted(rng.sample(range(2, steps + 1), min(args.kills, steps - 1)))
     name = f"restarted-{number}"
@@ -133,37 +146,37 @@ def restarted(args, root, number, rng, ref):
     job = Job(
         args, root, name, 2, [f"kill={words}", f"save_every={args.save_every}"], ["--max-restarts", str(len(kills))]
     )
-    code, found, err = job.end()
+    code, found, err = job.wait()
     wrong = []
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
     wrong += resume_history.check(job.history, args.samples, max_lost=2 * args.save_every)
-    died = sum(name.startswith("killed.") for name in os.listdir(job.history))
-    if died != len(kills):
-        wrong.append(f"{died} kills instead of {len(kills)}")
-    return f"{died} kills", wrong
+    kills_done = sum(name.startswith("killed.") for name in os.listdir(job.history))
+    if kills_done != len(kills):
+        wrong.append(f"{kills_done} kills instead of {len(kills)}")
+    return f"{kills_done} kills", wrong
 
 
-def stopped(args, root, number, rng, ref):
-    name, wrong, told = f"stopped-{number}", [], []
+def run_stopped(args, root, number, rng, ref):
+    name, wrong, summary = f"stopped-{number}", [], []
     steps = int(ref[2])
     before = 0
     for world in args.worlds[:-1]:
         job = Job(args, root, name, world, ["resume=auto", "slow_ms=5", "save_every=0"])
         job.wait_for_steps(before + rng.randint(1, max(1, steps // len(args.worlds))))
         job.process.send_signal(signal.SIGTERM)
-        code, found, err = job.end()
+        code, found, err = job.wait()
         if code != 75:
             wrong.append(f"{world} ranks: exit code {code}: {err[-300:]}")
         before = len(job.lines()[1])
-        told.append(f"{world} ranks to step {found[2] if found else '?'}")
+        summary.append(f"{world} ranks to step {found[2] if found else '?'}")
     job = Job(args, root, name, args.worlds[-1], ["resume=auto", "save_every=0"])
-    code, found, err = job.end()
+    code, found, err = job.wait()
     loss, expected = (float(found[4]), float(ref[4])) if found else (float("nan"), float("nan"))
     if code != 0 or not abs(loss - expected) <= 0.01 * expected:
         wrong.append(f"exit code {code}, loss {loss} instead of {expected}: {err[-300:]}")
     wrong += resume_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
-    return ", ".join(told) + f", loss {loss:.6g} beside {expected:.6g}", wrong
+    return ", ".join(summary) + f", loss {loss:.6g}, expected {expected:.6g}", wrong
 
 
 def main():
@@ -184,17 +197,17 @@ def main():
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
-    root = tempfile.mkdtemp(prefix="lockstep-go-on-")
+    root = tempfile.mkdtemp(prefix="lockstep-kill-and-resume-")
     try:
-        ref = reference(args, root)
-        print(f"seed {seed}; left alone: {ref[0]}", flush=True)
-        one = {"kill": killed, "term": terminated, "stop": stopped, "restart": restarted}[args.kind]
+        ref = run_reference(args, root)
+        print(f"seed {seed}; uninterrupted: {ref[0]}", flush=True)
+        run = {"kill": run_killed, "term": run_terminated, "stop": run_stopped, "restart": run_restarted}[args.kind]
         failed = 0
         for number in range(args.runs):
-            what, wrong = one(args, root, number, rng, ref)
+            what, wrong = run(args, root, number, rng, ref)
             failed += bool(wrong)
             print(f"run {number}: {what}{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
-        print(f"{args.runs - failed} of {args.runs} runs are right", flush=True)
+        print(f"{args.runs - failed} of {args.runs} runs were correct", flush=True)
         return 1 if failed else 0
     finally:
         shutil.rmtree(root, ignore_errors=True)

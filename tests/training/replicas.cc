@@ -1,8 +1,9 @@
-// A training whose samples are computed from their numbers, so that any number of ranks sees the same global batches.
+// A training with samples that are computed from their indices, so that global batches do not depend on the number of
+// ranks.
 //   training_replicas STEPS exchange|alone LOSS_FILE
-// Rank 0 writes the global mean loss of each step. At the end the ranks compare their parameters byte by byte: exit
-// code 0 when all are equal, 3 when not. With "alone" every rank stays under no_sync(): what a broken exchange would
-// do.
+// Rank 0 writes the global mean loss of each step. At the end the ranks compare their parameters byte by byte: the exit
+// code is 0 if all are equal, else 3. With "alone", every rank uses no_sync(), as if the gradient reduction were
+// broken.
 #include <lockstep/base/parse.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -37,7 +38,7 @@ std::string bytes_of(const torch::nn::Module& module) {
 
 int train(std::int64_t steps, bool alone, const std::string& loss_file) {
   lockstep::Group world = lockstep::init();
-  torch::manual_seed(world.rank());  // rank 0's start must come to the others
+  torch::manual_seed(world.rank());  // DistributedDataParallel must broadcast the weights of rank 0
   Net net;
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

@@ -1,10 +1,11 @@
-// A training by Trainer that may be killed anywhere, and writes down what it did:
+// A training with the Trainer that can be killed at any time and records its steps:
 //   training_resumable model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH]
 //   [steps=N] [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
-// `batch` is that of all ranks together. Each rank appends a line to HISTORY/rank.R.jsonl when it begins and after each
-// step, flushed: what it drew, and a hash of all weights before and after. kill: a rank kills itself with SIGKILL in
-// the forward of that step, once each, which a file in HISTORY remembers. plain: without what depends on the number of
-// ranks, dropout and their own batch norms. At the end rank 0 prints "end=REASON steps=N epochs=N loss=L hash=H".
+// `batch` is the total over all ranks. At the start and after each step, each rank appends and flushes a line to
+// HISTORY/rank.R.jsonl, with its samples and a hash of all weights before and after the step. kill: the rank sends
+// itself SIGKILL in the forward of that step, once per entry; files in HISTORY record which kills happened. plain:
+// without parts that depend on the number of ranks, such as dropout and unsynchronized batch norm. At the end rank 0
+// prints "end=REASON steps=N epochs=N loss=L hash=H".
 #include <fcntl.h>
 #include <lockstep/base/content_hash.h>
 #include <lockstep/base/env.h>
@@ -32,7 +33,7 @@
 namespace {
 
 using lockstep::data::Example;
-namespace train = lockstep::train;
+namespace training = lockstep::training;
 
 using Words = std::map<std::string, std::string>;
 
@@ -41,7 +42,7 @@ std::int64_t int_argument(const Words& words, const std::string& name, std::int6
   return found == words.end() ? default_value
                               : lockstep::base::parse_int_in_range(name, found->second, -1, 1'000'000'000);
 }
-std::string text(const Words& words, const std::string& name, const std::string& default_value = "") {
+std::string string_argument(const Words& words, const std::string& name, const std::string& default_value = "") {
   const auto found = words.find(name);
   return found == words.end() ? default_value : found->second;
 }
@@ -56,7 +57,7 @@ std::string hash_of(const torch::nn::Module& module) {
   return hash.digits();
 }
 
-/// What one rank writes down.
+/// Records the steps of one rank in a file.
 class StepHistory {
  public:
   StepHistory(const std::string& folder, lockstep::Group& world)
@@ -65,8 +66,8 @@ class StepHistory {
     file_.open(folder + "/rank." + std::to_string(rank_) + ".jsonl", std::ios::app);
   }
   void record_start(std::int64_t step, const std::string& hash) {
-    line("\"pid\": " + std::to_string(::getpid()) + ", \"begins_after\": " + std::to_string(step) + ", \"after\": \"" +
-         hash + "\"");
+    write_record("\"pid\": " + std::to_string(::getpid()) + ", \"begins_after\": " + std::to_string(step) +
+                 ", \"after\": \"" + hash + "\"");
   }
   void record_samples(const std::vector<std::int64_t>& samples) {
     samples_.insert(samples_.end(), samples.begin(), samples.end());
@@ -75,10 +76,10 @@ class StepHistory {
     std::string samples;
     for (const std::int64_t sample : samples_) samples += (samples.empty() ? "" : ", ") + std::to_string(sample);
     samples_.clear();
-    line("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": [" + samples +
-         "], \"before\": \"" + before + "\", \"after\": \"" + after + "\"");
+    write_record("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": [" +
+                 samples + "], \"before\": \"" + before + "\", \"after\": \"" + after + "\"");
   }
-  /// Whether this rank is to die in this step, for the first time.
+  /// Whether this rank must kill itself in this step, for the first time.
   bool should_die_in(std::int64_t step, const std::string& kills) const {
     std::istringstream items(kills);
     for (std::string item; std::getline(items, item, ',');)
@@ -89,7 +90,7 @@ class StepHistory {
   }
 
  private:
-  void line(const std::string& fields) {
+  void write_record(const std::string& fields) {
     file_ << "{\"mono_ns\": " << lockstep::base::monotonic_ns() << ", \"gen\": " << generation_
           << ", \"rank\": " << rank_ << ", \"world\": " << world_size_ << ", " << fields << "}" << std::endl;
   }
@@ -130,10 +131,10 @@ struct TextModel : torch::nn::Module {
     return gpt->loss(data, target.narrow(1, 1, target.size(1) - 1));
   }
   Gpt gpt;
-  double dropout = 0;  // it has none
+  double dropout = 0;  // unused
 };
 
-/// A target holds the number of its sample: times 10 plus the class, or in front of the text.
+/// Returns the sample indices of a batch. A target encodes its index: as index * 10 + class, or as its first element.
 std::vector<std::int64_t> samples_of(const torch::Tensor& target) {
   const torch::Tensor numbers = (target.dim() == 1 ? target.div(10, "floor") : target.select(1, 0)).contiguous();
   return {numbers.const_data_ptr<std::int64_t>(), numbers.const_data_ptr<std::int64_t>() + numbers.numel()};
@@ -142,13 +143,13 @@ std::vector<std::int64_t> samples_of(const torch::Tensor& target) {
 template <typename Net>
 struct RecordedModule : Net {
   using Net::Net;
-  torch::Tensor training_step(Example& batch, train::StepLog& log) {
+  torch::Tensor training_step(Example& batch, training::StepLog& log) {
     history->record_samples(samples_of(batch.target));
     const torch::Tensor loss = this->loss(batch.data, batch.target);
     if (history->should_die_in(log.step + 1, kills)) ::kill(::getpid(), SIGKILL);
     return loss;
   }
-  std::vector<train::OptimizerConfig> configure_optimizers(train::TrainingSetup& setup) {
+  std::vector<training::OptimizerConfig> configure_optimizers(training::TrainingSetup& setup) {
     return {{std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 2e-3}),
              lockstep::optim::cosine_decay({.steps = std::max<std::int64_t>(1, setup.total_steps())})}};
   }
@@ -156,16 +157,16 @@ struct RecordedModule : Net {
   std::string kills;
 };
 
-struct HistoryCallback : train::Callback {
+struct HistoryCallback : training::Callback {
   HistoryCallback(StepHistory& to, std::int64_t ms) : history(to), slow_ms(ms) {}
-  void on_fit_start(train::FitContext& fit) override {
+  void on_fit_start(training::FitContext& fit) override {
     history.record_start(fit.step(), before = hash_of(fit.module()));
   }
-  void on_step(train::FitContext& fit) override {
+  void on_step(training::FitContext& fit) override {
     const std::string after = hash_of(fit.module());
     history.record_step(fit.step(), fit.epoch(), before, after);
     before = after;
-    if (slow_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));  // so that somebody can kill it
+    if (slow_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));  // so that a test can kill it
   }
   StepHistory& history;
   std::int64_t slow_ms;
@@ -173,11 +174,11 @@ struct HistoryCallback : train::Callback {
 };
 
 template <typename Net, typename Dataset>
-int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<RecordedModule<Net>> net, Dataset dataset) {
+int fit(const Words& words, training::Trainer& trainer, std::shared_ptr<RecordedModule<Net>> net, Dataset dataset) {
   lockstep::Group& world = trainer.world();
-  StepHistory history(text(words, "history"), world);
+  StepHistory history(string_argument(words, "history"), world);
   net->history = &history;
-  net->kills = text(words, "kill");
+  net->kills = string_argument(words, "kill");
   if (int_argument(words, "plain", 0) == 1) net->dropout = 0;
   const auto writer = std::make_shared<HistoryCallback>(history, int_argument(words, "slow_ms", 0));
   trainer.add(writer);
@@ -186,7 +187,7 @@ int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<RecordedMod
                                             {.batch_size = int_argument(words, "batch", 12) / world.size(),
                                              .seed = 4,
                                              .mode = lockstep::data::ShardMode::kExact});
-  const train::FitResult result = trainer.fit(net, loader);
+  const training::FitResult result = trainer.fit(net, loader);
   if (world.rank() == 0)
     std::cout << "end=" << static_cast<int>(result.reason) << " steps=" << result.steps << " epochs=" << result.epochs
               << " loss=" << result.train_values.front().second << " hash=" << hash_of(*net)
@@ -203,21 +204,21 @@ struct GeneratedDataset {
 };
 
 int run(const Words& words) {
-  train::TrainerOptions options{.max_epochs = int_argument(words, "epochs", -1),
-                                .max_steps = int_argument(words, "steps", -1),
-                                .precision = text(words, "precision", "32"),
-                                .seed = 11};
-  options.folder = text(words, "folder");
-  options.name = text(words, "name", "fit");
-  options.resume = text(words, "resume");
-  options.sync_batch_norm =
-      int_argument(words, "plain", 0) == 1 && text(words, "model") == "mnist";  // it alone has one
+  training::TrainerOptions options{.max_epochs = int_argument(words, "epochs", -1),
+                                   .max_steps = int_argument(words, "steps", -1),
+                                   .precision = string_argument(words, "precision", "32"),
+                                   .seed = 11};
+  options.folder = string_argument(words, "folder");
+  options.name = string_argument(words, "name", "fit");
+  options.resume = string_argument(words, "resume");
+  options.sync_batch_norm = int_argument(words, "plain", 0) == 1 &&
+                            string_argument(words, "model") == "mnist";  // the only model with batch norm
   options.save_every_n_steps = int_argument(words, "save_every", 5);
   options.log_every_n_steps = 1;
   options.progress_bar = options.model_summary = false;
-  train::Trainer trainer(options);
+  training::Trainer trainer(options);
   torch::manual_seed(trainer.world().rank());
-  const std::string model = text(words, "model", "mlp"), data = text(words, "data");
+  const std::string model = string_argument(words, "model", "mlp"), data = string_argument(words, "data");
   if (model == "mnist") {
     const auto images = lockstep::data::Mnist::load(data, lockstep::data::Mnist::Mode::kTest)
                             .slice(0, static_cast<std::size_t>(int_argument(words, "samples", 2000)));
@@ -261,6 +262,6 @@ int main(int argc, char** argv) try {
   }
   return run(words);
 } catch (const lockstep::Error& error) {
-  std::cerr << "training_fit: " << error.what() << std::endl;
+  std::cerr << "training_resumable: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());
 }

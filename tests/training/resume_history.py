@@ -1,4 +1,7 @@
-"""What the ranks of trainings that went on have written down (fit.cc), as tests/support/check_history.py reads it: each start of a training is a generation there, whoever has started it."""
+"""Converts the histories of resumable_training.cc to the format of tests/support/check_history.py, and checks them.
+
+Each start of a training is a generation in that format, for restarts by the launcher and by a test.
+"""
 
 import collections
 import json
@@ -10,13 +13,16 @@ import check_history  # noqa: E402
 
 
 def read_starts(folder):
-    """{start: (step that it goes on after, {step: lines})}. A rank's lines tell when it began; ranks that some start did not have have begun less often."""
+    """Returns {start: (step that it resumes after, lines)}.
+
+    The lines of a rank include its starts; a rank that did not exist in some start has fewer of them.
+    """
     starts, ranks = {}, {}
     for name in os.listdir(folder):
         if name.startswith("rank."):
             with open(os.path.join(folder, name), encoding="utf8") as file:
                 ranks[int(name.split(".")[1])] = [json.loads(line) for line in file if line.endswith("}\n")]
-    # Rank 0 is there in each start that has begun.
+    # Rank 0 exists in every start.
     worlds = [line["world"] for line in ranks.get(0, []) if "pid" in line]
     for rank, lines in ranks.items():
         number = -1
@@ -40,7 +46,7 @@ def read_starts(folder):
 
 
 def check(folder, samples, max_lost, epochs=None):
-    """What is wrong, as sentences. `epochs`: so many, each of which has all `samples`."""
+    """Returns a list of errors. With `epochs`, checks that each of these epochs has all `samples`."""
     lines = [line for _, some in read_starts(folder).values() for line in some]
     wrong = check_history.check(lines, max_lost)
     if epochs is not None:

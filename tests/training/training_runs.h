@@ -1,4 +1,4 @@
-// Trainings as the tests here start them, and what they leave behind.
+// Starting trainings in tests, and reading their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,16 +16,17 @@ namespace lockstep::tests {
 
 using Words = std::vector<std::string>;
 
-/// lockstep run -n RANKS WORDS...; must end with `code`.
+/// Runs `lockstep run -n RANKS WORDS...` and expects exit code `code`.
 inline ProcessResult run_ranks(int ranks, const Words& words, int code = 0) {
   Words argv = {LOCKSTEP_PROGRAM_PATH, "run", "-n", std::to_string(ranks), "--bind", "none", "--"};
   argv.insert(argv.end(), words.begin(), words.end());
-  // More threads than cores, in several processes that wait for each other, are slower than one thread each.
+  // One thread per rank: more threads than cores slow down processes that wait for each other.
   ProcessResult exit = run_process({.argv = argv, .env = {{"OMP_NUM_THREADS", "1"}}}, std::chrono::seconds(200));
   EXPECT_EQ(exit.code, code) << exit.out << exit.err;
   return exit;
 }
 
+/// Reads the losses in a file, one per line.
 inline std::vector<double> read_losses(const std::string& path) {
   std::istringstream text(read_file(path));
   std::vector<double> losses;
@@ -33,7 +34,7 @@ inline std::vector<double> read_losses(const std::string& path) {
   return losses;
 }
 
-/// The largest relative difference within the first `count` losses, which both must have.
+/// Returns the largest relative difference of the first `count` losses; expects that both lists have that many.
 inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b, std::size_t count) {
   EXPECT_GE(a.size(), count);
   EXPECT_GE(b.size(), count);
@@ -43,15 +44,15 @@ inline double largest_difference(const std::vector<double>& a, const std::vector
   return largest;
 }
 
-/// The number behind the last `label` in `text`; NaN when there is none.
+/// Returns the number after the last `label` in `text`; NaN if there is none.
 inline double last_number_after(const std::string& text, const std::string& label) {
-  const std::size_t place = text.rfind(label);
-  return place == std::string::npos ? NAN : std::strtod(text.c_str() + place + label.size(), nullptr);
+  const std::size_t position = text.rfind(label);
+  return position == std::string::npos ? NAN : std::strtod(text.c_str() + position + label.size(), nullptr);
 }
 
-/// Writes `count` images of ten kinds, which a network tells apart after some steps, as the test files of MNIST. Some
-/// labels of the first nine tenths are wrong, so that the loss does not vanish: relative differences would mean
-/// nothing.
+/// Writes `count` images of ten classes, which a network learns in a few steps, as the test files of MNIST. Some labels
+/// in the first nine tenths are wrong, so that the loss does not vanish, which would make relative differences
+/// meaningless.
 inline void write_synthetic_mnist(const TempDir& folder, std::uint32_t count) {
   const auto be32 = [](std::uint32_t value) {
     std::string bytes;

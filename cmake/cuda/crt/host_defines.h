@@ -1,4 +1,4 @@
-// What the headers of the CUDA runtime want of the toolkit; the wheels have no folder crt.
+// The macros of the CUDA toolkit that the headers of the CUDA runtime use. The wheels do not contain the directory crt.
 #pragma once
 
 #define __no_return__ __attribute__((noreturn))

@@ -29,22 +29,21 @@ AddrInfo resolve(const Address& address, bool passive) {
   hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0)
-    throw UsageError("cannot find the address of host " + quoted(address.host, 256) + ": " + ::gai_strerror(error));
+  if (error != 0) throw UsageError("cannot resolve host " + quoted(address.host, 256) + ": " + ::gai_strerror(error));
   return {found, &::freeaddrinfo};
 }
 
 Fd new_socket(const addrinfo& info) {
   Fd fd(::socket(info.ai_family, info.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol));
-  if (!fd) throw SystemError("cannot make a socket", errno);
+  if (!fd) throw SystemError("cannot create a socket", errno);
   return fd;
 }
 
 void set_options(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends
-  // one by the user timeout, which also replaces keepalive's count (RFC 5482, tcp(7)).
+  // Keepalive, which probes every second, detects a silent host on an idle connection. The user timeout ends a
+  // connection with unacknowledged data; it also replaces keepalive's probe count (RFC 5482, tcp(7)).
   const unsigned silent_ms = std::chrono::milliseconds(kPeerHostTimeout).count();
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
@@ -68,7 +67,7 @@ Address numeric_address(const sockaddr_storage& storage, socklen_t length) {
   char port[NI_MAXSERV];
   const int error = ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof host, port,
                                   sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  if (error != 0) throw SystemError(std::string("cannot print an address: ") + ::gai_strerror(error), EINVAL);
+  if (error != 0) throw SystemError(std::string("cannot format an address: ") + ::gai_strerror(error), EINVAL);
   return {host, static_cast<std::uint16_t>(parse_int(port).value_or(0))};
 }
 
@@ -82,7 +81,7 @@ bool wait_for(int fd, short events, Deadline deadline) {
   }
 }
 
-/// One attempt; the errno of its failure, 0 for success.
+/// Makes one attempt to connect. Returns 0 or the errno of its failure.
 int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
   fd = new_socket(info);
   if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) == 0) return 0;
@@ -103,7 +102,7 @@ Address parse_address(std::string_view what, std::string_view text) {
   std::string_view host = text.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   if (colon == std::string_view::npos || host.empty())
-    throw UsageError(std::string(what) + " is " + quoted(text, 256) + "; allowed is host:port");
+    throw UsageError(std::string(what) + " is " + quoted(text, 256) + "; expected host:port");
   return {std::string(host), static_cast<std::uint16_t>(parse_int_in_range("the port in " + std::string(what),
                                                                            text.substr(colon + 1), 1, 65535))};
 }

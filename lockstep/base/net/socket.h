@@ -1,4 +1,6 @@
-// TCP with deadlines. Every descriptor is close-on-exec and non-blocking; every wait ends at its deadline.
+// TCP connections with deadlines, and the addresses of this host. Every descriptor is close-on-exec and non-blocking.
+// A function that takes a Deadline blocks until it is done or the deadline expires; the others do not block, except
+// that a host name is resolved by getaddrinfo(3).
 #pragma once
 
 #include <chrono>
@@ -13,81 +15,85 @@
 
 namespace lockstep::base {
 
-/// A host (name or number, IPv6 without brackets) and a port.
+/// A host (a name or a numeric address, IPv6 without brackets) and a port.
 struct Address {
   std::string host;
   std::uint16_t port = 0;
 };
 
-/// "host:port", "[v6]:port".
+/// Returns "host:port" or "[v6]:port".
 std::string to_string(const Address& address);
 
-/// Reads "host:port" or "[v6]:port"; a UsageError names `what` and the text. Port 1 to 65535.
+/// Parses "host:port" or "[v6]:port" with a port from 1 to 65535. Throws a UsageError that names `what` and the text.
 Address parse_address(std::string_view what, std::string_view text);
 
-/// Listens on exactly `address` (port 0: any free one). Throws SystemError, with kPortInUse when it is taken.
+/// Listens on exactly `address`; port 0 picks a free port. Throws SystemError, with kPortInUse if the port is taken.
 Fd listen_on(const Address& address);
 
-/// Binds `address` with SO_REUSEADDR and does not listen: nobody else is given the port by the system, and a program
-/// that sets SO_REUSEADDR too (c10d does) can still listen on it.
+/// Binds `address` with SO_REUSEADDR without listening. The kernel then assigns the port to no other process, while a
+/// program that also sets SO_REUSEADDR (as c10d does) can still listen on it. Throws SystemError as listen_on() does.
 Fd reserve_port(const Address& address);
 
-/// The address that `fd` is bound to, as numbers.
+/// Returns the numeric address to which `fd` is bound. Throws SystemError.
 Address local_address(int fd);
-/// The address at the other end.
+/// Returns the numeric address of the peer of `fd`. Throws SystemError.
 Address peer_address(int fd);
 
-/// Takes a waiting connection; an empty Fd when there is none. It ends by itself as one of dial() does.
+/// Accepts a pending connection. Returns an empty Fd, with errno from accept4(2), if there is none or the call failed.
+/// The connection times out as described at connect_to().
 Fd try_accept(int listener);
 
-/// How long the host at the other end may be silent before a connection ends: every host answers by its system, also
-/// for a process that is stopped.
+/// How long the peer's host may be silent before a connection ends. The kernel of a host answers keepalive probes even
+/// if the process there is stopped.
 inline constexpr std::chrono::seconds kPeerHostTimeout{5};
-/// Whether the number of a SystemError says that the other host cannot be reached, not that the process there has
-/// ended.
+/// Returns whether `error_number`, of a SystemError, means that the peer's host is unreachable, as opposed to the
+/// process there having ended.
 bool is_unreachable(int error_number);
 
-/// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLostError
-/// naming the address and the last refusal. TCP_NODELAY is on; the connection ends with ETIMEDOUT kPeerHostTimeout
-/// after the last sign of the other host, whether something was under way or not. With `listens` a refusal is final:
-/// somebody has listened there before.
+/// Connects to `address`. Retries until the deadline while the host refuses, because the peer may not listen yet; with
+/// `refusal_is_final` a refusal is an error at once, for addresses where a process has listened before. Throws
+/// PeerLostError naming the address and the last error. The connection has TCP_NODELAY; it fails with ETIMEDOUT
+/// kPeerHostTimeout after the last packet from the peer's host, whether data was in flight or not.
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
-/// Begins to connect to a numeric `address`, from `source` when that is not empty: writable when it is decided, and
-/// connect_error() then says how. Throws SystemError when it fails at once.
+/// Starts connecting to the numeric `address`, from the address `source` unless that is empty. The descriptor becomes
+/// writable when the attempt has completed; connect_error() then returns its result. Throws SystemError if the attempt
+/// fails immediately.
 Fd start_connect(const Address& address, const std::string& source);
-/// 0, or the errno of an attempt that has failed.
+/// Returns 0, or the errno of a failed connection attempt.
 int connect_error(int fd);
 
-/// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.
+/// Sends all of `bytes`. Throws SystemError: with kPeerUnreachable if the connection ended, with kRankStuck at the
+/// deadline.
 void send_all(int fd, std::string_view bytes, Deadline deadline);
 
-/// Fills `size` bytes. False when the peer closed before the first byte; throws SystemError otherwise.
+/// Receives exactly `size` bytes. Returns false if the peer closed the connection before the first byte. Throws
+/// SystemError if the connection ends later, and with kRankStuck at the deadline.
 bool recv_all(int fd, void* data, std::size_t size, Deadline deadline);
 
-/// Waits until `fd` can be read. False at the deadline.
+/// Blocks until `fd` is readable. Returns false at the deadline. Throws SystemError.
 bool wait_readable(int fd, Deadline deadline);
-/// Waits until `fd` can be written. False at the deadline.
+/// Blocks until `fd` is writable. Returns false at the deadline. Throws SystemError.
 bool wait_writable(int fd, Deadline deadline);
 
-/// An address of one of this host's interfaces that are up.
+/// A numeric address of one of this host's network interfaces.
 struct InterfaceAddress {
   std::string interface;
-  std::string address;  ///< a number; of a link-local one with its %scope
+  std::string address;  ///< numeric; a link-local address includes its %scope
   bool loopback = false;
 };
-/// All of them, those of IPv4 first, each in the kernel's order.
+/// Returns the addresses of all interfaces that are up, IPv4 first, in the kernel's order.
 std::vector<InterfaceAddress> interface_addresses();
 
-/// A numeric address of this host's interface `name`; with an empty name, of the first that is up and no loopback.
-/// Empty when there is none.
+/// Returns a numeric address of the interface `name`; for an empty name, of the first interface that is up and not a
+/// loopback. Returns "" if there is none.
 std::string address_of_interface(const std::string& name);
 
-/// This host's address on the way to `target`: what the kernel would send from. The target's own when that cannot be
-/// told. Nothing is sent.
+/// Returns the local address from which the kernel would send to `target`, or `target.host` if it cannot be determined.
+/// Sends nothing.
 std::string source_address_for(const Address& target);
 
-/// This machine's name, as uname(2) gives it.
+/// Returns this machine's name from uname(2).
 std::string host_name();
 
 }  // namespace lockstep::base

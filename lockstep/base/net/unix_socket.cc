@@ -17,21 +17,21 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
 constexpr int kBacklog = 128;
-constexpr const char* kSocketName = "/door";
+constexpr const char* kSocketName = "/socket";
 constexpr const char* kTemplateSuffix = "XXXXXX";  // what mkdtemp() replaces
 
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path)
-    throw SystemError("the path " + path + " is too long for a socket", ENAMETOOLONG);
+    throw SystemError("the path " + path + " is too long for a Unix socket", ENAMETOOLONG);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
 
 Fd make_unix_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) throw SystemError("cannot make a socket", errno);
+  if (!fd) throw SystemError("cannot create a socket", errno);
   return fd;
 }
 
@@ -45,16 +45,16 @@ bool is_same_user(int socket) {
 
 UnixListener::UnixListener(const std::string& parent) {
   folder_ = parent + "/lockstep-" + kTemplateSuffix;
-  unix_address(folder_ + kSocketName);  // throws when it is too long, before there is a folder
+  unix_address(folder_ + kSocketName);  // throws if the path is too long, before the directory is created
   listener_ = make_unix_socket();
-  if (!::mkdtemp(folder_.data())) throw SystemError("cannot make a folder in " + parent, errno);
+  if (!::mkdtemp(folder_.data())) throw SystemError("cannot create a directory in " + parent, errno);
   path_ = folder_ + kSocketName;
   const sockaddr_un address = unix_address(path_);
   if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener_.get(), kBacklog) != 0) {
     const int error = errno;
     remove();
-    throw SystemError("cannot listen at " + path_, error);
+    throw SystemError("cannot listen on " + path_, error);
   }
 }
 
@@ -68,7 +68,7 @@ void UnixListener::remove() noexcept {
 Fd UnixListener::accept(Deadline deadline) {
   for (;;) {
     if (!wait_readable(listener_.get(), deadline))
-      throw SystemError("nobody came to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
+      throw SystemError("no process connected to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd && is_same_user(fd.get())) return fd;
   }
@@ -98,12 +98,12 @@ void send_fd(int socket, std::uint64_t label, int fd) {
   header->cmsg_len = CMSG_LEN(sizeof fd);
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
   if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof header_words))
-    throw SystemError("cannot hand a descriptor to another process", errno);
+    throw SystemError("cannot send a descriptor to another process", errno);
 }
 
 FdMessage receive_fd(int socket, Deadline deadline) {
   if (!wait_readable(socket, deadline))
-    throw SystemError("another process of this host did not answer", ETIMEDOUT, Cause::kJoinTimeout);
+    throw SystemError("another process on this host sent no descriptor in time", ETIMEDOUT, Cause::kJoinTimeout);
   std::array<std::uint64_t, 2> header_words{};
   iovec part{header_words.data(), sizeof header_words};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -113,18 +113,18 @@ FdMessage receive_fd(int socket, Deadline deadline) {
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   const ssize_t received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  FdMessage parcel;
+  FdMessage result;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
         header->cmsg_len == CMSG_LEN(sizeof(int))) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-      parcel.fd.reset(fd);
+      result.fd.reset(fd);
     }
-  if (received != static_cast<ssize_t>(sizeof header_words) || header_words[0] != kMagic || !parcel.fd)
-    throw SystemError("another process of this host gave no descriptor", received < 0 ? errno : EPROTO);
-  parcel.label = header_words[1];
-  return parcel;
+  if (received != static_cast<ssize_t>(sizeof header_words) || header_words[0] != kMagic || !result.fd)
+    throw SystemError("another process on this host sent no descriptor", received < 0 ? errno : EPROTO);
+  result.label = header_words[1];
+  return result;
 }
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// Descriptors given to other processes of this user on this host.
+// Unix sockets that pass file descriptors between processes of one user on one host.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace lockstep::base {
 
-/// A Unix socket that listens in a folder of its own (mode 0700), which goes with this object.
+/// A listening Unix socket in a directory of its own (mode 0700). The destructor removes socket and directory.
 class UnixListener {
  public:
-  /// Makes the folder in `parent`. Throws SystemError.
+  /// Creates the directory in `parent` and listens. Throws SystemError.
   explicit UnixListener(const std::string& parent);
   ~UnixListener();
   UnixListener(const UnixListener&) = delete;
   UnixListener& operator=(const UnixListener&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Waits for somebody to knock. Only processes of this user come in: others are turned away unheard. Throws
-  /// SystemError, with kJoinTimeout in it at the deadline.
+  /// Blocks until a process of this user connects; connections of other users are closed unread. Throws SystemError,
+  /// with kJoinTimeout at the deadline.
   Fd accept(Deadline deadline);
 
  private:
@@ -31,17 +31,18 @@ class UnixListener {
   Fd listener_;
 };
 
-/// Connects to another process's UnixListener, which must be this user's. Throws SystemError.
+/// Connects to the UnixListener of another process, which must belong to this user. Throws SystemError.
 Fd connect_unix(const std::string& path);
 
-/// A descriptor and a number that says what it is.
+/// A descriptor and a label that identifies it to the receiver.
 struct FdMessage {
   std::uint64_t label = 0;
   Fd fd;
 };
-/// Sends a copy of `fd`; 16 bytes, so it does not block. Throws SystemError.
+/// Sends a duplicate of `fd`. The message has 16 bytes, so the call does not block. Throws SystemError.
 void send_fd(int socket, std::uint64_t label, int fd);
-/// Throws SystemError when the other side closes or sends something else, with kJoinTimeout at the deadline.
+/// Blocks until a descriptor arrives. Throws SystemError if the peer closes the connection or sends anything else, and
+/// with kJoinTimeout at the deadline.
 FdMessage receive_fd(int socket, Deadline deadline);
 
 }  // namespace lockstep::base

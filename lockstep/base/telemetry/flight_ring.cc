@@ -3,14 +3,6 @@
 #include <cctype>
 
 namespace lockstep::base {
-namespace {
-
-template <std::size_t n>
-std::string text_of(const char (&text)[n]) {
-  return printable(std::string_view(text, ::strnlen(text, n)));
-}
-
-}  // namespace
 
 std::string printable(std::string_view text) {
   std::string result(text);
@@ -35,12 +27,12 @@ void FlightRing::abandon(std::uint16_t channel) noexcept {
 }
 
 std::vector<OperationRecord> read_flight_ring(const FlightRing& ring) {
-  std::vector<OperationRecord> all;
+  std::vector<OperationRecord> records;
   for (std::size_t i = 0; i < FlightRing::kEntries; ++i) {
     const FlightEntry& entry = ring.entries[i];
     const std::uint64_t number = entry.number;
     if (number == 0 || number % FlightRing::kEntries != i) continue;
-    all.push_back(
+    records.push_back(
         {.number = number,
          .seq = entry.seq,
          .bytes = entry.bytes,
@@ -52,9 +44,9 @@ std::vector<OperationRecord> read_flight_ring(const FlightRing& ring) {
          .dtype = text_of(entry.dtype),
          .name = text_of(entry.name)});
   }
-  std::sort(all.begin(), all.end(),
+  std::sort(records.begin(), records.end(),
             [](const OperationRecord& a, const OperationRecord& b) { return a.number < b.number; });
-  return all;
+  return records;
 }
 
 }  // namespace lockstep::base

@@ -1,4 +1,5 @@
-// The last operations of a rank, in memory that another process can read when the rank cannot speak any more.
+// A lock-free ring of a rank's last operations in shared memory, which another process can read even after the rank has
+// died.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 
 namespace lockstep::base {
 
-/// A time that takes a few nanoseconds to read: of the processor's own counter, where it has one that counts evenly.
-/// Processes of a host read the same.
+/// Returns the processor's time stamp counter on x86-64, else the monotonic clock. Reading it takes a few nanoseconds.
+/// All processes of a host read the same counter. Its unit is unspecified; see RankPage::published_ticks.
 inline std::int64_t ticks() noexcept {
 #if defined(__x86_64__)
   return static_cast<std::int64_t>(__rdtsc());
@@ -27,9 +28,9 @@ inline std::int64_t ticks() noexcept {
 #endif
 }
 
-/// What is told of an operation that begins. Text is cut to what an entry holds.
+/// The description of an operation that starts. Texts longer than the fields of FlightEntry are truncated.
 struct OperationStart {
-  std::uint16_t channel = 0;  ///< of FlightRing::add_channel()
+  std::uint16_t channel = 0;  ///< returned by FlightRing::add_channel()
   std::uint64_t seq = 0;
   std::string_view kind;  ///< "all_reduce"
   std::string_view dtype;
@@ -38,14 +39,14 @@ struct OperationStart {
   std::int64_t step = 0;
 };
 
-/// One of them, as it lies in the ring. Text that fills its place has no zero at the end.
+/// One operation in the ring. A text that fills its field has no terminating zero.
 struct FlightEntry {
-  std::atomic<std::uint64_t> number;  ///< from 1; 0: nothing here, or it is being written
+  std::atomic<std::uint64_t> number;  ///< from 1; 0 if the entry is empty or being written
   std::uint64_t seq;
   std::uint64_t bytes;
   std::int64_t step;
   std::int64_t started;             ///< ticks
-  std::atomic<std::int64_t> ended;  ///< 0: not yet; kAbandoned
+  std::atomic<std::int64_t> ended;  ///< ticks; 0 while the operation runs; kAbandoned
   std::atomic<std::uint16_t> channel;
   char kind[14];
   char dtype[8];
@@ -53,24 +54,29 @@ struct FlightEntry {
 };
 static_assert(sizeof(FlightEntry) == 128);
 
-/// One process writes, any of its threads; zeroed memory is an empty ring. No locks and no system calls: an entry costs
-/// some 30 ns.
+/// A ring of the last kEntries operations. Any thread of one process may write; other processes may read at any time.
+/// Zeroed memory is an empty ring. There are no locks and no system calls: an entry costs about 30 ns.
+///
+/// Memory ordering: begin() resets `number` to 0, issues a release fence, writes the fields, and stores `number` with
+/// release. A thread that loads a non-zero `number` with acquire therefore sees the fields of that entry, unless the
+/// ring has wrapped around meanwhile. end() stores `ended` with release. A reader in another process copies the whole
+/// ring and tolerates entries that change while it copies: it treats every value as untrusted (read_flight_ring()).
 struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
   static constexpr std::size_t kChannelBytes = 64;
   static constexpr std::int64_t kAbandoned = -1;
 
-  std::atomic<std::uint64_t> started;  ///< entries
+  std::atomic<std::uint64_t> started;  ///< number of operations that have started
   std::atomic<std::uint32_t> num_channels;
   std::uint32_t unused;
   char channels[kChannels][kChannelBytes];  ///< names
   FlightEntry entries[kEntries];
 
-  /// A place for the name. When there is none left, the last one is for all that come.
+  /// Registers a channel name and returns its index. Names beyond kChannels share the last index.
   std::uint16_t add_channel(std::string_view name) noexcept;
 
-  /// The entry's number, for end().
+  /// Records the start of an operation and returns its number for end().
   std::uint64_t begin(const OperationStart& note) noexcept {
     const std::uint64_t number = started.fetch_add(1, std::memory_order_relaxed) + 1;
     FlightEntry& entry = entries[number % kEntries];
@@ -86,20 +92,21 @@ struct FlightRing {
     copy_text(entry.dtype, note.dtype);
     copy_text(entry.name, note.name);
     entry.number.store(number, std::memory_order_release);
-    // Half a megabyte goes round: what comes next is not in the nearest cache, and there is time until then.
+    // The ring has half a megabyte, so the next entry is not in the L1 cache; there is time to fetch it.
     const FlightEntry* next = &entries[(number + 1) % kEntries];
     __builtin_prefetch(next, 1);
     __builtin_prefetch(reinterpret_cast<const char*>(next) + 64, 1);
     return number;
   }
 
+  /// Records that operation `number` has finished. Has no effect if its entry has been overwritten.
   void end(std::uint64_t number) noexcept {
     FlightEntry& entry = entries[number % kEntries];
-    // Not when 4096 others have begun since.
+    // The entry differs if 4096 later operations have started.
     if (entry.number.load(std::memory_order_relaxed) == number) entry.ended.store(ticks(), std::memory_order_release);
   }
 
-  /// Nothing that goes on there will end. Looks at all entries.
+  /// Marks all running operations of `channel` as abandoned: they will never finish. Scans the whole ring.
   void abandon(std::uint16_t channel) noexcept;
 
  private:
@@ -111,15 +118,15 @@ struct FlightRing {
   }
 };
 
-/// A copy of an entry, checked: it may come from a stranger, and is printable.
+/// A validated copy of an entry. The ring may belong to an untrusted process, so its texts are made printable.
 struct OperationRecord {
   std::uint64_t number = 0;
   std::uint64_t seq = 0;
   std::uint64_t bytes = 0;
   std::int64_t step = 0;
-  std::int64_t
-      started = 0,
-      ended = 0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kAbandoned
+  /// Ticks, or nanoseconds if the reader has converted them. `ended` is 0 while the operation runs, and may be
+  /// kAbandoned.
+  std::int64_t started = 0, ended = 0;
   std::string channel, kind, dtype, name;
 
   bool is_running() const { return ended == 0; }
@@ -127,10 +134,16 @@ struct OperationRecord {
   bool is_finished() const { return !is_running() && !is_abandoned(); }
 };
 
-/// The entries of a copy of a ring, in the order in which they began.
+/// Returns the operations in a copy of a ring, in the order in which they started.
 std::vector<OperationRecord> read_flight_ring(const FlightRing& ring);
 
-/// Without what a terminal would obey.
+/// Returns `text` with every character that is not printable ASCII, such as terminal escapes, replaced by '?'.
 std::string printable(std::string_view text);
+
+/// Returns the printable text in a field that ends with a zero byte or is full.
+template <std::size_t n>
+std::string text_of(const char (&field)[n]) {
+  return printable(std::string_view(field, ::strnlen(field, n)));
+}
 
 }  // namespace lockstep::base

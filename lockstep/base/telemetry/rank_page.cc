@@ -34,12 +34,7 @@ std::string read_link(const std::string& path) {
   return size < 0 ? "" : std::string(text, static_cast<std::size_t>(size));
 }
 
-/// Printable, and of the array alone.
-template <std::size_t n>
-std::string text_of(const char (&text)[n]) {
-  return printable(std::string_view(text, ::strnlen(text, n)));
-}
-
+/// Returns the printable text in a fixed-size field, which may lack a terminating zero.
 template <std::size_t n>
 void copy_text(char (&slot)[n], const std::string& text) {
   const std::size_t length = std::min(text.size(), n - 1);
@@ -47,23 +42,26 @@ void copy_text(char (&slot)[n], const std::string& text) {
   slot[length] = 0;
 }
 
-/// Of numbers that may be anybody's: it may wrap.
+/// Returns a - b modulo 2^64: values from an untrusted page may overflow.
 std::int64_t wrapping_difference(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
 }
 
-/// The processor's counter has gone evenly since the page was shown. No time is later than now.
-void to_nanoseconds(const RankPage& page, RankSnapshot& seen) {
+/// Converts the ticks in `snapshot` to nanoseconds, assuming that the counter has had a constant rate since the page
+/// was published. Clamps times in the future to the present.
+void to_nanoseconds(const RankPage& page, RankSnapshot& snapshot) {
   const std::int64_t elapsed_ticks = wrapping_difference(ticks(), page.published_ticks);
-  const double rate = elapsed_ticks > 0 ? static_cast<double>(wrapping_difference(seen.read_at_ns, page.published_ns)) /
-                                              static_cast<double>(elapsed_ticks)
-                                        : 1;
+  const double rate = elapsed_ticks > 0
+                          ? static_cast<double>(wrapping_difference(snapshot.read_at_ns, page.published_ns)) /
+                                static_cast<double>(elapsed_ticks)
+                          : 1;
   const auto convert = [&](std::int64_t time) {
-    const double ago = static_cast<double>(wrapping_difference(seen.read_at_ns, page.published_ns)) -
+    const double ago = static_cast<double>(wrapping_difference(snapshot.read_at_ns, page.published_ns)) -
                        static_cast<double>(wrapping_difference(time, page.published_ticks)) * rate;
-    return seen.read_at_ns - static_cast<std::int64_t>(std::clamp(ago, 0.0, static_cast<double>(seen.read_at_ns - 1)));
+    return snapshot.read_at_ns -
+           static_cast<std::int64_t>(std::clamp(ago, 0.0, static_cast<double>(snapshot.read_at_ns - 1)));
   };
-  for (OperationRecord& operation : seen.operations) {
+  for (OperationRecord& operation : snapshot.operations) {
     operation.started = convert(operation.started);
     if (operation.is_finished()) operation.ended = convert(operation.ended);
   }
@@ -74,48 +72,48 @@ std::optional<RankSnapshot> read_page(const Fd& fd) {
   if (::pread(fd.get(), copy.get(), sizeof(RankPage), 0) != static_cast<ssize_t>(sizeof(RankPage))) return std::nullopt;
   const auto& page = *reinterpret_cast<const RankPage*>(copy.get());
   if (std::memcmp(page.magic, RankPage::kMagic, sizeof page.magic) != 0) return std::nullopt;
-  RankSnapshot seen{.pid = page.pid,
-                    .rank = page.rank,
-                    .world_size = page.world_size,
-                    .job = text_of(page.job),
-                    .transport = text_of(page.transport),
-                    .steps = page.step(),
-                    .batches = page.batches,
-                    .gradient_reductions = page.exchanges,
-                    .waiting = page.waiting != 0,
-                    .has_left = page.left != 0,
-                    .busy_with = page.busy_depth > 0 ? text_of(page.busy_with) : "",
-                    .live_bytes = page.arena.live,
-                    .peak_live_bytes = page.arena.peak_live,
-                    .high_water_bytes = page.arena.high_water,
-                    .resident_bytes = page.arena.resident,
-                    .read_at_ns = monotonic_ns(),
-                    .operations = read_flight_ring(page.flight)};
-  to_nanoseconds(page, seen);
-  return seen;
+  RankSnapshot snapshot{.pid = page.pid,
+                        .rank = page.rank,
+                        .world_size = page.world_size,
+                        .job = text_of(page.job),
+                        .transport = text_of(page.transport),
+                        .steps = page.step(),
+                        .batches = page.batches,
+                        .gradient_reductions = page.gradient_reductions,
+                        .waiting = page.waiting != 0,
+                        .has_left = page.has_left != 0,
+                        .busy_with = page.busy_depth > 0 ? text_of(page.busy_with) : "",
+                        .live_bytes = page.arena.live,
+                        .peak_live_bytes = page.arena.peak_live,
+                        .high_water_bytes = page.arena.high_water,
+                        .resident_bytes = page.arena.resident,
+                        .read_at_ns = monotonic_ns(),
+                        .operations = read_flight_ring(page.flight)};
+  to_nanoseconds(page, snapshot);
+  return snapshot;
 }
 
 }  // namespace
 
 SharedMemory create_rank_page() { return SharedMemory::create(kMemfdName, sizeof(RankPage)); }
 
-// Zeroed at first, as it should be; a constructor would touch all of it.
+// The memory is zeroed, which is the initial state; running a constructor would touch every page of it.
 RankPage& rank_page_in(const SharedMemory& memory) { return *std::launder(reinterpret_cast<RankPage*>(memory.data())); }
 
 namespace {
 
-constexpr int kMaxAncestors = 8;  // programs that lie between the agent and a rank
+constexpr int kMaxAncestors = 8;  // bound on programs between the agent and a rank
 
 pid_t parent_pid(pid_t pid) {
   std::string text;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
-  // "PID (NAME) STATE PPID": the name may have anything in it.
+  // "PID (NAME) STATE PPID": the name may contain any character.
   const auto words = split(text.substr(std::min(text.size(), text.rfind(')') + 1)), ' ');
   return words.size() > 2 ? static_cast<pid_t>(parse_int(words[2]).value_or(0)) : 0;
 }
 
-/// The descriptor `number` of this process, if it is a page's, or of the nearest one above it: Python's subprocess, for
-/// one, closes what it does not know.
+/// Returns descriptor `number` of this process if it is a page, else that of the nearest ancestor. Programs may close
+/// descriptors that they did not open; Python's subprocess does.
 Fd find_inherited_fd(int number) {
   const std::string own = "/proc/self/fd/" + std::to_string(number);
   if (read_link(own) == kMemfdLink) {
@@ -130,7 +128,8 @@ Fd find_inherited_fd(int number) {
   return {};
 }
 
-/// What whoever watches this process has made for it, or for the rank that has started it. Never freed.
+/// Returns the memory that the agent created for this process, or for the rank that started it; null if there is none.
+/// It is never freed.
 SharedMemory* inherited_memory() {
   static SharedMemory* const memory = []() -> SharedMemory* {
     const auto& number = Env::this_process().lockstep_page;
@@ -141,13 +140,13 @@ SharedMemory* inherited_memory() {
     try {
       return new SharedMemory(SharedMemory::map(std::move(fd), sizeof(RankPage)));
     } catch (const SystemError&) {
-      return nullptr;  // of another version of Lockstep
+      return nullptr;  // created by another version of Lockstep
     }
   }();
   return memory;
 }
 
-/// That memory, unless it belongs to another process: one that a rank has started leaves the rank its own.
+/// Returns that memory unless another process uses it: a process that a rank has started must not take over its page.
 SharedMemory* unclaimed_memory() {
   SharedMemory* const memory = inherited_memory();
   if (!memory) return nullptr;
@@ -161,7 +160,7 @@ RankPage& RankPage::this_process() {
   static RankPage* const page = [] {
     SharedMemory* const inherited = unclaimed_memory();
     static SharedMemory& memory = inherited ? *inherited : *new SharedMemory(create_rank_page());
-    ::madvise(memory.data(), memory.size(), MADV_DOFORK);  // a child that counts on must not fault
+    ::madvise(memory.data(), memory.size(), MADV_DOFORK);  // a forked child that updates counters must not fault
     return &rank_page_in(memory);
   }();
   return *page;
@@ -175,7 +174,7 @@ JobKeyBytes inherited_job_key() {
 void publish_rank_page(int rank, int world_size, const std::string& job, const std::string& transport) {
   RankPage& page = RankPage::this_process();
   page.pid = ::getpid();
-  // Where a process may be looked at by its ancestors only, our watcher's tools need to be told.
+  // Yama's ptrace_scope 1 lets only ancestors inspect a process; this permits the agent's tools as well.
   if (page.agent_pid > 0) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(page.agent_pid), 0, 0, 0);
   page.rank = rank;
   page.world_size = world_size;
@@ -188,7 +187,7 @@ void publish_rank_page(int rank, int world_size, const std::string& job, const s
 
 std::optional<RankSnapshot> find_rank_page(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
-  // Empty when the process is another user's, or has ended.
+  // Null if the process belongs to another user or has ended.
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
   if (!entries) return std::nullopt;
   while (const dirent* entry = ::readdir(entries.get())) {
@@ -196,8 +195,8 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid) {
     if (read_link(path) != kMemfdLink) continue;
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) continue;
-    auto seen = read_page(fd);
-    if (seen && seen->pid == pid) return seen;  // a child has the descriptor as well
+    auto snapshot = read_page(fd);
+    if (snapshot && snapshot->pid == pid) return snapshot;  // a child process has the descriptor as well
   }
   return std::nullopt;
 }

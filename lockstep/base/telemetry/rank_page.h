@@ -1,5 +1,5 @@
-// What a rank shows of itself: a page of memory that another process of the same user can read, as `lockstep status`
-// does. The agent of `lockstep run` makes it and keeps it, so that it outlives the rank.
+// The state that a rank publishes in shared memory. Other processes of the same user read it, for example `lockstep
+// status`. The agent of `lockstep run` creates and holds the memory, so that it outlives the rank.
 #pragma once
 
 #include <sys/types.h>
@@ -16,70 +16,70 @@
 
 namespace lockstep::base {
 
-/// Numbers of bytes of the arena, as in ArenaStats.
+/// Byte counts of the arena, as in ArenaStats.
 struct ArenaCounters {
   std::atomic<std::uint64_t> live, peak_live, high_water, resident;
 };
 
-/// A job's key as a page carries it (job/job_key.h); zeros are none.
+/// A job's key as stored in a page (job/job_key.h); all zeros mean no key.
 using JobKeyBytes = std::array<unsigned char, 32>;
 
-/// Its owner writes it with plain stores; a reader may see numbers of two moments. Text ends with a zero. Zeroed memory
-/// is one of which nothing is known.
+/// The page of one rank. Its owner writes without locks, and reads are not atomic across fields: a reader may see
+/// values of different times. Texts end with a zero. A zeroed page means "not initialised".
 struct RankPage {
-  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '4'};  // the last one changes with the layout
+  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '4'};  // last character: version of the layout
   char magic[8];
   std::int32_t pid;
   std::int32_t rank;
   std::int32_t world_size;
   char job[64];
   char transport[32];
-  std::int64_t published_ticks, published_ns;  ///< when it was shown: ticks(), and the monotonic clock
+  std::int64_t published_ticks, published_ns;  ///< time of publish_rank_page(), as ticks() and as monotonic_ns()
   std::atomic<std::int64_t> steps;
-  std::atomic<std::int64_t> batches;               ///< drawn from loaders
-  std::atomic<std::uint64_t> gradient_reductions;  ///< of gradients that have begun, all models together
-  std::atomic<std::uint64_t> alive_count;          ///< signs of life: that the program gave, and of what lasts long
-  std::atomic<std::uint64_t> heartbeats;           ///< of a thread that does nothing else
-  std::atomic<std::uint32_t> waiting;              ///< 1: nothing but another rank can make it go on
-  std::atomic<std::int32_t> busy_depth;       ///< pieces of long work that the program has announced, and not ended
-  std::atomic<std::uint32_t> has_left;        ///< 1: its world, in good order
-  std::atomic<std::uint32_t> stop_requested;  ///< written by the watcher: the job has failed, and the store says why
-  std::int32_t agent_pid;                     ///< written by the watcher: its pid
-  JobKeyBytes key;                            ///< written by the watcher
+  std::atomic<std::int64_t> batches;               ///< drawn from data loaders
+  std::atomic<std::uint64_t> gradient_reductions;  ///< started by all models together
+  std::atomic<std::uint64_t> alive_count;          ///< signs of progress of long tasks and of world.alive()
+  std::atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
+  std::atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
+  std::atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
+  std::atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
+  std::atomic<std::uint32_t> stop_requested;  ///< written by the agent: the job has failed, and the store has the cause
+  std::int32_t agent_pid;                     ///< written by the agent
+  JobKeyBytes key;                            ///< written by the agent
   char busy_with[48];
   ArenaCounters arena;
   FlightRing flight;
-  std::atomic<std::int64_t> durable_checkpoint;  ///< number of the newest checkpoint that is durable, of those that
-                                                 ///< this process has taken part in; 0: none
+  std::atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
+                                                 ///< part; 0 if there is none
 
-  /// By which the process is numbered: its steps, or, of a program that never calls step(), its models' exchanges.
+  /// Returns the step count: calls of step(), or gradient reductions in a program that never calls step().
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(gradient_reductions.load()); }
 
-  /// Grows as long as the process does something that others may wait for.
+  /// Returns a counter that grows while the process makes progress: operations, steps, batches, and alive_count.
   std::uint64_t progress() const {
     return static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(batches) + gradient_reductions + alive_count +
            flight.started;
   }
 
-  /// That of this process, zeroed at first, never freed: magic and pid stand once publish_rank_page() has been called.
-  /// A child made by fork() has its parent's. It is the one behind the descriptor LOCKSTEP_PAGE, when that is one; else
-  /// nobody watches.
+  /// Returns the page of this process, which is never freed. It is the memory behind the descriptor LOCKSTEP_PAGE if
+  /// the agent passed one; otherwise no agent reads it. It is zeroed until publish_rank_page() sets magic and pid. A
+  /// child created by fork() shares its parent's page.
   static RankPage& this_process();
 };
 
-/// The key in the page that was made for this process, or for one that has started it: a program between the two may
-/// have closed the descriptor. Zeros when there is none.
+/// Returns the job key in the page that the agent created for this process, or for one of its ancestors: a program
+/// between agent and rank may have closed the descriptor. Returns zeros if there is no page.
 JobKeyBytes inherited_job_key();
 
-/// Memory for the page of a process that is to be started.
+/// Creates the memory for the page of a process that the caller will start. Throws SystemError.
 SharedMemory create_rank_page();
-/// What lies in it.
+/// Returns the page in `memory`, which must come from create_rank_page().
 RankPage& rank_page_in(const SharedMemory& memory);
 
-/// Fills the page of this process with who it is; from then on others see it.
+/// Fills in the identity of this process in its page and makes the page visible to readers.
 void publish_rank_page(int rank, int world_size, const std::string& job, const std::string& transport);
 
-/// A copy of a page, checked: it may come from a stranger.
+/// A validated copy of a page, which may belong to an untrusted process.
 struct RankSnapshot {
   pid_t pid = 0;
   int rank = 0;
@@ -87,19 +87,18 @@ struct RankSnapshot {
   std::string job, transport;
   std::int64_t steps = 0, batches = 0;
   std::uint64_t gradient_reductions = 0;
-  bool waiting = false;   ///< for another rank, for some time
-  bool has_left = false;  ///< its world, in good order
-  std::string busy_with;  ///< empty: nothing that the program has announced
+  bool waiting = false;   ///< blocked on another rank for some time
+  bool has_left = false;  ///< left its world in good order
+  std::string busy_with;  ///< the long task that the program has announced; empty if there is none
   std::uint64_t live_bytes = 0, peak_live_bytes = 0, high_water_bytes = 0, resident_bytes = 0;  ///< of the arena
-  std::int64_t read_at_ns = 0;  ///< when, by the monotonic clock
-  std::vector<OperationRecord>
-      operations;  ///< the last ones, as they began; times are nanoseconds of the monotonic clock
+  std::int64_t read_at_ns = 0;              ///< time of the copy, as monotonic_ns()
+  std::vector<OperationRecord> operations;  ///< the last ones in the order of their start; times as monotonic_ns()
 };
 
-/// The page of process `pid`, if it is a rank, of this user, and has not ended.
+/// Returns the page of process `pid` if it is a running rank of this user.
 std::optional<RankSnapshot> find_rank_page(pid_t pid);
-/// What the process for which `memory` was made has shown; it may have ended since. Nothing when it is no rank, or not
-/// yet.
+/// Returns what the process for which `memory` was created has published, even if it has ended since; nullopt if that
+/// process has not called publish_rank_page().
 std::optional<RankSnapshot> read_rank_page(const SharedMemory& memory);
 
 }  // namespace lockstep::base

@@ -14,7 +14,7 @@ std::atomic<SpanLog*> process_log = nullptr;
 SpanLog* SpanLog::this_process() noexcept { return process_log.load(std::memory_order_acquire); }
 
 void SpanLog::enable() {
-  static SpanLog& log = *new SpanLog();  // never freed: threads may write as long as there are some
+  static SpanLog& log = *new SpanLog();  // never freed: threads may write until the process ends
   process_log.store(&log, std::memory_order_release);
 }
 
@@ -30,9 +30,9 @@ void SpanLog::add(Span span) {
 
 std::vector<Span> SpanLog::spans() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Span> all = spans_;
-  std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(next_), all.end());
-  return all;
+  std::vector<Span> copy = spans_;
+  std::rotate(copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(next_), copy.end());
+  return copy;
 }
 
 }  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// What lies inside the operations of this process, for a trace that somebody asked for.
+// A log of time spans inside this process's operations, recorded only while tracing is enabled.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace lockstep::base {
 
-/// Times as in monotonic.h.
+/// A named interval. Times are those of monotonic_ns().
 struct Span {
   std::string kind;  ///< "bucket", "wait"
   std::string name;
@@ -18,24 +18,25 @@ struct Span {
   std::int64_t end_ns = 0;
 };
 
-/// The newest spans. The process has none until somebody asks: who might write looks first, which costs nothing.
+/// A ring of the newest kMaxSpans spans. All methods are thread-safe. A process has no log until enable() is called;
+/// code that records spans checks this_process() first, which costs one atomic load.
 class SpanLog {
  public:
   static constexpr std::size_t kMaxSpans = std::size_t{1} << 15;
 
-  /// Nothing as long as nobody has asked. Any thread.
+  /// Returns the log of this process, or nullptr if tracing is not enabled.
   static SpanLog* this_process() noexcept;
-  /// From now on there is one, until the process ends. Any thread.
+  /// Creates the log of this process, which then exists until the process ends. Further calls have no effect.
   static void enable();
 
   void add(Span span);
-  /// In the order in which they were added.
+  /// Returns a copy of the spans in the order in which they were added.
   std::vector<Span> spans() const;
 
  private:
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<Span> spans_;
-  std::size_t next_ = 0;  // the oldest, once there are kMaxSpans
+  std::size_t next_ = 0;  // index of the oldest span, once there are kMaxSpans
 };
 
 }  // namespace lockstep::base

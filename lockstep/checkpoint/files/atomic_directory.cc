@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 
 bool try_lock(const base::Fd& entry) { return entry && ::flock(entry.get(), LOCK_EX | LOCK_NB) == 0; }
 
-// Folders and files of processes that were killed: nobody holds their locks any more. What cannot be removed now stays
-// for the next time, and what cannot be locked (NFS has no locks of folders) for somebody who knows.
+// Removes directories and files of killed processes, whose locks are free. Entries that cannot be removed remain for
+// the next call, and those that cannot be locked (NFS has no directory locks) remain for the user.
 void remove_stale(const std::string& parent) {
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
@@ -30,7 +30,7 @@ void remove_stale(const std::string& parent) {
     std::error_code ignored;
     if (try_lock(stale)) fs::remove_all(entry->path(), ignored);
   }
-  if (error) throw base::SystemError("cannot read the folder " + parent, error.value());
+  if (error) throw base::SystemError("cannot read the directory " + parent, error.value());
 }
 
 }  // namespace
@@ -41,11 +41,11 @@ AtomicDirectory::AtomicDirectory(const std::string& parent) : parent_(parent) {
   const std::string temp = make_temp_name();
   path_ = parent + "/" + temp;
   if (::mkdirat(parent_directory_.get(), temp.c_str(), 0700) != 0)
-    throw base::SystemError("cannot make a folder in " + parent, errno);
+    throw base::SystemError("cannot create a directory in " + parent, errno);
   directory_.reset(::openat(parent_directory_.get(), temp.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   const int number = directory_ && (try_lock(directory_) || errno != EWOULDBLOCK) ? 0 : errno;
   if (number != 0) ::unlinkat(parent_directory_.get(), temp.c_str(), AT_REMOVEDIR);
-  if (number != 0) throw base::SystemError("cannot lock the folder " + path_, number);
+  if (number != 0) throw base::SystemError("cannot lock the directory " + path_, number);
   temp_name_ = temp;
 }
 
@@ -57,7 +57,7 @@ AtomicDirectory::~AtomicDirectory() {
 void AtomicDirectory::commit(const std::string& name) {
   sync_directory(directory_, path_ + "/*");
   if (::renameat(parent_directory_.get(), temp_name_.c_str(), parent_directory_.get(), name.c_str()) != 0)
-    throw base::SystemError("cannot put in place " + parent_ + "/" + name, errno);
+    throw base::SystemError("cannot rename the temporary directory to " + parent_ + "/" + name, errno);
   temp_name_.clear();
   path_ = parent_ + "/" + name;
   sync_directory(parent_directory_, path_);

@@ -1,4 +1,4 @@
-// A folder that appears whole, or not at all.
+// A directory that appears complete or not at all.
 #pragma once
 
 #include <string>
@@ -7,36 +7,35 @@
 
 namespace lockstep::checkpoint {
 
-/// A new folder inside of `parent`, of mode 0700, under a name that nobody takes for a whole one; commit() gives it its
-/// own. What a process that is killed leaves behind, this folder or the file of an AtomicFile, the next one that makes
-/// one in the same place removes: they are locked (flock) while they are written. Where a file system has no such
-/// locks, as NFS for folders, they stay.
+/// A new directory of mode 0700 inside `parent`, with a temporary name that readers ignore; commit() gives it its final
+/// name. It is locked (flock) while it is written. If the process is killed, the next AtomicDirectory in the same
+/// parent removes what is left, both directories and the files of an AtomicFile. On file systems without such locks, as
+/// NFS for directories, leftovers remain.
 class AtomicDirectory {
  public:
-  /// Throws SystemError and UsageError: see open_directory().
+  /// Throws SystemError and UsageError as open_directory() does.
   explicit AtomicDirectory(const std::string& parent);
   AtomicDirectory(const AtomicDirectory&) = delete;
   AtomicDirectory& operator=(const AtomicDirectory&) = delete;
-  /// Without commit(): removes it with what is in it.
+  /// Removes the directory and its contents unless commit() succeeded.
   ~AtomicDirectory();
 
-  /// For the files of it, each of which is to be on the disk before commit().
+  /// The current path. Each file that is created there must be flushed to disk before commit().
   const std::string& path() const { return path_; }
 
-  /// Waits until the disk has the names inside, gives it the name `name`, which nothing has, and waits until the disk
-  /// has that. Throws SystemError.
+  /// Flushes the directory's entries to disk, renames it to `name`, which must not exist, and flushes the rename.
+  /// Throws SystemError.
   void commit(const std::string& name);
 
  private:
   std::string parent_;
-  std::string temp_name_;  // empty: nothing to remove
+  std::string temp_name_;  // empty if there is nothing to remove
   std::string path_;
   base::Fd parent_directory_;
   base::Fd directory_;
 };
 
-/// Removes a folder and the files in it so that none of its names stands for something whole meanwhile. Throws
-/// SystemError.
+/// Removes a directory and its contents. It is renamed first, so readers never find it incomplete. Throws SystemError.
 void remove_directory(const std::string& parent, const std::string& name);
 
 }  // namespace lockstep::checkpoint

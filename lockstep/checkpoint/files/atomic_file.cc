@@ -17,14 +17,14 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
   name_ = slash == std::string::npos ? path : path.substr(slash + 1);
   if (name_.empty() || name_ == "." || name_ == ".." || path.find('\0') != std::string::npos)
-    throw base::UsageError("cannot write \"" + path + "\": it names no file");
+    throw base::UsageError("cannot write \"" + path + "\": it does not name a file");
   directory_ = open_directory(folder, path);
   const std::string temp = make_temp_name();
   file_.reset(::openat(directory_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file_) throw_system_error("cannot make a file in the folder of ");
+  if (!file_) throw_system_error("cannot create a file in the directory of ");
   temp_name_ = temp;
-  ::flock(file_.get(),
-          LOCK_EX | LOCK_NB);  // who finds it locked does not take it for one that was left (AtomicDirectory)
+  // An AtomicDirectory does not remove locked files as stale.
+  ::flock(file_.get(), LOCK_EX | LOCK_NB);
 }
 
 AtomicFile::~AtomicFile() {
@@ -51,10 +51,10 @@ void AtomicFile::overwrite(std::uint64_t offset, const void* data, std::size_t n
 }
 
 void AtomicFile::commit() {
-  if (::fsync(file_.get()) != 0) throw_system_error("cannot bring to the disk ");
+  if (::fsync(file_.get()) != 0) throw_system_error("cannot flush to disk ");
   if (::close(file_.release()) != 0) throw_system_error("cannot close ");
   if (::renameat(directory_.get(), temp_name_.c_str(), directory_.get(), name_.c_str()) != 0)
-    throw_system_error("cannot put in place ");
+    throw_system_error("cannot rename the temporary file to ");
   temp_name_.clear();
   sync_directory(directory_, path_);
 }

@@ -1,4 +1,4 @@
-// A file that appears whole, or not at all.
+// A file that appears complete or not at all.
 #pragma once
 
 #include <cstddef>
@@ -9,34 +9,33 @@
 
 namespace lockstep::checkpoint {
 
-/// Writes beside `path`, in a file that nobody else has (O_EXCL, mode 0600), and puts it in the place of `path` in one
-/// step when all of it is on the disk. Until then, and after any error, `path` is as it was before. A process that is
-/// killed may leave its file ".lockstep-tmp-..." behind; it is never taken for `path`.
+/// Writes to a private temporary file (O_EXCL, mode 0600) in the directory of `path` and renames it to `path` when all
+/// of it is on disk. Until then, and after any error, `path` is unchanged. A process that is killed may leave its file
+/// ".lockstep-tmp-..." behind; readers ignore it.
 class AtomicFile {
  public:
-  /// Throws SystemError when the folder cannot be used, and UsageError when `path` names no file, or its folder is
-  /// writable for everybody and without the sticky bit (there others could exchange what was written).
+  /// Throws SystemError if the directory cannot be used. Throws UsageError if `path` does not name a file, or if its
+  /// directory is world-writable without the sticky bit (other users could replace the file).
   explicit AtomicFile(const std::string& path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
-  /// Without commit(): removes what was written.
+  /// Removes the temporary file unless commit() succeeded.
   ~AtomicFile();
 
-  /// Appends. Throws SystemError: no space, quota, a failing disk.
+  /// Appends. Throws SystemError (no space, quota, a failing disk).
   void write(const void* data, std::size_t num_bytes);
-  /// Writes over what was written at `offset`. Throws SystemError.
+  /// Overwrites bytes at `offset` that were written before. Throws SystemError.
   void overwrite(std::uint64_t offset, const void* data, std::size_t num_bytes);
 
-  /// Waits until the disk has the bytes, moves the file to `path`, and waits until the disk has that too. Throws
-  /// SystemError.
+  /// Flushes the contents to disk, renames the file to `path`, and flushes the rename. Throws SystemError.
   void commit();
 
  private:
   [[noreturn]] void throw_system_error(const char* what) const;
 
   std::string path_;
-  std::string name_;       // of the file in its folder
-  std::string temp_name_;  // empty: nothing to remove
+  std::string name_;       // name of the file in its directory
+  std::string temp_name_;  // empty if there is nothing to remove
   base::Fd directory_;
   base::Fd file_;
   std::uint64_t num_bytes_ = 0;

@@ -16,7 +16,7 @@ namespace lockstep::checkpoint {
 
 std::string make_temp_name() {
   std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw base::SystemError("cannot draw random bytes", errno);
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw base::SystemError("cannot read random bytes", errno);
   char name[40];
   std::snprintf(name, sizeof name, "%s%016llx", kTempPrefix, static_cast<unsigned long long>(bits));
   return name;
@@ -26,17 +26,18 @@ base::Fd open_directory(const std::string& folder, const std::string& what) {
   base::Fd opened(::openat(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status{};
   if (!opened || ::fstat(opened.get(), &status) != 0)
-    throw base::SystemError("cannot open the folder of " + what, errno);
+    throw base::SystemError("cannot open the directory of " + what, errno);
   if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
-    throw base::UsageError("cannot write " + what + ": its folder is writable for everybody and has no sticky bit",
-                           "chmod o-w " + folder);
+    throw base::UsageError("cannot write " + what + ": its directory is world-writable and has no sticky bit",
+                           "run: chmod o-w " + folder);
   return opened;
 }
 
 void sync_directory(const base::Fd& folder, const std::string& what) {
-  // A few file systems know no fsync of a folder and say EINVAL; there a rename is as durable as it gets.
+  // A few file systems do not support fsync() of a directory and return EINVAL; there a rename is as durable as it can
+  // be.
   if (::fsync(folder.get()) != 0 && errno != EINVAL)
-    throw base::SystemError("cannot bring to the disk the folder of " + what, errno);
+    throw base::SystemError("cannot flush to disk the directory of " + what, errno);
 }
 
 void create_directories(const std::string& folder) {
@@ -46,7 +47,7 @@ void create_directories(const std::string& folder) {
     path /= part;
     if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) {
       if (errno == EEXIST) continue;
-      throw base::SystemError("cannot make the folder " + path.string(), errno);
+      throw base::SystemError("cannot create the directory " + path.string(), errno);
     }
     sync_directory(base::Fd(::openat(AT_FDCWD, parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), path.string());
   }

@@ -1,4 +1,4 @@
-// Folders that what is written into them can be trusted to.
+// Directories that are safe to write checkpoints to.
 #pragma once
 
 #include <string>
@@ -7,21 +7,20 @@
 
 namespace lockstep::checkpoint {
 
-/// Names that begin so are of what is not whole yet, or was left by a process that was killed.
+/// Prefix of the names of files and directories that are incomplete or were left by a killed process.
 inline constexpr const char* kTempPrefix = ".lockstep-tmp-";
 
-/// kTempPrefix and 16 random digits.
+/// Returns kTempPrefix followed by 16 random hexadecimal digits.
 std::string make_temp_name();
 
-/// Opens a folder. Throws SystemError "cannot open the folder of `what`", and UsageError when it is writable for
-/// everybody and has no sticky bit: there others could exchange what was written.
+/// Opens a directory in order to write `what`. Throws SystemError if it cannot be opened, and UsageError if it is
+/// world-writable without the sticky bit: other users could replace the files.
 base::Fd open_directory(const std::string& folder, const std::string& what);
 
-/// Waits until the disk has the names in it. Throws SystemError.
+/// Flushes the entries of a directory to disk. Throws SystemError.
 void sync_directory(const base::Fd& folder, const std::string& what);
 
-/// Makes a folder, and those above it, and waits until the disk has them. Nothing where there is one. Throws
-/// SystemError.
+/// Creates a directory and its parents and flushes them to disk. Does nothing if it exists. Throws SystemError.
 void create_directories(const std::string& folder);
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// A text that carries the hash of itself, so that one flipped bit of it is noticed.
+// Embeds the hash of a text in the text itself, so that a single flipped bit is detected.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace lockstep::checkpoint {
 
-/// What stands for the digits until they are known.
+/// The placeholder for the digits while the hash is computed.
 inline constexpr std::size_t kHashDigits = base::ContentHash::kHexDigits;
 inline const std::string kHashPlaceholder(kHashDigits, '0');
 
-/// Puts the hash of `text` into it, at `at`, where kHashPlaceholder stands.
+/// Replaces the kHashPlaceholder at offset `at` by the hash of `text`.
 void embed_hash(std::string& text, std::size_t at);
 
-/// Whether seal() has made it as it is.
+/// Returns whether the hash at offset `at` is the one that embed_hash() computes for `text`.
 bool is_hash_valid(std::string_view text, std::size_t at);
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// A file that is read at any place, and checked by whoever reads it.
+// A file for reading at arbitrary offsets.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@ namespace lockstep::checkpoint {
 
 class InputFile {
  public:
-  /// Throws SystemError when the file cannot be read, and UsageError when it is no regular file.
+  /// Throws SystemError if the file cannot be read, and UsageError if it is not a regular file.
   explicit InputFile(const std::string& path);
 
   const std::string& path() const { return path_; }
   std::uint64_t num_bytes() const { return num_bytes_; }
 
-  /// Throws SystemError, and FormatError when the file has become shorter than this.
+  /// Reads exactly `num_bytes`. Throws SystemError, and FormatError if the file has become shorter. Thread-safe.
   void read(std::uint64_t offset, void* data, std::uint64_t num_bytes) const;
 
   /// Throws FormatError "FILE:OFFSET: reason".

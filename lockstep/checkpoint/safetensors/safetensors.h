@@ -1,4 +1,4 @@
-// Tensors by name in a file: the format safetensors, which any framework reads and which holds no code.
+// Reads and writes safetensors files: named tensors in a format that any framework reads and that contains no code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,48 +16,49 @@ namespace lockstep::checkpoint {
 using TensorMap = std::map<std::string, at::Tensor>;
 
 struct SaveOptions {
-  /// Strings beside the tensors. "format" is "pt" when it is not set: some readers ask for it.
+  /// Strings that are stored with the tensors. "format" defaults to "pt", which some readers require.
   std::map<std::string, std::string> metadata = {};
 };
 
 struct ReadOptions {
-  bool verify = true;  ///< of files that say so, compare what is read with the hashes that they carry
+  bool verify = true;  ///< whether to compare the data with the hashes, if the file has any
 };
 
-/// Writes `tensors` to `path`, which is exchanged for the new file in one step (see AtomicFile): after any error it is
-/// as it was. Beside them the file has a hash of each tensor and one of the header (XXH3 of 128 bits), as metadata
-/// "lockstep....". Strides and devices do not matter: what is written is row-major. Tensors that share memory are
-/// written once for each name. Names are UTF-8 of at most 1 KiB and not "__metadata__". Memory: a copy of the largest
-/// tensor that is not contiguous on the CPU. Throws UsageError for a name, a dtype or a layout that the format does not
-/// have, or an undefined tensor, or metadata whose key begins with "lockstep.", FormatError for more names than the
-/// reader takes (limits.h), SystemError when the file cannot be written.
+/// Writes `tensors` to `path`, which is replaced atomically (see AtomicFile): after any error it is unchanged. The file
+/// also contains a hash of each tensor and one of the header (128-bit XXH3), as metadata with the prefix "lockstep.".
+/// Tensors may have any strides and be on any device; they are written row-major. Tensors that share memory are written
+/// once per name. Names are UTF-8 of at most 1 KiB other than "__metadata__". Memory: a copy of the largest tensor that
+/// is not contiguous on the CPU. Throws UsageError for an invalid name, a dtype or a layout that the format does not
+/// have, an undefined tensor, and metadata whose key begins with "lockstep."; FormatError for more tensors than the
+/// reader accepts (limits.h); SystemError if the file cannot be written.
 void save_tensors(const TensorMap& tensors, const std::string& path, const SaveOptions& options = {});
 
-/// All tensors of a file, new on the CPU. Throws as SafetensorsReader does.
+/// Reads all tensors of a file, newly allocated on the CPU. Throws as SafetensorsReader does.
 TensorMap load_tensors(const std::string& path, const ReadOptions& options = {});
 
-/// An open file whose header has been checked.
+/// An open file with a validated header. Const methods are thread-safe.
 class SafetensorsReader {
  public:
-  /// Throws SystemError when the file cannot be read, UsageError when it is no regular file, and FormatError
-  /// "FILE:OFFSET: reason" when it breaks the format (parse_header), is not as long as its header says, or its header
-  /// is not the one that save_tensors() wrote. No tensor is read. Memory: 16 MiB beside the header.
+  /// Reads and checks the header, but no tensor. Throws SystemError if the file cannot be read and UsageError if it is
+  /// not a regular file. Throws FormatError "FILE:OFFSET: reason" if it violates the format (parse_header), if its
+  /// length differs from what the header says, or if its header differs from the one that save_tensors() wrote. Memory:
+  /// 16 MiB in addition to the header.
   explicit SafetensorsReader(const std::string& path, const ReadOptions& options = {});
 
   const std::map<std::string, TensorEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Whether the file carries hashes, and they are compared.
+  /// Returns whether the file has hashes and ReadOptions::verify is true.
   bool can_verify() const { return verify_ && hashes_.has_hashes(); }
-  /// One hash that stands for all of the file; "" when it does not verify.
+  /// Returns the hash that covers the whole file; "" if can_verify() is false.
   const std::string& header_hash() const { return hashes_.header_hash(); }
   std::uint64_t num_bytes() const { return file_.num_bytes(); }
 
-  /// Reads a tensor into new memory on the CPU. UsageError for a name that is not there; FormatError that names the
-  /// tensor when its bytes are not those that save_tensors() wrote, for a BOOL that is neither 0 nor 1, and when the
-  /// file has become shorter meanwhile.
+  /// Reads a tensor into newly allocated memory on the CPU. Throws UsageError for an unknown name. Throws FormatError,
+  /// which names the tensor, if its bytes differ from those that save_tensors() wrote, if a BOOL is neither 0 nor 1,
+  /// and if the file has become shorter.
   at::Tensor read(const std::string& name) const;
-  /// Compares the bytes of all tensors with their hashes, without keeping them. Throws FormatError that names the first
-  /// one that is damaged. A file that has no hashes is not looked at.
+  /// Verifies the bytes of all tensors against their hashes without keeping them. Throws FormatError, which names the
+  /// first damaged tensor. Does nothing if the file has no hashes.
   void verify() const;
 
  private:

@@ -1,4 +1,4 @@
-// The dtypes of safetensors, and torch's.
+// Maps the dtypes of safetensors to torch's.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,14 +12,14 @@ namespace lockstep::checkpoint {
 struct SafetensorsDtype {
   std::string_view name;  ///< "F32"
   c10::ScalarType type;
-  std::uint64_t num_bytes;  ///< of one element
+  std::uint64_t num_bytes;  ///< size of one element
 };
 
-/// The row of the table with that name; null for none.
+/// Returns the dtype with that name or type, or null.
 const SafetensorsDtype* find_dtype(std::string_view name);
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
-/// "F64, F32, ...": for messages.
+/// Returns "F64, F32, ...", for error messages.
 std::string dtype_names();
 
 }  // namespace lockstep::checkpoint

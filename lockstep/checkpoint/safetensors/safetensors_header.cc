@@ -19,7 +19,7 @@ using json = nlohmann::json;
 class FormatErrorThrower {
  public:
   explicit FormatErrorThrower(const std::string& file) : file_(file) {}
-  // `at`: in the header's text.
+  // `at` is an offset in the header's text.
   [[noreturn]] void operator()(std::uint64_t at, const std::string& reason) const {
     throw base::FormatError(file_ + ":" + std::to_string(kHeaderOffset + at) + ": " + reason);
   }
@@ -28,14 +28,14 @@ class FormatErrorThrower {
   const std::string& file_;
 };
 
-// What the JSON parser would allocate for before anybody could object: long tokens, deep nesting.
+// Rejects long tokens and deep nesting, for which the JSON parser would allocate memory before the handler sees them.
 void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_format_error) {
   int depth = 0;
   bool in_string = false;
   std::size_t token_begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (i - token_begin > kMaxTokenBytes) throw_format_error(token_begin, "a string or number of more than 1 MiB");
+    if (i - token_begin > kMaxTokenBytes) throw_format_error(token_begin, "a string or number is longer than 1 MiB");
     if (in_string) {
       if (c == '\\') ++i;
       if (c == '"') in_string = false;
@@ -44,12 +44,12 @@ void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
-    if (depth > kMaxDepth) throw_format_error(i, "nested deeper than the allowed 8 levels");
+    if (depth > kMaxDepth) throw_format_error(i, "nested deeper than the limit of 8 levels");
     if (c == '"' || c == ',' || c == ':' || c == ' ' || c == '{' || c == '}' || c == '[' || c == ']') token_begin = i;
   }
 }
 
-// Lets the handler know how far the parser has read: nlohmann's events carry no position.
+// Counts the characters that the parser has read, because nlohmann's events have no position.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -75,7 +75,8 @@ struct CountingIterator {
   std::uint64_t* count;
 };
 
-// The events of nlohmann's SAX interface, taken as a grammar: an object of objects, which are tensors or the metadata.
+// Handles the events of nlohmann's SAX interface. The expected structure is an object of objects, each a tensor or the
+// metadata.
 class HeaderHandler {
  public:
   HeaderHandler(const FormatErrorThrower& throw_format_error, const std::uint64_t& at, SafetensorsHeader& header)
@@ -83,7 +84,7 @@ class HeaderHandler {
 
   bool start_object(std::size_t) {
     if (level_ == Level::kTop) return enter(Level::kRoot);
-    if (level_ != Level::kRoot) throw_format_error_(position_, "an object where " + expected());
+    if (level_ != Level::kRoot) throw_format_error_(position_, "found an object" + expected());
     if (in_metadata_) return enter(Level::kMetadata);
     fields_ = {};
     return enter(Level::kTensor);
@@ -91,10 +92,10 @@ class HeaderHandler {
 
   bool key(std::string& name) {
     if (name.size() > kMaxNameBytes)
-      throw_format_error_(position_, "a name of " + std::to_string(name.size()) + " bytes; allowed is at most " +
+      throw_format_error_(position_, "a name has " + std::to_string(name.size()) + " bytes; expected at most " +
                                          std::to_string(kMaxNameBytes));
-    // The parser has looked for UTF-8 already; this is the rule that we promise, not what a library happens to do.
-    if (!base::is_utf8(name)) throw_format_error_(position_, "a name that is not UTF-8");
+    // The parser also checks UTF-8, but this rule must not depend on the library.
+    if (!base::is_utf8(name)) throw_format_error_(position_, "a name is not UTF-8");
     key_ = name;
     if (level_ == Level::kRoot) begin_entry();
     if (level_ == Level::kMetadata && header_.metadata.contains(key_)) throw_duplicate_key();
@@ -107,18 +108,18 @@ class HeaderHandler {
       header_.metadata.emplace(key_, value);
       return true;
     }
-    if (level_ != Level::kTensor || key_ != "dtype") throw_format_error_(position_, "a string where " + expected());
+    if (level_ != Level::kTensor || key_ != "dtype") throw_format_error_(position_, "found a string" + expected());
     if (fields_.dtype) throw_duplicate_key();
     fields_.dtype = find_dtype(value);
     if (!fields_.dtype)
       throw_format_error_(position_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) +
-                                         "; allowed is " + dtype_names());
+                                         "; expected one of " + dtype_names());
     return true;
   }
 
   bool start_array(std::size_t) {
     if (level_ != Level::kTensor || (key_ != "shape" && key_ != "data_offsets"))
-      throw_format_error_(position_, "a list where " + expected());
+      throw_format_error_(position_, "found a list" + expected());
     auto& list = key_ == "shape" ? fields_.shape : fields_.offsets;
     if (list) throw_duplicate_key();
     list.emplace();
@@ -126,14 +127,14 @@ class HeaderHandler {
   }
 
   bool number_unsigned(std::uint64_t value) {
-    if (level_ != Level::kList) throw_format_error_(position_, "a number where " + expected());
+    if (level_ != Level::kList) throw_format_error_(position_, "found a number" + expected());
     const bool is_shape = key_ == "shape";
     auto& list = is_shape ? *fields_.shape : *fields_.offsets;
     if (list.size() >= (is_shape ? kMaxDimensions : 2))
       throw_format_error_(position_, key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
                                          (is_shape ? std::to_string(kMaxDimensions) : std::string("2")) + " entries");
     if (value > INT64_MAX)
-      throw_format_error_(position_, "the number " + std::to_string(value) + "; allowed is at most 2^63 - 1");
+      throw_format_error_(position_, "found the number " + std::to_string(value) + "; expected at most 2^63 - 1");
     list.push_back(static_cast<std::int64_t>(value));
     return true;
   }
@@ -146,17 +147,17 @@ class HeaderHandler {
     return enter(Level::kRoot);
   }
 
-  bool null() { throw_format_error_(position_, "null where " + expected()); }
-  bool boolean(bool) { throw_format_error_(position_, "a boolean where " + expected()); }
+  bool null() { throw_format_error_(position_, "found null" + expected()); }
+  bool boolean(bool) { throw_format_error_(position_, "found a boolean" + expected()); }
   bool number_integer(std::int64_t value) {
-    throw_format_error_(position_, "the number " + std::to_string(value) + " where " + expected());
+    throw_format_error_(position_, "found the number " + std::to_string(value) + expected());
   }
   bool number_float(double, const std::string& text) {
-    throw_format_error_(position_, "the number " + base::quoted(text, 40) + " where " + expected());
+    throw_format_error_(position_, "found the number " + base::quoted(text, 40) + expected());
   }
-  bool binary(json::binary_t&) { throw_format_error_(position_, "bytes where " + expected()); }
+  bool binary(json::binary_t&) { throw_format_error_(position_, "found bytes" + expected()); }
   bool parse_error(std::size_t, const std::string& token, const json::exception&) {
-    throw_format_error_(position_, "not JSON: the parser stopped after " + base::quoted(token, 80));
+    throw_format_error_(position_, "invalid JSON: the parser stopped after " + base::quoted(token, 80));
   }
 
  private:
@@ -167,7 +168,7 @@ class HeaderHandler {
     std::optional<std::vector<std::int64_t>> offsets;
   };
 
-  // Nodes of the maps, with what the allocator adds.
+  // The size of a map node, including the allocator's overhead.
   static constexpr std::size_t kEntryBytes = 192;
 
   bool enter(Level level) {
@@ -177,18 +178,18 @@ class HeaderHandler {
 
   std::string expected() const {
     switch (level_) {
-      case Level::kTop: return "the header, an object, is expected";
-      case Level::kRoot: return "the object of " + base::quoted(name_, 80) + " is expected";
-      case Level::kMetadata: return "the string of metadata " + base::quoted(key_, 80) + " is expected";
-      case Level::kList: return "an integer of 0 or more is expected";
+      case Level::kTop: return "; expected an object, the header";
+      case Level::kRoot: return "; expected an object for " + base::quoted(name_, 80);
+      case Level::kMetadata: return "; expected a string for metadata " + base::quoted(key_, 80);
+      case Level::kList: return "; expected an integer of 0 or more";
       default: break;
     }
-    return "tensor " + base::quoted(name_, 80) + " has the field " + base::quoted(key_, 80) +
-           "; expected are \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";
+    return " in the field " + base::quoted(key_, 80) + " of tensor " + base::quoted(name_, 80) +
+           "; expected \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";
   }
 
   [[noreturn]] void throw_duplicate_key() const {
-    throw_format_error_(position_, "the key " + base::quoted(key_, 80) + " is there twice");
+    throw_format_error_(position_, "duplicate key " + base::quoted(key_, 80));
   }
 
   void begin_entry() {
@@ -198,23 +199,23 @@ class HeaderHandler {
     seen_metadata_ = seen_metadata_ || in_metadata_;
   }
 
-  // A header of 16 MiB could describe ten times as much.
+  // A header of 16 MiB could describe ten times as much memory.
   void charge(std::size_t num_bytes) {
     num_charged_bytes_ += num_bytes;
     if (num_charged_bytes_ > kMaxParsedBytes)
-      throw_format_error_(position_, "the header describes more than fits into 12 MiB (about 60,000 tensors)");
+      throw_format_error_(position_, "the header describes more than the limit of 12 MiB (about 60,000 tensors)");
   }
 
   void end_tensor() {
     const std::string tensor = "tensor " + base::quoted(name_, 80);
     if (!fields_.dtype || !fields_.shape || !fields_.offsets || fields_.offsets->size() != 2)
-      throw_format_error_(position_, tensor + " needs \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
+      throw_format_error_(position_, tensor + " requires \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
     const auto begin = static_cast<std::uint64_t>((*fields_.offsets)[0]);
     const auto end = static_cast<std::uint64_t>((*fields_.offsets)[1]);
     if (begin > end)
       throw_format_error_(
           position_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
-    // Extents of 0 do not hide an overflow: torch multiplies the others for its strides.
+    // An extent of 0 must not hide an overflow, because torch multiplies the other extents for its strides.
     std::uint64_t num_bytes = fields_.dtype->num_bytes;
     bool empty = false, overflow = false;
     for (const auto extent : *fields_.shape) {
@@ -226,8 +227,8 @@ class HeaderHandler {
       throw_format_error_(position_, "the shape of " + tensor + " has more than 2^63 bytes");
     if (empty) num_bytes = 0;
     if (num_bytes != end - begin)
-      throw_format_error_(position_, tensor + " has " + std::to_string(end - begin) +
-                                         " bytes; its shape and dtype need " + std::to_string(num_bytes));
+      throw_format_error_(position_, tensor + " has " + std::to_string(end - begin) + " bytes; expected " +
+                                         std::to_string(num_bytes) + " for its shape and dtype");
     fields_.shape->shrink_to_fit();
     charge(name_.size() + fields_.shape->size() * sizeof(std::int64_t) + kEntryBytes);
     header_.tensors.emplace(name_, TensorEntry{fields_.dtype, std::move(*fields_.shape), begin, end});
@@ -239,13 +240,13 @@ class HeaderHandler {
   Level level_ = Level::kTop;
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
-  std::string name_;  // key of the root's entry
+  std::string name_;  // key of the current entry of the root object
   std::string key_;   // the last key
   TensorFields fields_;
   std::size_t num_charged_bytes_ = 0;
 };
 
-// Every byte of the data belongs to exactly one tensor.
+// Checks that every byte of the data belongs to exactly one tensor.
 void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
                   const FormatErrorThrower& throw_format_error, std::uint64_t at) {
   std::vector<const std::pair<const std::string, TensorEntry>*> order;
@@ -261,27 +262,27 @@ void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
       throw_format_error(
           at + covered,
           "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
-              (tensor.begin < covered ? "inside the tensor before it, which ends at " : "after a hole from ") +
+              (tensor.begin < covered ? "inside the previous tensor, which ends at " : "after a gap from ") +
               std::to_string(covered));
     if (tensor.end > num_data_bytes)
       throw_format_error(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " +
-                                                  std::to_string(tensor.end) + " of the data; the file holds " +
+                                                  std::to_string(tensor.end) + " of the data; the file has " +
                                                   std::to_string(num_data_bytes));
     covered = tensor.end;
   }
   if (covered != num_data_bytes)
     throw_format_error(at + covered,
-                       std::to_string(num_data_bytes - covered) + " bytes after the last tensor belong to none");
+                       std::to_string(num_data_bytes - covered) + " bytes after the last tensor belong to no tensor");
 }
 
 }  // namespace
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file) {
   const FormatErrorThrower throw_format_error(file);
-  if (text.empty() || text.front() != '{') throw_format_error(0, "a header begins with '{'");
-  // Other white space than spaces would be legal JSON, but not legal padding.
+  if (text.empty() || text.front() != '{') throw_format_error(0, "the header does not begin with '{'");
+  // White space other than spaces is legal JSON but not legal padding.
   const std::size_t last = text.find_last_not_of(' ');
-  if (text[last] != '}') throw_format_error(last, "a header ends with '}' and spaces");
+  if (text[last] != '}') throw_format_error(last, "the header does not end with '}' and spaces");
   check_token_lengths(text, throw_format_error);
   SafetensorsHeader header;
   std::uint64_t at = 0;

@@ -1,4 +1,4 @@
-// The header of a safetensors file: which tensor lies where. Read without trust, without torch.
+// Parses the header of a safetensors file from an untrusted source, without torch.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace lockstep::checkpoint {
 
-/// Where a tensor lies: bytes [begin, end) of what follows the header.
+/// A tensor of the file: bytes [begin, end) of the data that follow the header.
 struct TensorEntry {
   const SafetensorsDtype* dtype = nullptr;
   std::vector<std::int64_t> shape;
@@ -21,17 +21,17 @@ struct TensorEntry {
 
 struct SafetensorsHeader {
   std::map<std::string, TensorEntry> tensors;
-  std::map<std::string, std::string> metadata;  ///< of the key "__metadata__"
+  std::map<std::string, std::string> metadata;  ///< the entries of the key "__metadata__"
 };
 
-/// Where the header's text begins: after its length as a little-endian u64.
+/// The offset of the header's text, which follows its length as a little-endian u64.
 inline constexpr std::uint64_t kHeaderOffset = 8;
 
-/// Reads the header's text, which `num_data_bytes` of tensors follow. Everything is checked: the bounds of limits.h,
-/// JSON without a key that is there twice, names of valid UTF-8, only the fields and dtypes of the format, shapes whose
-/// product is the number of bytes, and tensors that fill the data from its first byte to its last without a hole or an
-/// overlap. Throws FormatError "FILE:OFFSET: reason"; the offset is in the file, at or just behind what is wrong. Takes
-/// at most 16 MiB beside the text.
+/// Parses the header's text, which `num_data_bytes` bytes of tensors follow. Checks everything: the limits of limits.h,
+/// JSON without duplicate keys, names of valid UTF-8, only the fields and dtypes of the format, shapes whose product
+/// matches the number of bytes, and tensors that cover the data without a gap or an overlap. Throws FormatError
+/// "FILE:OFFSET: reason"; the offset is in the file, at or just after the error. Allocates at most 16 MiB in addition
+/// to the text.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file);
 
 }  // namespace lockstep::checkpoint

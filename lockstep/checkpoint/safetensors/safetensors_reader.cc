@@ -1,3 +1,4 @@
+// Reads safetensors files and verifies their hashes.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -8,30 +9,27 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/safetensors/safetensors.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
 namespace lockstep::checkpoint {
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
-namespace {
-
-constexpr std::uint64_t kHashChunkBytes = std::uint64_t{1} << 20;  // what was read is hashed while it is in cache
-
-}  // namespace
+namespace {}  // namespace
 
 SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions& options)
     : file_(path), verify_(options.verify) {
   const std::uint64_t file_bytes = file_.num_bytes();
   if (file_bytes < kHeaderOffset)
     file_.throw_format_error(
-        0, "the file has " + std::to_string(file_bytes) + " bytes; a safetensors file begins with 8 bytes of length");
+        0, "the file has " + std::to_string(file_bytes) + " bytes; expected at least 8, the length of the header");
   std::uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, sizeof header_bytes);
-  const std::uint64_t most = std::min(kMaxHeaderBytes, file_bytes - kHeaderOffset);
-  if (header_bytes < 2 || header_bytes > most)
-    file_.throw_format_error(0, "the header's length is " + std::to_string(header_bytes) + "; allowed here is 2 to " +
-                                    std::to_string(most) +
-                                    (most == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
+  const std::uint64_t max_header_bytes = std::min(kMaxHeaderBytes, file_bytes - kHeaderOffset);
+  if (header_bytes < 2 || header_bytes > max_header_bytes)
+    file_.throw_format_error(0, "the header's length is " + std::to_string(header_bytes) + "; expected 2 to " +
+                                    std::to_string(max_header_bytes) +
+                                    (max_header_bytes == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
   std::string text(header_bytes, '\0');
   file_.read(kHeaderOffset, text.data(), header_bytes);
   data_offset_ = kHeaderOffset + header_bytes;
@@ -57,10 +55,10 @@ void SafetensorsReader::read_verified(const std::string& name, const TensorEntry
 void SafetensorsReader::check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const {
   const std::string expected(hashes_.hash_of(entry));
   if (actual != expected)
-    file_.throw_format_error(data_offset_ + entry.begin,
-                             "tensor " + base::quoted(name, 80) + " is damaged: the hash of its " +
-                                 std::to_string(entry.end - entry.begin) + " bytes is " + actual + ", and was " +
-                                 expected + " when they were written");
+    file_.throw_format_error(data_offset_ + entry.begin, "tensor " + base::quoted(name, 80) +
+                                                             " is damaged: the hash of its " +
+                                                             std::to_string(entry.end - entry.begin) + " bytes is " +
+                                                             actual + "; expected " + expected);
 }
 
 void SafetensorsReader::verify() const {
@@ -80,8 +78,7 @@ void SafetensorsReader::verify() const {
 
 at::Tensor SafetensorsReader::read(const std::string& name) const {
   const auto found = header_.tensors.find(name);
-  if (found == header_.tensors.end())
-    throw base::UsageError(file_.path() + " holds no tensor " + base::quoted(name, 80));
+  if (found == header_.tensors.end()) throw base::UsageError(file_.path() + " has no tensor " + base::quoted(name, 80));
   const TensorEntry& entry = found->second;
   at::Tensor tensor = torch::empty(entry.shape, torch::TensorOptions(entry.dtype->type));
   auto* const bytes = static_cast<std::uint8_t*>(tensor.mutable_data_ptr());
@@ -91,12 +88,12 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
   else
     file_.read(data_offset_ + entry.begin, bytes, num_bytes);
   if (entry.dtype->type == c10::ScalarType::Bool) {
-    // A bool of another value is undefined behaviour wherever it is looked at.
+    // Using a bool with another value is undefined behaviour.
     const auto* const invalid = std::find_if(bytes, bytes + num_bytes, [](std::uint8_t byte) { return byte > 1; });
     if (invalid != bytes + num_bytes)
       file_.throw_format_error(
           data_offset_ + entry.begin + static_cast<std::uint64_t>(invalid - bytes),
-          "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*invalid) + "; allowed is 0 and 1");
+          "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*invalid) + "; expected 0 or 1");
   }
   return tensor;
 }

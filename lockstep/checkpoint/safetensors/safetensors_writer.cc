@@ -1,3 +1,4 @@
+// Writes safetensors files with hashes of their tensors.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -18,8 +19,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr std::size_t kHashChunkBytes = std::size_t{1} << 20;  // and written while it is in cache
-
 struct TensorToWrite {
   const std::string* name;
   const at::Tensor* tensor;
@@ -29,10 +28,11 @@ struct TensorToWrite {
 void check_name(const std::string& name) {
   if (name.size() > kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
     throw base::UsageError("cannot save a tensor under the name " + base::quoted(name, 80) +
-                           "; allowed is UTF-8 of at most 1024 bytes that is not \"__metadata__\"");
+                           "; expected UTF-8 of at most 1024 bytes other than \"__metadata__\"");
 }
 
-// The order in the file: large elements first, so that every tensor is aligned for those who map the file.
+// Returns the tensors in file order: large elements first, so that every tensor is aligned for readers that map the
+// file.
 std::vector<TensorToWrite> plan_tensors(const TensorMap& tensors) {
   std::vector<TensorToWrite> plan;
   for (const auto& [name, tensor] : tensors) {
@@ -43,7 +43,7 @@ std::vector<TensorToWrite> plan_tensors(const TensorMap& tensors) {
       throw base::UsageError("cannot save tensor " + base::quoted(name, 80) + " of dtype " +
                              c10::toString(tensor.scalar_type()) +
                              (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
-                             "; allowed are dense tensors of " + dtype_names());
+                             "; expected a dense tensor of " + dtype_names());
     plan.push_back({&name, &tensor, dtype});
   }
   std::stable_sort(plan.begin(), plan.end(), [](const TensorToWrite& a, const TensorToWrite& b) {
@@ -52,7 +52,7 @@ std::vector<TensorToWrite> plan_tensors(const TensorMap& tensors) {
   return plan;
 }
 
-// ,"key":"value" for each.
+// Returns ,"key":"value" for each entry.
 std::string metadata_text(const SaveOptions& options) {
   auto metadata = options.metadata;
   metadata.emplace("format", "pt");
@@ -61,7 +61,7 @@ std::string metadata_text(const SaveOptions& options) {
     if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) ||
         !base::is_utf8(value) || key.starts_with(kMetadataPrefix))
       throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
-                             "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
+                             "; expected keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
                              "values of at most 128 KiB, both UTF-8");
     text += "," + nlohmann::json(key).dump() + ":" + nlohmann::json(value).dump();
   }
@@ -90,13 +90,13 @@ HeaderText make_header(const std::vector<TensorToWrite>& plan, const std::vector
   return {text, end};
 }
 
-// Returns the hash of what was written.
+// Writes a tensor and returns its hash.
 std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_conj().resolve_neg().contiguous();
   const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
   base::ContentHash hash;
   for (std::size_t at = 0; at < dense.nbytes(); at += kHashChunkBytes) {
-    const std::size_t chunk_bytes = std::min(dense.nbytes() - at, kHashChunkBytes);
+    const std::size_t chunk_bytes = std::min<std::size_t>(dense.nbytes() - at, kHashChunkBytes);
     hash.add(bytes + at, chunk_bytes);
     file.write(bytes + at, chunk_bytes);
   }
@@ -107,13 +107,14 @@ std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
 
 void save_tensors(const TensorMap& tensors, const std::string& path, const SaveOptions& options) {
   const auto plan = plan_tensors(tensors);
-  // The hashes are known when the data have gone by: until then the header is one of the same length.
+  // The hashes are known only after the data are written. Until then the file has a header of the same length with
+  // placeholders.
   std::vector<std::string> hashes(plan.size(), kHashPlaceholder);
   const HeaderText draft = make_header(plan, hashes, options);
   if (draft.text.size() > kMaxHeaderBytes)
     throw base::FormatError(path + ":0: the header of " + std::to_string(tensors.size()) + " tensors has " +
-                            std::to_string(draft.text.size()) + " bytes; allowed is 16 MiB");
-  // Nothing is written that could not be read.
+                            std::to_string(draft.text.size()) + " bytes; expected at most 16 MiB");
+  // Ensures that the reader accepts the file.
   parse_header(draft.text, draft.num_data_bytes, path);
   AtomicFile file(path);
   const std::uint64_t header_bytes = draft.text.size();

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kBegin = "{\"__metadata__\":{\"lockstep.header\":\"";
 constexpr std::string_view kTensors = "lockstep.tensors.";
-constexpr std::size_t kHashesPerKey = 16384;  // half of what limits.h allows for one string
+constexpr std::size_t kHashesPerKey = 16384;  // half of kMaxTokenBytes
 
 }  // namespace
 
@@ -40,8 +40,8 @@ TensorHashes::TensorHashes(std::string_view text, SafetensorsHeader& header, con
   };
   if (!text.starts_with(kBegin) || !is_hash_valid(text, kBegin.size()))
     throw_format_error(
-        "the header is damaged: it is not the one whose hash it carries (a program that copies the metadata \"" +
-        std::string(kMetadataPrefix) + "...\" into a file of its own does that, too)");
+        "the header is damaged: its contents do not match its hash (or another program copied the metadata \"" +
+        std::string(kMetadataPrefix) + "...\" into its own file)");
   header_hash_ = text.substr(kBegin.size(), kHashDigits);
   for (std::size_t i = 0; own_metadata.contains(std::string(kTensors) + std::to_string(i)); ++i)
     hashes_ += own_metadata[std::string(kTensors) + std::to_string(i)];

@@ -1,4 +1,4 @@
-// What a safetensors file of ours says about itself: a hash of each tensor, and one of the header, in its metadata.
+// The hashes in the metadata of a safetensors file that Lockstep wrote: one per tensor, and one of the header.
 #pragma once
 
 #include <cstdint>
@@ -11,31 +11,34 @@
 
 namespace lockstep::checkpoint {
 
-/// Keys of the metadata that begin so are ours: "lockstep.header", and "lockstep.tensors.0", ".1" ..., the tensors'
-/// hashes, in the order of their bytes in the file. There are two kinds, so that a flipped bit in one key does not make
-/// the file one without hashes.
+/// Files are hashed in pieces of this size, while a piece that was read or is about to be written is in cache.
+constexpr std::uint64_t kHashChunkBytes = std::uint64_t{1} << 20;
+
+/// The prefix of Lockstep's metadata keys: "lockstep.header", and "lockstep.tensors.0", ".1" ..., which hold the
+/// tensors' hashes in the order of their bytes in the file. There are two kinds of keys, so that a file with a flipped
+/// bit in one key does not pass as a file without hashes.
 inline constexpr std::string_view kMetadataPrefix = "lockstep.";
 
-/// How the text of a header begins whose metadata are `hashes` (32 digits each; any others of the right number until
-/// they are known), and then the strings of others.
+/// Returns the beginning of the text of a header with these tensor hashes, up to and including the last hash. The
+/// hashes have 32 digits each; pass the same number of placeholders while the hashes are not known.
 std::string header_prefix(const std::vector<std::string>& hashes);
-/// Puts the header's own hash where header_prefix() has left room.
+/// Replaces the placeholder that header_prefix() wrote by the hash of the header.
 void embed_header_hash(std::string& text);
 
-/// The hashes of a file's tensors; small, since a header may describe 50,000 of them.
+/// The hashes of a file's tensors. Compact, because a header may describe 50,000 tensors.
 class TensorHashes {
  public:
-  /// Of a file that is not ours.
+  /// No hashes: for a file that Lockstep did not write.
   TensorHashes() = default;
-  /// Our keys go from `header.metadata`. Throws FormatError when `text`, which `header` was read from, is not what was
-  /// written.
+  /// Moves Lockstep's keys out of `header.metadata`. `text` is the text that `header` was parsed from. Throws
+  /// FormatError if it differs from what was written.
   TensorHashes(std::string_view text, SafetensorsHeader& header, const std::string& file);
 
   bool has_hashes() const { return has_hashes_; }
-  /// The header's own hash: since it covers those of all tensors it stands for the whole file. "" of a file that is not
-  /// ours.
+  /// The hash of the header, which identifies the whole file because it covers the hashes of all tensors. "" if the
+  /// file has no hashes.
   const std::string& header_hash() const { return header_hash_; }
-  /// Of one of the header's tensors, where there are any.
+  /// Returns the hash of one of the header's tensors; requires has_hashes().
   std::string_view hash_of(const TensorEntry& entry) const;
 
  private:
@@ -43,9 +46,8 @@ class TensorHashes {
 
   bool has_hashes_ = false;
   std::string header_hash_;
-  std::string hashes_;  // of one after another
-  std::vector<ByteRange>
-      byte_ranges_;  // sorted; those of tensors without bytes may be there twice, and have the same hash
+  std::string hashes_;                  // the tensors' hashes, concatenated
+  std::vector<ByteRange> byte_ranges_;  // sorted; empty tensors may have equal ranges, and then equal hashes
 };
 
 }  // namespace lockstep::checkpoint

@@ -1,3 +1,4 @@
+// Checks a parsed pickle: its depth and size, its keys, and the kinds of its values.
 #include <algorithm>
 #include <set>
 
@@ -9,11 +10,11 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// What a value of the tree takes, without what it holds.
+// The memory of a value of the tree, without its contents.
 constexpr std::uint64_t kNodeBytes = 64;
 
 struct TreeSize {
-  std::uint64_t num_bytes = 0;  // with all that is in it, as often as it is there
+  std::uint64_t num_bytes = 0;  // including its contents, counted once per occurrence
   std::size_t depth = 0;
 };
 
@@ -22,10 +23,10 @@ class PickleValidator {
   PickleValidator(const Pickle& pickle, const std::string& file, std::uint64_t begin)
       : pickle_(pickle), file_(file), begin_(begin), sizes_(pickle.values.size()) {}
 
-  // Each value is measured once. A container that holds itself is met again, deeper and deeper.
+  // Measures each value once. A container that contains itself is visited again until the depth exceeds the limit.
   TreeSize measure(Pickle::Index index, std::size_t depth) {
     if (depth > kMaxTreeDepth)
-      throw_format_error(index, "values are nested deeper than the allowed 64 levels, or in themselves");
+      throw_format_error(index, "values are nested deeper than the limit of 64 levels, or contain themselves");
     if (sizes_[index].depth > 0) return sizes_[index];
     const Pickle::Value& value = pickle_.values[index];
     TreeSize size{kNodeBytes, 1};
@@ -38,12 +39,11 @@ class PickleValidator {
         const TreeSize inside = measure(item, depth + 1);
         size = {size.num_bytes + inside.num_bytes, std::max(size.depth, inside.depth + 1)};
         if (size.num_bytes > kMaxTreeBytes || size.depth > kMaxTreeDepth)
-          throw_format_error(index,
-                             "the values take more than 128 MiB, or 64 levels, when what they share is repeated");
+          throw_format_error(index, "with shared values expanded, the values take more than 128 MiB or 64 levels");
       }
       check_keys(index, *container);
     }
-    if (value.index() >= 8) throw_format_error(index, "a function, a storage or a dtype where a value is expected");
+    if (value.index() >= 8) throw_format_error(index, "found a function, a storage or a dtype; expected a value");
     return sizes_[index] = size;
   }
 
@@ -60,13 +60,12 @@ class PickleValidator {
       const Pickle::Value& key = pickle_.values[container.items[i]];
       const auto* const name = std::get_if<std::string_view>(&key);
       const auto* const number = std::get_if<std::int64_t>(&key);
-      if (name && !names.insert(*name).second)
-        throw_format_error(index, "the key " + base::quoted(*name, 80) + " is there twice");
+      if (name && !names.insert(*name).second) throw_format_error(index, "duplicate key " + base::quoted(*name, 80));
       if (number && !numbers.insert(*number).second)
-        throw_format_error(index, "the key " + std::to_string(*number) + " is there twice");
+        throw_format_error(index, "duplicate key " + std::to_string(*number));
       const auto* const inside = std::get_if<Pickle::Container>(&key);
       if ((inside && inside->kind != Pickle::Kind::kTuple) || std::holds_alternative<Pickle::TensorRef>(key))
-        throw_format_error(index, "a key that is a list, a set, a dictionary or a tensor");
+        throw_format_error(index, "a key is a list, a set, a dictionary or a tensor");
     }
   }
 

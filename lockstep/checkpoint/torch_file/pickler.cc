@@ -54,7 +54,7 @@ class Pickler {
 
   void string(std::string_view value) {
     if (!base::is_utf8(value) || value.size() > kMaxPickleBytes)
-      throw_usage_error("the string " + base::quoted(value, 80) + "; allowed is UTF-8 of at most 32 MiB");
+      throw_usage_error("the string " + base::quoted(value, 80) + "; expected UTF-8 of at most 32 MiB");
     output_ += 'X';
     number(value.size(), 4);
     output_ += value;
@@ -66,7 +66,7 @@ class Pickler {
     number(__builtin_bswap64(bits), 8);
   }
 
-  // As a string whose characters are the bytes' numbers, which Python turns back.
+  // Writes bytes as a string of the characters with their numbers, which Python encodes back.
   void bytes(const std::string& value) {
     std::string latin1;
     for (const char c : value) {
@@ -137,7 +137,8 @@ class Pickler {
       const auto* const name = item.key.as<std::string>();
       const auto* const integer = item.key.as<std::int64_t>();
       if (item.key.as<Sequence>() || item.key.as<Dict>() || item.key.as<at::Tensor>())
-        throw_usage_error("a dictionary whose key is " + std::string(kind_of(item.key)));
+        throw_usage_error("a dictionary whose key is " + std::string(kind_of(item.key)) +
+                          "; expected a string, a number, a bool, bytes or None");
       if ((name && !names.insert(*name).second) || (integer && !numbers.insert(*integer).second))
         throw_usage_error("a dictionary that has the key " +
                           (name ? base::quoted(*name, 80) : std::to_string(*integer)) + " twice");
@@ -148,7 +149,7 @@ class Pickler {
   }
 
   void write(const Value& value, std::size_t depth) {
-    if (depth > kMaxTreeDepth) throw_usage_error("values that are nested deeper than the allowed 64 levels");
+    if (depth > kMaxTreeDepth) throw_usage_error("values that are nested deeper than the limit of 64 levels");
     if (const auto* const it = value.as<bool>()) output_ += *it ? "\x88" : "\x89";
     if (const auto* const it = value.as<std::int64_t>()) integer(*it);
     if (const auto* const it = value.as<double>()) floating(*it);

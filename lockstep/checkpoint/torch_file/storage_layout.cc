@@ -16,13 +16,13 @@ at::Tensor materialize(const at::Tensor& tensor) {
   if (!find_torch_dtype(tensor.scalar_type()) || tensor.layout() != c10::kStrided || tensor.is_meta())
     throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) +
                            (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
-                           (tensor.is_meta() ? ", which has no memory" : "") + "; allowed are dense tensors of " +
+                           (tensor.is_meta() ? ", which has no memory" : "") + "; expected a dense tensor of " +
                            torch_dtype_names());
   const torch::NoGradGuard no_grad;
   return tensor.resolve_conj().resolve_neg();
 }
 
-// One behind its last element, counted from its first.
+// Returns the number of elements from the first to the last one in memory, including gaps.
 std::int64_t num_spanned_elements(const at::Tensor& tensor) {
   std::int64_t last = 0;
   for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
@@ -52,7 +52,7 @@ StorageLayout::StorageLayout(const std::vector<at::Tensor>& tensors) : tensors_(
       groups.back().push_back(std::move(tensor_span));
     }
   }
-  // In the order of the tensors, whatever their addresses are.
+  // Sorts by tensor number, so that the file does not depend on addresses.
   const auto first = [](const std::vector<TensorSpan>& tensor_spans) {
     return std::min_element(tensor_spans.begin(), tensor_spans.end(),
                             [](const TensorSpan& a, const TensorSpan& b) { return a.number < b.number; })

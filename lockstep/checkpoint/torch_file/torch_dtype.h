@@ -1,4 +1,4 @@
-// The dtypes of PyTorch's files: how a storage of each is called there.
+// Maps the dtypes of PyTorch's files to torch's.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,18 +11,18 @@ namespace lockstep::checkpoint {
 
 struct TorchDtype {
   std::string_view name;     ///< torch.NAME
-  std::string_view storage;  ///< torch.NAME of its storages; "" for dtypes that are younger than these classes, and lie
-                             ///< in storages of bytes
+  std::string_view storage;  ///< torch.NAME of its storage class; "" for newer dtypes, which have no such class and are
+                             ///< stored in untyped storages
   c10::ScalarType type;
-  std::uint64_t num_bytes;  ///< of one element
+  std::uint64_t num_bytes;  ///< size of one element
 };
 
-/// The row of the table; null for none.
+/// Returns the dtype with that name, storage class or type, or null.
 const TorchDtype* find_torch_dtype(std::string_view name);
 const TorchDtype* find_torch_storage(std::string_view storage);
 const TorchDtype* find_torch_dtype(c10::ScalarType type);
 
-/// "float64, float32, ...": for messages.
+/// Returns "float64, float32, ...", for error messages.
 std::string torch_dtype_names();
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// PyTorch's own files, .pt: what torch.save() writes in Python, and torch.load(path, weights_only=True) reads.
+// Reads and writes PyTorch's own files (.pt), as torch.save() and torch.load(path, weights_only=True) do in Python.
 #pragma once
 
 #include <string>
@@ -8,28 +8,28 @@
 
 namespace lockstep::checkpoint {
 
-/// Reads a file that torch.save() wrote, in its form since PyTorch 1.6, as far as torch.load(weights_only=True) does:
-/// nothing in it is executed, and what is not on the list of parse_pickle() is refused. Tensors are new on the CPU;
-/// those that share memory in the file do so here, and strides are as they were. Reads the bytes of every storage once;
-/// with `verify` their CRC-32 is compared. Memory: the file's storages, and at most 256 MiB for all other values
-/// (limits.h). Throws SystemError when the file cannot be read, FormatError "FILE:OFFSET: reason" that names the
-/// storage when it is damaged, and UsageError for something that is no file or no archive of torch.save(): one of
-/// torch::save() in C++ is another format.
+/// Reads a file that torch.save() wrote in the format since PyTorch 1.6, as torch.load(weights_only=True) does: nothing
+/// in it is executed, and everything that parse_pickle() does not accept is rejected. Tensors are newly allocated on
+/// the CPU; tensors that share memory in the file share it here, and strides are kept. Reads the bytes of every storage
+/// once; with `verify` compares their CRC-32. Memory: the file's storages, and at most 256 MiB for all other values
+/// (limits.h). Throws SystemError if the file cannot be read, FormatError "FILE:OFFSET: reason", which names the
+/// storage if one is damaged, and UsageError if `path` is not a regular file or not an archive of torch.save().
+/// torch::save() in C++ writes another format.
 Value load_torch_file(const std::string& path, const ReadOptions& options = {});
 
-/// Writes what torch.load(path, weights_only=True) reads. The file is exchanged for the new one in one step (see
-/// AtomicFile). Tensors may have any strides and be on any device; those that overlap in memory do so in the file, and
-/// of a larger block no more is written than they cover. Strides stay where there are no gaps between elements. Keys of
-/// dictionaries are strings, integers, numbers, bools, None and bytes. Throws UsageError for a tensor that is
-/// undefined, sparse or quantised, for a string that is not UTF-8, a key that is there twice, and values deeper than 64
-/// levels; SystemError when the file cannot be written.
+/// Writes a file for torch.load(path, weights_only=True). The file is replaced atomically (see AtomicFile). Tensors may
+/// have any strides and be on any device. Tensors that overlap in memory do so in the file; of a larger block only the
+/// part that they cover is written. Strides are kept if there are no gaps between elements. Dictionary keys are
+/// strings, integers, numbers, bools, None or bytes. Throws UsageError for a tensor that is undefined, sparse or
+/// quantized, a string that is not UTF-8, a duplicate key, and values nested deeper than 64 levels; SystemError if the
+/// file cannot be written.
 void save_torch_file(const Value& value, const std::string& path);
 
-/// Whether a file begins as an archive does: it is one of save_torch_file() rather than of save_tensors(). Throws
+/// Returns whether the first bytes are those of a file of torch.save() rather than of save_tensors(). Throws
 /// SystemError.
 bool is_torch_file(const std::string& path);
 
-/// Whether a file of this name is to be one: it ends with ".pt" or ".pth".
+/// Returns whether `path` ends with ".pt" or ".pth".
 bool has_torch_extension(std::string_view path);
 
 }  // namespace lockstep::checkpoint

@@ -1,3 +1,4 @@
+// Reads the files of torch.save().
 #include <torch/types.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// As lengths of a safetensors header, which would stand here, both are larger than is allowed.
+// A safetensors file begins with the length of its header. These bytes would be lengths above the limit.
 constexpr std::string_view kZipMagic = "PK\x03\x04", kLegacyMagic = "\x80\x02\x8a\x0a";
 
 std::string first_bytes(const std::string& path) {
@@ -28,12 +29,11 @@ class TorchFileReader {
     find_root();
     const std::string order = read_text("byteorder");
     if (!order.empty() && order != "little")
-      zip_.file().throw_format_error(
-          0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
+      zip_.file().throw_format_error(0, "the byte order is " + base::quoted(order, 20) + "; expected \"little\"");
     const ZipReader::Record& record = zip_.records().at(root_ + "data.pkl");
     if (record.num_bytes > kMaxPickleBytes)
-      zip_.file().throw_format_error(record.begin,
-                                     "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
+      zip_.file().throw_format_error(
+          record.begin, "the pickle has " + std::to_string(record.num_bytes) + " bytes; expected at most 32 MiB");
     pickle_bytes_.resize(record.num_bytes);
     zip_.read(record, pickle_bytes_.data(), verify_, "data.pkl");
     pickle_ = parse_pickle(pickle_bytes_, zip_.file().path(), record.begin);
@@ -45,7 +45,7 @@ class TorchFileReader {
   }
 
  private:
-  // All records lie in one folder, whose name is the file's, or "archive".
+  // All records are in one directory of the archive, which has the name of the file or is called "archive".
   void find_root() {
     std::size_t num_found = 0;
     for (const auto& [name, record] : zip_.records()) {
@@ -55,11 +55,11 @@ class TorchFileReader {
       ++num_found;
     }
     if (num_found == 1 && !zip_.records().contains(root_ + "constants.pkl")) return;
-    throw base::UsageError(zip_.file().path() +
-                               (num_found == 1 ? " is a file of TorchScript or of torch::save() in C++"
-                                               : " is a zip archive, but not of torch.save()") +
-                               "; allowed are files of torch.save() in Python",
-                           num_found == 1 ? "torch::load() reads it" : "", base::Cause::kBadFile);
+    throw base::UsageError("cannot load " + zip_.file().path() +
+                               (num_found == 1 ? ": it is a file of TorchScript or of torch::save() in C++"
+                                               : ": it is a zip archive, but not of torch.save()") +
+                               "; expected a file of torch.save() in Python",
+                           num_found == 1 ? "use torch::load() to read it" : "", base::Cause::kBadFile);
   }
 
   std::string read_text(const std::string& name) const {
@@ -77,11 +77,12 @@ class TorchFileReader {
     if (found == zip_.records().end()) zip_.file().throw_format_error(0, what + " is not in the archive");
     if (found->second.num_bytes != num_bytes)
       zip_.file().throw_format_error(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) +
-                                                              " bytes; its tensors need " + std::to_string(num_bytes));
+                                                              " bytes; expected " + std::to_string(num_bytes) +
+                                                              " for its tensors");
     const at::Tensor bytes = torch::empty({static_cast<std::int64_t>(num_bytes)}, torch::kUInt8);
     auto* const data = static_cast<std::uint8_t*>(bytes.mutable_data_ptr());
     zip_.read(found->second, data, verify_, what);
-    // A bool of another value is undefined behaviour wherever it is looked at.
+    // Using a bool with another value is undefined behaviour.
     if (storage.dtype && storage.dtype->type == c10::ScalarType::Bool &&
         std::any_of(data, data + num_bytes, [](std::uint8_t byte) { return byte > 1; }))
       zip_.file().throw_format_error(found->second.begin, what + " has a bool that is neither 0 nor 1");
@@ -89,12 +90,12 @@ class TorchFileReader {
   }
 
   at::Tensor tensor(const Pickle::Tensor& tensor) const {
-    at::Tensor made = torch::empty({0}, torch::TensorOptions(tensor.dtype->type));
-    made.set_(storages_[tensor.storage], tensor.offset, tensor.sizes, tensor.strides);
-    return tensor.requires_grad ? made.requires_grad_() : made;
+    at::Tensor result = torch::empty({0}, torch::TensorOptions(tensor.dtype->type));
+    result.set_(storages_[tensor.storage], tensor.offset, tensor.sizes, tensor.strides);
+    return tensor.requires_grad ? result.requires_grad_() : result;
   }
 
-  // The tree was measured: it ends, and is not too large.
+  // validate_pickle() has checked that the tree is finite and within the limits.
   Value convert(Pickle::Index index) {
     const Pickle::Value& from = pickle_.values[index];
     if (const auto* const it = std::get_if<bool>(&from)) return *it;
@@ -125,11 +126,11 @@ class TorchFileReader {
     return sequence;
   }
 
-  // One that is there twice is one object here, too.
+  // A tensor that occurs several times becomes one object.
   at::Tensor shared_tensor(std::uint32_t index) {
-    at::Tensor& made = tensors_.try_emplace(index).first->second;
-    if (!made.defined()) made = tensor(pickle_.tensors[index]);
-    return made;
+    at::Tensor& result = tensors_.try_emplace(index).first->second;
+    if (!result.defined()) result = tensor(pickle_.tensors[index]);
+    return result;
   }
 
   ZipReader zip_;
@@ -146,8 +147,9 @@ class TorchFileReader {
 Value load_torch_file(const std::string& path, const ReadOptions& options) {
   const std::string first = first_bytes(path);
   if (first == kLegacyMagic)
-    throw base::UsageError(path + " has the form that torch.save() wrote before PyTorch 1.6; allowed is the one since",
-                           "load and save it once in Python", base::Cause::kBadFile);
+    throw base::UsageError(
+        "cannot load " + path + ": it has the format of torch.save() before PyTorch 1.6; expected the current one",
+        "load and save the file once in Python", base::Cause::kBadFile);
   return TorchFileReader(path, options).load();
 }
 

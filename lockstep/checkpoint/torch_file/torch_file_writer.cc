@@ -1,3 +1,4 @@
+// Writes files that torch.load(weights_only=True) reads.
 #include <caffe2/serialize/inline_container.h>
 #include <torch/types.h>
 
@@ -14,7 +15,7 @@ namespace {
 
 void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
   if (depth > kMaxTreeDepth)
-    throw base::UsageError("cannot save values that are nested deeper than the allowed 64 levels");
+    throw base::UsageError("cannot save values that are nested deeper than the limit of 64 levels");
   if (const auto* const tensor = value.as<at::Tensor>()) tensors.push_back(*tensor);
   if (const auto* const sequence = value.as<Sequence>())
     for (const Value& item : sequence->items) collect_tensors(item, tensors, depth + 1);
@@ -22,7 +23,8 @@ void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::
     for (const auto& item : dict->items) collect_tensors(item.value, tensors, depth + 1);
 }
 
-// Where torch's writer puts its bytes. An error must not leave through its C code: it waits until rethrow().
+// The output of torch's writer. Stores an error until rethrow(), because an exception must not pass through the
+// writer's C code.
 class ArchiveOutput {
  public:
   explicit ArchiveOutput(AtomicFile& file) : file_(file) {}
@@ -53,8 +55,8 @@ void save_torch_file(const Value& value, const std::string& path) {
   std::size_t number = 0;
   const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return layout.stored(number++); });
   if (pickle.size() > kMaxPickleBytes)
-    throw base::UsageError("cannot save a tree whose description takes " + std::to_string(pickle.size()) +
-                           " bytes; allowed are 32 MiB");
+    throw base::UsageError("cannot save " + path + ": the pickle of the values has " + std::to_string(pickle.size()) +
+                           " bytes; expected at most 32 MiB");
   AtomicFile file(path);
   ArchiveOutput output(file);
   {

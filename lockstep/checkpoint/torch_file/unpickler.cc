@@ -12,9 +12,10 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Of values that take no memory of their own: about what a container's item costs, with the room that vectors keep.
+// The cost of values without memory of their own: about that of a container's item, including the vectors' spare
+// capacity.
 constexpr std::size_t kPushBytes = 2 * sizeof(Pickle::Index);
-constexpr std::size_t kMemoBytes = 48;  // of std::unordered_map
+constexpr std::size_t kMemoBytes = 48;  // one entry of a std::unordered_map
 constexpr std::size_t kValueBytes = 2 * (sizeof(Pickle::Value) + sizeof(std::uint32_t));
 
 struct GlobalName {
@@ -41,19 +42,19 @@ void Unpickler::throw_format_error(const std::string& reason) const {
   throw base::FormatError(file_ + ":" + std::to_string(begin_ + opcode_offset_) + ": " + reason);
 }
 
-void Unpickler::throw_expected(const char* what) const { throw_format_error(std::string(what) + " is expected"); }
+void Unpickler::throw_expected(const char* what) const { throw_format_error("expected " + std::string(what)); }
 
 void Unpickler::charge(std::size_t num_bytes) {
   num_charged_bytes_ += num_bytes;
-  if (num_charged_bytes_ > kMaxTreeBytes) throw_format_error("the pickle makes more than fits into 128 MiB");
+  if (num_charged_bytes_ > kMaxTreeBytes) throw_format_error("the pickle takes more than the limit of 128 MiB");
 }
 
 std::string_view Unpickler::read_bytes(std::size_t num_bytes) {
   if (num_bytes > bytes_.size() - position_)
-    throw_format_error("the pickle ends here; " + std::to_string(num_bytes) + " more bytes are expected");
-  const auto taken = bytes_.substr(position_, num_bytes);
+    throw_format_error("the pickle ends here; expected " + std::to_string(num_bytes) + " more bytes");
+  const auto result = bytes_.substr(position_, num_bytes);
   position_ += num_bytes;
-  return taken;
+  return result;
 }
 
 std::string_view Unpickler::read_line() {
@@ -84,7 +85,7 @@ void Unpickler::push_value(Pickle::Value value) {
 }
 
 Unpickler::Index Unpickler::top() const {
-  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) throw_format_error("a value is expected on the stack");
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) throw_format_error("expected a value on the stack");
   return stack_.back();
 }
 
@@ -95,7 +96,7 @@ Unpickler::Index Unpickler::pop() {
 }
 
 std::size_t Unpickler::pop_mark() {
-  if (marks_.empty()) throw_format_error("a mark is expected on the stack");
+  if (marks_.empty()) throw_format_error("expected a mark on the stack");
   const std::size_t mark = marks_.back();
   marks_.pop_back();
   return mark;
@@ -128,9 +129,9 @@ void Unpickler::push_string(std::size_t num_bytes) {
 }
 
 void Unpickler::push_tuple(std::size_t num_items) {
-  const std::size_t least = marks_.empty() ? 0 : marks_.back();
-  if (stack_.size() - least < num_items)
-    throw_format_error("a tuple of " + std::to_string(num_items) + " is made of fewer values");
+  const std::size_t stack_base = marks_.empty() ? 0 : marks_.back();
+  if (stack_.size() - stack_base < num_items)
+    throw_format_error("expected " + std::to_string(num_items) + " values for a tuple on the stack");
   const auto first = stack_.end() - static_cast<std::ptrdiff_t>(num_items);
   Pickle::Container tuple{Pickle::Kind::kTuple, {first, stack_.end()}};
   charge(num_items * sizeof(Index));
@@ -138,17 +139,16 @@ void Unpickler::push_tuple(std::size_t num_items) {
   push_value(std::move(tuple));
 }
 
-// What lies on the stack from `first` on goes into the list or dictionary below.
+// Moves the stack's values from `first` on into the list or dictionary below them.
 void Unpickler::append_items(bool is_dict, std::size_t first) {
-  const std::size_t least = marks_.empty() ? 0 : marks_.back();
-  if (first <= least || first > stack_.size()) throw_format_error("a list or a dictionary is expected on the stack");
+  const std::size_t stack_base = marks_.empty() ? 0 : marks_.back();
+  if (first <= stack_base || first > stack_.size()) throw_format_error("expected a list or a dictionary on the stack");
   auto* const container = std::get_if<Pickle::Container>(&pickle_.values[stack_[first - 1]]);
   using Kind = Pickle::Kind;
   const bool fits = container && (is_dict ? container->kind == Kind::kDict || container->kind == Kind::kOrderedDict
                                           : container->kind == Kind::kList);
   if (!fits || (is_dict && (stack_.size() - first) % 2 != 0))
-    throw_format_error(is_dict ? "a dictionary and pairs are expected on the stack"
-                               : "a list is expected on the stack");
+    throw_format_error(is_dict ? "expected a dictionary and pairs on the stack" : "expected a list on the stack");
   charge((stack_.size() - first) * kPushBytes);
   container->items.insert(container->items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
@@ -165,21 +165,21 @@ void Unpickler::push_global() {
   if (name == "UntypedStorage" && (module == "torch.storage" || module == "torch"))
     return push_value(Pickle::StorageType{nullptr});
   throw_format_error(
-      "the global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
-      "; allowed are those of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
-      "numbers), of dtypes " +
+      "unsupported global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
+      "; expected one of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
+      "numbers), with the dtypes " +
       torch_dtype_names());
 }
 
 void Unpickler::push_storage() {
-  const auto& id = items(pop(), Pickle::Kind::kTuple, "a tuple that names a storage");
+  const auto& id = as_items(pop(), Pickle::Kind::kTuple, "a tuple that names a storage");
   if (id.items.size() != 5 || as<std::string_view>(id.items[0], "the word \"storage\"") != "storage")
-    throw_format_error("(\"storage\", type, key, place, number) is expected");
+    throw_format_error("expected (\"storage\", type, key, location, number)");
   const auto key = std::string(as<std::string_view>(id.items[2], "a storage's key"));
   const auto number = as<std::int64_t>(id.items[4], "a storage's number of elements");
   const auto* const dtype = as<Pickle::StorageType>(id.items[1], "a storage's type").dtype;
   if (key.empty() || key.size() > 64 || key.find('/') != std::string::npos || number < 0 || number > INT64_MAX / 16)
-    throw_format_error("the storage " + base::quoted(key, 80) + " of " + std::to_string(number) + " elements");
+    throw_format_error("invalid storage " + base::quoted(key, 80) + " of " + std::to_string(number) + " elements");
   const auto [found, is_new] = storages_.emplace(key, static_cast<std::uint32_t>(pickle_.storages.size()));
   if (is_new) {
     charge(sizeof(Pickle::Storage) + kMemoBytes + 2 * key.size());
@@ -187,16 +187,16 @@ void Unpickler::push_storage() {
   }
   const auto& storage = pickle_.storages[found->second];
   if (storage.dtype != dtype || storage.num_elements != static_cast<std::uint64_t>(number))
-    throw_format_error("the storage " + base::quoted(key, 80) + " is there twice, with another type or size");
+    throw_format_error("the storage " + base::quoted(key, 80) + " occurs twice, with different types or sizes");
   push_value(Pickle::StorageRef{found->second});
 }
 
-// Attributes of an OrderedDict: a state_dict has "_metadata", which are the versions of Python's modules.
+// Drops the attributes of an OrderedDict: a state_dict has "_metadata" with the versions of Python's modules.
 void Unpickler::build() {
   pop();
   const auto* const built = std::get_if<Pickle::Container>(&pickle_.values[top()]);
   if (!built || built->kind != Pickle::Kind::kOrderedDict)
-    throw_format_error("attributes of something that is no OrderedDict");
+    throw_format_error("attributes of a value that is not an OrderedDict");
 }
 
 void Unpickler::memo_put(std::uint64_t key) {
@@ -206,11 +206,11 @@ void Unpickler::memo_put(std::uint64_t key) {
 
 void Unpickler::memo_get(std::uint64_t key) {
   const auto found = memo_.find(key);
-  if (found == memo_.end()) throw_format_error("the value number " + std::to_string(key) + " was not kept");
+  if (found == memo_.end()) throw_format_error("the memo has no value " + std::to_string(key));
   push(found->second);
 }
 
-const Pickle::Container& Unpickler::items(Index value, Pickle::Kind kind, const char* what) const {
+const Pickle::Container& Unpickler::as_items(Index value, Pickle::Kind kind, const char* what) const {
   const auto& container = as<Pickle::Container>(value, what);
   if (container.kind != kind) throw_expected(what);
   return container;
@@ -220,7 +220,7 @@ void Unpickler::execute(unsigned char opcode) {
   using Kind = Pickle::Kind;
   switch (opcode) {
     case 0x80:
-      return read_uint(1) == 2 ? void() : throw_format_error("a protocol other than 2, which torch.save() has");
+      return read_uint(1) == 2 ? void() : throw_format_error("a protocol other than 2, which torch.save() writes");
     case '.': is_stopped_ = true; return;
     case '(': marks_.push_back(stack_.size()); return charge(2 * sizeof(std::size_t));
     case 'N': return push_value(Pickle::None{});
@@ -253,18 +253,18 @@ void Unpickler::execute(unsigned char opcode) {
     case 'r': return memo_put(read_uint(4));
     case 'h': return memo_get(read_uint(1));
     case 'j': return memo_get(read_uint(4));
-    default: throw_format_error("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
+    default: throw_format_error("unsupported opcode " + std::to_string(opcode));
   }
 }
 
 Pickle Unpickler::run() {
   if (bytes_.size() > kMaxPickleBytes)
-    throw_format_error("a pickle of " + std::to_string(bytes_.size()) + " bytes; allowed are 32 MiB");
+    throw_format_error("the pickle has " + std::to_string(bytes_.size()) + " bytes; expected at most 32 MiB");
   while (!is_stopped_) {
     opcode_offset_ = position_;
     execute(static_cast<unsigned char>(read_bytes(1)[0]));
   }
-  if (stack_.size() != 1 || !marks_.empty()) throw_format_error("one value is expected on the stack in the end");
+  if (stack_.size() != 1 || !marks_.empty()) throw_format_error("expected one value on the stack at the end");
   pickle_.root = stack_.back();
   return std::move(pickle_);
 }

@@ -1,4 +1,4 @@
-// The stack machine that a pickle is a program for.
+// The stack machine that executes a pickle's opcodes.
 #pragma once
 
 #include <string>
@@ -17,16 +17,16 @@ class Unpickler {
   Unpickler(std::string_view bytes, const std::string& file, std::uint64_t begin)
       : bytes_(bytes), file_(file), begin_(begin) {}
 
-  /// Runs until STOP.
+  /// Executes the pickle until the opcode STOP.
   Pickle run();
 
  private:
   [[noreturn]] void throw_format_error(const std::string& reason) const;
   [[noreturn]] void throw_expected(const char* what) const;
-  /// Memory that the program has asked for, all in all.
+  /// Counts memory that the pickle requests; throws FormatError above the limit.
   void charge(std::size_t num_bytes);
 
-  // Reading the program.
+  // Reading opcodes.
   std::string_view read_bytes(std::size_t num_bytes);
   std::string_view read_line();
   std::uint64_t read_uint(std::size_t num_bytes);
@@ -52,38 +52,38 @@ class Unpickler {
   void memo_put(std::uint64_t key);
   void memo_get(std::uint64_t key);
 
-  // Calls (pickle_calls.cc).
+  // Function calls (unpickler_reduce.cc).
   void reduce();
   Pickle::Value encode_latin1(const std::vector<Index>& arguments);
-  Pickle::Value tensor(Pickle::Callable function, const std::vector<Index>& arguments);
+  Pickle::Value rebuild_tensor(Pickle::Callable function, const std::vector<Index>& arguments);
   Pickle::Value rebuild_parameter(const std::vector<Index>& arguments);
-  std::vector<std::int64_t> sizes(Index value, const char* what) const;
+  std::vector<std::int64_t> as_sizes(Index value, const char* what) const;
   void check_extent(const Pickle::Tensor& tensor, std::uint64_t num_elements) const;
 
-  // Arguments, by their type.
+  // Typed access to arguments.
   template <typename T>
   const T& as(Index value, const char* what) const {
     const T* const found = std::get_if<T>(&pickle_.values[value]);
     if (!found) throw_expected(what);
     return *found;
   }
-  const Pickle::Container& items(Index value, Pickle::Kind kind, const char* what) const;
+  const Pickle::Container& as_items(Index value, Pickle::Kind kind, const char* what) const;
 
   const std::string_view bytes_;
   const std::string& file_;
   const std::uint64_t begin_;
   std::size_t position_ = 0;
-  std::size_t opcode_offset_ = 0;  // of the opcode
+  std::size_t opcode_offset_ = 0;  // offset of the current opcode
   std::uint64_t num_charged_bytes_ = 0;
   bool is_stopped_ = false;
   Pickle pickle_;
   std::vector<Index> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, Index> memo_;
-  std::unordered_map<std::string, std::uint32_t> storages_;  // by their keys
+  std::unordered_map<std::string, std::uint32_t> storages_;  // by storage key
 };
 
-/// The rest of what parse_pickle() promises: depth, size, keys, and that every value is one that a tree may hold.
+/// Checks what the Unpickler does not: depth, size, keys, and that every value may occur in a tree.
 void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin);
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,4 @@
-// Values that refer to nothing: what a file of torch.save() holds, as a tree.
+// The contents of a file of torch.save() as a tree of values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,16 +27,16 @@ struct Sequence {
   Kind kind = Kind::kList;
   std::vector<Value> items;
 };
-/// A dictionary, in its order. Keys are not hashed: find() looks at one after another.
+/// A dictionary in insertion order. Keys are not hashed: find() searches linearly.
 struct Dict {
   struct Item;
   std::vector<Item> items;
-  bool ordered = false;  ///< collections.OrderedDict, which state_dict() of a module is
+  bool ordered = false;  ///< collections.OrderedDict, which a module's state_dict() is
 
-  /// The value of a key that is a string or an integer; null for none.
+  /// Returns the value of a string or integer key, or null.
   const Value* find(std::string_view key) const;
   const Value* find(std::int64_t key) const;
-  /// Appends; keys that are there twice are an error when the tree is saved.
+  /// Appends an item. Duplicate keys are an error when the tree is saved.
   void add(Value key, Value value);
 };
 
@@ -57,7 +57,7 @@ struct Value {
   Value(Dict value) : any(std::move(value)) {}
   Value(at::Tensor value) : any(std::move(value)) {}
 
-  /// The value, when it is a T; null otherwise.
+  /// Returns the value if it is a T, otherwise null.
   template <typename T>
   const T* as() const {
     return std::get_if<T>(&any);
@@ -68,7 +68,7 @@ struct Dict::Item {
   Value key, value;
 };
 
-/// "a dictionary", "a tensor" ...: for messages.
+/// Returns "a dictionary", "a tensor" ..., for error messages.
 std::string_view kind_of(const Value& value);
 
 }  // namespace lockstep::checkpoint

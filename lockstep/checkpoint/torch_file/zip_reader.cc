@@ -13,16 +13,16 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// "PK" and two bytes, as APPNOTE.TXT of PKWARE has them.
+// Signatures of "PK" and two more bytes, from PKWARE's APPNOTE.TXT.
 constexpr std::uint32_t kLocalHeader = 0x04034b50, kEntry = 0x02014b50, kEndOfDirectory = 0x06054b50,
                         kZip64EndOfDirectory = 0x06064b50, kZip64Locator = 0x07064b50;
 constexpr std::uint64_t kLocalHeaderBytes = 30, kEntryBytes = 46, kEndOfDirectoryBytes = 22,
                         kZip64EndOfDirectoryBytes = 56, kZip64LocatorBytes = 20;
 constexpr std::uint64_t kMax16 = 0xffff, kMax32 = 0xffffffff;
 constexpr std::uint16_t kZip64ExtraId = 1;
-constexpr std::uint64_t kReadChunkBytes = std::uint64_t{1} << 20;  // what was read is summed while it is in cache
+constexpr std::uint64_t kReadChunkBytes = std::uint64_t{1} << 20;  // each chunk is summed while it is in cache
 
-// Of a fixed part that has been read; all fields are little-endian.
+// Reads a little-endian field of a fixed part.
 std::uint64_t read_field(const std::string& bytes, std::size_t at, std::size_t num_bytes) {
   std::uint64_t value = 0;
   std::memcpy(&value, bytes.data() + at, num_bytes);
@@ -31,14 +31,14 @@ std::uint64_t read_field(const std::string& bytes, std::size_t at, std::size_t n
 
 std::string read_bytes(const InputFile& file, std::uint64_t offset, std::uint64_t num_bytes) {
   if (offset > file.num_bytes() || num_bytes > file.num_bytes() - offset)
-    file.throw_format_error(offset, "the file ends after " + std::to_string(file.num_bytes()) + " bytes; " +
-                                        std::to_string(num_bytes) + " are expected here");
+    file.throw_format_error(offset, "the file ends after " + std::to_string(file.num_bytes()) + " bytes; expected " +
+                                        std::to_string(num_bytes) + " bytes here");
   std::string bytes(num_bytes, '\0');
   file.read(offset, bytes.data(), num_bytes);
   return bytes;
 }
 
-// Fields that do not fit into 32 bits stand in a part of their own, in this order, and only they.
+// The 64-bit values of the fields that do not fit into 32 bits: an extra field holds only these, in this order.
 struct Zip64Fields {
   const InputFile& file;
   std::uint64_t at;
@@ -47,7 +47,7 @@ struct Zip64Fields {
 
   std::uint64_t resolve(std::uint64_t zip32) {
     if (zip32 != kMax32) return zip32;
-    if (used + 8 > values.size()) file.throw_format_error(at, "a size of 64 bits is missing");
+    if (used + 8 > values.size()) file.throw_format_error(at, "a 64-bit size is missing");
     used += 8;
     return read_field(values, used - 8, 8);
   }
@@ -56,7 +56,7 @@ struct Zip64Fields {
 Zip64Fields read_zip64_fields(const InputFile& file, std::uint64_t at, const std::string& extra) {
   for (std::size_t i = 0; i + 4 <= extra.size();) {
     const std::size_t length = read_field(extra, i + 2, 2);
-    if (length > extra.size() - i - 4) file.throw_format_error(at, "an extra field ends outside of the entry");
+    if (length > extra.size() - i - 4) file.throw_format_error(at, "an extra field ends outside its entry");
     if (read_field(extra, i, 2) == kZip64ExtraId) return {file, at, extra.substr(i + 4, length)};
     i += 4 + length;
   }
@@ -74,7 +74,8 @@ ZipReader::ZipReader(const std::string& path) : file_(path) { read_directory(fin
 ZipReader::Directory ZipReader::find_directory() const {
   const std::uint64_t size = file_.num_bytes();
   if (size < kEndOfDirectoryBytes)
-    file_.throw_format_error(0, "the file has " + std::to_string(size) + " bytes; a zip archive has at least 22");
+    file_.throw_format_error(0,
+                             "the file has " + std::to_string(size) + " bytes; expected at least 22 for a zip archive");
   const std::uint64_t tail_bytes = std::min(size, kEndOfDirectoryBytes + kMax16);
   const std::string tail = read_bytes(file_, size - tail_bytes, tail_bytes);
   std::size_t at = tail.size() - kEndOfDirectoryBytes;
@@ -84,11 +85,11 @@ ZipReader::Directory ZipReader::find_directory() const {
   if (read_field(tail, at, 4) != kEndOfDirectory ||
       read_field(tail, at + 20, 2) != tail.size() - at - kEndOfDirectoryBytes)
     file_.throw_format_error(size - kEndOfDirectoryBytes,
-                             "the end of a zip archive is expected here: the file is another one, or was cut off");
+                             "expected the end of a zip archive here: the file is truncated or is not a zip archive");
   const std::uint64_t end = size - tail_bytes + at;
   Directory directory{read_field(tail, at + 16, 4), read_field(tail, at + 12, 4), read_field(tail, at + 10, 2)};
   std::uint64_t directory_end = end;
-  // torch's writer has the one of 64 bits always.
+  // torch's writer always writes the zip64 directory.
   if (directory.begin > end || directory.num_bytes != end - directory.begin || directory.num_records == kMax16)
     directory = find_zip64_directory(directory, end, directory_end);
   if (directory.begin > directory_end || directory.num_bytes != directory_end - directory.begin)
@@ -97,13 +98,13 @@ ZipReader::Directory ZipReader::find_directory() const {
                                       std::to_string(directory_end));
   if (directory.num_records > kMaxZipRecords || directory.num_bytes > kMaxZipDirectoryBytes)
     file_.throw_format_error(end, "a directory of " + std::to_string(directory.num_records) + " records and " +
-                                      std::to_string(directory.num_bytes) + " bytes; allowed are " +
+                                      std::to_string(directory.num_bytes) + " bytes; expected at most " +
                                       std::to_string(kMaxZipRecords) + " and 64 MiB");
   return directory;
 }
 
-// The one of 64 bits, whose end lies right before `end`; `narrow` says the same where it fits. Where there is none,
-// `narrow` is all.
+// Returns the zip64 directory, whose end is directly before `end`, after comparing it with the 32-bit fields in
+// `zip32`. Returns `zip32` if there is no zip64 directory.
 ZipReader::Directory ZipReader::find_zip64_directory(const Directory& zip32, std::uint64_t end,
                                                      std::uint64_t& directory_end) const {
   const bool is_zip64_required = zip32.begin == kMax32 || zip32.num_bytes == kMax32 || zip32.num_records == kMax16;
@@ -113,73 +114,73 @@ ZipReader::Directory ZipReader::find_zip64_directory(const Directory& zip32, std
   if (read_field(locator, 0, 4) != kZip64Locator && !is_zip64_required) return zip32;
   directory_end = read_field(locator, 8, 8);
   if (read_field(locator, 0, 4) != kZip64Locator || directory_end > end - kZip64LocatorBytes)
-    file_.throw_format_error(end, "the directory of 64 bits is missing");
+    file_.throw_format_error(end, "the zip64 directory is missing");
   const std::string text = read_bytes(file_, directory_end, kZip64EndOfDirectoryBytes);
   if (read_field(text, 0, 4) != kZip64EndOfDirectory)
-    file_.throw_format_error(directory_end, "the end of the directory of 64 bits is expected here");
+    file_.throw_format_error(directory_end, "expected the end of the zip64 directory here");
   const Directory zip64{read_field(text, 48, 8), read_field(text, 40, 8), read_field(text, 32, 8)};
-  const auto same = [](std::uint64_t zip32_field, std::uint64_t zip64_field, std::uint64_t most) {
-    return zip32_field == most || zip32_field == zip64_field;
+  const auto same = [](std::uint64_t zip32_field, std::uint64_t zip64_field, std::uint64_t zip64_marker) {
+    return zip32_field == zip64_marker || zip32_field == zip64_field;
   };
   if (!same(zip32.begin, zip64.begin, kMax32) || !same(zip32.num_bytes, zip64.num_bytes, kMax32) ||
       !same(zip32.num_records, zip64.num_records, kMax16))
-    file_.throw_format_error(directory_end, "the directory of 64 bits is another one than that of 32");
+    file_.throw_format_error(directory_end, "the zip64 directory differs from the 32-bit directory");
   return zip64;
 }
 
 void ZipReader::read_directory(const Directory& directory) {
   const std::string text = read_bytes(file_, directory.begin, directory.num_bytes);
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> used;  // from a record's header to its end
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> used;  // the range from a record's header to its end
   std::size_t at = 0;
   for (std::uint64_t i = 0; i < directory.num_records; ++i) {
     const std::uint64_t entry_offset = directory.begin + at;
     if (text.size() - at < kEntryBytes || read_field(text, at, 4) != kEntry)
-      file_.throw_format_error(entry_offset, "entry " + std::to_string(i) + " of the directory is expected here");
+      file_.throw_format_error(entry_offset, "expected entry " + std::to_string(i) + " of the directory here");
     const std::size_t name_bytes = read_field(text, at + 28, 2), extra_bytes = read_field(text, at + 30, 2),
                       comment_bytes = read_field(text, at + 32, 2);
     if (text.size() - at - kEntryBytes < name_bytes + extra_bytes + comment_bytes)
-      file_.throw_format_error(entry_offset, "the entry ends behind the directory");
+      file_.throw_format_error(entry_offset, "the entry ends after the directory");
     const std::string name = text.substr(at + kEntryBytes, name_bytes);
     if (name.empty() || name.size() > kMaxNameBytes || !base::is_utf8(name) || records_.contains(name))
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
-                                                 " is there twice, or its name is not UTF-8 of 1 to 1024 bytes");
+                                                 " is a duplicate, or its name is not UTF-8 of 1 to 1024 bytes");
     if (read_field(text, at + 10, 2) != 0 || (read_field(text, at + 8, 2) & 1) != 0)
-      file_.throw_format_error(entry_offset,
-                               "the record " + base::quoted(name, 80) +
-                                   " is compressed or encrypted; allowed are records that are stored as they are");
+      file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
+                                                 " is compressed or encrypted; expected an uncompressed record");
     Zip64Fields zip64 = read_zip64_fields(file_, entry_offset, text.substr(at + kEntryBytes + name_bytes, extra_bytes));
     const std::uint64_t num_bytes = zip64.resolve(read_field(text, at + 24, 4)),
                         stored = zip64.resolve(read_field(text, at + 20, 4)),
                         header = zip64.resolve(read_field(text, at + 42, 4));
     if (num_bytes != stored)
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) + " has " +
-                                                 std::to_string(num_bytes) + " bytes and is stored in " +
+                                                 std::to_string(num_bytes) + " bytes, but is stored in " +
                                                  std::to_string(stored));
     const std::uint64_t begin = record_begin(name, header, directory.begin);
     if (num_bytes > directory.begin - begin)
       file_.throw_format_error(entry_offset,
-                               "the record " + base::quoted(name, 80) + " ends behind the beginning of the directory");
+                               "the record " + base::quoted(name, 80) + " ends after the beginning of the directory");
     records_.emplace(name, Record{begin, num_bytes, static_cast<std::uint32_t>(read_field(text, at + 16, 4))});
     used.emplace_back(header, begin + num_bytes);
     at += kEntryBytes + name_bytes + extra_bytes + comment_bytes;
   }
-  if (at != text.size()) file_.throw_format_error(directory.begin + at, "the directory goes on after its last entry");
+  if (at != text.size()) file_.throw_format_error(directory.begin + at, "the directory continues after its last entry");
   std::sort(used.begin(), used.end());
   for (std::size_t i = 1; i < used.size(); ++i)
     if (used[i].first < used[i - 1].second)
-      file_.throw_format_error(used[i].first, "this record begins inside the one before it");
+      file_.throw_format_error(used[i].first, "this record begins inside the previous one");
 }
 
-// Where a record's bytes begin, whose own header is at `header`; not behind `end`.
+// Returns the offset of a record's bytes. The record's own header is at `header`; the bytes must begin at or before
+// `end`.
 std::uint64_t ZipReader::record_begin(const std::string& name, std::uint64_t header, std::uint64_t end) const {
-  const std::uint64_t least = kLocalHeaderBytes + name.size();
-  if (header > end || end - header < least)
-    file_.throw_format_error(header, "the record " + base::quoted(name, 80) + " is said to begin here");
-  const std::string text = read_bytes(file_, header, least);
-  const std::uint64_t begin = header + least + read_field(text, 28, 2);
+  const std::uint64_t header_bytes = kLocalHeaderBytes + name.size();
+  if (header > end || end - header < header_bytes)
+    file_.throw_format_error(header, "expected the header of record " + base::quoted(name, 80) + " here");
+  const std::string text = read_bytes(file_, header, header_bytes);
+  const std::uint64_t begin = header + header_bytes + read_field(text, 28, 2);
   if (read_field(text, 0, 4) != kLocalHeader || read_field(text, 26, 2) != name.size() ||
       text.substr(kLocalHeaderBytes) != name || begin > end)
-    file_.throw_format_error(header, "the record " + base::quoted(name, 80) + " is said to begin here");
+    file_.throw_format_error(header, "expected the header of record " + base::quoted(name, 80) + " here");
   return begin;
 }
 
@@ -195,8 +196,8 @@ void ZipReader::read(const Record& record, void* bytes, bool verify, const std::
   if (verify && sum != record.crc32)
     file_.throw_format_error(
         record.begin, what + " is damaged: the CRC-32 of its " + std::to_string(record.num_bytes) + " bytes is " +
-                          std::to_string(sum) + ", and was " + std::to_string(record.crc32) +
-                          " when they were written (a file that was written without sums is read with verify = false)");
+                          std::to_string(sum) + "; expected " + std::to_string(record.crc32) +
+                          ". If the file was written without checksums, set ReadOptions.verify = false.");
 }
 
 }  // namespace lockstep::checkpoint

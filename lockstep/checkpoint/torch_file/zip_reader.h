@@ -1,4 +1,4 @@
-// The container of PyTorch's files: a zip archive whose records are stored as they are. Read without trust, without
+// Reads the container of PyTorch's files, a zip archive with uncompressed records, from an untrusted source and without
 // torch.
 #pragma once
 
@@ -10,26 +10,26 @@
 
 namespace lockstep::checkpoint {
 
-/// An open archive whose directory has been checked.
+/// An open archive with a validated directory. Const methods are thread-safe.
 class ZipReader {
  public:
   struct Record {
-    std::uint64_t begin = 0;  ///< of its bytes, in the file
+    std::uint64_t begin = 0;  ///< offset of its bytes in the file
     std::uint64_t num_bytes = 0;
     std::uint32_t crc32 = 0;
   };
 
-  /// Checks what an archive of torch.save() keeps to: records that are neither compressed nor encrypted, that lie apart
-  /// from each other and before the directory, names that are valid UTF-8 of at most 1 KiB and there once, headers that
-  /// say the same as the directory; also of 64 bits. At most 200,000 records. Throws FormatError "FILE:OFFSET: reason".
-  /// No record is read. Takes at most 64 MiB beside the file's directory.
+  /// Reads and validates the directory, but no record. An archive of torch.save() has records that are neither
+  /// compressed nor encrypted, that do not overlap each other or the directory, unique names of valid UTF-8 with at
+  /// most 1 KiB, and headers that agree with the directory; zip64 fields are supported. At most 200,000 records. Throws
+  /// FormatError "FILE:OFFSET: reason". Allocates at most 64 MiB in addition to the file's directory.
   explicit ZipReader(const std::string& path);
 
   const InputFile& file() const { return file_; }
   const std::map<std::string, Record>& records() const { return records_; }
 
-  /// Fills `bytes` with a record's num_bytes. With `verify` throws FormatError that calls it `what` when they are not
-  /// those whose CRC-32 the directory has.
+  /// Reads a record's num_bytes into `bytes`. With `verify`, throws FormatError, which names the record as `what`, if
+  /// their CRC-32 differs from the one in the directory.
   void read(const Record& record, void* bytes, bool verify, const std::string& what) const;
 
  private:

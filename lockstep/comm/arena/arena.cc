@@ -18,30 +18,32 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::size_t kMinSlabBytes = 64 << 10;  // at least, and at least kMinSlabBlocks blocks
+// A slab has at least this many bytes and at least this many blocks.
+constexpr std::size_t kMinSlabBytes = 64 << 10;
 constexpr std::size_t kMinSlabBlocks = 8;
-constexpr std::uint64_t kBudgetBytes = 64ULL << 20;  // the host is asked once for so much: 50 us for each would be felt
-constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to everybody else
+// The host's available memory is read once per this many bytes: a read takes 50 us, too long for every allocation.
+constexpr std::uint64_t kBudgetBytes = 64ULL << 20;
+constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to other processes
 
 std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 }  // namespace
 
-/// Pages that hold blocks of one size. The numbers of the free blocks are a stack.
+/// A range of pages that holds blocks of one size class.
 struct Arena::Slab {
   char* begin = nullptr;
   std::uint32_t page = 0;
   std::uint32_t num_pages = 0;
-  std::uint32_t index = 0;  // of its class
+  std::uint32_t index = 0;  // of the size class
   std::uint32_t block_bytes = 0;
   std::uint32_t num_blocks = 0;
-  std::vector<std::uint16_t> free;
-  std::size_t partial_index = 0;  // in SizeClass::partial, while it has free blocks
+  std::vector<std::uint16_t> free;  // a stack of the numbers of the free blocks
+  std::size_t partial_index = 0;    // position in SizeClass::partial while the slab has free blocks
 };
 
 struct Arena::SizeClass {
-  std::mutex mutex;  // guards what follows and the slabs of the class
-  std::vector<Slab*> partial;
+  std::mutex mutex;            // guards `partial` and the slabs of the class
+  std::vector<Slab*> partial;  // the slabs with free blocks
 };
 
 Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes)
@@ -75,7 +77,7 @@ void* Arena::allocate(std::size_t size) {
   if (size == 0) return nullptr;
   if (size <= kMaxSmallBytes) return allocate_small(size_class(size));
   if (size > memory_.size())
-    throw ArenaFull("arena: a block of " + mib(size) + " does not fit into the arena's " + mib(memory_.size()));
+    throw ArenaFull("arena: a block of " + mib(size) + " exceeds the arena's " + mib(memory_.size()));
   return allocate_pages(static_cast<std::uint32_t>((size + kPageBytes - 1) / kPageBytes));
 }
 
@@ -93,7 +95,7 @@ void* Arena::allocate_pages(std::uint32_t count) {
   const std::lock_guard lock(pages_mutex_);
   const auto page = pages_.allocate(count);
   if (!page)
-    throw ArenaFull("arena: no " + mib(count * kPageBytes) + " in one piece among the arena's " + mib(memory_.size()) +
+    throw ArenaFull("arena: no contiguous " + mib(count * kPageBytes) + " in the arena's " + mib(memory_.size()) +
                     ", of which " + mib(pages_.in_use() * kPageBytes) + " are in use");
   try {
     make_resident(*page, count);
@@ -129,7 +131,8 @@ void Arena::free_small(Slab& slab, void* block) noexcept {
     slab.partial_index = size_class.partial.size();
     size_class.partial.push_back(&slab);
   }
-  // One empty slab stays, or a block that comes and goes would make and release it each time.
+  // Keeps one empty slab; otherwise a single block that is allocated and freed in turn would create and release a slab
+  // each time.
   if (slab.free.size() == slab.num_blocks && size_class.partial.size() > 1) release_slab(slab);
 }
 
@@ -169,20 +172,21 @@ void Arena::release_slab(Slab& slab) noexcept {
   delete &slab;
 }
 
-// Everything below holds pages_mutex_.
+// The caller of the next three functions holds pages_mutex_.
 
 void Arena::make_resident(std::uint32_t page, std::uint32_t count) {
   const std::uint64_t nonresident = count - resident_.count(page, count);
   if (nonresident == 0) return;
-  reserve(nonresident * kPageBytes);
+  ensure_available(nonresident * kPageBytes);
   resident_.add(page, count);
   resident_pages_ += nonresident;
 }
 
-void Arena::reserve(std::uint64_t bytes) {
+/// Throws ArenaFull unless `bytes` more may become resident.
+void Arena::ensure_available(std::uint64_t bytes) {
   if (resident_pages_ * kPageBytes + bytes > limit_bytes_) trim_locked();
   if (resident_pages_ * kPageBytes + bytes > limit_bytes_)
-    throw ArenaFull("arena: " + mib(bytes) + " more would pass its limit of " + mib(limit_bytes_) + "; " +
+    throw ArenaFull("arena: " + mib(bytes) + " more would exceed its limit of " + mib(limit_bytes_) + "; " +
                     mib(resident_pages_ * kPageBytes) + " are in use");
   if (budget_bytes_ < bytes) {
     base::HostMemory host = base::HostMemory::now();
@@ -214,6 +218,7 @@ std::size_t Arena::trim_locked() {
   return pages * kPageBytes;
 }
 
+/// The caller holds pages_mutex_.
 void Arena::publish_stats() noexcept {
   if (!published_) return;
   published_->live.store(pages_.in_use() * kPageBytes, std::memory_order_relaxed);
@@ -222,9 +227,9 @@ void Arena::publish_stats() noexcept {
   published_->resident.store(resident_pages_ * kPageBytes, std::memory_order_relaxed);
 }
 
-void Arena::publish_stats_to(base::ArenaCounters& numbers) {
+void Arena::publish_stats_to(base::ArenaCounters& counters) {
   const std::lock_guard lock(pages_mutex_);
-  published_ = &numbers;
+  published_ = &counters;
   publish_stats();
 }
 
@@ -253,8 +258,8 @@ void Arena::unlock_all() {
 }
 
 void Arena::make_private_after_fork() {
-  // The mapping was not inherited (MADV_DONTFORK): at the same addresses comes one whose changes stay here.
-  published_ = nullptr;  // it is the parent's
+  // The child does not inherit the mapping (MADV_DONTFORK). It gets a private one at the same address.
+  published_ = nullptr;  // belongs to the parent
   ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
          memory_.fd().get(), 0);
   unlock_all();
@@ -262,14 +267,14 @@ void Arena::make_private_after_fork() {
 
 Arena& Arena::this_process() {
   static Arena* const arena = [] {
-    // A quarter more addresses than memory: what fragments need.
+    // A quarter more addresses than physical memory, to allow for fragmentation.
     const auto memory =
         static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    auto* made = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
-    made->publish_stats_to(base::RankPage::this_process().arena);
+    auto* created = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
+    created->publish_stats_to(base::RankPage::this_process().arena);
     ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
                      [] { this_process().make_private_after_fork(); });
-    return made;
+    return created;
   }();
   return *arena;
 }

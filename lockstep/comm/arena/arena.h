@@ -1,4 +1,4 @@
-// An allocator over memory that the ranks of this host can read and write.
+// An allocator over shared memory that all ranks of this host can read and write.
 #pragma once
 
 #include <cstddef>
@@ -16,45 +16,57 @@
 
 namespace lockstep::comm {
 
-/// No memory left: of the host, the control group, or the arena's limit. what() names which, and the sizes.
+/// Thrown when the host, a control group or the arena's own limit has no memory left. what() names which one, and the
+/// sizes.
 class ArenaFull : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Small blocks (up to 64 KiB) come from slabs of one size class, larger ones from a best-fit heap of pages. Freed
-/// memory stays with the process until trim(). Any thread. What describes the blocks lies outside the shared memory.
+/// Small blocks (up to 64 KiB) come from slabs of one size class, larger blocks from a best-fit heap of pages. Freed
+/// memory stays with the process until trim(). All data structures that describe the blocks are outside the shared
+/// memory, so a peer cannot damage them.
+///
+/// Threads: every member function may be called from any thread; mutexes guard the state.
+///
+/// Memory ordering: free() reads slab_of_page_ without a lock. allocate_small() writes the entries of a slab, with the
+/// mutex of its size class held, before it returns the first block of that slab. So the write happens before any free()
+/// of the block, provided that the caller passes the block between threads with the usual synchronization. An entry is
+/// reset only when every block of the slab has been freed under the same mutex, so no free() can still read it. The
+/// counters of publish_stats_to() are relaxed atomic stores: each value is whole, but two values may belong to
+/// different moments. The arena publishes nothing to other processes; the structures of comm/shm do (see
+/// control_block.h).
 class Arena {
  public:
-  /// `capacity_bytes` bounds addresses, not memory: pages come when they are touched. More than `limit_bytes` resident
-  /// is refused.
+  /// Reserves `capacity_bytes` of addresses; the kernel provides a page when it is first touched. Allocations that
+  /// would make more than `limit_bytes` resident are refused.
   Arena(std::size_t capacity_bytes, std::size_t limit_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Aligned to 64 bytes, contents unspecified; null for 0. Throws ArenaFull.
+  /// Returns a block aligned to 64 bytes, with unspecified contents, or null if `size` is 0. Throws ArenaFull.
   void* allocate(std::size_t size);
-  /// Gives back what allocate() returned.
+  /// Frees a block that allocate() returned. Null is ignored.
   void free(void* block) noexcept;
   bool contains(const void* address) const {
     return static_cast<std::size_t>(static_cast<const char*>(address) - memory_.data()) < memory_.size();
   }
-  /// Where `address` lies, for neighbours that map the same memory elsewhere.
+  /// The offset of `address` from the start of the arena, for peers that map the same memory at another address.
   std::uint64_t offset_of(const void* address) const {
     return static_cast<std::uint64_t>(static_cast<const char*>(address) - memory_.data());
   }
 
-  /// Gives the pages of free blocks back to the system. Returns how many bytes those were.
+  /// Returns the pages of free blocks to the operating system. Returns the number of bytes.
   std::size_t trim();
   ArenaStats stats() const;
   const base::SharedMemory& memory() const { return memory_; }
-  /// From now on keeps stats() up to date in `numbers` as well, which must live as long as this.
-  void publish_stats_to(base::ArenaCounters& numbers);
+  /// From now on also writes the statistics to `counters`, which must outlive the arena.
+  void publish_stats_to(base::ArenaCounters& counters);
 
-  /// The arena of this process, made at the first call and never destroyed: tensors in static objects outlive main(). A
-  /// child made by fork() keeps what it sees of it, copied as it writes: nothing that it does reaches this process or
-  /// its neighbours.
+  /// Returns the arena of this process. The first call creates it; it is never destroyed, because tensors in static
+  /// objects outlive main(). A child made by fork() keeps a private copy-on-write mapping of the contents, so its
+  /// writes do not reach this process or its peers.
   static Arena& this_process();
 
  private:
@@ -66,7 +78,7 @@ class Arena {
   Slab& new_slab(std::size_t index);
   void release_slab(Slab& slab) noexcept;
   void make_resident(std::uint32_t page, std::uint32_t count);
-  void reserve(std::uint64_t bytes);
+  void ensure_available(std::uint64_t bytes);
   std::size_t trim_locked();
   void publish_stats() noexcept;
   char* page_address(std::uint32_t page) const;
@@ -78,14 +90,14 @@ class Arena {
   base::SharedMemory memory_;
   const std::uint64_t limit_bytes_;
   std::unique_ptr<SizeClass[]> classes_;
-  // The slab that a page belongs to, null for pages of large blocks. Written before the page's blocks are handed out.
+  // The slab of each page; null for pages of large blocks. See "Memory ordering" above.
   std::unique_ptr<Slab*[], void (*)(Slab**)> slab_of_page_;
 
-  mutable std::mutex pages_mutex_;  // guards what follows; taken after a class's mutex
+  mutable std::mutex pages_mutex_;  // guards the members below; acquired after the mutex of a size class
   PageHeap pages_;
   PageSet resident_;
   std::uint64_t resident_pages_ = 0;
-  std::uint64_t budget_bytes_ = 0;  // that the host is known to have
+  std::uint64_t budget_bytes_ = 0;  // known to be available on the host
   std::uint64_t slab_pages_ = 0;
   base::ArenaCounters* published_ = nullptr;
 };

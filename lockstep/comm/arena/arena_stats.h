@@ -1,4 +1,4 @@
-// How full the memory is in which tensors of this process are born.
+// Statistics of the arena, the shared memory in which this process allocates its tensors.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,19 @@
 namespace lockstep::comm {
 
 struct ArenaStats {
-  std::uint64_t live_bytes = 0;  ///< in blocks that are in use, rounding included
-  std::uint64_t peak_live_bytes = 0;
-  std::uint64_t high_water_bytes = 0;  ///< from the beginning to the end of the highest block ever
-  std::uint64_t resident_bytes = 0;    ///< that the system has been asked for and not been given back
-  std::uint64_t slab_bytes = 0;        ///< of live_bytes, in slabs of small blocks, free ones of those included
+  std::uint64_t live_bytes = 0;        ///< bytes of blocks in use, including rounding
+  std::uint64_t peak_live_bytes = 0;   ///< maximum of live_bytes
+  std::uint64_t high_water_bytes = 0;  ///< distance from the start of the arena to the end of its highest block so far
+  std::uint64_t resident_bytes = 0;    ///< bytes requested from the operating system and not returned
+  std::uint64_t slab_bytes = 0;        ///< part of live_bytes in slabs of small blocks, including their free blocks
 };
 
-/// The arena of this process. All zero, but for what groups keep there, where the arena is not in use. Any thread.
+/// Returns the statistics of the arena of this process. If tensors are not allocated in the arena, the values count
+/// only the internal blocks of groups. May be called from any thread.
 ArenaStats arena_stats();
 
-/// Gives the memory of freed tensors back to the system, which would otherwise stay with the process for the next ones.
-/// Returns how many bytes those were. Any thread.
+/// Returns the memory of freed tensors to the operating system; without this call the process keeps it for new tensors.
+/// Returns the number of bytes. May be called from any thread.
 std::size_t trim_arena();
 
 }  // namespace lockstep::comm

@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// Above libtorch's own (0), whose static initializers may run later than install_arena().
+/// Higher than libtorch's own priority (0), whose static initializers may run after install_arena().
 constexpr std::uint8_t kAllocatorPriority = 10;
 
 void free_block(void* block) { Arena::this_process().free(block); }
@@ -29,11 +29,12 @@ class ArenaAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
 };
 
-std::mutex mutex;  // guards before
+std::mutex mutex;  // guards previous_allocator
 c10::Allocator* previous_allocator = nullptr;
 
 ArenaAllocator& arena_allocator() {
-  static auto* allocator = new ArenaAllocator;  // tensors in static objects are freed through it after main()
+  // Never destroyed: tensors in static objects are freed through it after main().
+  static auto* allocator = new ArenaAllocator;
   return *allocator;
 }
 

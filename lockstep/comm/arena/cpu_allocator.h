@@ -1,13 +1,15 @@
-// libtorch's tensors in the arena.
+// Makes libtorch allocate CPU tensors in the arena.
 #pragma once
 
 namespace lockstep::comm {
 
-/// From now on every CPU tensor of this process is born in Arena::process(); those that exist stay where they are.
-/// Idempotent. When memory ends, tensors throw c10::OutOfMemoryError with ArenaFull's text.
+/// From now on libtorch allocates every new CPU tensor of this process in Arena::this_process(); existing tensors stay
+/// where they are. Idempotent. May be called from any thread. When memory runs out, the allocation throws
+/// c10::OutOfMemoryError with the text of ArenaFull.
 void install_arena();
-/// New tensors come from the allocator that was there before install_arena(); those in the arena stay valid.
+/// Restores the allocator that was in use before install_arena(). Tensors in the arena stay valid. Idempotent.
 void uninstall_arena();
+/// Returns true between install_arena() and uninstall_arena().
 bool arena_installed();
 
 }  // namespace lockstep::comm

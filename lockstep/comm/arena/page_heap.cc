@@ -53,7 +53,7 @@ std::uint32_t PageHeap::free(std::uint32_t page) {
     remove_free(end, after);
     end += after;
   }
-  tags_[page] = 0;  // a second give() of it is noticed
+  tags_[page] = 0;  // so that the check above detects a double free
   add_free(first, end - first);
   return count;
 }

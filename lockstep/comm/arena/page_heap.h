@@ -1,4 +1,4 @@
-// Which pages of the arena are in use. Numbers only: it touches no memory of the arena.
+// Records which pages of the arena are in use. Works on page numbers and does not touch the memory of the arena.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,27 @@
 
 namespace lockstep::comm {
 
-/// Best fit with immediate merging (Knuth, TAOCP vol. 1, 2.5, with boundary tags, which lie here and not in the blocks:
-/// a neighbour that writes where it should not cannot break them, and powers of two stay powers of two). One thread at
-/// a time.
+/// A best-fit allocator with immediate merging and boundary tags (Knuth, TAOCP vol. 1, 2.5). The tags are stored in
+/// this object and not in the blocks: a peer that writes out of bounds cannot damage them, and a block of 2^n bytes
+/// takes exactly 2^n bytes. Not thread-safe.
 class PageHeap {
  public:
   explicit PageHeap(std::uint32_t num_pages);
 
-  /// The first page of a block of `count`, the lowest of those that fit best; nothing when there is none.
+  /// Allocates `count` pages from the smallest free block that is large enough, and from the lowest one among equals.
+  /// Returns the first page, or nullopt if no free block is large enough.
   std::optional<std::uint32_t> allocate(std::uint32_t count);
-  /// Takes back the block that begins at `page`. Returns its length.
+  /// Frees the block that begins at `page` and returns its length in pages. Aborts if no block in use begins there.
   std::uint32_t free(std::uint32_t page);
-  /// Length of the block in use that begins at `page`.
+  /// The length in pages of the block in use that begins at `page`.
   std::uint32_t length(std::uint32_t page) const { return tags_[page] & ~kFreeFlag; }
 
   std::uint32_t num_pages() const { return num_pages_; }
-  /// One past the last page that was ever in use.
+  /// One past the highest page that has ever been in use.
   std::uint32_t high_water() const { return high_water_; }
   std::uint32_t in_use() const { return in_use_; }
   std::uint32_t peak_in_use() const { return peak_in_use_; }
-  /// Free blocks, (first page, count).
+  /// The free blocks as pairs of first page and length.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> free_blocks() const;
 
  private:
@@ -43,8 +44,8 @@ class PageHeap {
   void remove_free(std::uint32_t page, std::uint32_t count);
 
   const std::uint32_t num_pages_;
-  // On the first and the last page of each block: its length and whether it is free. Zeroed pages of the system, used
-  // as needed.
+  // The entries of the first and the last page of a block hold its length and whether it is free. From calloc(), so the
+  // kernel provides memory only for the entries that are used.
   std::unique_ptr<std::uint32_t[], FreeDeleter> tags_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> free_;  // (count, first page)
   std::uint32_t high_water_ = 0;

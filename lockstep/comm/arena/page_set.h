@@ -1,4 +1,4 @@
-// A set of page numbers, asked for ranges.
+// A set of page numbers with operations on ranges of pages.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,12 @@
 
 namespace lockstep::comm {
 
+/// A bit map. Not thread-safe.
 class PageSet {
  public:
   explicit PageSet(std::uint32_t num_pages) : words_((num_pages + 63) / 64) {}
 
-  /// How many pages of [first, first + count) are in the set.
+  /// The number of pages in [first, first + count) that are in the set.
   std::uint64_t count(std::uint32_t first, std::uint32_t count) const {
     std::uint64_t found = 0;
     for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) {

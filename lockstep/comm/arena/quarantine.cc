@@ -6,7 +6,7 @@
 namespace lockstep::comm {
 
 void quarantine_tensor(at::Tensor tensor) {
-  static std::mutex mutex;  // guards kept
+  static std::mutex mutex;  // guards quarantined
   static auto* quarantined = new std::vector<at::Tensor>;
   const std::lock_guard lock(mutex);
   quarantined->push_back(std::move(tensor));

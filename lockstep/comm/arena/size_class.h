@@ -1,4 +1,4 @@
-// Into which size a small block is rounded. Pure.
+// The size classes of small blocks. Pure functions.
 #pragma once
 
 #include <bit>
@@ -7,12 +7,14 @@
 
 namespace lockstep::comm {
 
-constexpr std::size_t kMinBlockBytes = 64;        // also the alignment of all blocks: a cache line, and libtorch's own
-constexpr std::size_t kMaxSmallBytes = 64 << 10;  // beyond it blocks are whole pages
-constexpr std::size_t kMaxLinearBytes =
-    1024;  // up to here every multiple of kMinBlockBytes has a class, then four a doubling
+// Also the alignment of all blocks: the size of a cache line, and libtorch's own alignment.
+constexpr std::size_t kMinBlockBytes = 64;
+// Larger blocks consist of whole pages.
+constexpr std::size_t kMaxSmallBytes = 64 << 10;
+// Up to this size every multiple of kMinBlockBytes is a class; beyond it there are four classes per doubling.
+constexpr std::size_t kMaxLinearBytes = 1024;
 
-/// Number of the class for `size`, 1 to kMaxSmallBytes bytes.
+/// The index of the class for blocks of `size` bytes, which is in 1..kMaxSmallBytes.
 constexpr std::size_t size_class(std::size_t size) {
   if (size <= kMaxLinearBytes) return (size - 1) / kMinBlockBytes;
   const auto doubling =
@@ -20,7 +22,7 @@ constexpr std::size_t size_class(std::size_t size) {
   return kMaxLinearBytes / kMinBlockBytes + (doubling - 10) * 4 + (((size - 1) >> (doubling - 2)) & 3);
 }
 
-/// Bytes of a block of class `index`.
+/// The number of bytes of a block of class `index`.
 constexpr std::size_t class_bytes(std::size_t index) {
   if (index < kMaxLinearBytes / kMinBlockBytes) return (index + 1) * kMinBlockBytes;
   const std::size_t step = index - kMaxLinearBytes / kMinBlockBytes;

@@ -9,15 +9,15 @@
 namespace lockstep::comm {
 namespace {
 
-/// FNV-1a, 64 bits: the same on all hosts, unlike std::hash.
+/// FNV-1a, 64 bits. Unlike std::hash, it is the same on all hosts.
 std::uint64_t hash(const std::string& text) {
   std::uint64_t value = 14695981039346656037u;
   for (const unsigned char c : text) value = (value ^ c) * 1099511628211u;
   return value;
 }
 
-/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): one to one,
-/// and every number that is mixed in goes through another half at least.
+/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). It is a
+/// bijection, and every value that is mixed in passes through at least one more half.
 std::uint64_t mix(std::uint64_t value) {
   value *= 0xbf58476d1ce4e5b9u;
   return value ^ (value >> 29);
@@ -25,19 +25,19 @@ std::uint64_t mix(std::uint64_t value) {
 
 bool is_same_call(const CallSignature& a, const CallSignature& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
-         a.op == b.op && a.wire == b.wire && a.device == b.device &&
+         a.op == b.op && a.wire_dtype == b.wire_dtype && a.device == b.device &&
          (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
 }
 
 }  // namespace
 
-std::uint64_t key(const CallSignature& call) {
+std::uint64_t hash_signature(const CallSignature& call) {
   const auto small = static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 |
                      static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 |
                      static_cast<std::uint64_t>(call.kind) << 8 | static_cast<std::uint64_t>(call.op) << 4 | call.dims;
   std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
-  value =
-      mix(mix(value ^ small) ^ (static_cast<std::uint64_t>(call.wire) | static_cast<std::uint64_t>(call.device) << 8));
+  value = mix(mix(value ^ small) ^
+              (static_cast<std::uint64_t>(call.wire_dtype) | static_cast<std::uint64_t>(call.device) << 8));
   for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
   return mix(value);
 }
@@ -47,12 +47,12 @@ SignatureShape::SignatureShape(const at::Tensor& tensor, bool ranks_may_differ)
       device(static_cast<std::int8_t>(tensor.device().type())),
       dims(static_cast<std::uint8_t>(tensor.dim())),
       may_shapes_differ(ranks_may_differ) {
-  LOCKSTEP_CHECK(tensor.dim() <= CallSignature::kMaxDims);  // Group has refused more
+  LOCKSTEP_CHECK(tensor.dim() <= CallSignature::kMaxDims);  // Group rejects more
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
 }
 
 CallSignature make_signature(const Collective& op, const SignatureShape& shape) {
-  CallSignature call;  // every byte is set below: it travels
+  CallSignature call;  // every byte is set below, because all bytes are sent
   call.seq = op.seq;
   call.name_hash = hash(op.name);
   std::fill(std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes), std::end(call.sizes), 0);
@@ -60,11 +60,11 @@ CallSignature make_signature(const Collective& op, const SignatureShape& shape) 
   call.dtype = shape.dtype;
   call.kind = op.kind;
   call.op = op.op;
-  call.wire = static_cast<std::int8_t>(op.wire);
+  call.wire_dtype = static_cast<std::int8_t>(op.wire_dtype);
   call.device = shape.device;
   call.dims = shape.dims;
   std::size_t length = std::min(op.name.size(), CallSignature::kNameBytes - 1);
-  // Cut between characters: UTF-8's continuation bytes go with the one before.
+  // Truncate between characters: a UTF-8 continuation byte belongs to the byte before it.
   while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80)
     --length;
   std::fill(std::copy_n(op.name.data(), length, call.name), std::end(call.name), '\0');
@@ -88,8 +88,8 @@ std::string describe(const CallSignature& call) {
                             call.kind == CollectiveKind::kReduceScatter;
   if (has_root) text += ", root " + std::to_string(call.root);
   if (is_reduction && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
-  if (is_reduction && call.wire != static_cast<std::int8_t>(at::kFloat))
-    text += ", as " + std::string(name(static_cast<at::ScalarType>(call.wire)));
+  if (is_reduction && call.wire_dtype != static_cast<std::int8_t>(at::kFloat))
+    text += ", as " + std::string(name(static_cast<at::ScalarType>(call.wire_dtype)));
   return text + ")";
 }
 
@@ -98,7 +98,7 @@ bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_diffe
   std::size_t different = 1;
   while (different < calls.size() && agrees(0, different)) ++different;
   if (different >= calls.size()) return false;
-  // Rank 0 is the odd one when the rank that differs from it has more company.
+  // Rank 0 is the suspect if more ranks agree with the rank that differs from it.
   std::size_t with_zero = 0;
   std::size_t with_other = 0;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {

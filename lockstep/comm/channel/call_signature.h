@@ -1,4 +1,4 @@
-// What a rank has called, in 256 bytes: compared with the other ranks' before any data moves.
+// CallSignature: what a rank called, in 240 bytes; ranks compare signatures before any data moves.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lockstep::comm {
 
-/// Travels as raw bytes between ranks of one build (job::join() has compared the builds).
+/// Sent as raw bytes between ranks of the same build (job::join() has compared the builds).
 struct CallSignature {
   static constexpr int kMaxDims = 12;
   static constexpr std::size_t kNameBytes = 117;
@@ -22,43 +22,44 @@ struct CallSignature {
   std::int16_t dtype;
   CollectiveKind kind;
   ReduceOp op;
-  std::int8_t wire;
+  std::int8_t wire_dtype;
   std::int8_t device;  // type of the tensors' device
   std::uint8_t dims;
-  char name[kNameBytes];  // the name's beginning, NUL-terminated
+  char name[kNameBytes];  // beginning of the name, NUL-terminated
 };
+
+constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
 static_assert(sizeof(CallSignature) == 240 && std::has_unique_object_representations_v<CallSignature>);
 
-/// The shape that a call tells, of one of its tensors, of kMaxDims dimensions at most; and whether the ranks may differ
-/// in it.
+/// The shape that a signature contains: that of one tensor of the call, with at most kMaxDims dimensions.
 struct SignatureShape {
   SignatureShape() = default;
   explicit SignatureShape(const at::Tensor& tensor, bool ranks_may_differ = false);
 
-  std::int64_t sizes[CallSignature::kMaxDims];  // as many as `dims`
+  std::int64_t sizes[CallSignature::kMaxDims];  // the first `dims` are valid
   std::int16_t dtype = -1;
   std::int8_t device = 0;
   std::uint8_t dims = 0;
-  bool may_shapes_differ = false;
+  bool may_shapes_differ = false;  // between ranks
 };
 
-/// A hash of all that is compared.
-std::uint64_t key(const CallSignature& call);
+/// Returns a hash of all fields that are compared.
+std::uint64_t hash_signature(const CallSignature& call);
 
 CallSignature make_signature(const Collective& op, const SignatureShape& shape);
 
-/// "all_reduce(float32[1024])", with the name in front of the tensor when there is one: "all_reduce(fc.weight:
-/// float32[1024])".
+/// Returns "all_reduce(float32[1024])", or with a name "all_reduce(fc.weight: float32[1024])".
 std::string describe(const CallSignature& call);
 
-/// Where ranks differ: the two to name. `odd` is the rank at fault as far as a vote can tell, `other` one of the
+/// Two ranks whose signatures differ. `suspect` is the rank at fault as far as a vote can tell, `other` belongs to the
 /// majority.
 struct CallMismatch {
   int suspect;
   int other;
 };
 
-/// Pure. Nothing when all agree. Ranks whose shapes may differ are compared in the rest.
+/// Returns false if all signatures agree, else fills `difference`. With `sizes_may_differ` the shapes are not compared.
+/// Pure.
 bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_differ, CallMismatch& difference);
 
 }  // namespace lockstep::comm

@@ -12,28 +12,29 @@ using base::CommError;
 using base::Deadline;
 
 constexpr auto kFirstPoll = std::chrono::milliseconds(200);
-// Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every
-// member.
+// Two ranks in a deadlock detect it after each has seen the other's beat change. Every poll sends a store request for
+// every member, so the interval grows with their number.
 constexpr auto kPollIntervalPerMember = std::chrono::milliseconds(20);
 constexpr std::chrono::milliseconds kSuspicionPollInterval{50};
 constexpr std::chrono::milliseconds kMaxPollInterval{1000};
 constexpr std::chrono::milliseconds kMaxPollIntervalSmallGroup{400};
-constexpr auto kFailureCheckInterval = std::chrono::milliseconds(100);  // in which news of a failure is heard
+constexpr auto kFailureCheckInterval =
+    std::chrono::milliseconds(100);  // how fast a wait notices that the job has failed
 
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
-    // Only the first line: what c10 and gloo throw carries stack traces.
+    // Only the first line: exceptions of c10 and gloo contain stack traces.
     const std::string text = exception.what();
     return text.substr(0, text.find('\n'));
   }
 }
 
-/// Of a failure, by an exception, in this process.
+/// Whether an exception has reported a failure to the user of this process.
 std::atomic<bool> failure_was_reported{false};
 
-/// Waits until it is done, the deadline, or until there is something to look at.
+/// Returns true once `pending` is done. Returns false at the deadline or when the job has failed.
 bool done_within(Pending& pending, Deadline deadline) {
   while (!pending.wait_until(earlier(deadline, Deadline::in(kFailureCheckInterval))))
     if (deadline.expired() || DeadlockDetector::job_has_failed()) return false;
@@ -58,10 +59,10 @@ Channel::~Channel() {
   if (unwinding && !gpu_waiter_->is_idle())
     transport_->abort(std::make_exception_ptr(base::PeerLostError(
         base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(),
-        "rank " + std::to_string(deadlock_detector_->rank()) + " dropped " + name_ + " because of an error")));
-  gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+        "rank " + std::to_string(deadlock_detector_->rank()) + " destroyed group " + name_ + " because of an error")));
+  gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each earlier task is, like all waits here
   if (closing_error_ && !unwinding && !failure_was_reported)
-    std::rethrow_exception(closing_error_);  // to std::terminate()
+    std::rethrow_exception(closing_error_);  // calls std::terminate()
 }
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
@@ -70,14 +71,14 @@ void Channel::begin(Collective& op, const at::Tensor& tensor) {
     what.dtype = comm::name(tensor.scalar_type());
     what.bytes = tensor.nbytes();
   }
-  op.record = begin(what);
+  op.flight_id = begin(what);
   op.seq = what.seq;
 }
 
 std::uint64_t Channel::begin(base::OperationStart& what) {
   throw_if_closed();
   check_collectives_allowed(what.kind);
-  deadlock_detector_->started(start_counter_, ++seq_);
+  deadlock_detector_->record_start(start_counter_, ++seq_);
   what.channel = flight_channel_;
   what.seq = seq_;
   what.step = page_.steps.load(std::memory_order_relaxed);
@@ -96,7 +97,7 @@ void Channel::throw_if_closed() const {
   std::rethrow_exception(closed);
 }
 
-/// False when it was closed before, by another error.
+/// Returns false if the channel was closed already.
 bool Channel::close(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
   if (closing_error_) return false;
@@ -121,44 +122,44 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
   const PendingPtr end = pending.device_completion();
   if (!end) return;
   if (SerialExecutor::current()) return wait_on_host(*end, op, text);
-  end->order();
+  end->block_current_stream();
   if (!gpu_waiter_) gpu_waiter_ = std::make_unique<SerialExecutor>();
   gpu_waiter_->post([this, end, op, text] { wait_on_host(*end, op, text); });
 }
 
-void Channel::end_after_gpu(std::uint64_t record) {
-  if (SerialExecutor::current()) return page_.flight.end(record);  // which has waited for it
-  gpu_waiter_->post([this, record] {
-    if (!is_closed_.load(std::memory_order_acquire)) page_.flight.end(record);
+void Channel::end_after_gpu(std::uint64_t flight_id) {
+  if (SerialExecutor::current()) return page_.flight.end(flight_id);  // wait() has waited for the GPU
+  gpu_waiter_->post([this, flight_id] {
+    if (!is_closed_.load(std::memory_order_acquire)) page_.flight.end(flight_id);
   });
 }
 
 void Channel::synchronize() {
   if (gpu_waiter_)
-    gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+    gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each earlier task is, like all waits here
   throw_if_closed();
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
-  const WaitInfo waiting{name_, op.seq, label(op), text, &members_, op.deadline};
+  const WaitInfo wait_info{name_, op.seq, label(op), text, &members_, op.deadline};
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstPoll)))) {
-    DeadlockDetector::Looks poll_state;
+    DeadlockDetector::PollState poll_state;
     try {
       std::chrono::milliseconds pause = kFirstPoll;
       const auto longest = std::clamp<std::chrono::milliseconds>(
           kPollIntervalPerMember * static_cast<int>(members_.size()), kMaxPollIntervalSmallGroup, kMaxPollInterval);
       do {
-        if (op.deadline.expired()) deadlock_detector_->throw_timeout(waiting, poll_state);
-        deadlock_detector_->poll(waiting, poll_state);
-        pause = std::exchange(poll_state.soon, false) ? kSuspicionPollInterval : std::min(pause * 5 / 4, longest);
+        if (op.deadline.expired()) deadlock_detector_->throw_timeout(wait_info, poll_state);
+        deadlock_detector_->poll(wait_info, poll_state);
+        pause = std::exchange(poll_state.poll_soon, false) ? kSuspicionPollInterval : std::min(pause * 5 / 4, longest);
       } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
-      deadlock_detector_->end(poll_state);
+      deadlock_detector_->end_wait(poll_state);
       fail(error);
     }
-    deadlock_detector_->end(poll_state);
+    deadlock_detector_->end_wait(poll_state);
   }
-  if (const auto error = pending.error()) throw_transport_failure(error, waiting);
+  if (const auto error = pending.error()) throw_transport_failure(error, wait_info);
 }
 
 void Channel::run(const Collective& op, const std::string& text) {
@@ -166,19 +167,19 @@ void Channel::run(const Collective& op, const std::string& text) {
   wait(*pending, op, text);
 }
 
-void Channel::throw_transport_failure(const std::exception_ptr& error, const WaitInfo& waiting) {
+void Channel::throw_transport_failure(const std::exception_ptr& error, const WaitInfo& wait_info) {
   std::string hint;
   try {
     std::rethrow_exception(error);
   } catch (const CommError& why) {
-    fail(why);  // not the wire: the transport was aborted, and this is why
-  } catch (const base::Error& said) {
-    hint = said.hint();
+    fail(why);  // the connection did not fail: the transport was aborted with this error
+  } catch (const base::Error& transport_error) {
+    hint = transport_error.hint();
   } catch (const std::exception&) {
-    // What the wire says.
+    // The transport's own text is reported below.
   }
   try {
-    deadlock_detector_->throw_transport_failure(waiting, text_of(error), hint);
+    deadlock_detector_->throw_transport_failure(wait_info, text_of(error), hint);
   } catch (const CommError& why) {
     fail(why);
   }
@@ -186,11 +187,11 @@ void Channel::throw_transport_failure(const std::exception_ptr& error, const Wai
 
 void Channel::abandon(const std::string& why) noexcept {
   const std::string text =
-      "rank " + std::to_string(deadlock_detector_->rank()) + " left " + name_ + " by an error: " + why;
+      "rank " + std::to_string(deadlock_detector_->rank()) + " abandoned " + name_ + " because of an error: " + why;
   const auto error = std::make_exception_ptr(base::PeerLostError(
       base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(), text));
   if (!close(error)) return;
-  failure_was_reported = true;  // of what this one leaves for
+  failure_was_reported = true;  // the error that makes this rank abandon the channel
   deadlock_detector_->abandon(name_, deadlock_detector_->rank(), text);
   transport_->abort(error);
 }
@@ -201,7 +202,7 @@ void Channel::fail(const CommError& error) {
   close(thrown);
   deadlock_detector_->publish_failure(error);
   if (error.cause() == base::Cause::kPeerUnreachable) {
-    // Not a cause by itself, but members whose own connections live would wait for this rank.
+    // Not a cause by itself, but members whose own connections still work would wait for this rank.
     const std::string prefix = error.op() + ": ";
     const std::string what = error.what();
     deadlock_detector_->abandon(name_, error.peer(), what.starts_with(prefix) ? what.substr(prefix.size()) : what);

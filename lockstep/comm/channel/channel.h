@@ -1,5 +1,5 @@
-// One ordered stream of operations of a fixed set of ranks: a transport, and everything that all operations have in
-// common.
+// Channel: an ordered stream of operations of a fixed set of ranks. It wraps a transport and adds what all operations
+// have in common: numbering, bounded waits and error reports.
 #pragma once
 
 #include <atomic>
@@ -15,20 +15,23 @@
 
 namespace lockstep::comm {
 
-/// Numbers operations, bounds their waits, and turns what goes wrong into errors that say why. After a failure it is
-/// closed: every later operation throws the same error. next() comes from one thread, waits from one other at most.
+/// Numbers operations, bounds their waits and turns failures into errors that name the cause.
 ///
-/// Of an operation on a GPU's tensors wait() waits until it is on its way, and puts what comes next on the current
-/// stream behind it; a thread of the channel then sees to its end as others do to theirs: within its bounds, with
-/// errors that close the channel. On the thread of a SerialExecutor, whose owner waits for the host, wait() waits for
-/// the GPU.
+/// Errors: after a failure the channel is closed, and every later operation throws the same error.
+///
+/// Threads: one thread calls begin(); at most one other thread waits.
+///
+/// GPUs: for an operation on GPU tensors, wait() blocks until the operation is enqueued and makes the current stream
+/// wait for it. A thread of the channel then waits for its completion with the same bounds, and with errors that close
+/// the channel. On the thread of a SerialExecutor, whose owner waits on the host, wait() blocks until the GPU has
+/// finished.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
           std::shared_ptr<DeadlockDetector> deadlock_detector);
-  /// Operations on a GPU come to their ends, unless an error unwinds the stack. When one of them has failed and nobody
-  /// has been told of any failure, as after the last call of a program, that ends the process as an exception that
-  /// nobody catches does: its results are not those that it takes them for.
+  /// Waits for operations on a GPU, unless an error unwinds the stack. If one of them has failed and this process has
+  /// not thrown any failure, as after the last call of a program, the destructor ends the process like an uncaught
+  /// exception: the program would otherwise take wrong results for right ones.
   ~Channel();
 
   const std::string& name() const { return name_; }
@@ -37,44 +40,48 @@ class Channel {
   const std::vector<int>& members() const { return members_; }
   Transport& transport() { return *transport_; }
 
-  /// Numbers the next operation, which is announced as started and recorded; `tensor` is what it is about, or
-  /// undefined.
+  /// Numbers the next operation, publishes it as started, and records it in the flight recorder. `tensor` is the tensor
+  /// that the record describes, or undefined. Throws if the channel is closed.
   void begin(Collective& op, const at::Tensor& tensor);
-  /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into
-  /// `what`.
+  /// The same for an operation that consists of several Collectives. Puts the number of the operation on this channel
+  /// into `what` and returns its number in the flight recorder.
   std::uint64_t begin(base::OperationStart& what);
-  /// What begin() has recorded has ended well; what an error ends is given up.
-  void end(std::uint64_t record) { gpu_waiter_ ? end_after_gpu(record) : page_.flight.end(record); }
+  /// Records that the operation that begin() recorded as `flight_id` has ended without an error. Operations that end
+  /// with an error are recorded as abandoned.
+  void end(std::uint64_t flight_id) { gpu_waiter_ ? end_after_gpu(flight_id) : page_.flight.end(flight_id); }
 
-  /// Gives `op` to the transport. Throws when the channel is closed.
+  /// Passes `op` to the transport. Throws if the channel is closed.
   PendingPtr start(const Collective& op);
 
-  /// The same with what this rank has called, which the ranks have not compared: null where the transport cannot, see
-  /// there.
+  /// The same for an operation whose signatures the ranks have not compared. Returns null if the transport does not
+  /// support this; see Transport::start_checked().
   PendingPtr start_checked(const Collective& op, const SignatureView& call);
 
-  /// Waits for `pending`, which belongs to operation `op`; `text` is what this rank called, for others to read.
+  /// Blocks until `pending`, which belongs to operation `op`, is done. `text` describes this rank's call in the error
+  /// messages of other ranks. Throws the error of the operation.
   void wait(Pending& pending, const Collective& op, const std::string& text);
+  /// Starts `op` and waits for it.
   void run(const Collective& op, const std::string& text);
-  /// Waits until the GPU has done all that has been waited for. Throws what ended one of them.
+  /// Blocks until the GPU has finished all operations that wait() was called for. Throws the error of any of them.
   void synchronize();
 
-  /// Closes the channel with the exception in flight, publishes it, and throws it on.
+  /// Closes the channel with the exception that is being handled, publishes it, and rethrows it. `error` is that
+  /// exception.
   [[noreturn]] void fail(const base::CommError& error);
-  /// This rank leaves an operation that it has started, because of `why`: closes the channel here, and tells the
-  /// others.
+  /// Gives up an operation that this rank has started, because of `why`. Closes the channel on this rank and on the
+  /// other ranks.
   void abandon(const std::string& why) noexcept;
   void throw_if_closed() const;
 
  private:
   bool close(const std::exception_ptr& error);
   void wait_on_host(Pending& pending, const Collective& op, const std::string& text);
-  void end_after_gpu(std::uint64_t record);
-  [[noreturn]] void throw_transport_failure(const std::exception_ptr& error, const WaitInfo& waiting);
+  void end_after_gpu(std::uint64_t flight_id);
+  [[noreturn]] void throw_transport_failure(const std::exception_ptr& error, const WaitInfo& wait_info);
 
   const std::string name_;
   const std::vector<int> members_;  // world ranks
-  const int rank_;                  // here, not in the world
+  const int rank_;                  // in the channel, not in the world
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<DeadlockDetector> deadlock_detector_;
   DeadlockDetector::StartCounter& start_counter_;
@@ -84,8 +91,9 @@ class Channel {
   std::atomic<bool> is_closed_{false};
   mutable std::mutex mutex_;  // guards closing_error_
   std::exception_ptr closing_error_;
-  std::unique_ptr<SerialExecutor>
-      gpu_waiter_;  // sees to operations on a GPU; made for the first one. Last: its thread ends before what it uses
+  // Waits for operations on a GPU; made for the first one. Last member, so that its thread ends before the members that
+  // it uses.
+  std::unique_ptr<SerialExecutor> gpu_waiter_;
 };
 
 }  // namespace lockstep::comm

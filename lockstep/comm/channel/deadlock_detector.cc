@@ -25,15 +25,16 @@ using base::TimeoutError;
 constexpr char kFieldSeparator = '\x1f';
 constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
-constexpr auto kPollOverdue = std::chrono::seconds(5);  // there is one every second, and a busy store may hold it up
-// A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
+constexpr auto kPollOverdue =
+    std::chrono::seconds(5);  // polls are at most a second apart, but a busy store may delay one
+// A wait is published within 200 ms: after this time, every rank that waits since before this wait began has done so.
 constexpr auto kPeersPublishTime = std::chrono::milliseconds(300);
 constexpr auto kLauncherVerdictTime = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedCleanly = "exited with code 0";
 constexpr const char* kUnevenHint =
     "give every rank the same number of batches, or put the loop under lockstep::join()";
 
-Deadline soon() { return Deadline::in(kStoreLimit); }
+Deadline store_deadline() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
 std::string describe_exit(int rank, const std::string& how) {
   return "rank " + std::to_string(rank) +
@@ -51,8 +52,8 @@ std::string abandoned_key(const std::string& channel) { return "abandoned/" + ch
 
 }  // namespace
 
-/// What a rank published: the wait that blocks it (channel is empty when there is none), and how far it has come on
-/// each channel.
+/// What a rank has published: the wait that blocks it (`channel` is empty if there is none), and the number of
+/// operations that it has started on each channel.
 struct DeadlockDetector::PeerRecord {
   std::string beat;
   std::string channel;
@@ -126,14 +127,14 @@ DeadlockDetector::ExecutorWait::~ExecutorWait() {
   deadlock_detector_.pending_waited_for_ = nullptr;
 }
 
-/// Whether the wait of this thread keeps the process from starting anything else.
+/// Returns whether the wait of this thread keeps the process from starting other operations.
 bool DeadlockDetector::is_blocked_locked() const {
   if (starting_threads_.size() != 1 || is_background_thread_) return false;
   if (!SerialExecutor::current()) return starting_threads_.contains(acting_thread());
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
-/// With mutex_ held.
+/// Requires mutex_ to be held.
 std::string DeadlockDetector::record() {
   std::string text = std::to_string(beat_) + kFieldSeparator +
                      (blocking_wait_.empty() ? std::string(3, kFieldSeparator) : blocking_wait_);
@@ -142,286 +143,289 @@ std::string DeadlockDetector::record() {
   return text;
 }
 
-void DeadlockDetector::publish_record(const WaitInfo& waiting, Looks& poll_state) {
+void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll_state) {
   std::string text;
   {
     const std::lock_guard lock(mutex_);
     const bool blocked = is_blocked_locked();
     if (blocked) {
       ++beat_;
-      blocking_wait_ = waiting.channel + kFieldSeparator + std::to_string(waiting.seq) + kFieldSeparator +
-                       waiting.text + kFieldSeparator;
-      for (const int member : *waiting.members) blocking_wait_ += std::to_string(member) + ",";
-    } else if (poll_state.blocked) {
+      blocking_wait_ = wait_info.channel + kFieldSeparator + std::to_string(wait_info.seq) + kFieldSeparator +
+                       wait_info.text + kFieldSeparator;
+      for (const int member : *wait_info.members) blocking_wait_ += std::to_string(member) + ",";
+    } else if (poll_state.is_blocking) {
       blocking_wait_.clear();
     }
     if (!blocked) poll_state.peer_beats.clear();
-    poll_state.blocked = blocked;
+    poll_state.is_blocking = blocked;
     base::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
     text = record();
   }
-  store_->set(wait_key(rank_), text, patience(waiting));
-  poll_state.published = true;
+  store_->set(wait_key(rank_), text, store_limit(wait_info));
+  poll_state.is_published = true;
 }
 
-void DeadlockDetector::poll(const WaitInfo& waiting, Looks& poll_state) {
+void DeadlockDetector::poll(const WaitInfo& wait_info, PollState& poll_state) {
   try {
-    poll_store(waiting, poll_state);
+    poll_store(wait_info, poll_state);
   } catch (const CommError& error) {
-    if (error.cause() == Cause::kPeerUnreachable && error.op() == "store") throw_store_unreachable(waiting, error);
+    if (error.cause() == Cause::kPeerUnreachable && error.op() == "store") throw_store_unreachable(wait_info, error);
     throw;
   }
 }
 
-/// This host is cut off: as far as it can tell from all others.
-void DeadlockDetector::throw_store_unreachable(const WaitInfo& waiting, const CommError& error) {
+/// The store is unreachable: to this host, all other hosts appear lost.
+void DeadlockDetector::throw_store_unreachable(const WaitInfo& wait_info, const CommError& error) {
   const std::string remote_ranks =
-      remote_ranks_.empty() ? "" : "; the ranks of other hosts, out of reach: " + join_ranks(remote_ranks_);
-  throw PeerLostError(error.cause(), waiting.label, rank_, remote_ranks_.empty() ? -1 : remote_ranks_.front(),
-                      waiting.label + ": " + error.what() + remote_ranks, error.hint());
+      remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + join_ranks(remote_ranks_);
+  throw PeerLostError(error.cause(), wait_info.label, rank_, remote_ranks_.empty() ? -1 : remote_ranks_.front(),
+                      wait_info.label + ": " + error.what() + remote_ranks, error.hint());
 }
 
-void DeadlockDetector::poll_store(const WaitInfo& waiting, Looks& poll_state) {
-  throw_first_cause(waiting);
-  throw_if_abandoned(waiting);
-  publish_record(waiting, poll_state);
-  for (const int peer : *waiting.members) {
+void DeadlockDetector::poll_store(const WaitInfo& wait_info, PollState& poll_state) {
+  throw_first_cause(wait_info);
+  throw_if_abandoned(wait_info);
+  publish_record(wait_info, poll_state);
+  for (const int peer : *wait_info.members) {
     if (peer == rank_) continue;
-    check_exited(waiting, peer, false);
-    check_left(waiting, peer);
-    check_closed(waiting, peer, poll_state);
-    if (poll_state.blocked) check_peer(waiting, peer, poll_state);
+    check_exited(wait_info, peer, false);
+    check_left(wait_info, peer);
+    check_closed(wait_info, peer, poll_state);
+    if (poll_state.is_blocking) check_peer(wait_info, peer, poll_state);
   }
-  check_progress(waiting, poll_state);
+  check_progress(wait_info, poll_state);
 }
 
 bool DeadlockDetector::job_has_failed() {
   return base::RankPage::this_process().stop_requested.load(std::memory_order_relaxed) != 0;
 }
 
-void DeadlockDetector::check_progress(const WaitInfo& waiting, Looks& poll_state) {
+void DeadlockDetector::check_progress(const WaitInfo& wait_info, PollState& poll_state) {
   if (progress_limit_.count() == 0) return;
   const auto now = Deadline::Clock::now();
   if (poll_state.last_progress == Deadline::Clock::time_point{}) poll_state.last_progress = poll_state.last_poll = now;
-  // Time in which this rank itself stood still does not count.
+  // Time in which this rank itself was stopped does not count.
   if (now - poll_state.last_poll > kPollOverdue) poll_state.last_progress += now - poll_state.last_poll;
   poll_state.last_poll = now;
-  std::string progress = read_awaited_progress(waiting);
+  std::string progress = read_awaited_progress(wait_info);
   if (progress != poll_state.progress) {
     poll_state.progress = std::move(progress);
     poll_state.last_progress = now;
   }
-  if (now - poll_state.last_progress >= progress_limit_) throw_timeout(waiting, poll_state);
+  if (now - poll_state.last_progress >= progress_limit_) throw_timeout(wait_info, poll_state);
 }
 
-/// Of those that have not come, and of those that they wait for in turn; of all when all have come, and move what is
-/// much.
-std::string DeadlockDetector::read_awaited_progress(const WaitInfo& waiting) {
-  std::vector<int> ranks = find_absent_ranks(waiting);
-  if (ranks.empty()) ranks = *waiting.members;
+/// Returns the progress of the absent ranks and of the ranks that these wait for, transitively. If all ranks have
+/// started the operation, returns the progress of all of them, because a large operation reports progress chunk by
+/// chunk.
+std::string DeadlockDetector::read_awaited_progress(const WaitInfo& wait_info) {
+  std::vector<int> ranks = find_absent_ranks(wait_info);
+  if (ranks.empty()) ranks = *wait_info.members;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto other = read_peer_record(wait_key(ranks[i]), waiting);
+    const auto other = read_peer_record(wait_key(ranks[i]), wait_info);
     if (!other || other->channel.empty()) continue;
     for (const int next : other->awaited())
       if (std::find(ranks.begin(), ranks.end(), next) == ranks.end()) ranks.push_back(next);
   }
   std::sort(ranks.begin(), ranks.end());
-  std::string who;
-  for (const int rank : ranks) who += std::to_string(rank) + " ";
-  return who + job::read_progress(*store_, ranks, patience(waiting));
+  std::string text;
+  for (const int rank : ranks) text += std::to_string(rank) + " ";
+  return text + job::read_progress(*store_, ranks, store_limit(wait_info));
 }
 
-void DeadlockDetector::end(Looks& poll_state) noexcept {
-  if (!poll_state.published) return;
-  poll_state.published = false;
+void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
+  if (!poll_state.is_published) return;
+  poll_state.is_published = false;
   try {
     std::string text;
     {
       const std::lock_guard lock(mutex_);
-      if (poll_state.blocked) blocking_wait_.clear();
+      if (poll_state.is_blocking) blocking_wait_.clear();
       base::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
       text = record();
     }
-    store_->set(wait_key(rank_), text, soon());
+    store_->set(wait_key(rank_), text, store_deadline());
   } catch (const std::exception&) {
-    // A store that is gone is noticed by the next operation that needs it.
+    // The next operation that needs the store reports the failure.
   }
 }
 
-/// A store that stands still, as when a person has stopped the launcher, is waited for as long as a rank is.
-Deadline DeadlockDetector::patience(const WaitInfo& waiting) const {
-  return earlier(waiting.deadline,
-                 progress_limit_.count() > 0 ? Deadline::in(progress_limit_)
-                                             : Deadline::never());  // bounded: as the user wants it
+/// Store requests get the same limit as waits for ranks: the store stands still, for example, while the launcher is
+/// stopped with SIGSTOP.
+Deadline DeadlockDetector::store_limit(const WaitInfo& wait_info) const {
+  return earlier(
+      wait_info.deadline,
+      progress_limit_.count() > 0 ? Deadline::in(progress_limit_) : Deadline::never());  // bounded: the user's choice
 }
 
 std::optional<DeadlockDetector::PeerRecord> DeadlockDetector::read_peer_record(const std::string& key,
-                                                                               const WaitInfo& waiting) {
-  const auto text = store_->find(key, patience(waiting));
+                                                                               const WaitInfo& wait_info) {
+  const auto text = store_->find(key, store_limit(wait_info));
   return text ? PeerRecord::parse(*text) : std::nullopt;
 }
 
-void DeadlockDetector::throw_first_cause(const WaitInfo& waiting) {
-  const auto line = store_->find(job::key::kCause, patience(waiting));
+void DeadlockDetector::throw_first_cause(const WaitInfo& wait_info) {
+  const auto line = store_->find(job::key::kCause, store_limit(wait_info));
   const auto cause = line ? job::parse_fatal(*line) : std::nullopt;
   if (!cause) return;
   const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
-  const std::string text = waiting.label + ": " + (ended ? describe_exit(cause->rank, cause->detail) : cause->detail);
+  const std::string text = wait_info.label + ": " + (ended ? describe_exit(cause->rank, cause->detail) : cause->detail);
   if (ended || cause->cause == Cause::kPeerUnreachable)
-    throw PeerLostError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+    throw PeerLostError(cause->cause, wait_info.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kDesync)
-    throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+    throw DesyncError(cause->cause, wait_info.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kRankStuck)
-    throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
-  throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+    throw TimeoutError(cause->cause, wait_info.label, rank_, cause->rank, text, cause->hint);
+  throw CommError(cause->cause, wait_info.label, rank_, cause->rank, text, cause->hint);
 }
 
-void DeadlockDetector::throw_if_abandoned(const WaitInfo& waiting) {
-  const auto record = store_->find(abandoned_key(waiting.channel), patience(waiting));
+void DeadlockDetector::throw_if_abandoned(const WaitInfo& wait_info) {
+  const auto record = store_->find(abandoned_key(wait_info.channel), store_limit(wait_info));
   if (!record) return;
   const std::size_t end = record->find(kFieldSeparator);
   const auto peer = base::parse_int(std::string_view(*record).substr(0, end));
-  throw PeerLostError(Cause::kPeerUnreachable, waiting.label, rank_, static_cast<int>(peer.value_or(-1)),
-                      waiting.label + ": " + record->substr(std::min(end, record->size() - 1) + 1));
+  throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, static_cast<int>(peer.value_or(-1)),
+                      wait_info.label + ": " + record->substr(std::min(end, record->size() - 1) + 1));
 }
 
 void DeadlockDetector::abandon(const std::string& channel, int peer, const std::string& text) noexcept {
   try {
-    store_->compare_set(abandoned_key(channel), "", std::to_string(peer) + kFieldSeparator + text, soon());
+    store_->compare_set(abandoned_key(channel), "", std::to_string(peer) + kFieldSeparator + text, store_deadline());
   } catch (const std::exception&) {
-    // The others' waits end at their deadline.
+    // The waits of the other ranks end at their deadlines.
   }
 }
 
-void DeadlockDetector::check_left(const WaitInfo& waiting, int peer) {
-  const auto record = read_peer_record(job::key::left(peer), waiting);
-  if (!record || record->has_started(waiting.channel, waiting.seq)) return;
-  throw_first_cause(waiting);  // who leaves because of an error has published it before
-  throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
+void DeadlockDetector::check_left(const WaitInfo& wait_info, int peer) {
+  const auto record = read_peer_record(job::key::left(peer), wait_info);
+  if (!record || record->has_started(wait_info.channel, wait_info.seq)) return;
+  throw_first_cause(wait_info);  // a rank that leaves because of an error has published it before
+  throw CommError(Cause::kUnevenInput, wait_info.label, rank_, peer,
                   "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) +
-                      " waits for it in " + waiting.text,
+                      " waits for it in " + wait_info.text,
                   kUnevenHint);
 }
 
-/// A process that has ended will not come. `accept_clean_exit`: one that returned 0 may have done its part before,
-/// which only a wire that failed rules out.
-void DeadlockDetector::check_exited(const WaitInfo& waiting, int peer, bool accept_clean_exit) {
-  const auto how = store_->find(job::key::exited(peer), patience(waiting));
+/// Throws if the process of `peer` has ended. A process that returned 0 may have done its part of the operation before;
+/// only after a failed connection is that impossible (`accept_clean_exit`: also throw for an exit with 0).
+void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit) {
+  const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
   if (!how || how->empty() || (*how == job::key::kClosedWithoutCause && !accept_clean_exit)) return;
-  throw_first_cause(waiting);
+  throw_first_cause(wait_info);
   if (*how == job::key::kClosedWithoutCause) {
-    check_left(waiting, peer);
-    if (read_peer_record(job::key::left(peer), waiting)) return;
+    check_left(wait_info, peer);
+    if (read_peer_record(job::key::left(peer), wait_info)) return;
   }
   if (*how != kExitedCleanly) {
-    // The launcher is about to say which of those that end now was the first.
-    for (const Deadline told = Deadline::in(kLauncherVerdictTime); !told.expired(); std::this_thread::sleep_for(kPause))
-      throw_first_cause(waiting);
-    throw PeerLostError(Cause::kPeerUnreachable, waiting.label, rank_, peer,
-                        waiting.label + ": " + describe_exit(peer, *how));
+    // The launcher is about to publish which of the ranks that end now failed first.
+    for (const Deadline verdict = Deadline::in(kLauncherVerdictTime); !verdict.expired();
+         std::this_thread::sleep_for(kPause))
+      throw_first_cause(wait_info);
+    throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, peer,
+                        wait_info.label + ": " + describe_exit(peer, *how));
   }
   if (!accept_clean_exit) return;
-  check_left(waiting, peer);  // says it better, and knows of a part that was done
-  if (!read_peer_record(job::key::left(peer), waiting))
-    throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
+  check_left(wait_info, peer);  // has the better message, and knows whether the peer did its part
+  if (!read_peer_record(job::key::left(peer), wait_info))
+    throw CommError(Cause::kUnevenInput, wait_info.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
-                        " waits for it in " + waiting.text,
+                        " waits for it in " + wait_info.text,
                     kUnevenHint);
 }
 
-/// A process of which only that it ended is known may have done its part before, or may have lost no more than its
-/// connections.
-void DeadlockDetector::check_closed(const WaitInfo& waiting, int peer, Looks& poll_state) {
-  const auto how = store_->find(job::key::exited(peer), patience(waiting));
-  if (!how || *how != job::key::kClosedWithoutCause || read_peer_record(job::key::left(peer), waiting)) {
-    poll_state.closed.erase(peer);
+/// Throws if the connection of `peer` has been closed for job::kReconnectGrace. A process of which nothing else is
+/// known may have done its part before, or may only have lost its connections.
+void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state) {
+  const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
+  if (!how || *how != job::key::kClosedWithoutCause || read_peer_record(job::key::left(peer), wait_info)) {
+    poll_state.closed_since.erase(peer);
     return;
   }
   const auto now = Deadline::Clock::now();
-  const auto since = poll_state.closed.try_emplace(peer, now).first->second;
+  const auto since = poll_state.closed_since.try_emplace(peer, now).first->second;
   if (now - since < job::kReconnectGrace) return;
-  throw_first_cause(waiting);
-  throw PeerLostError(Cause::kPeerUnreachable, waiting.label, rank_, peer,
-                      waiting.label + ": " + describe_exit(peer, *how));
+  throw_first_cause(wait_info);
+  throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, peer,
+                      wait_info.label + ": " + describe_exit(peer, *how));
 }
 
-void DeadlockDetector::check_peer(const WaitInfo& waiting, int peer, Looks& poll_state) {
-  const auto other = read_peer_record(wait_key(peer), waiting);
+void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState& poll_state) {
+  const auto other = read_peer_record(wait_key(peer), wait_info);
   if (!other) return;
-  const bool same = other->channel == waiting.channel && other->seq == waiting.seq;
-  if (same || other->has_started(waiting.channel, waiting.seq) || !other->waits_for(rank_)) return;
+  const bool same = other->channel == wait_info.channel && other->seq == wait_info.seq;
+  if (same || other->has_started(wait_info.channel, wait_info.seq) || !other->waits_for(rank_)) return;
   {
     const std::lock_guard lock(mutex_);
     const auto mine = start_counters_.find(other->channel);
     if (mine != start_counters_.end() && mine->second >= other->seq) return;
   }
   const auto [before, first] = poll_state.peer_beats.try_emplace(peer, other->beat);
-  poll_state.soon |= first;
+  poll_state.poll_soon |= first;
   if (first || before->second == other->beat) return;
   const bool lower = rank_ < peer;
-  const std::string here = "rank " + std::to_string(rank_) + " called " + waiting.text;
+  const std::string here = "rank " + std::to_string(rank_) + " called " + wait_info.text;
   const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
-  throw DesyncError(Cause::kDesync, waiting.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
+  throw DesyncError(Cause::kDesync, wait_info.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
                     "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
 }
 
-std::vector<int> DeadlockDetector::find_absent_ranks(const WaitInfo& waiting) {
+std::vector<int> DeadlockDetector::find_absent_ranks(const WaitInfo& wait_info) {
   std::vector<int> ranks;
-  for (const int peer : *waiting.members) {
+  for (const int peer : *wait_info.members) {
     if (peer == rank_) continue;
-    const auto other = read_peer_record(wait_key(peer), waiting);
-    if (!other || !other->has_started(waiting.channel, waiting.seq)) ranks.push_back(peer);
+    const auto other = read_peer_record(wait_key(peer), wait_info);
+    if (!other || !other->has_started(wait_info.channel, wait_info.seq)) ranks.push_back(peer);
   }
   return ranks;
 }
 
-void DeadlockDetector::throw_timeout(const WaitInfo& waiting, Looks& poll_state) {
-  // The others may have waited as shortly as this rank: all say that they came before anybody is named.
-  const Deadline told = Deadline::in(poll_state.published ? std::chrono::milliseconds(0) : kPeersPublishTime);
-  publish_record(waiting, poll_state);
-  std::vector<int> missing = find_absent_ranks(waiting);
-  while (!missing.empty() && !told.expired()) {
+void DeadlockDetector::throw_timeout(const WaitInfo& wait_info, PollState& poll_state) {
+  // The other ranks may have waited as briefly as this rank: give them time to publish before any rank is named.
+  const Deadline published = Deadline::in(poll_state.is_published ? std::chrono::milliseconds(0) : kPeersPublishTime);
+  publish_record(wait_info, poll_state);
+  std::vector<int> missing = find_absent_ranks(wait_info);
+  while (!missing.empty() && !published.expired()) {
     std::this_thread::sleep_for(kPause);
-    missing = find_absent_ranks(waiting);
+    missing = find_absent_ranks(wait_info);
   }
-  std::vector<int> came;
-  for (const int peer : *waiting.members)
-    if (peer != rank_ && std::find(missing.begin(), missing.end(), peer) == missing.end()) came.push_back(peer);
+  std::vector<int> waiting;
+  for (const int peer : *wait_info.members)
+    if (peer != rank_ && std::find(missing.begin(), missing.end(), peer) == missing.end()) waiting.push_back(peer);
   throw TimeoutError(
-      Cause::kRankStuck, waiting.label, rank_, missing.empty() ? -1 : missing.front(),
-      "no end of " + waiting.text + " before its deadline; " +
-          (missing.empty() ? std::string("all ranks have come") : "ranks that have not come: " + join_ranks(missing)) +
-          (came.empty() ? "" : "; ranks that wait too: " + join_ranks(came)),
-      "long work on one rank goes under world.busy(); LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank "
-      "waits for others that "
-      "do not get on");
+      Cause::kRankStuck, wait_info.label, rank_, missing.empty() ? -1 : missing.front(),
+      wait_info.text + " did not finish in time; " +
+          (missing.empty() ? std::string("all ranks have started it") : "absent ranks: " + join_ranks(missing)) +
+          (waiting.empty() ? "" : "; other waiting ranks: " + join_ranks(waiting)),
+      "put long work on one rank under world.busy(), or raise LOCKSTEP_TIMEOUT (InitOptions.timeout), the limit for "
+      "waits without progress");
 }
 
-void DeadlockDetector::throw_transport_failure(const WaitInfo& waiting, const std::string& text,
+void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const std::string& text,
                                                const std::string& hint) {
-  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments. How a
-  // process ended outranks that it left its world before, as one does that returns an error from main().
+  // The launcher publishes the exit of a peer's process, and a peer that leaves publishes that itself, both within
+  // moments. An exit status outranks a departure, because a program that returns an error from main() leaves its world
+  // first.
   const Deadline limit = Deadline::in(std::chrono::seconds(1));
-  const Deadline left_counts = Deadline::in(kPeersPublishTime);
+  const Deadline exit_status_limit = Deadline::in(kPeersPublishTime);
   for (;;) {
-    throw_first_cause(waiting);
-    throw_if_abandoned(waiting);  // who gives up a channel may have ended since
-    for (const int peer : *waiting.members) {
+    throw_first_cause(wait_info);
+    throw_if_abandoned(wait_info);  // a rank that abandoned the channel may have ended since
+    for (const int peer : *wait_info.members) {
       if (peer == rank_) continue;
-      check_exited(waiting, peer, true);
-      if (left_counts.expired()) check_left(waiting, peer);
+      check_exited(wait_info, peer, true);
+      if (exit_status_limit.expired()) check_left(wait_info, peer);
     }
     if (limit.expired()) break;
     std::this_thread::sleep_for(kPause);
   }
-  throw PeerLostError(Cause::kPeerUnreachable, waiting.label, rank_, -1,
-                      waiting.label + ": the connection to another rank ended: " + text +
-                          (remote_ranks_.empty() ? "" : "; on other hosts are ranks " + join_ranks(remote_ranks_)),
+  throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, -1,
+                      wait_info.label + ": the connection to another rank ended: " + text +
+                          (remote_ranks_.empty() ? "" : "; ranks on other hosts: " + join_ranks(remote_ranks_)),
                       hint);
 }
 
 void DeadlockDetector::publish_failure(const CommError& error) noexcept {
-  // The loss of a peer is a consequence: what happened to the peer is the cause, and the launcher knows it.
+  // The loss of a peer is a consequence. The cause is what happened to the peer, and the launcher publishes that.
   if (error.cause() == Cause::kPeerUnreachable || error.cause() == Cause::kCoordinatorLost) return;
   const bool peer_at_fault = error.peer() >= 0;
   job::Fatal fatal;
@@ -455,7 +459,7 @@ void DeadlockDetector::leave() noexcept {
     }
     store_->set(job::key::left(rank_), text, Deadline::in(std::chrono::seconds(1)));
   } catch (const std::exception&) {
-    // Nobody is left to be told.
+    // The store is gone, so no rank can read the record.
   }
 }
 

@@ -1,5 +1,5 @@
-// Why is this wait long? Ranks that wait tell each other, through the store, in what; two that wait for each other in
-// different operations are a DESYNC at once, not a timeout in five minutes.
+// DeadlockDetector: explains why a wait is long. Ranks that wait publish their operations in the store, so two ranks
+// that wait for each other in different operations get a DesyncError within a second instead of a timeout.
 #pragma once
 
 #include <atomic>
@@ -23,52 +23,59 @@
 
 namespace lockstep::comm {
 
+/// How long a failing rank keeps serving the store, so that its peers, which poll every 200 ms, can read the first
+/// cause.
+constexpr auto kPeersReadTime = std::chrono::seconds(1);
+
 class SerialExecutor;
 
-/// An operation that a rank waits in.
+/// The operation that a rank waits in.
 struct WaitInfo {
   std::string channel;                                ///< the same name on all members
-  std::uint64_t seq = 0;                              ///< its number there
+  std::uint64_t seq = 0;                              ///< number of the operation on the channel
   std::string label;                                  ///< "all_reduce(fc.weight)#12"
   std::string text;                                   ///< "all_reduce(float32[1024])"
   const std::vector<int>* members;                    ///< world ranks that must take part
   base::Deadline deadline = base::Deadline::never();  ///< bounded: by the DeadlockDetector
 };
 
-/// One a process and world. The quick path is started(). Everything else happens only in waits of
-/// more than 200 ms and after failures. Any thread.
+/// Bounds and explains the waits of one process in one world. The fast path is record_start(). All other work happens
+/// in waits of more than 200 ms and after failures. Any thread may call any function.
 ///
-/// Two ranks A and B wait for each other when A is blocked in operation s of channel X, B in operation t of channel Y,
-/// B has not started s and A has not started t. Each publishes (operation, counts of started operations, a beat that
-/// moves only while it is blocked); a beat that moved between two looks proves that B was blocked while A was, which
-/// then can never end.
+/// Deadlock: ranks A and B wait for each other if A is blocked in operation s of channel X, B is blocked in operation t
+/// of channel Y, B has not started s and A has not started t. Each rank publishes its operation, the number of
+/// operations that it has started on each channel, and a beat that changes only while the rank is blocked. A beat that
+/// changed between two polls proves that B was blocked while A was, which can then never end.
 ///
-/// A process is blocked when no thread of it can start another operation: it has one thread that ever started one, and
-/// that thread waits, in an operation itself or for the lane of an asynchronous one; threads that are BackgroundThread
-/// do not count. An asynchronous operation that nobody waits for blocks nothing, and of a process in which several
-/// threads start operations it is not known: such waits end at their deadlines.
+/// Blocked: a process is blocked if none of its threads can start another operation. That is known only if a single
+/// thread has ever started operations and that thread waits, either in an operation or for a SerialExecutor that runs
+/// an asynchronous one; BackgroundThread threads do not count. An asynchronous operation that no thread waits for
+/// blocks nothing. In a process in which several threads start operations, blocking cannot be detected; such waits end
+/// at their deadlines.
 ///
-/// A wait also ends when its limit has passed since anybody got on of whom it depends: the ranks that have not come to
-/// its operation, and, of those that wait themselves, whom they wait for; once all have come, any of them, as long
-/// operations get on piece by piece (between hosts over the transport hierarchy; elsewhere one that takes longer than
-/// the limit ends). One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
+/// Timeout: a wait also ends when the ranks that it depends on have made no progress for the limit. These are the ranks
+/// that have not started its operation, and, if they wait themselves, the ranks that they wait for. Once all ranks have
+/// started the operation, it depends on all of them. Then only the transport hierarchy reports progress between hosts,
+/// chunk by chunk; elsewhere an operation that takes longer than the limit ends. A rank that computes, evaluates or
+/// saves for a long time is not at fault while it makes progress (job/heartbeat.h).
 class DeadlockDetector {
  public:
-  /// `limit` 0: such waits never end. `far`: the ranks of other hosts, for messages.
+  /// `limit` 0 means no timeout. `remote_ranks` are the ranks of other hosts, for messages.
   DeadlockDetector(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
                    std::vector<int> remote_ranks = {});
 
-  /// How many operations of a channel this rank has started; lives as long as the DeadlockDetector.
+  /// Number of operations that this rank has started on a channel. Lives as long as the DeadlockDetector.
   using StartCounter = std::atomic<std::uint64_t>;
   StartCounter& start_counter(const std::string& channel);
-  /// This rank has started operation `seq` of the channel of `count`, on this thread.
-  void started(StartCounter& count, std::uint64_t seq) {
+  /// Records that this thread has started operation `seq` of the channel that `count` belongs to. The store has release
+  /// order; threads that publish the counters load them with acquire order.
+  void record_start(StartCounter& count, std::uint64_t seq) {
     count.store(seq, std::memory_order_release);
     if (last_starting_thread_.load(std::memory_order_relaxed) != acting_thread()) add_starting_thread();
   }
 
-  /// While it lives, this thread works for `thread`, which waits for it: what it starts counts as that one's. So do
-  /// autograd's threads for the one that called backward().
+  /// While it lives, this thread works for `thread`, which waits for it: operations that it starts count as that
+  /// thread's. Autograd's threads act for the thread that called backward().
   class ActingForThread {
    public:
     explicit ActingForThread(std::thread::id thread) : thread_(thread), before_(std::exchange(acting_for_, &thread_)) {}
@@ -81,8 +88,8 @@ class DeadlockDetector {
     const std::thread::id* const before_;
   };
 
-  /// While it lives, this thread starts operations only on channels where no other kind of thread does: that it waits
-  /// blocks nobody else, and that it may start more unblocks nobody.
+  /// While it lives, this thread starts operations only on channels that no other kind of thread uses: its waits cannot
+  /// block other threads, and its future operations cannot unblock them.
   class BackgroundThread {
    public:
     BackgroundThread() { is_background_thread_ = true; }
@@ -91,7 +98,7 @@ class DeadlockDetector {
     BackgroundThread& operator=(const BackgroundThread&) = delete;
   };
 
-  /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
+  /// While it lives, this thread waits without a limit of its own for `pending`, which is queued on `executor`.
   class ExecutorWait {
    public:
     ExecutorWait(DeadlockDetector& deadlock_detector, const SerialExecutor* executor, PendingPtr pending);
@@ -103,46 +110,47 @@ class DeadlockDetector {
     DeadlockDetector& deadlock_detector_;
   };
 
-  /// Remembers what was seen between the looks of one wait.
-  struct Looks {
+  /// What one wait has observed so far.
+  struct PollState {
     std::map<int, std::string> peer_beats;
-    base::Deadline::Clock::time_point
-        last_progress{};  // when those whom it depends on were last seen to get on; at first: when it began
+    // When the ranks that this wait depends on last made progress; initially the time of the first poll.
+    base::Deadline::Clock::time_point last_progress{};
     base::Deadline::Clock::time_point last_poll{};
-    std::string progress;                                     // theirs then
-    std::map<int, base::Deadline::Clock::time_point> closed;  // when ranks were first seen to have ended
-    bool published = false;
-    bool blocked = false;  // the record says that this wait blocks the process
-    bool soon = false;     // another seems to wait for this rank as this rank does for it: one more look tells
+    std::string progress;                                           // of those ranks at that time
+    std::map<int, base::Deadline::Clock::time_point> closed_since;  // when a rank's connection was first seen closed
+    bool is_published = false;
+    bool is_blocking = false;  // the published record says that this wait blocks the process
+    bool poll_soon = false;    // a peer seems to be in a deadlock with this rank; one more poll decides
   };
-  /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), TimeoutError, or the job's
-  /// first cause when there is one; returns when the wait may go on.
-  void poll(const WaitInfo& waiting, Looks& poll_state);
-  /// Whether the agent says that the job has failed: then a look tells why. Costs nothing.
+  /// A long wait calls it repeatedly. Returns if the wait may continue. Throws DesyncError, CommError (kUnevenInput),
+  /// TimeoutError, or the job's first cause if there is one. May block for a store request.
+  void poll(const WaitInfo& wait_info, PollState& poll_state);
+  /// Returns whether the agent reports that the job has failed; then the next poll() finds out why. One atomic load.
   static bool job_has_failed();
-  /// The wait has ended.
-  void end(Looks& poll_state) noexcept;
+  /// Records that the wait has ended.
+  void end_wait(PollState& poll_state) noexcept;
 
-  /// The wait has come to its deadline or limit: a TimeoutError that names who has not come. Of a wait that was too
-  /// short for a look it waits up to 300 ms more, to hear from those who came.
-  [[noreturn]] void throw_timeout(const WaitInfo& waiting, Looks& poll_state);
+  /// Throws a TimeoutError that names the absent ranks, for a wait that has reached its deadline or limit. If the wait
+  /// was too short for a poll, first blocks for up to 300 ms so that the other ranks can publish their waits.
+  [[noreturn]] void throw_timeout(const WaitInfo& wait_info, PollState& poll_state);
 
-  /// The wire failed with `text`: finds out why (a peer that died, left, or a first cause) and throws that; when nobody
-  /// knows, what the wire said, with its `hint`.
-  [[noreturn]] void throw_transport_failure(const WaitInfo& waiting, const std::string& text,
+  /// Throws the reason why a connection of the transport failed with `text`: a first cause, or a peer that died or
+  /// left. If none is found within a second, throws the transport's own text with its `hint`.
+  [[noreturn]] void throw_transport_failure(const WaitInfo& wait_info, const std::string& text,
                                             const std::string& hint = {});
 
   /// Publishes `error` as the job's first cause unless there is one.
   void publish_failure(const base::CommError& error) noexcept;
 
-  /// This rank cannot go on because of `text`: the job's first cause, unless there is one.
+  /// Publishes that this rank cannot continue because of `text`, as the job's first cause unless there is one.
   void publish_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
 
-  /// This rank will not end what it started on `channel`; `text` says why, `peer` who is at fault (-1: unknown).
+  /// Publishes that this rank will not finish the operations that it started on `channel`. `text` is the reason, `peer`
+  /// the rank at fault (-1: unknown).
   void abandon(const std::string& channel, int peer, const std::string& text) noexcept;
 
-  /// This rank closes its world in good order. Not called when an error unwinds the stack: then how the process ends
-  /// tells more.
+  /// Publishes that this rank closes its world without an error. Not called while an error unwinds the stack, because
+  /// then the exit status of the process says more.
   void leave() noexcept;
 
   int rank() const { return rank_; }
@@ -153,22 +161,22 @@ class DeadlockDetector {
   inline static constinit thread_local const std::thread::id* acting_for_ = nullptr;
   inline static constinit thread_local bool is_background_thread_ = false;
   void add_starting_thread();
-  base::Deadline patience(const WaitInfo& waiting) const;
-  std::optional<PeerRecord> read_peer_record(const std::string& key, const WaitInfo& waiting);
+  base::Deadline store_limit(const WaitInfo& wait_info) const;
+  std::optional<PeerRecord> read_peer_record(const std::string& key, const WaitInfo& wait_info);
   bool is_blocked_locked() const;
   std::string record();
-  void publish_record(const WaitInfo& waiting, Looks& poll_state);
-  void throw_first_cause(const WaitInfo& waiting);
-  void throw_if_abandoned(const WaitInfo& waiting);
-  void check_peer(const WaitInfo& waiting, int peer, Looks& poll_state);
-  void check_left(const WaitInfo& waiting, int peer);
-  void poll_store(const WaitInfo& waiting, Looks& poll_state);
-  [[noreturn]] void throw_store_unreachable(const WaitInfo& waiting, const base::CommError& error);
-  void check_exited(const WaitInfo& waiting, int peer, bool accept_clean_exit);
-  void check_closed(const WaitInfo& waiting, int peer, Looks& poll_state);
-  void check_progress(const WaitInfo& waiting, Looks& poll_state);
-  std::string read_awaited_progress(const WaitInfo& waiting);
-  std::vector<int> find_absent_ranks(const WaitInfo& waiting);
+  void publish_record(const WaitInfo& wait_info, PollState& poll_state);
+  void throw_first_cause(const WaitInfo& wait_info);
+  void throw_if_abandoned(const WaitInfo& wait_info);
+  void check_peer(const WaitInfo& wait_info, int peer, PollState& poll_state);
+  void check_left(const WaitInfo& wait_info, int peer);
+  void poll_store(const WaitInfo& wait_info, PollState& poll_state);
+  [[noreturn]] void throw_store_unreachable(const WaitInfo& wait_info, const base::CommError& error);
+  void check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit);
+  void check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state);
+  void check_progress(const WaitInfo& wait_info, PollState& poll_state);
+  std::string read_awaited_progress(const WaitInfo& wait_info);
+  std::vector<int> find_absent_ranks(const WaitInfo& wait_info);
 
   std::shared_ptr<job::Store> store_;
   const int rank_;
@@ -176,12 +184,12 @@ class DeadlockDetector {
   const std::chrono::milliseconds progress_limit_;
   const std::vector<int> remote_ranks_;
   std::atomic<std::thread::id> last_starting_thread_{};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::map<std::string, StartCounter> start_counters_;
-  std::set<std::thread::id> starting_threads_;           // the threads that called started()
-  const SerialExecutor* executor_waited_for_ = nullptr;  // by a ExecutorWait
+  std::set<std::thread::id> starting_threads_;           // threads that have called record_start()
+  const SerialExecutor* executor_waited_for_ = nullptr;  // by an ExecutorWait
   PendingPtr pending_waited_for_;
-  std::string blocking_wait_;  // the wait that blocks the process, as it stands in the record
+  std::string blocking_wait_;  // the wait that blocks the process, as published in the record
   std::uint64_t beat_ = 0;
 };
 

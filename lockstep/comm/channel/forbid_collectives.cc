@@ -25,8 +25,8 @@ ForbidCollectives::~ForbidCollectives() { is_forbidden.store(false, std::memory_
 void check_collectives_allowed(std::string_view operation) {
   if (!is_forbidden.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex);
-  throw base::UsageError(std::string(operation) + " inside " + text +
-                         ": ranks agree on each call on the host, which a graph leaves out; allowed is " +
+  throw base::UsageError(std::string(operation) + " called inside " + text +
+                         ": ranks compare each call on the host, and a graph replays only the GPU's work. Call " +
                          std::string(operation) + " before or after it");
 }
 

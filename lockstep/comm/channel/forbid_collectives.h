@@ -1,5 +1,5 @@
-// Code whose part on the host is left out later, when a CUDA graph repeats what the GPU did: ranks could not agree
-// there on what they call.
+// ForbidCollectives: rejects collectives while a CUDA graph is captured. A replayed graph repeats only the GPU's work,
+// so ranks could not compare their calls on the host.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace lockstep::comm {
 
-/// While one lives, operations of all groups are a UsageError that names them and `what`, on whichever thread they are
-/// called: autograd has threads of its own. One at a time.
+/// While it lives, starting an operation of any group throws a UsageError that names the operation and `what`, on every
+/// thread, because autograd has threads of its own. At most one may live at a time.
 class [[nodiscard]] ForbidCollectives {
  public:
   explicit ForbidCollectives(std::string what);
@@ -17,7 +17,7 @@ class [[nodiscard]] ForbidCollectives {
   ForbidCollectives& operator=(const ForbidCollectives&) = delete;
 };
 
-/// For those who begin an operation.
+/// Throws the UsageError if a ForbidCollectives lives. Called at the start of every operation.
 void check_collectives_allowed(std::string_view operation);
 
 }  // namespace lockstep::comm

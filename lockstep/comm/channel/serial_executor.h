@@ -1,4 +1,4 @@
-// A thread that does one thing after another.
+// SerialExecutor: a thread that runs tasks one after another.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 
 namespace lockstep::comm {
 
-/// Tasks run in the order of post(). The thread is made by the first post(): a program that uses no asynchronous
-/// operation has none.
+/// Runs tasks in the order of post(). The first post() starts the thread, so a program without asynchronous operations
+/// has none. Any thread may call post(). The destructor runs the queued tasks and blocks until they have finished.
 class SerialExecutor {
  public:
   SerialExecutor() = default;
@@ -21,13 +21,14 @@ class SerialExecutor {
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// Runs `task` on the thread; what it throws becomes the Pending's error.
+  /// Queues `task`. The Pending is done when the task has run; an exception that it throws becomes the Pending's error.
   PendingPtr post(std::function<void()> task);
 
-  /// True when nothing is queued or running: then a task may as well run on the caller's own thread.
+  /// Returns whether no task is queued or running; then the caller may run its task on its own thread instead. The load
+  /// has acquire order: if it returns true, the effects of all finished tasks are visible.
   bool is_idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 
-  /// The lane whose thread this is; null on all other threads.
+  /// Returns the executor whose thread calls this; null on all other threads.
   static const SerialExecutor* current();
 
  private:
@@ -38,7 +39,7 @@ class SerialExecutor {
   void run_loop();
 
   std::atomic<std::size_t> unfinished_{0};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Task> queue_;
   bool stop_ = false;

@@ -12,17 +12,17 @@
 namespace lockstep::comm {
 namespace {
 
-// Numbers of CUDA's runtime, whose headers are not needed for more.
-constexpr int kErrorInsufficientDriver = 35;  // or one that is too old
+// Error codes of the CUDA runtime, whose headers this file does not need otherwise.
+constexpr int kErrorInsufficientDriver = 35;  // no driver, or one that is too old
 constexpr int kErrorNoDevice = 100;
 
-/// A function of the runtime, which a libtorch_cpu for CUDA brings along.
+/// A function of the CUDA runtime, which libtorch_cpu links in a libtorch for CUDA.
 template <typename Function>
 Function* cuda_symbol(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
 }
 
-/// "13.0" of 13000.
+/// Returns "13.0" for 13000.
 std::string version_text(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
@@ -44,40 +44,41 @@ std::string libtorch_directory() {
 
 VisibleGpus visible_gpus() {
   auto* call = cuda_symbol<int(int*)>("cudaGetDeviceCount");
-  if (!call) return {.missing = "libtorch has no CUDA here"};
+  if (!call) return {.missing = "this libtorch has no CUDA"};
   int count = 0;
   const int error = call(&count);
   if (error == 0 && count > 0) return {.count = count};
   if (const int last = peek_cuda_error(); last != 0)
-    cuda_symbol<int()>("cudaGetLastError")();  // else libtorch would take it for its own
+    cuda_symbol<int()>("cudaGetLastError")();  // otherwise libtorch would report the error at its next CUDA call
   if (error == 0 || error == kErrorNoDevice)
-    return {.missing = "no GPU is visible (nvidia-smi lists them, CUDA_VISIBLE_DEVICES chooses)"};
+    return {.missing = "no GPU is visible (nvidia-smi lists the GPUs, CUDA_VISIBLE_DEVICES selects the visible ones)"};
   const int driver = cuda_version_from("cudaDriverGetVersion");
   if (error == kErrorInsufficientDriver && driver == 0) return {.missing = "this host has no NVIDIA driver"};
-  std::string text = "CUDA says " + cuda_error_name(error);
+  std::string text = "CUDA reports " + cuda_error_name(error);
   if (error == kErrorInsufficientDriver)
-    text = "NVIDIA's driver here is too old: it is for CUDA " + version_text(driver) + ", libtorch for CUDA " +
+    text = "NVIDIA's driver is too old: it supports CUDA " + version_text(driver) + ", and libtorch requires CUDA " +
            version_text(cuda_version_from("cudaRuntimeGetVersion"));
   return {.missing = text, .driver_broken = true};
 }
 
 void load_cuda() {
   const std::string library = libtorch_directory() + "libtorch_cuda.so";
-  // Global: kernels register themselves, and NCCL's functions are looked up by name.
+  // RTLD_GLOBAL, because kernels register themselves and NCCL's functions are looked up by name.
   if (!::dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL)) {
     const std::string why = ::dlerror();
-    throw base::UsageError("libtorch's library for GPUs cannot be loaded: " + why,
-                           "install the packages that the wheel torch names, or set LOCKSTEP_DEVICE=cpu");
+    throw base::UsageError("cannot load libtorch's library for GPUs: " + why,
+                           "install the packages that the torch wheel requires, or set LOCKSTEP_DEVICE=cpu");
   }
   if (!at::globalContext().hasCUDA())
     throw base::UsageError(
-        "libtorch has looked for GPUs before lockstep::init() loaded its library for them, and does not look again",
-        "call lockstep::init() before torch::manual_seed(), torch::cuda::is_available() and the like, link "
+        "libtorch checked for GPUs before lockstep::init() loaded libtorch_cuda, and does not check again",
+        "call lockstep::init() before torch::manual_seed(), torch::cuda::is_available() and similar functions, link "
         "libtorch_cuda, or set LOCKSTEP_DEVICE=cpu");
 }
 
 Gpu describe_gpu(int index) {
-  // cudaDeviceProp begins with a name of 256 bytes and 16 of the UUID, in CUDA 11 to 13; it is not larger than this.
+  // In CUDA 11 to 13 cudaDeviceProp begins with 256 bytes of name and 16 bytes of UUID. It is not larger than this
+  // struct.
   struct {
     char name[256];
     unsigned char uuid[16];
@@ -87,8 +88,8 @@ Gpu describe_gpu(int index) {
   if (!call) call = cuda_symbol<int(void*, int)>("cudaGetDeviceProperties");
   const int error = call ? call(&properties, index) : -1;
   if (error != 0)
-    throw base::Error(base::Cause::kResource, "cuda:" + std::to_string(index) +
-                                                  " cannot be asked what it is: CUDA says " + cuda_error_name(error));
+    throw base::Error(base::Cause::kResource, "cannot read the properties of cuda:" + std::to_string(index) +
+                                                  ": CUDA reports " + cuda_error_name(error));
   std::string uuid = "GPU-";
   for (int i = 0; i < 16; ++i) {
     char hex[4];

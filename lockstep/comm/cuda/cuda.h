@@ -1,38 +1,41 @@
-// GPUs, as far as comm needs them. A program links nothing of CUDA: libtorch's library for it is loaded when a rank
-// gets a GPU, and the runtime is the one that libtorch uses. cuda.cc, or no_cuda.cc with a libtorch that has none.
+// The functions of CUDA that comm needs. A program does not link CUDA: libtorch_cuda is loaded when a rank gets a GPU,
+// and the CUDA runtime is the one that libtorch uses. Implemented by cuda.cc, or by no_cuda.cc for a libtorch without
+// CUDA.
 #pragma once
 
 #include <string>
 
 namespace lockstep::comm {
 
-/// What this process sees of GPUs: as many as the driver shows, of those that CUDA_VISIBLE_DEVICES names.
+/// The GPUs that the driver reports to this process; CUDA_VISIBLE_DEVICES restricts them.
 struct VisibleGpus {
   int count = 0;
-  std::string missing;         ///< why there are none; "" when there are some
-  bool driver_broken = false;  ///< there is a driver, which cannot be used: missing says why
+  std::string missing;         ///< the reason why there are none; empty if there are some
+  bool driver_broken = false;  ///< the host has a driver that cannot be used; `missing` has the reason
 };
 VisibleGpus visible_gpus();
 
-/// Loads libtorch's library for CUDA, unless it is there. Throws UsageError when it cannot be loaded, or when libtorch
-/// has looked for it in vain before: it looks once, at the first torch::manual_seed(), torch::cuda::is_available() or
-/// the like.
+/// Loads libtorch_cuda, unless it is loaded. Throws UsageError if it cannot be loaded, or if libtorch has checked for
+/// CUDA before: it checks once, in the first call of torch::manual_seed(), torch::cuda::is_available() or a similar
+/// function.
 void load_cuda();
 
-/// A GPU, by its number among those that are visible.
+/// A GPU that is visible to this process.
 struct Gpu {
-  int index = 0;
-  std::string name;  ///< "NVIDIA H100 80GB HBM3"
-  std::string uuid;  ///< "GPU-...": the same in every process, and no other GPU's
+  int index = 0;     ///< among the visible GPUs
+  std::string name;  ///< for example "NVIDIA H100 80GB HBM3"
+  std::string uuid;  ///< "GPU-...", unique and the same in every process
 };
+/// Throws base::Error (kResource) if CUDA cannot read the properties of the GPU.
 Gpu describe_gpu(int index);
 
-/// Tensors on "cuda" of this thread are there from now on. Takes no memory yet.
+/// Makes GPU `index` the current device of this thread, which the device "cuda" refers to. Takes no memory on the GPU.
 void set_current_gpu(int index);
 
-/// "cudaErrorMemoryAllocation" of 2; "" for a number that CUDA does not know.
+/// Returns the name of an error, for example "cudaErrorMemoryAllocation" for 2, or an empty string if CUDA does not
+/// know the number.
 std::string cuda_error_name(int error);
-/// The last error of a CUDA call of this thread that nobody has taken; 0: none.
+/// Returns the last CUDA error of this thread without clearing it; 0: none.
 int peek_cuda_error();
 
 }  // namespace lockstep::comm

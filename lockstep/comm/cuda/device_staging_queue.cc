@@ -16,7 +16,7 @@ namespace {
 using base::Deadline;
 
 constexpr auto kMinPollInterval = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::microseconds(500);
+constexpr auto kMaxPollInterval = std::chrono::microseconds(500);
 
 at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).pinned_memory(true));
@@ -32,16 +32,16 @@ bool is_on_gpu(const Collective& op) {
 class DeviceStagingQueue::StagedOp final : public Pending {
  public:
   StagedOp(std::shared_ptr<DeviceStagingQueue> queue, const Collective& op)
-      : queue_(std::move(queue)), op_(op), host_(op) {
+      : queue_(std::move(queue)), op_(op), host_op_(op) {
     if (!is_on_gpu(op)) return;
     const at::NoGradGuard no_grad;
     if (op.input.defined()) {
-      host_.input = pinned_like(op.input);
-      host_.input.copy_(op.input, /*non_blocking=*/true);
+      host_op_.input = pinned_like(op.input);
+      host_op_.input.copy_(op.input, /*non_blocking=*/true);
       input_copied_.emplace(op.input.device().type());
       input_copied_->record(c10::impl::VirtualGuardImpl(op.input.device().type()).getStream(op.input.device()));
     }
-    if (op.output.defined()) host_.output = op.output.is_same(op.input) ? host_.input : pinned_like(op.output);
+    if (op.output.defined()) host_op_.output = op.output.is_same(op.input) ? host_op_.input : pinned_like(op.output);
   }
 
   bool done() override {
@@ -53,7 +53,7 @@ class DeviceStagingQueue::StagedOp final : public Pending {
   }
 
   bool wait_until(Deadline deadline) override {
-    for (auto interval = kMinPollInterval; !done(); interval = std::min(interval * 2, kLongestPause)) {
+    for (auto interval = kMinPollInterval; !done(); interval = std::min(interval * 2, kMaxPollInterval)) {
       if (deadline.expired()) return false;
       if (const PendingPtr host_pending = queue_->host_pending_of(*this))
         host_pending->wait_until(deadline);
@@ -69,7 +69,7 @@ class DeviceStagingQueue::StagedOp final : public Pending {
   void complete(std::exception_ptr error) {
     try {
       const at::NoGradGuard no_grad;
-      if (!error && is_on_gpu(op_) && op_.output.defined()) op_.output.copy_(host_.output, /*non_blocking=*/true);
+      if (!error && is_on_gpu(op_) && op_.output.defined()) op_.output.copy_(host_op_.output, /*non_blocking=*/true);
     } catch (...) {
       error = std::current_exception();
     }
@@ -78,9 +78,9 @@ class DeviceStagingQueue::StagedOp final : public Pending {
 
   const std::shared_ptr<DeviceStagingQueue> queue_;
   const Collective op_;
-  Collective host_;
+  Collective host_op_;  // the operation on the copies in pinned memory
   std::optional<c10::Event> input_copied_;
-  PendingPtr host_pending_;  // what the host's transport has returned
+  PendingPtr host_pending_;  // null until the operation has been started on the host transport
 };
 
 PendingPtr DeviceStagingQueue::start(const Collective& op) {
@@ -113,7 +113,7 @@ void DeviceStagingQueue::advance() {
     StagedOp& first = *items_.front();
     try {
       if (first.input_copied_ && !first.input_copied_->query()) return;
-      first.host_pending_ = host_->start(first.host_);
+      first.host_pending_ = host_->start(first.host_op_);
     } catch (...) {
       first.host_pending_ = std::make_shared<Pending>();
       first.host_pending_->finish(std::current_exception());

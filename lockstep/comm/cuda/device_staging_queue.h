@@ -1,4 +1,4 @@
-// Operations that wait for copies from a GPU, and those behind them.
+// A queue of operations that wait until their input has been copied from a GPU.
 #pragma once
 
 #include <deque>
@@ -9,16 +9,18 @@
 
 namespace lockstep::comm {
 
-/// Gives operations to a transport of the host in the order of start(), each when its input has come from the GPU.
-/// Nobody waits for that but who waits for an operation. Any thread.
+/// Starts operations on a host transport in the order of start(), each when its input has been copied from the GPU.
+/// Only callers that wait for an operation block on the copy. Thread-safe.
 class DeviceStagingQueue : public std::enable_shared_from_this<DeviceStagingQueue> {
  public:
   explicit DeviceStagingQueue(std::shared_ptr<Transport> host) : host_(std::move(host)) {}
 
-  /// Tensors on the CPU or on a GPU. The result is copied to a GPU in the order of the current stream of the thread
-  /// that sees the operation done.
+  /// Queues an operation on tensors on the CPU or on a GPU; does not wait. The thread whose done() or wait_until()
+  /// completes the operation copies the result to the GPU, on its current stream.
   PendingPtr start(const Collective& op);
+  /// Returns true if the host transport has all operations.
   bool empty() const;
+  /// Finishes the queued operations with `cause`.
   void abort(const std::exception_ptr& cause);
 
  private:
@@ -27,8 +29,8 @@ class DeviceStagingQueue : public std::enable_shared_from_this<DeviceStagingQueu
   void advance();
 
   const std::shared_ptr<Transport> host_;
-  mutable std::mutex mutex_;                     // guards what follows, and the items' host_pending_
-  std::deque<std::shared_ptr<StagedOp>> items_;  // that the host's transport does not have yet
+  mutable std::mutex mutex_;                     // guards items_ and StagedOp::host_pending_
+  std::deque<std::shared_ptr<StagedOp>> items_;  // the operations that have not been started on the host transport
 };
 
 }  // namespace lockstep::comm

@@ -32,7 +32,7 @@ class DeviceTransport final : public Transport {
   }
 
   ~DeviceTransport() override {
-    // What waits there refers to its line, and the line to it.
+    // abort() breaks the reference cycle between a queue and its operations.
     const auto closed = std::make_exception_ptr(base::PeerLostError(base::Cause::kPeerUnreachable, "gpu", options_.rank,
                                                                     options_.rank, "the transport was closed"));
     collectives_->abort(closed);
@@ -43,7 +43,8 @@ class DeviceTransport final : public Transport {
   const Capabilities& capabilities() const override { return capabilities_; }
 
   PendingPtr start(const Collective& op) override {
-    const bool uses_nccl = !is_on_cpu(op) && options_.make_nccl && (op.wire == at::kFloat || !options_.spans_hosts);
+    const bool uses_nccl =
+        !is_on_cpu(op) && options_.make_nccl && (op.wire_dtype == at::kFloat || !options_.spans_hosts);
     if (!uses_nccl) return queue_for(op)->start(op);
     if (!is_point_to_point(op)) return nccl_for_all()->start(op);
     Collective pair_op = op;
@@ -53,13 +54,13 @@ class DeviceTransport final : public Transport {
 
   PendingPtr start_checked(const Collective& op, const SignatureView& signature) override {
     if (!is_on_cpu(op)) return nullptr;
-    LOCKSTEP_CHECK(collectives_->empty());  // who calls this waits for one operation before the next
+    LOCKSTEP_CHECK(collectives_->empty());  // the caller waits for each operation before it starts the next
     return options_.host->start_checked(op, signature);
   }
 
   std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
-    const bool here = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
-    return here ? options_.host->make_in_place_reducer(parts) : nullptr;
+    const bool on_cpu = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
+    return on_cpu ? options_.host->make_in_place_reducer(parts) : nullptr;
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -96,7 +97,7 @@ class DeviceTransport final : public Transport {
     return nccl_;
   }
 
-  /// That of one direction; `peer` becomes the other's number there.
+  /// The NCCL transport of one direction. Sets `peer` to the index of the peer in it.
   std::shared_ptr<Transport> nccl_for_pair(const Collective& op, int& peer) {
     const int from = op.kind == CollectiveKind::kSend ? options_.rank : op.root;
     const int to = op.kind == CollectiveKind::kSend ? op.root : options_.rank;
@@ -116,7 +117,7 @@ class DeviceTransport final : public Transport {
   const DeviceTransportOptions options_;
   Capabilities capabilities_;
   const std::shared_ptr<DeviceStagingQueue> collectives_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::exception_ptr aborted_;
   std::map<std::pair<bool, int>, std::shared_ptr<DeviceStagingQueue>> queues_;  // (sending, peer)
   std::shared_ptr<Transport> nccl_;

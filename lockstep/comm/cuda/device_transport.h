@@ -1,5 +1,4 @@
-// Tensors on GPUs beside those on the CPU: by NCCL, or through the host's memory over the transport that the ranks have
-// anyway.
+// A transport for tensors on the CPU and on GPUs: GPU tensors use NCCL, or are copied through pinned host memory.
 #pragma once
 
 #include <functional>
@@ -12,26 +11,26 @@
 namespace lockstep::comm {
 
 struct DeviceTransportOptions {
-  std::shared_ptr<Transport> host;  ///< of tensors on the CPU
-  /// Makes NCCL's for some of the ranks, given by their numbers here, when they first need it; `part` names it. Null:
-  /// there is no NCCL.
+  std::shared_ptr<Transport> host;  ///< the transport for tensors on the CPU
+  /// Creates an NCCL transport for `ranks`, which are indices in this transport, when it is first needed. `part`
+  /// identifies it. Null if NCCL is not used.
   std::function<std::shared_ptr<Transport>(const std::string& part, const std::vector<int>& ranks)> make_nccl;
-  std::shared_ptr<Transport> nccl;  ///< that of all ranks, when it has been made already
+  std::shared_ptr<Transport> nccl;  ///< the NCCL transport of all ranks, if it exists already
   int rank = 0;
   int size = 1;
-  bool spans_hosts = false;  ///< the ranks are on
+  bool spans_hosts = false;  ///< true if the ranks are on several hosts
 };
 
-/// `host`, for which nothing changes, and tensors on the GPU of this rank. By NCCL an operation is done on the host
-/// when it is on its way, and Pending::on_device() announces its end. Between two ranks there is a communicator for
-/// each direction, so that both may send before they receive. Through the host's memory the input is copied to pinned
-/// memory in the order of the current stream, and the result back in that of whoever waits; operations stay in the
-/// order in which they were started. So goes, where there is NCCL too, what is to cross between hosts as another dtype
-/// (Collective::wire).
+/// Passes operations on CPU tensors to `host` unchanged, and adds tensors on the GPU of this rank. With NCCL the
+/// Pending of an operation is done when NCCL has enqueued it, and Pending::device_completion() is its end on the GPU.
+/// Each pair of ranks has one communicator per direction, so that both may send before they receive. Without NCCL the
+/// input is copied to pinned memory on the current stream, and the result is copied back on the current stream of the
+/// thread that waits; operations keep the order in which they were started. Operations that send another dtype between
+/// hosts (Collective::wire_dtype) are also done in this way.
 std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options);
 
-/// NCCL's part of a transport that make_device_transport() has made, for all of its ranks; null when there is none, or
-/// it was not needed yet.
+/// Returns the NCCL transport of all ranks of a transport that make_device_transport() has created. Null if there is
+/// none, or if no operation has needed it.
 std::shared_ptr<Transport> nccl_transport_of(Transport& transport);
 
 }  // namespace lockstep::comm

@@ -5,7 +5,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr const char* kNoCuda = "this build's libtorch has no CUDA (the wheel torch for CUDA brings it)";
+constexpr const char* kNoCuda = "this build's libtorch has no CUDA (install the torch wheel for CUDA and build again)";
 
 }  // namespace
 

@@ -37,11 +37,11 @@ class C10dStore final : public c10d::Store {
     for (const auto& key : keys) wait_for(key, deadline);
   }
 
-  // No part of a process group calls these.
+  // ProcessGroupGloo does not call these.
   bool deleteKey(const std::string&) override {
-    C10_THROW_ERROR(NotImplementedError, "Lockstep's store deletes no keys");
+    C10_THROW_ERROR(NotImplementedError, "Lockstep's store cannot delete keys");
   }
-  std::int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "Lockstep's store counts no keys"); }
+  std::int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "Lockstep's store cannot count keys"); }
 
  private:
   Deadline default_deadline() const { return Deadline::in(timeout_); }

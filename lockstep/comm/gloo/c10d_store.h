@@ -1,4 +1,4 @@
-// Our store as one of c10d's, for what c10d makes.
+// An adapter that makes Lockstep's store usable by c10d.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,8 @@
 
 namespace lockstep::comm {
 
-/// Every call of it that waits ends at its timeout (`timeout` unless the call gives one) with c10::DistStoreError.
+/// Calls of the returned store that block throw c10::DistStoreError at their timeout, which is `timeout` unless the
+/// call specifies one.
 c10::intrusive_ptr<c10d::Store> make_c10d_store(std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout);
 
 }  // namespace lockstep::comm

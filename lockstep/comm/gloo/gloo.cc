@@ -26,7 +26,7 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   }
 }
 
-/// Bool moves and is reduced as bytes.
+/// Gloo has no bool: it sends and reduces bool tensors as bytes.
 at::Tensor as_bytes_if_bool(const at::Tensor& tensor) {
   return tensor.defined() && tensor.scalar_type() == at::kBool ? tensor.view(at::kByte) : tensor;
 }
@@ -51,11 +51,12 @@ class GlooTransport final : public Transport {
   ~GlooTransport() override {
     bool is_running = false;
     for (const auto& pending : in_flight_) is_running = is_running || !pending->done();
-    // The process group's destructor would wait for what nobody will finish.
+    // The process group's destructor would wait for operations that no peer will complete.
     if (is_running)
       abort(std::make_exception_ptr(
           base::PeerLostError(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
-    for (auto& waiter : waiters_) waiter.thread.join();  // bounded: abort() has ended what they wait for, or it is done
+    for (auto& waiter : waiters_)
+      waiter.thread.join();  // bounded: abort() has ended their operations, or they are done
   }
 
   std::string_view name() const override { return "gloo"; }
@@ -91,21 +92,20 @@ class GlooTransport final : public Transport {
     aborted_ = cause;
     for (const auto& pending : in_flight_) pending->finish(cause);
     for (const auto& waiter : waiters_) waiter.work->abort();
-    // Its threads may be blocked in gloo for good; joining them, as its destructor does, would hang. The process ends
-    // soon.
+    // The group's threads may block in Gloo forever, and its destructor would hang while it joins them. The group is
+    // leaked; the process ends soon.
     group_.release();
   }
 
  private:
-  /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change
-  /// at once.
+  /// libtorch 2.11 records every operation in a process-wide FlightRecorder, in a map that is not thread-safe.
   c10::intrusive_ptr<c10d::Work> issue_serialized(const Collective& op) {
-    static std::mutex recorder;
-    const std::lock_guard lock(recorder);
+    static std::mutex recorder_mutex;
+    const std::lock_guard lock(recorder_mutex);
     return start_operation(op);
   }
 
-  /// c10d offers no future for point-to-point operations, only a wait that blocks.
+  /// c10d has no future for point-to-point operations, so a thread blocks until they are done.
   struct Waiter {
     std::thread thread;
     c10::intrusive_ptr<c10d::Work> work;
@@ -116,7 +116,7 @@ class GlooTransport final : public Transport {
     std::erase_if(in_flight_, [](const PendingPtr& p) { return p->done(); });
     std::erase_if(waiters_, [](Waiter& w) {
       if (!w.pending->done()) return false;
-      w.thread.join();  // bounded: finish() is the last thing it does
+      w.thread.join();  // bounded: the thread ends after finish()
       return true;
     });
   }
@@ -153,7 +153,7 @@ class GlooTransport final : public Transport {
         return group_->_allgather_base(flat_out, flat_in);
       }
       case CollectiveKind::kReduceScatter: {
-        // Gloo reduces the whole and keeps a part; doing so in a copy leaves the caller's input as it was.
+        // Gloo reduces the whole tensor in place; a copy leaves the caller's input unchanged.
         reduced_copy_ = in.clone();
         return all_reduce(reduced_copy_, op);
       }
@@ -183,13 +183,13 @@ class GlooTransport final : public Transport {
       case CollectiveKind::kRecv: return group_->recv(output, op.root, tag(op));
       case CollectiveKind::kBarrier: return group_->barrier();
     }
-    throw base::UsageError("gloo: unknown operation");
+    throw base::UsageError("gloo: unknown operation " + std::to_string(static_cast<int>(op.kind)));
   }
 
   static int tag(const Collective& op) { return static_cast<int>(op.seq & 0x7fffffff); }
 
   void complete_after(c10d::Work& work, const PendingPtr& pending, const Collective& op) {
-    // The callback keeps the tensors alive; it runs on one of gloo's threads.
+    // The callback keeps the tensors alive. It runs on one of Gloo's threads.
     auto reduced_copy = std::exchange(reduced_copy_, at::Tensor());
     work.getFuture()->addCallback(
         [pending, op, reduced_copy, rank = rank_, size = size_](c10::ivalue::Future& future) {
@@ -220,14 +220,14 @@ class GlooTransport final : public Transport {
                         work, pending});
   }
 
-  std::mutex mutex_;  // guards everything: collectives and point-to-point come from two threads
+  std::mutex mutex_;  // guards all members: collectives and point-to-point operations come from two threads
   c10::intrusive_ptr<ProcessGroupGloo> group_;
   const int rank_;
   const int size_;
   std::exception_ptr aborted_;
   std::vector<PendingPtr> in_flight_;
   std::vector<Waiter> waiters_;
-  at::Tensor reduced_copy_;  // between issue() and complete_after() of a reduce_scatter
+  at::Tensor reduced_copy_;  // of a reduce_scatter, between start_operation() and complete_after()
 };
 
 }  // namespace
@@ -236,30 +236,30 @@ std::string gloo_unavailable_reason() { return ""; }
 
 namespace {
 
-/// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others
-/// that the connection was closed.
+/// Waits until all ranks are connected. A rank that closed its sockets earlier would fail the ranks that still connect:
+/// Gloo reports the closed connection to them, even if they connect to other ranks.
 void wait_until_all_connected(const GlooOptions& options) {
   const auto deadline = base::Deadline::in(options.timeout);
-  // At least: a rank whose connection to the store was replaced meanwhile may have asked twice.
+  // ">=", because a rank whose connection to the store was replaced meanwhile may have added twice.
   if (options.store->add("connected", 1, deadline) >= options.size)
     return options.store->set("all_connected", "1", deadline);
   if (!options.store->get("all_connected", deadline))
     throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1,
-                          "gloo has connected this rank in time, and not all others",
-                          "LOCKSTEP_INTERFACE names the network interface to use");
+                          "gloo connected this rank in time, but not all other ranks",
+                          "set LOCKSTEP_INTERFACE to the network interface to use");
 }
 
-/// Gloo writes to the sockets of peers that may have gone, and wants EPIPE for it.
+/// Gloo writes to the sockets of peers that may have ended, and expects EPIPE instead of a signal.
 void ignore_sigpipe() {
-  struct sigaction now{};
-  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+  struct sigaction current{};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
 }  // namespace
 
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   ignore_sigpipe();
-  // Gloo's own clock never decides: our deadlines do, and they know who is missing.
+  // Gloo's own timeouts never expire. The deadlines of operations do, and their errors name the missing ranks.
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);
   try {
@@ -274,7 +274,7 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
           EADDRNOTAVAIL);
     throw base::UsageError(
         "LOCKSTEP_INTERFACE is " + base::quoted(options.interface, 80) + ": " + text.substr(0, text.find('\n')),
-        "allowed is a network interface of this host that has an address; ip addr lists them");
+        "set it to a network interface of this host that has an address (ip addr lists them)");
   }
   try {
     settings->timeout = options.timeout;
@@ -291,7 +291,7 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
     throw base::CommError(
         base::Cause::kPeerUnreachable, "connect", options.rank, -1,
         "gloo cannot connect the ranks from " + options.address + ": " + text.substr(0, text.find('\n')),
-        "LOCKSTEP_INTERFACE names the network interface to use");
+        "set LOCKSTEP_INTERFACE to the network interface to use");
   }
 }
 

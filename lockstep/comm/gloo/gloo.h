@@ -1,4 +1,4 @@
-// c10d's ProcessGroupGloo as a transport: TCP between CPU processes, on one host or many.
+// The Gloo transport: c10d's ProcessGroupGloo, TCP between processes on one host or several, for tensors on the CPU.
 #pragma once
 
 #include <chrono>
@@ -11,20 +11,21 @@
 namespace lockstep::comm {
 
 struct GlooOptions {
-  std::shared_ptr<job::Store> store;  ///< where the ranks of this transport find each other, under keys of its own
+  std::shared_ptr<job::Store> store;  ///< used by this transport alone, for its rendezvous
   int rank = 0;
   int size = 1;
-  std::string address;                  ///< of this host, as numbers
-  std::string interface;                ///< outranks `address`
-  std::chrono::milliseconds timeout{};  ///< to connect
-  int threads = 2;                      ///< operations that are carried out at once
+  std::string address;                  ///< numeric address of this host
+  std::string interface;                ///< network interface; if not empty, `address` is not used
+  std::chrono::milliseconds timeout{};  ///< for connecting
+  int threads = 2;                      ///< the number of operations that run concurrently
 };
 
-/// Empty when it can be used, else why not.
+/// Returns an empty string if Gloo is available, otherwise the reason.
 std::string gloo_unavailable_reason();
 
-/// Connects all ranks; all of them call it. Where SIGPIPE would end the process it is ignored from then on: a peer that
-/// goes is an error of an operation. Throws CommError when one does not come in time.
+/// Connects all ranks; blocks until all of them have called it. If SIGPIPE would end the process, it is ignored from
+/// now on, so that a lost peer becomes the error of an operation. Throws CommError if a rank does not connect in time,
+/// and UsageError if `interface` cannot be used.
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
 }  // namespace lockstep::comm

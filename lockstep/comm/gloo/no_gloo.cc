@@ -4,7 +4,7 @@
 namespace lockstep::comm {
 
 std::string gloo_unavailable_reason() {
-  return "this build has no gloo: its headers were missing (Debian's package libgloo-dev brings them)";
+  return "this build has no gloo, because its headers were missing (install the package libgloo-dev and build again)";
 }
 
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions&) {

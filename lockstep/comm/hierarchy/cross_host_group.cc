@@ -16,15 +16,15 @@ namespace {
 
 using base::Deadline;
 
-// Of a piece, at most; a smaller slice is cut into kPipelineDepth, so that the wire is busy while a part is added, but
-// not below the least.
+// A slice is split into at least kPipelineDepth chunks, so that the network is busy while the CPU reduces, within these
+// bounds.
 constexpr std::size_t kMaxChunkBytes = 2 << 20;
 constexpr std::size_t kMinChunkBytes = 256 << 10;
-// Pieces whose parts are on their way to their owners, and from them.
+// The numbers of chunks whose parts are in flight to their owners and from them.
 constexpr std::size_t kScatterDepth = 3;
 constexpr std::size_t kGatherDepth = 3;
 constexpr std::size_t kPipelineDepth = kScatterDepth + kGatherDepth + 1;
-constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
+constexpr auto kStopCheckInterval = std::chrono::milliseconds(20);
 
 char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
@@ -43,11 +43,11 @@ CrossHostGroup::CrossHostGroup(std::shared_ptr<Transport> cross_host_transport, 
       slots_(kPipelineDepth) {}
 
 void CrossHostGroup::wait(const PendingPtr& pending) const {
-  while (!pending->wait_until(Deadline::in(kAbortCheckInterval)))
+  while (!pending->wait_until(Deadline::in(kStopCheckInterval)))
     if (stop_.load()) throw std::runtime_error("the transport was aborted");
   if (const auto error = pending->error()) std::rethrow_exception(error);
-  base::RankPage::this_process().alive_count.fetch_add(
-      1, std::memory_order_relaxed);  // a long operation gets on piece by piece
+  // A large operation makes progress with each chunk.
+  base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 PendingPtr CrossHostGroup::start(CollectiveKind kind, const at::Tensor& input, const at::Tensor& output, int root) {
@@ -56,9 +56,9 @@ PendingPtr CrossHostGroup::start(CollectiveKind kind, const at::Tensor& input, c
 
 void CrossHostGroup::allocate_slots(std::size_t chunk_bytes) {
   const auto bytes = static_cast<std::int64_t>(chunk_bytes);
-  for (PipelineSlot& piece : slots_) {
-    if (piece.sent.defined() && piece.sent.numel() >= bytes) continue;
-    for (at::Tensor* tensor : {&piece.sent, &piece.received, &piece.part, &piece.all})
+  for (PipelineSlot& slot : slots_) {
+    if (slot.sent.defined() && slot.sent.numel() >= bytes) continue;
+    for (at::Tensor* tensor : {&slot.sent, &slot.received, &slot.part, &slot.all})
       *tensor = at::empty({bytes}, at::kByte);
   }
 }
@@ -73,14 +73,14 @@ void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divi
   allocate_slots(step * c10::elementSize(wire_dtype));
   if (wire_dtype != slices.dtype) unrounded_ = at::empty({static_cast<std::int64_t>(step)}, at::kFloat);
   const std::size_t num_chunks = slices.count == 0 ? 0 : (slices.count + step - 1) / step;
-  // What starts when is a matter of i alone: the members of a column start the same operations in the same order.
+  // The order depends on i alone, so all members of the group start the same operations in the same order.
   for (std::size_t i = 0; i < num_chunks + kScatterDepth + kGatherDepth; ++i) {
     if (i < num_chunks) {
-      PipelineSlot& piece = slots_[i % kPipelineDepth];
-      piece.first = i * step;
-      piece.count = std::min(step, slices.count - piece.first);
-      piece.part_count = (piece.count + num_hosts_ - 1) / num_hosts_;
-      start_scatter(slices, op, wire_dtype, piece);
+      PipelineSlot& slot = slots_[i % kPipelineDepth];
+      slot.first = i * step;
+      slot.count = std::min(step, slices.count - slot.first);
+      slot.part_count = (slot.count + num_hosts_ - 1) / num_hosts_;
+      start_scatter(slices, op, wire_dtype, slot);
     }
     if (i >= kScatterDepth && i - kScatterDepth < num_chunks)
       start_gather(slices, op, divisor, wire_dtype, slots_[(i - kScatterDepth) % kPipelineDepth]);
@@ -89,58 +89,57 @@ void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divi
   }
 }
 
-/// Reduces the piece of this host and sends each host its part.
+/// Reduces the chunk among the ranks of this host and starts to send each host its part.
 void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, at::ScalarType wire_dtype,
-                                   PipelineSlot& piece) {
+                                   PipelineSlot& slot) {
   const std::size_t element = c10::elementSize(slices.dtype);
   c10::SmallVector<const void*, 16> inputs;
-  for (const char* local : slices.locals) inputs.push_back(local + piece.first * element);
-  void* sum = wire_dtype == slices.dtype ? bytes_of(piece.sent) : bytes_of(unrounded_);
+  for (const char* local : slices.locals) inputs.push_back(local + slot.first * element);
+  void* sum = wire_dtype == slices.dtype ? bytes_of(slot.sent) : bytes_of(unrounded_);
   reduce({.dtype = slices.dtype,
           .op = op,
           .inputs = inputs.data(),
           .num_inputs = inputs.size(),
           .outputs = &sum,
           .num_outputs = 1,
-          .count = piece.count});
+          .count = slot.count});
   if (wire_dtype != slices.dtype)
-    convert(
-        {.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(piece.sent), .count = piece.count});
+    convert({.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
   const std::size_t wire_element_bytes = c10::elementSize(wire_dtype);
-  const std::size_t bytes = piece.part_count * num_hosts_ * wire_element_bytes;
-  std::memset(bytes_of(piece.sent) + piece.count * wire_element_bytes, 0, bytes - piece.count * wire_element_bytes);
-  piece.scatter_pending =
-      start(CollectiveKind::kAllToAll, first_bytes(piece.sent, bytes), first_bytes(piece.received, bytes));
+  const std::size_t bytes = slot.part_count * num_hosts_ * wire_element_bytes;
+  std::memset(bytes_of(slot.sent) + slot.count * wire_element_bytes, 0, bytes - slot.count * wire_element_bytes);
+  slot.scatter_pending =
+      start(CollectiveKind::kAllToAll, first_bytes(slot.sent, bytes), first_bytes(slot.received, bytes));
 }
 
-/// Adds what the hosts sent of this host's part and gives the result to all.
+/// Reduces this host's part over all hosts and starts to send the result to all of them.
 void CrossHostGroup::start_gather(const LocalSlices&, ReduceOp op, int divisor, at::ScalarType wire_dtype,
-                                  PipelineSlot& piece) {
-  wait(piece.scatter_pending);
-  const std::size_t part_bytes = piece.part_count * c10::elementSize(wire_dtype);
+                                  PipelineSlot& slot) {
+  wait(slot.scatter_pending);
+  const std::size_t part_bytes = slot.part_count * c10::elementSize(wire_dtype);
   c10::SmallVector<const void*, 16> inputs;
-  for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(piece.received) + host * part_bytes);
-  void* sum = bytes_of(piece.part);
+  for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(slot.received) + host * part_bytes);
+  void* sum = bytes_of(slot.part);
   reduce({.dtype = wire_dtype,
           .op = op,
           .inputs = inputs.data(),
           .num_inputs = inputs.size(),
           .outputs = &sum,
           .num_outputs = 1,
-          .count = piece.part_count,
+          .count = slot.part_count,
           .divisor = divisor});
-  piece.gather_pending = start(CollectiveKind::kAllGather, first_bytes(piece.part, part_bytes),
-                               first_bytes(piece.all, part_bytes * num_hosts_));
+  slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, part_bytes),
+                              first_bytes(slot.all, part_bytes * num_hosts_));
 }
 
-void CrossHostGroup::store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& piece) {
-  wait(piece.gather_pending);
+void CrossHostGroup::store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot) {
+  wait(slot.gather_pending);
   for (char* local : slices.locals)
     convert({.from = wire_dtype,
              .to = slices.dtype,
-             .input = bytes_of(piece.all),
-             .output = local + piece.first * c10::elementSize(slices.dtype),
-             .count = piece.count});
+             .input = bytes_of(slot.all),
+             .output = local + slot.first * c10::elementSize(slices.dtype),
+             .count = slot.count});
 }
 
 void CrossHostGroup::broadcast(const LocalSlices& slices, int root, std::size_t source) {
@@ -152,9 +151,9 @@ void CrossHostGroup::broadcast(const LocalSlices& slices, int root, std::size_t 
   for (std::size_t i = 0; i < num_chunks + kScatterDepth; ++i) {
     if (i < num_chunks) {
       const std::size_t first = i * kMaxChunkBytes;
-      const at::Tensor piece =
+      const at::Tensor chunk =
           at::from_blob(own + first, {static_cast<std::int64_t>(std::min(kMaxChunkBytes, bytes - first))}, at::kByte);
-      in_flight.push_back(start(CollectiveKind::kBroadcast, piece, piece, root));
+      in_flight.push_back(start(CollectiveKind::kBroadcast, chunk, chunk, root));
     }
     if (i < kScatterDepth) continue;
     const std::size_t first = (i - kScatterDepth) * kMaxChunkBytes;

@@ -29,18 +29,18 @@ class HierarchyTransport final : public Transport {
     };
     const auto connect = [&](const std::string& name) {
       job::PrefixStore store(name, store_);
-      const auto& here = plan_.hosts[static_cast<std::size_t>(location_.host)];
-      return ControlBlocks::connect(options.neighbours, store, to_world_ranks(here), location_.local_rank,
+      const auto& local_members = plan_.hosts[static_cast<std::size_t>(location_.host)];
+      return ControlBlocks::connect(options.local_peers, store, to_world_ranks(local_members), location_.local_rank,
                                     Deadline::in(options.timeout));
     };
     small_.control_blocks = connect("short");
     for (std::size_t i = 0; i < kNumLargeQueues; ++i) large_[i].control_blocks = connect("long" + std::to_string(i));
-    // Nobody waits for a neighbour any more: where the first connection is MPI's, all ranks must come to it.
+    // No rank waits for a local peer from here on. If the first connection is MPI's, all ranks must take part in it.
     if (location_.local_rank == 0)
       leaders_ = options.make_cross_host(Scope::kSmall, "leaders", to_world_ranks(plan_.cross_host_group(0)));
     for (std::size_t i = 0; i < kNumLargeQueues && location_.local_rank < plan_.num_cross_host_groups; ++i) {
       OperationQueue& queue = large_[i];
-      const std::string name = "column" + std::to_string(location_.local_rank) + "." + std::to_string(i);
+      const std::string name = "cross_host" + std::to_string(location_.local_rank) + "." + std::to_string(i);
       queue.cross_host_transport =
           options.make_cross_host(Scope::kLarge, name, to_world_ranks(plan_.cross_host_group(location_.local_rank)));
       queue.cross_host_group = std::make_unique<CrossHostGroup>(queue.cross_host_transport, location_.host,
@@ -48,8 +48,8 @@ class HierarchyTransport final : public Transport {
     }
     flat_ = options.make_cross_host(Scope::kAllRanks, "flat", options.members);
   }
-  /// What is under this one is not aborted, which would leave threads of it behind: it aborts what is still under way
-  /// by itself.
+  /// Does not abort the cross-host transports, which would leave threads behind: their own destructors abort the
+  /// operations that are still in flight.
   ~HierarchyTransport() override {
     aborted_ = true;
     abort_engines(std::make_exception_ptr(
@@ -85,17 +85,17 @@ class HierarchyTransport final : public Transport {
   }
 
  private:
-  /// Operations that go one after another.
+  /// Runs its operations in order.
   struct OperationQueue {
     std::unique_ptr<ControlBlocks> control_blocks;
-    std::uint32_t number = 0;  // of operations that have been started, the same on all ranks of a host
-    std::shared_ptr<Transport>
-        cross_host_transport;  // of this rank's column, when it is in one; of long operations only
-    std::unique_ptr<CrossHostGroup> cross_host_group;  // likewise
-    ProgressEngine engine;                             // last: its thread ends before what it uses
+    std::uint32_t number = 0;  // of the last operation; the same on all ranks of a host
+    // Only for large operations, and only if this rank is in a cross-host group.
+    std::shared_ptr<Transport> cross_host_transport;
+    std::unique_ptr<CrossHostGroup> cross_host_group;
+    ProgressEngine engine;  // last, so that its thread ends before the members that it uses
   };
-  // Long operations take turns: while the last pieces of one travel, the first of the next do too, and the wire is not
-  // idle in between.
+  // Large operations alternate between the queues, so that the network stays busy between the last chunks of one
+  // operation and the first chunks of the next.
   static constexpr std::size_t kNumLargeQueues = 2;
 
   void abort_engines(const std::exception_ptr& cause) noexcept {
@@ -107,26 +107,27 @@ class HierarchyTransport final : public Transport {
     auto operation = std::make_shared<SmallCollective>(op, *small_.control_blocks, ++small_.number, plan_, rank_,
                                                        leaders_.get(), result_buffer_);
     return small_.engine.add([operation](Deadline deadline) { return operation->advance(deadline); },
-                             /*is_long=*/false);
+                             /*is_background=*/false);
   }
   PendingPtr start_large(const Collective& op) {
     OperationQueue& queue = large_[num_large_++ % kNumLargeQueues];
     auto operation = std::make_shared<LargeCollective>(op, *queue.control_blocks, ++queue.number, plan_, rank_,
                                                        queue.cross_host_group.get());
-    return queue.engine.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/true);
+    return queue.engine.add([operation](Deadline deadline) { return operation->advance(deadline); },
+                            /*is_background=*/true);
   }
 
   const std::shared_ptr<job::Store> store_;
   const int rank_;
   const HostPlan plan_;
   const HostPlan::Location location_;
-  std::shared_ptr<Transport> leaders_;  // of the first ranks of the hosts, when it is one
+  std::shared_ptr<Transport> leaders_;  // connects the first ranks of the hosts; null on other ranks
   std::shared_ptr<Transport> flat_;
   std::atomic<bool> aborted_{false};
   ResultBuffer result_buffer_;
-  std::size_t num_large_ = 0;  // operations, the same on all ranks
+  std::size_t num_large_ = 0;  // the number of large operations; the same on all ranks
   std::mutex abort_mutex_;     // held by abort()
-  // Last: their threads end before what they use.
+  // Last, so that their threads end before the members that they use.
   OperationQueue small_;
   OperationQueue large_[kNumLargeQueues];
 };

@@ -1,4 +1,4 @@
-// The transport of ranks on several hosts: shared memory inside a host, another transport between hosts.
+// The hierarchical transport for ranks on several hosts: shared memory within a host, another transport between hosts.
 #pragma once
 
 #include <chrono>
@@ -12,38 +12,39 @@
 
 namespace lockstep::comm {
 
-/// What a transport between hosts is for.
+/// The ranks that a cross-host transport connects, and what it is used for.
 enum class Scope {
-  kLarge,     ///< slices of large tensors, among the ranks with one local place
-  kSmall,     ///< messages of a few KB, among the first ranks of the hosts
-  kAllRanks,  ///< what is not done host by host, among all ranks
+  kLarge,     ///< the ranks with one local rank; slices of large tensors
+  kSmall,     ///< the first ranks of the hosts; messages of a few KB
+  kAllRanks,  ///< all ranks; operations that are not done host by host
 };
 
 struct HierarchyOptions {
-  std::shared_ptr<const LocalPeers> neighbours;
-  std::shared_ptr<job::Store> store;  // for this transport alone
-  std::vector<int> members;           // world ranks
-  std::vector<int> hosts;  // of each member: any number that is the same for members of one host; at least two differ
-  int rank = 0;            // here
-  std::chrono::milliseconds timeout{};  // for the others to come
-  /// Connects `members`, world ranks of which this is one; all of them call it with the same name.
+  std::shared_ptr<const LocalPeers> local_peers;
+  std::shared_ptr<job::Store> store;    // used by this transport alone
+  std::vector<int> members;             // world ranks
+  std::vector<int> hosts;               // an arbitrary number for the host of each member; at least two hosts
+  int rank = 0;                         // index of this rank in `members`
+  std::chrono::milliseconds timeout{};  // for connecting the members
+  /// Connects `members`, which are world ranks and include this one. All of them call it with the same name.
   std::function<std::shared_ptr<Transport>(Scope scope, const std::string& name, const std::vector<int>& members)>
       make_cross_host;
 };
 
-/// all_reduce, reduce, reduce_scatter and broadcast go host by host: every byte crosses once for each host, whatever
-/// the order of the ranks, and hosts may have different numbers of them. Rank r of a host carries slice r, in pieces,
-/// while the others' travel too; up to 4 KiB the first rank carries all, in one message each way, and so it does for
-/// all_gather and barrier. Larger all_gathers, gather, scatter, all_to_all, send and recv go over the outer transport
-/// among all ranks, and cross as often as that one sends them.
+/// all_reduce, reduce, reduce_scatter and broadcast are done host by host: each byte is sent once per host, in whatever
+/// order the ranks are, and hosts may have different numbers of ranks. The rank with local rank r exchanges slice r, in
+/// chunks, while the other ranks of its host exchange theirs. Up to 4 KiB the first rank of each host exchanges the
+/// whole tensor, in one message each way, and it does the same for all_gather and barrier. Larger all_gathers, gather,
+/// scatter, all_to_all, send and recv use a cross-host transport among all ranks, which may send a byte more than once
+/// per host.
 ///
-/// Sums add the ranks of a host in their order, then the hosts in theirs: the same bits everywhere and every time.
-/// float16 and bfloat16 are rounded once a host and once at the end; so is float32 when Collective::wire says so, from
-/// 4 KiB on.
+/// Reductions are in the order of the ranks within a host and then in the order of the hosts, so the bits are the same
+/// on all ranks and in all runs. float16 and bfloat16 are rounded once per host and once at the end. float32 is rounded
+/// in the same way if Collective::wire_dtype says so and the tensor is larger than 4 KiB.
 ///
-/// Small operations advance while somebody waits, and overtake large ones. Those go on two tracks in turn, each with
-/// connections and a thread of its own (made by its first), so that gradients travel during backward(). Waits for the
-/// other members. Throws CommError.
+/// Small operations make progress while a thread waits for them, and overtake large ones. Large operations use two
+/// queues in turn, each with its own connections and its own thread (which the first operation starts), so that
+/// gradients are sent during backward(). Blocks until all members have called it. Throws CommError.
 std::shared_ptr<Transport> make_hierarchy_transport(const HierarchyOptions& options);
 
 }  // namespace lockstep::comm

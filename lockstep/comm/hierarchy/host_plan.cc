@@ -5,7 +5,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kSliceAlignment = 64;  // elements: slices begin on cache lines
+constexpr std::size_t kSliceAlignment = 64;  // in elements, so that slices begin at cache lines
 
 }  // namespace
 
@@ -17,7 +17,7 @@ std::vector<int> HostPlan::cross_host_group(int cross_host_group) const {
 
 HostPlan plan_hosts(const std::vector<int>& host_of) {
   HostPlan plan;
-  std::vector<int> numbers;  // as the caller calls the hosts
+  std::vector<int> numbers;  // the caller's number of each host
   for (std::size_t member = 0; member < host_of.size(); ++member) {
     const auto found = std::find(numbers.begin(), numbers.end(), host_of[member]);
     const auto host = static_cast<std::size_t>(found - numbers.begin());

@@ -1,4 +1,4 @@
-// Who shares a host with whom, and who exchanges what with whom between hosts. Pure.
+// The assignment of the members of a group to hosts and to cross-host groups. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace lockstep::comm {
 
-/// Members are numbered 0.. as in their group. Hosts are numbered as their first members come; local places count the
-/// members of a host. A column is the members with the same local place, one on each host: there are as many as the
-/// smallest host has members, and only members of a column exchange data between hosts. So every byte crosses once for
-/// each host, whatever the order of members is.
+/// Members are numbered from 0 as in their group. Hosts are numbered in the order of their first members, and the local
+/// ranks number the members of a host. A cross-host group consists of the members with the same local rank, one per
+/// host. There are as many of these groups as the smallest host has members, and only their members exchange data
+/// between hosts. So each byte is sent once per host, in whatever order the members are.
 struct HostPlan {
   struct Location {
     int host = 0;
@@ -18,22 +18,22 @@ struct HostPlan {
   std::vector<std::vector<int>> hosts;  ///< the members of each host, ascending
   std::vector<Location> locations;      ///< of each member
   int num_cross_host_groups = 0;
-  std::size_t max_host_size = 0;  ///< members of the largest host
+  std::size_t max_host_size = 0;  ///< the number of members of the largest host
 
-  /// The members of column `column`, host by host.
+  /// The members of cross-host group number `cross_host_group`, in the order of the hosts.
   std::vector<int> cross_host_group(int cross_host_group) const;
 };
 
-/// `host_of[m]` is any number that is the same for members of one host.
+/// `host_of[m]` identifies the host of member m by an arbitrary number.
 HostPlan plan_hosts(const std::vector<int>& host_of);
 
-/// A run of elements.
+/// A range of elements.
 struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 };
-/// What column `column` of `num_cross_host_groups` exchanges of `count` elements. The slices follow each other, begin
-/// on multiples of 64, and cover all.
+/// The slice of `count` elements that one of `num_cross_host_groups` groups exchanges. The slices are contiguous, begin
+/// at multiples of 64, and cover all elements.
 Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
 
 }  // namespace lockstep::comm

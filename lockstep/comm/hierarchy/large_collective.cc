@@ -15,7 +15,7 @@ LargeCollective::~LargeCollective() {
   if (!is_exposed())
     Arena::this_process().free(staged_);
   else if (!staged_)
-    quarantine_tensor(op_.input);  // it was given up while others may still write there
+    quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
 }
 
 void LargeCollective::publish() {
@@ -44,10 +44,11 @@ void LargeCollective::compute() {
     return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
   }
   const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
-  cross_host_group_->all_reduce(slices, op_.op, divisor, op_.wire);
+  cross_host_group_->all_reduce(slices, op_.op, divisor, op_.wire_dtype);
 }
 
-/// The result belongs into this rank's tensor: of a reduce at the root, of a broadcast everywhere else.
+/// True if complete() must copy the result to this rank's tensor: a reduce writes it at the root, a broadcast
+/// everywhere but at the root.
 bool LargeCollective::receives_result() const {
   return op_.kind == CollectiveKind::kAllReduce || (op_.kind == CollectiveKind::kReduce) == (op_.root == rank_);
 }

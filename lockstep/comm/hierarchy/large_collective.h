@@ -1,4 +1,5 @@
-// A large operation between hosts: local memory is read and written where it lies, and each column carries its slice.
+// A large collective across hosts: each cross-host group exchanges its slice directly from the memory of the local
+// ranks.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,12 @@
 
 namespace lockstep::comm {
 
-/// all_reduce, reduce, reduce_scatter or broadcast. Its work() blocks for as long as the wire takes: for a thread of
-/// its own.
+/// all_reduce, reduce, reduce_scatter or broadcast. compute() blocks until the cross-host exchange is done, so it needs
+/// a thread of its own.
 class LargeCollective final : public SyncOp {
  public:
-  /// `rank` of the group whose members `plan` places. `column` is null for members that are in none.
+  /// `rank` is the index of this rank in the group that `plan` describes. `cross_host_group` is null for a rank that is
+  /// in none. `control_blocks` and `plan` must outlive this object.
   LargeCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
                   int rank, CrossHostGroup* cross_host_group);
   ~LargeCollective() override;
@@ -29,7 +31,7 @@ class LargeCollective final : public SyncOp {
   const HostPlan& plan_;
   const int rank_;
   CrossHostGroup* const cross_host_group_;
-  void* staged_ = nullptr;  // in the arena, when the tensor is not, or must not change
+  void* staged_ = nullptr;  // copy in the arena if the tensor is outside it or must not change
 };
 
 }  // namespace lockstep::comm

@@ -71,7 +71,7 @@ bool SmallCollective::have_all_published(base::Deadline deadline) {
   return true;
 }
 
-/// At least one byte, so that something crosses when nothing is to be said but that all are here.
+/// The size of the block of one host; at least one byte, because a barrier must send a message, too.
 std::size_t SmallCollective::block_bytes() const {
   const std::size_t bytes = op_.input.defined() ? op_.input.nbytes() : 0;
   return std::max<std::size_t>(1, op_.kind == CollectiveKind::kAllGather ? bytes * plan_.max_host_size : bytes);
@@ -82,7 +82,7 @@ void SmallCollective::start_cross_host() {
   const bool from_root = op_.kind == CollectiveKind::kBroadcast;
   const std::size_t needed = from_root ? bytes : bytes * plan_.hosts.size();
   if (result_buffer_.bytes < needed) {
-    // Whoever has shown this operation's data has read the one before.
+    // All local peers have published this operation, so they have read the blocks of the last one.
     Arena::this_process().free(result_buffer_.data);
     result_buffer_ = {Arena::this_process().allocate(needed), needed};
   }
@@ -129,7 +129,7 @@ void SmallCollective::reduce_into(void* output, c10::ArrayRef<const char*> input
           .divisor = divisor});
 }
 
-/// Makes this rank's result of the blocks of all hosts.
+/// Computes this rank's result from the blocks of all hosts.
 void SmallCollective::write_output(const char* blocks) const {
   if (!op_.output.defined()) return;
   auto* output = static_cast<char*>(op_.output.mutable_data_ptr());

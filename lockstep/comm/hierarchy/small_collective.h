@@ -1,4 +1,4 @@
-// A small operation between hosts: one crossing, among the first members of the hosts, in one message each way.
+// A small collective across hosts: the first ranks of the hosts exchange one message each way.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -11,26 +11,32 @@
 
 namespace lockstep::comm {
 
-/// What a host's first member keeps for small operations: where it puts what came from all hosts, for the others to
-/// read.
+/// The buffer in which the first rank of a host stores the blocks of all hosts, for its local peers to read. Small
+/// operations reuse it.
 struct ResultBuffer {
-  void* data = nullptr;  // in the arena; not given back: a neighbour may be reading it
+  void* data = nullptr;  // in the arena; never freed at the end, because a peer may be reading it
   std::size_t bytes = 0;
 };
 
-/// all_reduce, reduce, reduce_scatter, all_gather, broadcast or barrier. Everybody shows its data on its board; the
-/// first member of each host makes one block of them, all first members exchange their blocks, and everybody makes its
-/// result of all blocks, in the same order.
+/// all_reduce, reduce, reduce_scatter, all_gather, broadcast or barrier. Each rank publishes its data in its control
+/// block. The first rank of each host combines the data of its host into a block, and the first ranks exchange their
+/// blocks. Each rank then computes its result from all blocks, in the same order.
+///
+/// Memory ordering, as in SyncOp: the first rank reads the data of a peer after it has loaded the operation's number
+/// from the peer's `published` counter (acquire). It stores the blocks and their offset and then the number to its
+/// `completed` counter (release), which the peers load (acquire) before they read the blocks. It overwrites the buffer
+/// in the next operation, after all local peers have published that operation, which they do after they have read the
+/// blocks.
 class SmallCollective {
  public:
-  /// `leaders` connects the first members of the hosts; null on the others.
+  /// `leaders` connects the first ranks of the hosts and is null on the other ranks.
   SmallCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
                   int rank, Transport* leaders, ResultBuffer& result_buffer);
-  /// Whether `op` is one. The same on all ranks.
+  /// Returns true if `op` is small enough. The same on all ranks.
   static bool accepts(const Collective& op);
 
-  /// Does what can be done until `deadline`. True when it is finished. Throws what the wire throws, and when a member
-  /// of this host has ended.
+  /// Makes progress until `deadline`. Returns true when the operation is finished. Throws the error of the cross-host
+  /// transport, and std::runtime_error if the process of a local peer has ended.
   bool advance(base::Deadline deadline);
 
  private:
@@ -43,7 +49,7 @@ class SmallCollective {
     return op_.kind == CollectiveKind::kAllReduce || op_.kind == CollectiveKind::kReduce ||
            op_.kind == CollectiveKind::kReduceScatter;
   }
-  /// The parts of `inputs` that belong to `slice`.
+  /// Reduces the elements of `slice` of all `inputs` into `output`.
   void reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const;
 
   enum class Phase { kPublish, kWaitPublished, kWaitCrossHost, kWaitResult, kFinished };
@@ -56,7 +62,7 @@ class SmallCollective {
   Transport* const leaders_;
   ResultBuffer& result_buffer_;
   Phase phase_ = Phase::kPublish;
-  int next_member_ = 1;  // the member of this host that is waited for
+  int next_member_ = 1;  // the local peer that this operation waits for
   at::Tensor host_block_;
   at::Tensor all_blocks_;
   PendingPtr cross_host_pending_;

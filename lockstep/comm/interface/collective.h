@@ -1,5 +1,5 @@
-// An operation between ranks, as data. Group makes one; it is checked, recorded and timed there; a Transport only
-// carries it out.
+// Collective: an operation between ranks, as data. A Group makes, checks, records and times it; a Transport executes
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,15 +34,15 @@ enum class CollectiveKind : std::uint8_t {
 
 enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
 
-/// "all_reduce", ...
+/// Returns "all_reduce", ...
 std::string_view name(CollectiveKind kind);
-/// "sum", ...
+/// Returns "sum", ...
 std::string_view name(ReduceOp op);
-/// "float32", ...; "?" for a dtype that no operation takes.
+/// Returns "float32", ...; "?" for a dtype that no operation accepts.
 std::string_view name(at::ScalarType dtype);
 
-/// What a transport is asked for. Tensors are contiguous and on the transport's device; n is the number of elements of
-/// one rank's part, w the world size:
+/// One operation. Its tensors are contiguous and on a device that the transport supports. In the table, n is the number
+/// of elements of one rank's part and w the number of ranks:
 ///
 ///   kind              input            output
 ///   all_reduce        [n]              the same tensor, on every rank
@@ -57,23 +57,24 @@ std::string_view name(at::ScalarType dtype);
 ///   barrier           none             none
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
-  std::string name;  ///< the user's, or a parameter's; may be empty
+  std::string name;  ///< from the caller, or the name of a parameter; may be empty
   at::Tensor input;
   at::Tensor output;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  at::ScalarType wire =
-      at::kFloat;  ///< float32, bfloat16 or float16: what the float32 tensor of an all_reduce crosses between hosts as
-  std::uint64_t seq = 0;     ///< number of this operation on its channel, from 1
-  std::uint64_t record = 0;  ///< its number in the flight recorder of this process
+  /// The dtype in which a float32 all_reduce crosses between hosts: float32, bfloat16 or float16.
+  at::ScalarType wire_dtype = at::kFloat;
+  std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
+  std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
-  std::shared_ptr<c10::Event> after;  ///< of tensors on a GPU, what must come before; null: all that is on the current
-                                      ///< stream of the thread that starts it
+  /// For tensors on a GPU: the event that the operation must wait for. If null, it waits for the work on the current
+  /// stream of the thread that starts it.
+  std::shared_ptr<c10::Event> ready_event;
 };
 
-/// "float32[64,3]".
+/// Returns "float32[64,3]".
 std::string describe(const at::Tensor& tensor);
-/// "all_reduce(fc.weight)#12": as in a FATAL line. Without a name "all_reduce#12".
+/// Returns the label that FATAL lines use: "all_reduce(fc.weight)#12", without a name "all_reduce#12".
 std::string label(const Collective& op);
 
 }  // namespace lockstep::comm

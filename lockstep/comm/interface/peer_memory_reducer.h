@@ -1,4 +1,4 @@
-// Gradients that are reduced where they lie, by a transport whose ranks reach each other's memory.
+// PeerMemoryReducer: reduces gradients in place, for transports whose ranks can access each other's memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,81 +11,84 @@
 
 namespace lockstep::comm {
 
-/// Elements of one part, in the order in which they lie, and where the ranks that have a gradient of it keep theirs.
-struct Piece {
+/// A contiguous range of the elements of one gradient, in memory order, on every rank that has that gradient.
+struct GradientChunk {
   static constexpr std::size_t kAlignment = 65536;
-  std::size_t part = 0;
-  std::size_t first = 0;  // of all its elements; a multiple of kAlignment
+  std::size_t gradient_index = 0;
+  std::size_t offset = 0;  // first element of the range; a multiple of kAlignment
   std::size_t count = 0;
-  const void* const* gradients = nullptr;  // of each rank that has one, in the order of the ranks, at `first`
+  const void* const* gradients = nullptr;  // at `offset`, of each rank that has the gradient, in rank order
   std::size_t num_gradients = 0;
-  int divisor = 1;  // the mean is their sum, added in this order, divided by it
+  int divisor = 1;  // the mean is the sum of the ranks' gradients, added in this order, divided by `divisor`
 };
 
-/// What is done with pieces while they are in cache. Gradients are only read.
+/// Consumes chunks of gradients while they are in cache. Must not write to the gradients.
 class ChunkSink {
  public:
   virtual ~ChunkSink() = default;
-  /// Each piece goes to one rank, whichever has time.
-  virtual void take(const Piece& piece) = 0;
-  /// On every rank, in the same order, for each part of which some rank had a gradient: all its pieces have been taken.
-  virtual void finish_gradient(std::size_t part) = 0;
+  /// Receives a chunk. Each chunk goes to exactly one rank, to whichever claims it first.
+  virtual void consume(const GradientChunk& chunk) = 0;
+  /// Called on every rank, in the same order, for each gradient that some rank has, after all its chunks were consumed.
+  virtual void finish_gradient(std::size_t gradient_index) = 0;
 };
 
-/// Memory that all ranks see, zeroed; it goes when the last of them lets go of it, or ends.
+/// Memory that all ranks share, initially zero. It is freed when the last rank has released it or ended.
 struct SharedAllocation {
-  std::shared_ptr<void> data;  // aligned to pages
-  bool first = true;           // on one of the ranks
+  std::shared_ptr<void> data;  // page-aligned
+  bool is_first = true;        // true on exactly one rank
 };
 
-/// What is done during a round, before its end, with the parts that all ranks have shown.
+/// What ranks may do before the end of a round with the gradients that all ranks have published.
 enum class EarlyWork {
   kNone,
   kReduce,
-  kConsume,  ///< their pieces go to sinks, once consume_early() has said where to
+  kConsume,  ///< pass their chunks to sinks, once consume_early() has set the sink
 };
 
-/// A fixed list of parts, the same on all ranks. One round after another: open(), show() for each part that this rank
-/// has, in any order, then finish(). Neighbours write into what was shown from then until the end of the round, or for
-/// ever if the round is never ended.
+/// Reduces a fixed list of gradients, the same on all ranks, in rounds. In each round a rank calls begin_round(), then
+/// publish() for each gradient that it has, in any order, then finish() or finish_consuming(). Other ranks may write to
+/// a published gradient from publish() until the end of the round, or indefinitely if the round never ends.
 class PeerMemoryReducer {
  public:
   virtual ~PeerMemoryReducer() = default;
 
-  /// Whether the other ranks can read and write at this address.
+  /// Returns whether the other ranks can read and write memory at `address`.
   virtual bool is_peer_accessible(const void* address) const = 0;
-  /// A tensor that they can reach, like `part` and in `strides`, contents unspecified.
-  virtual at::Tensor make_peer_accessible(const at::Tensor& part, at::IntArrayRef strides) = 0;
+  /// Returns an uninitialized tensor that the other ranks can access, with the shape, dtype and device of `example` and
+  /// with `strides`.
+  virtual at::Tensor make_peer_accessible(const at::Tensor& example, at::IntArrayRef strides) = 0;
 
-  /// `early` is the same on all ranks that show something in this round. Before the end a rank does at most its share
-  /// of it.
-  virtual void open(EarlyWork early) = 0;
-  /// In a round of EarlyWork::kConsume in which all ranks show something, when they are known to do the same: from now
-  /// on show() gives pieces to `sink`. finish_consuming() gets the same arguments.
+  /// Starts a round. `early` must be equal on all ranks that publish in this round. Before the end of the round, a rank
+  /// does at most its share of the early work.
+  virtual void begin_round(EarlyWork early) = 0;
+  /// Sets the sink in a round of EarlyWork::kConsume in which all ranks publish, once they are known to run the same
+  /// update: from now on publish() passes chunks to `sink`. finish_consuming() must get the same arguments.
   virtual void consume_early(ChunkSink& sink, int divisor) = 0;
-  /// Part `index` lies at `data`, contiguous or in the strides that all ranks use for it; null: this rank has a sparse
-  /// gradient, which is not reduced here. `fresh` as in GradientReducer::ready().
-  virtual void show(std::size_t index, void* data, bool fresh) = 0;
-  /// This rank has shown what it has. Done when every part that is fresh somewhere holds the mean, on each rank that
-  /// showed it: the sum in the order of the ranks of what was shown, divided by the number of ranks.
+  /// Publishes gradient `index` at `data`, contiguous or with the strides that all ranks use for it. If `data` is null,
+  /// this rank has a sparse gradient, which is not reduced here. `fresh` as in GradientReducer::ready().
+  virtual void publish(std::size_t index, void* data, bool fresh) = 0;
+  /// Ends publishing on this rank. The result is done when every gradient that is fresh on some rank holds its mean, on
+  /// each rank that published it: the sum of the published gradients in rank order, divided by the number of ranks.
   virtual PendingPtr finish() = 0;
-  /// The same without reducing: once every rank has called it, the pieces of parts that are fresh somewhere go to the
-  /// ranks' sinks, to be divided by `divisor`; done when all have been taken. None goes to a rank without a sink. With
-  /// `first_only` ranks hold the same gradients already, and a piece has those of the first rank alone. Not when a rank
-  /// has shown a sparse one: then no sink gets anything any more.
+  /// Like finish(), but passes chunks to sinks instead of reducing: once every rank has called it, the chunks of
+  /// gradients that are fresh on some rank go to the ranks' sinks, with `divisor`. Done when all chunks were consumed.
+  /// A rank whose `sink` is null gets none. With `first_only` the gradients are equal on all ranks already, and a chunk
+  /// has the first rank's only. If some rank published a sparse gradient, no sink gets any more chunks.
   virtual PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) = 0;
 
-  // After finish() or finish_consuming() is done, until the next open():
-  /// Some rank has shown it, fresh.
-  virtual bool dense(std::size_t index) const = 0;
-  /// Some rank has a sparse gradient.
-  virtual bool sparse(std::size_t index) const = 0;
-  /// Where this rank can read the mean of a dense part that it has not shown itself.
+  // Valid after finish() or finish_consuming() is done, until the next begin_round():
+  /// Returns whether some rank published a fresh dense gradient.
+  virtual bool has_dense(std::size_t index) const = 0;
+  /// Returns whether some rank has a fresh sparse gradient.
+  virtual bool has_sparse(std::size_t index) const = 0;
+  /// Returns where this rank can read the mean of a dense gradient that it has not published itself.
   virtual const void* mean(std::size_t index) const = 0;
-  /// Some rank has not shown a part that is dense: it reads mean(), and the others must let it.
+  /// Returns whether some rank has not published a gradient that is dense: it reads mean(), and the other ranks must
+  /// leave the memory unchanged until it has.
   virtual bool has_remote_readers() const = 0;
 
-  /// All ranks call it, in the order of their operations, and wait for each other. Throws CommError.
+  /// Allocates memory that all ranks share. All ranks must call it, in the order of their operations; blocks until they
+  /// have. Throws CommError.
   virtual SharedAllocation allocate_shared(std::size_t bytes) = 0;
 };
 

@@ -15,7 +15,7 @@ bool Pending::wait_until(base::Deadline deadline) {
   std::unique_lock lock(mutex_);
   const auto ready = [this] { return done_.load(std::memory_order_relaxed); };
   if (deadline.is_never()) {
-    changed_.wait(lock, ready);  // bounded: the caller chose never
+    changed_.wait(lock, ready);  // bounded: the caller chose no deadline
     return true;
   }
   return changed_.wait_until(lock, deadline.when(), ready);

@@ -1,4 +1,4 @@
-// The end of an operation that has begun: waited for by one side, announced by the other.
+// Pending: the completion of an operation that has started.
 #pragma once
 
 #include <atomic>
@@ -11,30 +11,36 @@
 
 namespace lockstep::comm {
 
-/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race. A
-/// transport without threads of its own derives from it: there whoever waits does the work.
+/// The completion of an operation. The side that runs the operation calls finish(); any number of threads may wait.
 ///
-/// An operation on a GPU's tensors may be done on the host, which has put it on its way, and not yet on the GPU: then
-/// device_completion() announces the end.
+/// Any thread may call finish(). Only the first call has an effect, so an abort may race with the regular completion.
+/// finish() stores the done flag with release order and done() loads it with acquire order: after done() or
+/// wait_until() has returned true, the writes that preceded finish() and the error are visible.
+///
+/// A transport without threads of its own derives from Pending and runs the operation in the thread that waits.
+///
+/// An operation on GPU tensors may be done on the host, which has enqueued it, before it is done on the GPU. Then
+/// device_completion() represents the completion on the GPU.
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Announces the end; with `error` the operation failed.
+  /// Marks the operation as done; `error` means that it failed.
   void finish(std::exception_ptr error = nullptr);
 
-  /// Does what can be done without waiting.
+  /// Returns whether the operation is done. A derived class first does the work that it can do without blocking.
   virtual bool done() { return is_finished(); }
-  /// True when it is done, false at the deadline. Does not throw the operation's error.
+  /// Blocks until the operation is done (returns true) or until the deadline (returns false). Does not throw the
+  /// operation's error.
   virtual bool wait_until(base::Deadline deadline);
-  /// The error, once done; null when there is none.
+  /// Returns the error of an operation that is done; null if there is none.
   std::exception_ptr error() const { return error_; }
 
-  /// Once this is done without error: the end on the device; null when there is nothing more to come. It keeps the
-  /// operation's tensors alive.
+  /// After this Pending is done without an error: returns the completion on the device, or null if there is nothing
+  /// left to wait for. The returned object keeps the operation's tensors alive.
   virtual std::shared_ptr<Pending> device_completion() { return nullptr; }
-  /// For what device_completion() has returned: what this thread puts on its current stream from now on comes after the
-  /// operation. Does not wait.
-  virtual void order() {}
+  /// For the result of device_completion(): makes the current stream of this thread wait for the operation. Does not
+  /// block the CPU.
+  virtual void block_current_stream() {}
 
  protected:
   bool is_finished() const { return done_.load(std::memory_order_acquire); }
@@ -48,7 +54,7 @@ class Pending {
 
 using PendingPtr = std::shared_ptr<Pending>;
 
-/// One that is done already.
+/// Returns a Pending that is done already.
 PendingPtr make_finished_pending();
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// What carries bytes between ranks. docs/05-adding-a-transport.md shows how to add one.
+// Transport: moves data between ranks. docs/internals/adding-a-transport.md explains how to add one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,30 +15,30 @@
 
 namespace lockstep::comm {
 
-/// What a transport can do; Group refuses the rest at the call, by name.
+/// What a transport supports. Group rejects everything else with a UsageError that names it.
 struct Capabilities {
   std::vector<CollectiveKind> kinds;
   std::vector<at::ScalarType> dtypes;
   std::vector<at::DeviceType> devices;
-  /// What Collective::wire may be. Those that cross no host take all, and nothing is rounded.
+  /// Supported values of Collective::wire_dtype. A transport within one host supports all of them and rounds nothing.
   std::vector<at::ScalarType> wire_dtypes = {at::kFloat};
 };
 
-/// Every kind and dtype, of tensors on the CPU.
+/// Returns the capabilities of a transport that supports every kind and dtype for tensors on the CPU.
 Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes = {at::kFloat});
 
-/// What a rank has called, as bytes that are the same on all ranks that called the same; for a transport that compares
-/// it on the way.
+/// The signature of a call: bytes that are equal on all ranks that made the same call. For transports that compare
+/// signatures while they run the operation.
 struct SignatureView {
   const void* bytes = nullptr;
-  std::size_t size = 0;              ///< the same for all calls, at most 256
-  std::uint64_t key = 0;             ///< a hash of the call
-  std::vector<char>* all = nullptr;  ///< where every rank's bytes go, by rank, when they are not all the same; lives as
-                                     ///< long as the operation
+  std::size_t size = 0;    ///< the same for all calls, at most 256
+  std::uint64_t hash = 0;  ///< of the call
+  /// Receives every rank's bytes, in rank order, if they are not all equal. Outlives the operation.
+  std::vector<char>* all_signatures = nullptr;
 };
 
-/// One ordered stream of operations of a fixed set of ranks. All ranks start the same operations in the same order
-/// (Group has compared them before). One thread calls start(); abort() may come from any.
+/// An ordered stream of operations among a fixed set of ranks. All ranks start the same operations in the same order;
+/// Group has compared them. Only one thread calls start(); any thread may call abort().
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -46,24 +46,26 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual const Capabilities& capabilities() const = 0;
 
-  /// Begins `op` and returns at once, or when it is done if that is quicker. The tensors must stay alive and untouched
-  /// until the Pending is done. An error of the wire comes as the Pending's error, never from here.
+  /// Starts `op` and returns without waiting for other ranks, unless finishing the operation at once is faster. The
+  /// tensors must stay alive and unchanged until the Pending is done. A failure of the connection is reported as the
+  /// error of the Pending; start() does not throw it.
   virtual PendingPtr start(const Collective& op) = 0;
 
-  /// Like start(), for an operation whose calls the ranks have not compared: `call` goes along, and where the calls are
-  /// not all the same, nothing but they moves and the Pending is done without error. May wait a little, as long as that
-  /// is quicker than another way to wait. Null where a transport cannot do that: always, or never, for one call. A rank
-  /// that starts an all_gather of its `call` instead, as operation of the same number, counts as one that calls
-  /// something else.
+  /// Like start(), for an operation that the ranks have not compared: the ranks compare `call` with the operation. If
+  /// the signatures are not all equal, only they are exchanged, and the Pending is done without an error. May block for
+  /// a short time if that is faster than other ways to wait. Returns null if the transport does not support this; for
+  /// a given call, all ranks must get the same answer. A rank that starts an all_gather of its `call` instead, as the
+  /// operation with the same number, counts as a rank with a different call.
   virtual PendingPtr start_checked(const Collective& op, const SignatureView& call) { return nullptr; }
 
-  /// For parts like `parts` (their dtype and number of elements); all ranks call it, in the order of their operations,
-  /// and it waits for them. Null where ranks do not reach each other's memory. It lives no longer than the transport.
-  virtual std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) {
+  /// Makes a reducer for gradients with the dtypes and sizes of `gradients`. All ranks must call it, in the order of
+  /// their operations; blocks until they have. The reducer must not outlive the transport. Returns null if ranks cannot
+  /// access each other's memory.
+  virtual std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& gradients) {
     return nullptr;
   }
 
-  /// Ends everything that is pending with `cause` and whatever comes later too. Idempotent; does not wait.
+  /// Ends all pending operations, and all later ones, with `cause`. Idempotent; does not block.
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 };
 

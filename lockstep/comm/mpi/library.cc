@@ -13,13 +13,13 @@ bool is_digit(std::string_view text, std::size_t at) {
   return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
 }
 
-/// The end of the number that begins at `at`.
+/// Returns the end of the number that begins at `at`.
 std::size_t skip_digits(std::string_view text, std::size_t at) {
   while (is_digit(text, at)) ++at;
   return at;
 }
 
-/// Where "4.1" or "v4.1" begins, after a space; npos without one.
+/// Returns where a number like "4.1" begins that follows a space or " v"; npos if there is none.
 std::size_t find_version(std::string_view text) {
   for (std::size_t at = 1; at < text.size(); ++at) {
     if (!is_digit(text, at)) continue;
@@ -38,7 +38,7 @@ std::size_t find_version(std::string_view text) {
 MpiLibrary parse_mpi_library(std::string_view text) {
   text = text.substr(0, text.find('\n'));
   const std::size_t version = find_version(text);
-  // The known names, longer ones first where one is part of another.
+  // The first words of the known implementations and their names.
   constexpr std::string_view kNames[][2] = {{"Open MPI", kOpenMpi},
                                             {"Intel(R) MPI", "Intel MPI"},
                                             {"MVAPICH", "MVAPICH"},
@@ -74,7 +74,8 @@ std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& librar
     return open_mpi ? "" : "the ranks were started by Open MPI's mpirun (OMPI_COMM_WORLD_RANK is set), but " + ours;
   if (env.pmix_rank) return "";
   if (!env.pmi_rank)
-    return "the ranks were started by no launcher of MPI (none of OMPI_COMM_WORLD_RANK, PMIX_RANK and PMI_RANK is set)";
+    return "the ranks were not started by an MPI launcher (none of OMPI_COMM_WORLD_RANK, PMIX_RANK and PMI_RANK is "
+           "set)";
   if (!open_mpi) return "";
   return "the ranks were started by a launcher of another MPI (MPICH's mpiexec and srun --mpi=pmi2 set PMI_RANK; "
          "neither OMPI_COMM_WORLD_RANK nor PMIX_RANK is set), but " +

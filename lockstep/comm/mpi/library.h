@@ -1,4 +1,4 @@
-// Which MPI: the one that this build was made with, the one that is loaded, and the one whose launcher has started the
+// Compares three MPI implementations: the one of the build, the loaded one, and the one whose launcher started the
 // ranks.
 #pragma once
 
@@ -9,25 +9,25 @@
 
 namespace lockstep::comm {
 
-/// "Open MPI" 4.1; without a number where there is none.
+/// The name and version of an MPI implementation, for example "Open MPI" and "4.1".
 struct MpiLibrary {
   std::string name;
-  std::string version;  ///< major and minor
+  std::string version;  ///< major and minor version; empty if unknown
 };
 
-/// What MPI_Get_library_version() says, read: its first words up to a version, the version's first two numbers. Takes
-/// the texts of Open MPI, MPICH, Intel MPI, MVAPICH and Cray MPICH; of others the name is the first line.
+/// Parses the text of MPI_Get_library_version(): the words before the version, and the first two numbers of the
+/// version. Recognizes Open MPI, MPICH, Intel MPI, MVAPICH and Cray MPICH; for other texts the name is the first line.
 MpiLibrary parse_mpi_library(std::string_view text);
 
 std::string to_string(const MpiLibrary& library);
 
-/// "" when a program that was built with `built` can use `loaded`: the same name, and the same major and minor version,
-/// or nobody knows what it was built with. Else what is wrong.
+/// Returns an empty string if a program that was built with `built` can use `loaded`: the name and the major and minor
+/// version are equal, or the library of the build is not known. Otherwise returns the reason.
 std::string mpi_library_mismatch(const MpiLibrary& built, const MpiLibrary& loaded);
 
-/// "" when the ranks were started by a launcher whose MPI can be `library`, as far as `env` tells; else why not. Open
-/// MPI speaks its own and PMIx, the others PMI; started by another, each rank would be a world of one, or MPI would end
-/// the process.
+/// Returns an empty string if, according to `env`, a launcher that fits `library` started the ranks; otherwise the
+/// reason. Open MPI uses its own protocol and PMIx, the other implementations use PMI. With the launcher of another
+/// implementation each rank would be a world of one, or MPI would end the process.
 std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& library);
 
 }  // namespace lockstep::comm

@@ -18,11 +18,11 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr int kNumTags = 32768;           // as many as every MPI has
-constexpr int kYieldsBeforeSleep = 1000;  // looks before a wait begins to sleep between them
+constexpr int kNumTags = 32768;           // every MPI implementation has at least this many tags
+constexpr int kYieldsBeforeSleep = 1000;  // polls before a waiting thread sleeps between them
 constexpr auto kPollInterval = std::chrono::microseconds(50);
 
-/// Looks again and again until `done`; false at the deadline. MPI moves data only while somebody calls it.
+/// Calls `done` until it returns true; returns false at the deadline. MPI makes progress only inside its functions.
 template <typename Done>
 bool poll_until(Deadline deadline, Done done) {
   for (int polls = 0; !done(); ++polls) {
@@ -35,7 +35,7 @@ bool poll_until(Deadline deadline, Done done) {
   return true;
 }
 
-/// An operation in MPI's hands.
+/// A nonblocking MPI operation.
 class MpiPending final : public Pending {
  public:
   MpiPending(const Collective& op, int size) : op_(op), size_(size) {}
@@ -84,7 +84,7 @@ class MpiTransport final : public Transport {
     {
       const std::lock_guard lock(runtime.mutex());
       remove_completed();
-      // Collective by name, local in fact: it waits for nobody.
+      // Collective according to the standard, but local in practice: it does not wait for other ranks.
       if (in_flight_.empty() && !aborted_ && runtime.is_usable()) MPI_Comm_free(&comm_);
     }
     abort(std::make_exception_ptr(
@@ -119,7 +119,7 @@ class MpiTransport final : public Transport {
     if (aborted_) return;
     aborted_ = cause;
     for (const auto& pending : in_flight_) pending->finish(cause);
-    // MPI may still write into their tensors, for as long as the process lives.
+    // Never freed: MPI may write to their tensors until the process ends.
     static auto* const leaked = new std::vector<std::shared_ptr<MpiPending>>;
     leaked->insert(leaked->end(), in_flight_.begin(), in_flight_.end());
     in_flight_.clear();
@@ -133,12 +133,12 @@ class MpiTransport final : public Transport {
   static int count_of(const at::Tensor& tensor) {
     if (!tensor.defined()) return 0;
     if (tensor.numel() > INT_MAX)
-      throw std::runtime_error("MPI counts up to 2147483647 elements, but a tensor has " +
-                               std::to_string(tensor.numel()));
+      throw std::runtime_error("a tensor has " + std::to_string(tensor.numel()) +
+                               " elements; expected at most 2147483647, the limit of MPI");
     return static_cast<int>(tensor.numel());
   }
 
-  /// Begins it; an MPI error code.
+  /// Starts `op`. Returns an MPI error code.
   int start_request(const Collective& op, MPI_Request& request) {
     const MpiRuntime& runtime = MpiRuntime::this_process();
     const at::ScalarType dtype = op.input.defined()    ? op.input.scalar_type()
@@ -172,19 +172,19 @@ class MpiTransport final : public Transport {
       case CollectiveKind::kRecv: return MPI_Irecv(out, recv_count, type, op.root, tag, comm_, &request);
       case CollectiveKind::kBarrier: return MPI_Ibarrier(comm_, &request);
     }
-    throw base::UsageError("mpi: unknown operation");
+    throw base::UsageError("mpi: unknown operation " + std::to_string(static_cast<int>(op.kind)));
   }
 
   MPI_Comm comm_;
   const int rank_;
   const int size_;
-  // The session's mutex guards what follows.
+  // Guarded by MpiRuntime::mutex().
   std::exception_ptr aborted_;
   std::vector<std::shared_ptr<MpiPending>> in_flight_;
 };
 
-/// The numbers of communicators that are made at the same time must differ; those with a member in common are made one
-/// after another.
+/// A tag for MPI_Comm_create_group(), from a hash of the members. The tags of communicators that are created
+/// concurrently must differ; communicators with a common member are created one after another.
 int group_tag(const std::vector<int>& members) {
   unsigned value = 2166136261u;
   for (const int member : members) value = (value ^ static_cast<unsigned>(member)) * 16777619u;
@@ -199,36 +199,36 @@ void check_mpi_library() {
   const std::string wrong = mpi_library_mismatch(build_time_mpi(), loaded_mpi());
   if (!wrong.empty())
     throw base::UsageError(wrong,
-                           "build with the MPI that the ranks find, or let LD_LIBRARY_PATH name the folder of the one "
-                           "that it was built with; ldd shows which is loaded",
+                           "build with the MPI library that is loaded, or set LD_LIBRARY_PATH to the directory of the "
+                           "one of the build (ldd lists the loaded one)",
                            Cause::kConfigMismatch);
 }
 
 void init_mpi(int rank, int size) {
   const MpiRuntime& runtime = MpiRuntime::this_process();
   if (runtime.rank() == rank && runtime.size() == size) return;
-  throw base::UsageError("the launcher says that this is rank " + std::to_string(rank) + " of " + std::to_string(size) +
+  throw base::UsageError("the launcher reports rank " + std::to_string(rank) + " of " + std::to_string(size) +
                              ", but MPI (" + to_string(loaded_mpi()) + ", built with " + to_string(build_time_mpi()) +
-                             ") that it is rank " + std::to_string(runtime.rank()) + " of " +
+                             ") reports rank " + std::to_string(runtime.rank()) + " of " +
                              std::to_string(runtime.size()),
-                         "start the ranks with the mpirun of that MPI, or do without MPI: LOCKSTEP_STORE=HOST:PORT and "
-                         "LOCKSTEP_OUTER=gloo",
+                         "start the ranks with the mpirun of that MPI, or set LOCKSTEP_STORE=HOST:PORT and "
+                         "LOCKSTEP_CROSS_HOST_TRANSPORT=gloo to use no MPI",
                          Cause::kConfigMismatch);
 }
 
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   MpiRuntime& runtime = MpiRuntime::this_process();
-  const int here = options.members[static_cast<std::size_t>(options.rank)];
-  if (runtime.rank() != here)
-    throw base::UsageError("transport mpi: this is rank " + std::to_string(here) + ", but rank " +
+  const int own_world_rank = options.members[static_cast<std::size_t>(options.rank)];
+  if (runtime.rank() != own_world_rank)
+    throw base::UsageError("transport mpi: this process is rank " + std::to_string(own_world_rank) + ", but rank " +
                            std::to_string(runtime.rank()) +
-                           " of MPI_COMM_WORLD; allowed are equal numbers: start the ranks with mpirun alone");
-  // MPI would wait for the others without an end: so it is asked when all are there.
+                           " of MPI_COMM_WORLD; expected equal ranks. Start the ranks with mpirun alone");
+  // MPI would wait for the other ranks without a limit, so it is called only when all of them are ready.
   options.store->set("come/" + std::to_string(options.rank), "1", options.deadline);
   for (std::size_t i = 0; i < options.members.size(); ++i)
     if (!options.store->get("come/" + std::to_string(i), options.deadline))
-      throw CommError(Cause::kJoinTimeout, "connect", here, options.members[i],
-                      "rank " + std::to_string(options.members[i]) + " did not come to a new group in time");
+      throw CommError(Cause::kJoinTimeout, "connect", own_world_rank, options.members[i],
+                      "rank " + std::to_string(options.members[i]) + " did not join a new group in time");
   const std::lock_guard lock(runtime.mutex());
   MPI_Group all, some;
   MPI_Comm comm = MPI_COMM_NULL;
@@ -260,19 +260,19 @@ std::string broadcast_over_mpi(const std::string& text, Deadline deadline) {
   });
   if (!completed)
     throw CommError(Cause::kJoinTimeout, "init", runtime.rank(), 0,
-                    "rank 0 did not say in time, through MPI, where the ranks meet");
+                    "rank 0 did not broadcast the rendezvous address over MPI in time");
   return std::string(bytes + 1, static_cast<unsigned char>(bytes[0]));
 }
 
 bool is_mpi_world_on_one_host() {
   MpiRuntime& runtime = MpiRuntime::this_process();
   const std::lock_guard lock(runtime.mutex());
-  MPI_Comm here;
-  check_mpi_result(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
+  MPI_Comm host_comm;
+  check_mpi_result(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_comm),
                    "MPI_Comm_split_type");
   int size = 0;
-  MPI_Comm_size(here, &size);
-  MPI_Comm_free(&here);
+  MPI_Comm_size(host_comm, &size);
+  MPI_Comm_free(&host_comm);
   return size == runtime.size();
 }
 

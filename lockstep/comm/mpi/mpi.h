@@ -1,4 +1,4 @@
-// MPI as a transport: libmpi itself, for ranks that mpirun started.
+// The MPI transport: calls libmpi directly, for ranks that an MPI launcher started.
 #pragma once
 
 #include <memory>
@@ -12,36 +12,38 @@
 namespace lockstep::comm {
 
 struct MpiOptions {
-  std::shared_ptr<job::Store> store;                  ///< for this transport alone
-  std::vector<int> members;                           ///< world ranks, which are those of MPI_COMM_WORLD
-  int rank = 0;                                       ///< here
-  base::Deadline deadline = base::Deadline::never();  ///< for the others to come
+  std::shared_ptr<job::Store> store;                  ///< used by this transport alone
+  std::vector<int> members;                           ///< world ranks, equal to the ranks of MPI_COMM_WORLD
+  int rank = 0;                                       ///< index of this rank in `members`
+  base::Deadline deadline = base::Deadline::never();  ///< for connecting the members
 };
 
-/// Empty when the ranks can use it, else why not. Two of its reasons: no launcher of MPI has started them, or that of
-/// another MPI.
+/// Returns an empty string if the ranks can use MPI, otherwise the reason: for example that no MPI launcher started
+/// them, or that the launcher of another MPI implementation did.
 std::string mpi_unavailable_reason();
 
-/// Throws UsageError (kConfigMismatch), naming both, when the MPI library that is loaded is not the one that this build
-/// was made with. What starts MPI calls it.
+/// Throws UsageError (kConfigMismatch), which names both, if the loaded MPI library is not the one of this build.
+/// Called before MPI is initialised.
 void check_mpi_library();
 
-/// Initialises MPI. Throws UsageError, naming library and launcher, when it numbers this process otherwise than as
-/// `rank` of `size`, as MPI does when the launcher is none of its own: each process is then a world of one.
+/// Initialises MPI. Throws UsageError, which names the library and the launcher, if this process is not rank `rank` of
+/// `size` in MPI_COMM_WORLD. With a launcher of another MPI implementation each process is a world of one.
 void init_mpi(int rank, int size);
 
-/// Operations are MPI's nonblocking ones, on a communicator of their own; they advance while somebody waits for one or
-/// starts one, and no thread is made. float16 and bfloat16 are added in float32 and rounded after each addition, in
-/// MPI's order. Waits for the other members. Throws CommError when one does not come, UsageError when ranks have other
-/// numbers in MPI_COMM_WORLD.
+/// Uses MPI's nonblocking operations on a communicator of its own. Operations make progress while a thread waits for
+/// one or starts one; the transport has no threads. float16 and bfloat16 are added in float32 and rounded after each
+/// addition, in the order that MPI chooses. Blocks until all members have called it. Throws CommError if a member does
+/// not, and UsageError if a rank has another number in MPI_COMM_WORLD.
 ///
-/// MPI is initialised by the first call, unless the program has done so, and finalised at exit. After an abort nobody
-/// waits for MPI: what it had in hand stays allocated, and the process exits within 5 s whether MPI's end comes or not.
+/// The first call initialises MPI, unless the program has done so, and registers its finalisation at exit. After an
+/// abort the transport does not wait for MPI: the operations in flight stay allocated, and the process exits within 5 s
+/// even if MPI_Finalize() does not return.
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options);
 
-/// `text` of rank 0 of MPI_COMM_WORLD, on all ranks of it; all of them call it. Throws CommError kJoinTimeout.
+/// Returns `text` of rank 0 of MPI_COMM_WORLD on all of its ranks, which must all call it. Throws CommError with
+/// kJoinTimeout at the deadline.
 std::string broadcast_over_mpi(const std::string& text, base::Deadline deadline);
-/// All ranks of MPI_COMM_WORLD call it: whether they are on one host.
+/// Returns true if all ranks of MPI_COMM_WORLD, which must all call it, are on one host. Blocks until they have.
 bool is_mpi_world_on_one_host();
 
 }  // namespace lockstep::comm

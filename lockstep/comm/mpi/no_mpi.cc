@@ -3,7 +3,9 @@
 
 namespace lockstep::comm {
 
-std::string mpi_unavailable_reason() { return "this build has no MPI (Debian's package libopenmpi-dev brings it)"; }
+std::string mpi_unavailable_reason() {
+  return "this build has no MPI (install the package libopenmpi-dev and build again)";
+}
 
 void check_mpi_library() {}
 void init_mpi(int, int) { throw base::UsageError(mpi_unavailable_reason()); }

@@ -30,7 +30,7 @@ struct MultiplyOp {
   static float apply(float a, float b) { return a * b; }
 };
 
-/// MPI knows neither dtype: their bits travel as uint16.
+/// MPI has neither float16 nor bfloat16, so their bits are sent as uint16.
 template <typename Narrow, typename Op>
 void reduce_narrow(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const Narrow*>(in);
@@ -46,7 +46,7 @@ void create_ops(MPI_Op (&ops)[4]) {
   for (int i = 0; i < 4; ++i) check_mpi_result(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
-/// MPI_Finalize() waits for the other ranks, who may never come to it.
+/// MPI_Finalize() waits for the other ranks, which may never call it.
 void finalize_mpi() {
   int finalized = 0;
   MPI_Finalized(&finalized);
@@ -60,7 +60,7 @@ void finalize_mpi() {
   end.wait_for(kFinalizeTimeout);
 }
 
-/// The column of an operator in the tables here: a mean is a sum that is divided afterwards.
+/// The index of an operator in the tables of this file. A mean is a sum that is divided afterwards.
 std::size_t op_index(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin: return 1;
@@ -113,8 +113,8 @@ MpiRuntime::MpiRuntime() {
     std::atexit(finalize_mpi);
   }
   if (level < MPI_THREAD_SERIALIZED)
-    throw base::UsageError(
-        "transport mpi: MPI was initialised for one thread; allowed is MPI_THREAD_SERIALIZED or more");
+    throw base::UsageError("transport mpi: MPI was initialised with thread level " + std::to_string(level) +
+                           "; expected MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);

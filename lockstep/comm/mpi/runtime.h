@@ -1,7 +1,7 @@
-// This process's use of MPI: begun once, ended once, one thread at a time in it.
+// The MPI state of this process: MPI is initialised and finalised once, and one thread at a time calls it.
 #pragma once
 
-#define OMPI_SKIP_MPICXX 1  // C++ bindings, which are not linked
+#define OMPI_SKIP_MPICXX 1  // the C++ bindings are not linked
 #define MPICH_SKIP_MPICXX 1
 #include <ATen/core/Tensor.h>
 #include <mpi.h>
@@ -15,23 +15,23 @@
 
 namespace lockstep::comm {
 
-/// What mpi.h, or the library when the build was configured, said of itself; without a name when neither did.
+/// The MPI library of the build, from mpi.h or from the library that CMake found. The name is empty if it is not known.
 MpiLibrary build_time_mpi();
-/// What the library of this process says. MPI need not be initialised.
+/// The MPI library that this process has loaded. MPI need not be initialised.
 MpiLibrary loaded_mpi();
 
-/// MPI is global by nature, and so is this.
+/// Global, because MPI is.
 class MpiRuntime {
  public:
-  /// Initialises MPI at the first call. Throws UsageError when it is another library than that of the build, and when
-  /// it does not let threads take turns.
+  /// Initialises MPI at the first call. Throws UsageError if the loaded library is not the one of the build, and if MPI
+  /// does not support MPI_THREAD_SERIALIZED.
   static MpiRuntime& this_process();
 
-  /// Held around every call of MPI.
+  /// Must be held during every call of MPI.
   std::mutex& mutex() { return mutex_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// False once MPI has been finalised: then none of its functions may be called.
+  /// Returns false once MPI has been finalised; none of its functions may be called then.
   bool is_usable() const;
 
   MPI_Datatype type(at::ScalarType dtype) const;
@@ -43,7 +43,7 @@ class MpiRuntime {
   std::mutex mutex_;
   int rank_ = 0;
   int size_ = 1;
-  MPI_Op narrow_ops_[2][4] = {};  // of float16 and bfloat16: sum, minimum, maximum, product
+  MPI_Op narrow_ops_[2][4] = {};  // for float16 and bfloat16: sum, minimum, maximum, product
 };
 
 /// Throws std::runtime_error with MPI's text unless `code` is MPI_SUCCESS.

@@ -12,7 +12,7 @@ ncclDataType_t nccl_type(at::ScalarType dtype) {
     case at::kLong: return ncclInt64;
     case at::kInt: return ncclInt32;
     case at::kChar: return ncclInt8;
-    default: return ncclUint8;  // bool moves and is reduced as bytes
+    default: return ncclUint8;  // bool is sent and reduced as bytes
   }
 }
 
@@ -28,7 +28,7 @@ ncclRedOp_t nccl_op(const Collective& op, at::ScalarType dtype) {
   return ncclSum;
 }
 
-/// Where an operation's numbers are, and how many a rank has of them.
+/// The buffers of an operation, and the number of elements of one rank's part.
 struct CallArguments {
   explicit CallArguments(const Collective& op)
       : part(op.output.defined() && (op.kind == CollectiveKind::kReduceScatter || op.kind == CollectiveKind::kScatter ||
@@ -45,7 +45,7 @@ struct CallArguments {
   const ncclDataType_t type = nccl_type(part.scalar_type());
 };
 
-/// gather, scatter and all_to_all: what each rank sends to each.
+/// Issues gather, scatter and all_to_all as one group of sends and receives.
 ncclResult_t issue_point_to_point(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
   const NcclLibrary& nccl = NcclLibrary::loaded();
   const CallArguments arguments(op);

@@ -1,4 +1,4 @@
-// An operation as calls of NCCL.
+// Translates a collective into calls of NCCL.
 #pragma once
 
 #include <string>
@@ -8,10 +8,11 @@
 
 namespace lockstep::comm {
 
-/// "ncclBroadcast(float32[1000], root 0)", for errors.
+/// Describes the call for error messages, for example "ncclBroadcast(float32[1000], root 0)".
 std::string describe_call(const Collective& op);
 
-/// Puts `op` on `stream`, for rank `rank` of `size`. The first result that is not good.
+/// Enqueues `op` on `stream`, as rank `rank` of `size`. Returns the first result that is an error, otherwise
+/// ncclSuccess or ncclInProgress.
 ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size);
 
 }  // namespace lockstep::comm

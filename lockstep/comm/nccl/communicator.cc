@@ -20,8 +20,8 @@ constexpr auto kFinalizeTimeout = std::chrono::seconds(10);
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
 constexpr const char* kUniqueIdKey = "id";
 
-/// Operations of one group end by themselves, whatever becomes of another: children share nothing with their parent
-/// (splitShare).
+/// Communicators made by a split share nothing with their parent (splitShare is 0), so that aborting one group does not
+/// affect another.
 ncclConfig_t nonblocking_config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -109,7 +109,7 @@ bool NcclCommunicator::connect(const std::string& op) {
 
 void NcclCommunicator::abort() noexcept {
   if (!comm_) return;
-  // It may wait for the GPU or for NCCL's threads, which a broken GPU leaves hanging.
+  // ncclCommAbort() may wait for the GPU or for NCCL's threads, which never end if the GPU is broken.
   std::thread([end = nccl_.comm_abort, comm = comm_] { end(comm); }).detach();
   comm_ = nullptr;
   stage_ = Stage::kClosed;

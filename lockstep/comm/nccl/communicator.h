@@ -1,4 +1,4 @@
-// One communicator of NCCL, from its first name to its end.
+// An NCCL communicator, from its unique id to its destruction.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -13,37 +13,39 @@
 
 namespace lockstep::comm {
 
-/// Nothing waits but close(). One thread at a time, which the owner sees to; the current device is the communicator's
-/// meanwhile.
+/// Only close() blocks. Not thread-safe: the owner serializes the calls, and sets the current device to the
+/// communicator's GPU during each of them.
 class NcclCommunicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options);
   ~NcclCommunicator();
 
-  /// Goes on connecting; true once that is done. What NCCL refuses is thrown, explained, as of operation `op`.
+  /// Continues connecting without waiting. Returns true once connected. Throws the exception that to_exception() makes
+  /// of an NCCL error, with `op` as the name of the operation.
   bool connect(const std::string& op);
   bool connected() const { return stage_ == Stage::kConnected; }
-  /// Instead of meeting the others at the store: what a split() of another has made.
+  /// Uses the result of another communicator's split() instead of a rendezvous at the store.
   void set_split_comm(ncclComm_t split_comm);
 
-  /// Throws unless `result` is good so far. `call`: what was called, with its parameters.
+  /// Throws if `result` is an error. `call` describes the call and its parameters.
   void check(ncclResult_t result, const std::string& op, const std::string& call) const;
-  /// True when what was called has been taken. Throws what has failed since.
+  /// Returns true when NCCL has finished the last nonblocking call, false while it is in progress. Throws if the call,
+  /// or anything since, has failed.
   bool is_ready(const std::string& op, const std::string& call) const;
-  /// A CUDA call has failed that was not NCCL's.
+  /// Throws the error of a CUDA call that is not NCCL's.
   [[noreturn]] void throw_cuda_failure(const std::string& op, const std::string& call) const;
 
-  /// Begins to make the communicator of those of this one's ranks that say the same color (NCCL_SPLIT_NOCOLOR: none),
-  /// into `*child`, which is there once this one has settled.
+  /// Begins to create a communicator of the ranks with the same `color` (NCCL_SPLIT_NOCOLOR: none) in `*child`, which
+  /// is valid once is_ready() of this communicator returns true.
   void split(int color, int key, ncclComm_t* child);
 
   ncclComm_t get() const { return comm_; }
-  /// The stream of its operations.
+  /// The stream of the communicator's operations. Requires connected().
   c10::Stream stream() const { return *stream_; }
 
-  /// Ends all that goes on, on a thread of its own. Does not wait.
+  /// Ends all operations with ncclCommAbort() on a detached thread. Does not wait.
   void abort() noexcept;
-  /// The end in good order, up to 10 s; then abort().
+  /// Finalizes and destroys the communicator; waits up to 10 s for the other ranks, then aborts.
   void close() noexcept;
 
  private:

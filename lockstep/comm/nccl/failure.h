@@ -1,4 +1,4 @@
-// What NCCL's few words mean.
+// Translates errors of NCCL into exceptions that name the GPU, the call and a remedy.
 #pragma once
 
 #include <exception>
@@ -9,30 +9,30 @@
 
 namespace lockstep::comm {
 
-/// Where a failure happened.
+/// The rank, GPU and host of a failure.
 struct NcclLocation {
-  int rank = 0;  ///< in the world
+  int rank = 0;  ///< world rank
   Gpu gpu;
   std::string host;
-  std::string address;       ///< of the host on the network to the others; may be empty
+  std::string address;       ///< address of the host for the other ranks; may be empty
   std::string interface;     ///< NCCL_SOCKET_IFNAME; may be empty
   std::string visible_gpus;  ///< CUDA_VISIBLE_DEVICES; may be empty
 };
 
 struct NcclFailure {
   int result = 0;          ///< ncclResult_t
-  std::string op;          ///< "broadcast(parameters)#1"
-  std::string call;        ///< "ncclBroadcast(float32[1000], root 0)": the call and its parameters
-  std::string last_error;  ///< ncclGetLastError()
-  int cuda_error = 0;      ///< of the runtime, when it has one
+  std::string op;          ///< the operation, for example "broadcast(parameters)#1"
+  std::string call;        ///< the call and its parameters, for example "ncclBroadcast(float32[1000], root 0)"
+  std::string last_error;  ///< the text of ncclGetLastError()
+  int cuda_error = 0;      ///< the last error of the CUDA runtime; 0: none
 };
 
-/// The number in "Cuda failure 2 'out of memory'", as NCCL writes it; 0 when there is none. Pure.
+/// Returns the number in a text like "Cuda failure 2 'out of memory'", which NCCL writes, or 0 if there is none. Pure.
 int parse_cuda_error(std::string_view last_error);
 
-/// The error to throw. A CommError where this rank is at fault: kResource for what CUDA refused, kConfigMismatch for a
-/// use that NCCL refuses, kInternal for the rest. A base::Error kPeerUnreachable for what the network or another rank's
-/// end brings about: DeadlockDetector::throw_transport_failure() finds out which.
+/// Returns the exception for a failure. It is a CommError if this rank is at fault: kResource for an error of CUDA,
+/// kConfigMismatch for invalid usage of NCCL, kInternal otherwise. It is a base::Error with kPeerUnreachable if the
+/// network or the end of another rank is the cause; DeadlockDetector::throw_transport_failure() finds out which.
 std::exception_ptr to_exception(const NcclFailure& failure, const NcclLocation& location);
 
 }  // namespace lockstep::comm

@@ -7,8 +7,8 @@
 namespace lockstep::comm {
 namespace {
 
-/// Communicators that do not block, and what they are told: since 2.18. Structures grow with versions, and NCCL reads
-/// older ones.
+/// Nonblocking communicators and their configuration exist since 2.18. Newer versions of NCCL accept the smaller
+/// structures of older ones.
 constexpr int kMinVersion = NCCL_VERSION(2, 18, 1);
 
 NcclLibrary load_symbols() {
@@ -54,13 +54,14 @@ const NcclLibrary& NcclLibrary::loaded() {
 
 std::string nccl_unavailable_reason() {
   const NcclLibrary& nccl = NcclLibrary::loaded();
-  if (!nccl.get_version) return "libtorch's library for GPUs has brought no NCCL";
-  if (nccl.version < kMinVersion) return "NCCL " + std::to_string(nccl.version) + " is loaded; 2.18 or newer is needed";
-  if (!nccl.missing_symbol.empty()) return "NCCL " + version_text(nccl.version) + " has no " + nccl.missing_symbol;
-  // A configuration of a newer header than the library knows is refused by it.
+  if (!nccl.get_version) return "libtorch_cuda has loaded no NCCL";
+  if (nccl.version < kMinVersion) return "NCCL " + std::to_string(nccl.version) + " is loaded; expected 2.18 or newer";
+  if (!nccl.missing_symbol.empty())
+    return "NCCL " + version_text(nccl.version) + " has no function " + nccl.missing_symbol;
+  // NCCL rejects the configuration structure of a newer header.
   if (nccl.version < NCCL_VERSION_CODE)
-    return "NCCL " + version_text(nccl.version) + " is loaded, but this build was made for " +
-           version_text(NCCL_VERSION_CODE);
+    return "NCCL " + version_text(nccl.version) + " is loaded; expected " + version_text(NCCL_VERSION_CODE) +
+           ", the version of this build, or newer";
   return "";
 }
 

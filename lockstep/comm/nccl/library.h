@@ -1,4 +1,4 @@
-// NCCL's functions, as libtorch_cuda has loaded them.
+// The functions of the NCCL library that libtorch_cuda has loaded.
 #pragma once
 
 #include <nccl.h>
@@ -28,10 +28,10 @@ struct NcclLibrary {
   decltype(&ncclGroupStart) group_start = nullptr;
   decltype(&ncclGroupEnd) group_end = nullptr;
 
-  std::string missing_symbol;  ///< the first that was not found, or ""
+  std::string missing_symbol;  ///< the first function that was not found, or empty
   int version = 0;
 
-  /// Looked up at the first call, which comes after load_cuda().
+  /// Looks the functions up at the first call. load_cuda() must have been called before.
   static const NcclLibrary& loaded();
 };
 

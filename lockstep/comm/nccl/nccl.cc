@@ -20,16 +20,16 @@ namespace {
 using base::Deadline;
 
 constexpr auto kMinPollInterval = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::milliseconds(1);
+constexpr auto kMaxPollInterval = std::chrono::milliseconds(1);
 
 class NcclTransport;
 
-/// A Pending that is looked at until it is done.
+/// A Pending whose waiters poll.
 class PolledPending : public Pending {
  public:
   bool wait_until(Deadline deadline) override {
     for (auto interval = std::chrono::duration_cast<std::chrono::microseconds>(kMinPollInterval); !done();
-         interval = std::min<std::chrono::microseconds>(interval * 2, kLongestPause)) {
+         interval = std::min<std::chrono::microseconds>(interval * 2, kMaxPollInterval)) {
       if (deadline.expired()) return false;
       std::this_thread::sleep_for(interval);
     }
@@ -37,7 +37,7 @@ class PolledPending : public Pending {
   }
 };
 
-/// The end of an operation on the GPU.
+/// The completion of an operation on the GPU.
 class GpuCompletion final : public PolledPending {
  public:
   GpuCompletion(std::weak_ptr<NcclTransport> transport, Collective op, const c10::Stream& stream)
@@ -45,23 +45,25 @@ class GpuCompletion final : public PolledPending {
     event_.record(stream);
   }
   bool done() override;
-  void order() override { event_.block(c10::impl::VirtualGuardImpl(event_.device_type()).getStream(event_.device())); }
+  void block_current_stream() override {
+    event_.block(c10::impl::VirtualGuardImpl(event_.device_type()).getStream(event_.device()));
+  }
 
  private:
   const std::weak_ptr<NcclTransport> transport_;
-  const Collective op_;  // keeps the tensors
+  const Collective op_;  // keeps the tensors alive
   c10::Event event_;
 };
 
-/// An operation until NCCL has taken it.
+/// An operation that is done when NCCL has enqueued it.
 class NcclPending final : public PolledPending {
  public:
   NcclPending(std::weak_ptr<NcclTransport> transport, const Collective& op)
       : transport_(std::move(transport)), op_(op) {
-    if (op_.after) return;
+    if (op_.ready_event) return;
     const at::Device device = (op.input.defined() ? op.input : op.output).device();
-    op_.after = std::make_shared<c10::Event>(device.type());
-    op_.after->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    op_.ready_event = std::make_shared<c10::Event>(device.type());
+    op_.ready_event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   bool done() override;
   std::shared_ptr<Pending> device_completion() override { return completion_; }
@@ -116,7 +118,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     fail(cause);
   }
 
-  /// Called by who waits for an operation that NCCL has not taken yet.
+  /// Called while a thread waits for an operation that NCCL has not enqueued.
   void make_progress() {
     const std::lock_guard lock(mutex_);
     if (!aborted_) advance();
@@ -127,7 +129,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     return aborted_;
   }
 
-  /// What has failed, as far as is known; null: nothing. Called by who waits for the GPU.
+  /// Returns the error of the communicator, or null. Called while a thread waits for the GPU.
   std::exception_ptr check_failure(const Collective& op) {
     const std::lock_guard lock(mutex_);
     if (aborted_ || !communicator_.connected()) return aborted_;
@@ -139,7 +141,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     return aborted_;
   }
 
-  /// CUDA itself fails: `what` says how.
+  /// Returns the error of an operation that was running when CUDA failed with the message `what`.
   std::exception_ptr cuda_failure(const Collective& op, const std::string& what) {
     const std::lock_guard lock(mutex_);
     if (aborted_) return aborted_;
@@ -163,7 +165,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     return children_.back();
   }
 
-  /// Whether what split() has returned is there.
+  /// Returns true if the communicator that split() returned is valid.
   bool is_split_ready() {
     const std::lock_guard lock(mutex_);
     if (aborted_) std::rethrow_exception(aborted_);
@@ -173,7 +175,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
  private:
   at::Device own_device() const { return {at::kCUDA, static_cast<c10::DeviceIndex>(options_.gpu.index)}; }
 
-  /// Ends everything with `cause`.
+  /// Ends all operations with `cause`.
   void fail(const std::exception_ptr& cause) noexcept {
     if (aborted_) return;
     aborted_ = cause;
@@ -199,9 +201,9 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
       while (!queue_.empty()) {
         NcclPending& first = *queue_.front();
         const std::string what = label(first.op_), call = describe_call(first.op_);
-        if (!communicator_.is_ready(what, call)) return;  // a split goes on, or this one
+        if (!communicator_.is_ready(what, call)) return;  // a split or this operation is in progress
         if (!std::exchange(first.enqueued_, true)) {
-          first.op_.after->block(communicator_.stream());
+          first.op_.ready_event->block(communicator_.stream());
           const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
           communicator_.check(
               enqueue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())),
@@ -218,10 +220,10 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   const NcclOptions options_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   NcclCommunicator communicator_;
   std::shared_ptr<ncclComm_t> split_comm_;
-  std::vector<std::shared_ptr<ncclComm_t>> children_;  // NCCL writes there
+  std::vector<std::shared_ptr<ncclComm_t>> children_;  // alive as long as NCCL may write to them
   std::deque<std::shared_ptr<NcclPending>> queue_;
   std::exception_ptr aborted_;
 };
@@ -245,10 +247,10 @@ bool GpuCompletion::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   try {
-    const c10::DeviceGuard device(
-        event_.device());  // else asking makes a context on this thread's, which takes memory there
+    // Without the guard query() would create a context on this thread's current GPU, which takes memory there.
+    const c10::DeviceGuard device(event_.device());
     if (const auto error = transport ? transport->aborted() : nullptr)
-      finish(error);  // which may have ended it on the GPU, too
+      finish(error);  // the abort may have ended the operation on the GPU, so query() could return true
     else if (event_.query())
       finish();
     else if (const auto failed = transport ? transport->check_failure(op_) : closed_error())

@@ -4,7 +4,7 @@
 namespace lockstep::comm {
 
 std::string nccl_unavailable_reason() {
-  return "this build has no NCCL (a libtorch for CUDA and the wheel nvidia-nccl bring it)";
+  return "this build has no NCCL (install a libtorch for CUDA and the wheel nvidia-nccl, and build again)";
 }
 std::string nccl_version() { return ""; }
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions) { throw base::UsageError(nccl_unavailable_reason()); }

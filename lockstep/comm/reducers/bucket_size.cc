@@ -11,36 +11,34 @@
 namespace lockstep::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::int64_t kMeasuredBytes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 20};
-constexpr std::int64_t kMaxFirstBucketBytes = 1 << 20;  // of the first bucket at most: it should leave early
-constexpr int kRuns = 3;                                // after one that is not counted
-constexpr double kLongEnough = 0.2;
-constexpr double kGoodRate = 0.9;  // of the best
+constexpr std::int64_t kMaxFirstBucketBytes = 1 << 20;  // the first bucket should start early
+constexpr int kRuns = 3;                                // after a warm-up run
+constexpr double kMaxSeconds = 0.2;                     // stop after a size that takes longer
+constexpr double kGoodRate = 0.9;                       // fraction of the best rate
 
 void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
   Collective all{
       .kind = CollectiveKind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
   channel.begin(all, tensor);
   channel.run(all, "the measurement of bucket sizes");
-  channel.end(all.record);
+  channel.end(all.flight_id);
   channel.synchronize();
 }
 
-/// The median on this rank, then the most on any: the same everywhere.
+/// Returns the maximum over the ranks of their median times, which is the same on all ranks.
 double measure_all_reduce(Channel& channel, const at::Tensor& tensor) {
   double seconds[kRuns];
   all_reduce(channel, tensor, ReduceOp::kSum);
-  for (double& one : seconds) {
-    const auto begin = Clock::now();
+  for (double& second : seconds) {
+    const auto begin = std::chrono::steady_clock::now();
     all_reduce(channel, tensor, ReduceOp::kSum);
-    one = std::chrono::duration<double>(Clock::now() - begin).count();
+    second = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   std::sort(seconds, seconds + kRuns);
-  const at::Tensor most = at::full({1}, seconds[kRuns / 2], at::kDouble);
-  all_reduce(channel, most, ReduceOp::kMax);
-  return most.item<double>();
+  const at::Tensor slowest = at::full({1}, seconds[kRuns / 2], at::kDouble);
+  all_reduce(channel, slowest, ReduceOp::kMax);
+  return slowest.item<double>();
 }
 
 std::string text_of(const BucketTime& time) {
@@ -62,16 +60,16 @@ std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
 
 std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device) {
   std::vector<BucketTime> times;
-  std::string seen;
+  std::string measured;
   for (const std::int64_t bytes : kMeasuredBytes) {
     const at::Tensor tensor = at::zeros({bytes / 4}, at::TensorOptions(device).dtype(at::kFloat));
     times.push_back({bytes, measure_all_reduce(channel, tensor)});
-    seen += (seen.empty() ? "" : ", ") + text_of(times.back());
-    if (times.back().seconds > kLongEnough) break;
+    measured += (measured.empty() ? "" : ", ") + text_of(times.back());
+    if (times.back().seconds > kMaxSeconds) break;
   }
   const std::int64_t chosen = choose_bucket_bytes(times);
   if (channel.rank() == 0)
-    base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + seen);
+    base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + measured);
   return {std::min(chosen, kMaxFirstBucketBytes), chosen};
 }
 

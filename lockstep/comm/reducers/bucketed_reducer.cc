@@ -18,30 +18,28 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr int kMaxUnusedReductions = 3;  // exchanges that a part may stay unused before it loses its place
-constexpr std::int64_t kAlign = 64;      // elements: parts begin on cache lines
+constexpr int kMaxUnusedReductions = 3;  // reductions without use after which a gradient loses its place
+constexpr std::int64_t kAlign = 64;      // elements: gradients begin on cache lines
 
 at::Tensor reciprocal(double divisor) {
   at::Tensor value = at::scalar_tensor(1.0 / divisor, at::kDouble);
-  value.unsafeGetTensorImpl()->set_wrapped_number(true);  // does not promote the gradient's dtype
+  value.unsafeGetTensorImpl()->set_wrapped_number(true);  // so that it does not promote the gradient's dtype
   return value;
 }
-
-bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
          a.scalar_type() == b.scalar_type();
 }
 
-/// 0 when nobody wants a trace.
+/// Returns 0 if tracing is off.
 std::int64_t time_for_trace() { return base::SpanLog::this_process() ? base::monotonic_ns() : 0; }
 
 }  // namespace
 
-BucketedReducer::BucketedReducer(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
+BucketedReducer::BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
                                  ReducerOptions options)
-    : ReducerBase(std::move(name), std::move(parts), std::move(channel)),
+    : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
       options_(std::move(options)),
       gradient_scale_(
           reciprocal(options_.gradient_predivide_factor > 0 ? options_.gradient_predivide_factor : channel_->size())),
@@ -57,7 +55,7 @@ void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> ex
   states_.assign(specs_.size(), {});
   flags_.zero_();
   for (BucketState& bucket_state : buckets_) {
-    bucket_state.missing = bucket_state.parts.size();
+    bucket_state.missing = bucket_state.gradients.size();
     bucket_state.pending = nullptr;
     bucket_state.stream.reset();
   }
@@ -65,7 +63,7 @@ void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> ex
   next_bucket_ = 0;
   is_finishing_ = false;
   stats_.started_early = 0;
-  open(step, layout_hash_, std::move(extra_ops));
+  start_header(step, layout_hash_, std::move(extra_ops));
 }
 
 at::Tensor BucketedReducer::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
@@ -80,32 +78,32 @@ at::Tensor BucketedReducer::ready(std::size_t index, const at::Tensor& gradient,
     order_.push_back(index);
     return {};
   }
-  const bool moved = fresh && is_strided(gradient) && placements_[index].bucket >= 0;
+  const bool copied = fresh && is_strided(gradient) && placements_[index].bucket >= 0;
   add_to_bucket(index);
   start_full_buckets();
-  return moved ? placements_[index].view : at::Tensor();
+  return copied ? placements_[index].view : at::Tensor();
 }
 
 void BucketedReducer::add_to_bucket(std::size_t index) {
-  Place& place = placements_[index];
+  Placement& placement = placements_[index];
   GradientState& state = states_[index];
   state.packed = true;
-  if (place.bucket < 0) return;
-  synchronize_streams(buckets_[static_cast<std::size_t>(place.bucket)]);
+  if (placement.bucket < 0) return;
+  synchronize_streams(buckets_[static_cast<std::size_t>(placement.bucket)]);
   if (!state.ready || !is_strided(state.gradient))
-    place.view.zero_();
+    placement.view.zero_();
   else
-    copy_into_bucket(place, state);
-  --buckets_[static_cast<std::size_t>(place.bucket)].missing;
+    copy_into_bucket(placement, state);
+  --buckets_[static_cast<std::size_t>(placement.bucket)].missing;
 }
 
-void BucketedReducer::copy_into_bucket(Place& place, GradientState& state) {
+void BucketedReducer::copy_into_bucket(Placement& placement, GradientState& state) {
   ++stats_.copies_in;
-  if (same_memory(state.gradient, place.view)) {
-    if (!state.fresh) state.saved = place.view.clone();
-    place.view.mul_(gradient_scale_);
+  if (same_memory(state.gradient, placement.view)) {
+    if (!state.fresh) state.saved = placement.view.clone();
+    placement.view.mul_(gradient_scale_);
   } else {
-    at::mul_out(place.view, state.gradient, gradient_scale_);
+    at::mul_out(placement.view, state.gradient, gradient_scale_);
   }
   state.gradient = at::Tensor();
 }
@@ -114,8 +112,8 @@ void BucketedReducer::start_full_buckets() {
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) start_bucket(buckets_[next_bucket_++]);
 }
 
-/// Autograd runs each node on the stream of its forward: gradients of one bucket may come on several, and it may leave
-/// on another.
+/// Makes the current stream wait for the stream that wrote to the bucket last. Autograd runs each node on the stream of
+/// its forward, so gradients of one bucket may be written on several streams, and the bucket may start on another.
 void BucketedReducer::synchronize_streams(BucketState& bucket_state) {
   const at::Device device = bucket_state.bucket.buffer.device();
   if (device.is_cpu()) return;
@@ -136,20 +134,20 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
   if (!is_finishing_) ++stats_.started_early;
   if (options_.hook) {
     ++stats_.operations;
-    HookContext context = wire(bucket.names.front());
+    HookContext context = hook_context(bucket.names.front());
     bucket_state.pending = options_.hook->start(bucket, context);
     return;
   }
   Collective op = make_op(CollectiveKind::kAllReduce, bucket.names.front());
   op.input = op.output = bucket.buffer;
-  if (bucket.buffer.scalar_type() == at::kFloat) op.wire = options_.wire;
+  if (bucket.buffer.scalar_type() == at::kFloat) op.wire_dtype = options_.wire_dtype;
   bucket_state.pending = start(op);
 }
 
 Participation BucketedReducer::finish(GradientSink& sink) {
   is_finishing_ = true;
   const bool planned = layout_hash_ != 0;
-  // Who only keeps company learns from the header whether anybody has gradients.
+  // A rank that has joined learns from the headers whether any rank has gradients.
   if (planned && !is_shadow_) fill_buckets();
   wait_for_headers();
   if (participation_.active == 0) {
@@ -178,12 +176,13 @@ void BucketedReducer::fill_buckets() {
 
 void BucketedReducer::agree_on_order() {
   const auto count = static_cast<std::int64_t>(specs_.size());
-  // Place of each part in this rank's order, -1 for none; then whether it was sparse.
+  // For each gradient its position in this rank's order, -1 for none; then for each whether it is sparse.
   at::Tensor mine = at::full({2 * count}, -1, at::kInt);
-  auto* told = mine.mutable_data_ptr<std::int32_t>();
-  for (std::size_t place = 0; place < order_.size(); ++place) told[order_[place]] = static_cast<std::int32_t>(place);
+  auto* mine_data = mine.mutable_data_ptr<std::int32_t>();
+  for (std::size_t position = 0; position < order_.size(); ++position)
+    mine_data[order_[position]] = static_cast<std::int32_t>(position);
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    told[specs_.size() + i] = states_[i].ready && !is_strided(states_[i].gradient);
+    mine_data[specs_.size() + i] = states_[i].ready && !is_strided(states_[i].gradient);
   at::Tensor all = at::empty({channel_->size() * 2 * count}, at::kInt);
   Collective op = make_op(CollectiveKind::kAllGather, name_);
   op.input = mine;
@@ -199,27 +198,27 @@ void BucketedReducer::agree_on_order() {
     }
     std::sort(placed.begin(), placed.end());
     orders.emplace_back();
-    for (const auto& [place, part] : placed) orders.back().push_back(part);
+    for (const auto& [position, index] : placed) orders.back().push_back(index);
   }
   build_buckets(merge_orders(orders, specs_.size()));
-  for (BucketState& bucket_state : buckets_) bucket_state.missing = bucket_state.parts.size();
+  for (BucketState& bucket_state : buckets_) bucket_state.missing = bucket_state.gradients.size();
 }
 
 void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientSize> sizes;
   std::vector<std::pair<at::ScalarType, at::Device>> kinds;
-  for (const Part& part : specs_) {
-    const std::pair kind{part.like.scalar_type(), part.like.device()};
+  for (const GradientSpec& spec : specs_) {
+    const std::pair kind{spec.example.scalar_type(), spec.example.device()};
     const auto found = std::find(kinds.begin(), kinds.end(), kind);
-    sizes.push_back({static_cast<std::int64_t>(part.like.nbytes()), static_cast<int>(found - kinds.begin())});
+    sizes.push_back({static_cast<std::int64_t>(spec.example.nbytes()), static_cast<int>(found - kinds.begin())});
     if (found == kinds.end()) kinds.push_back(kind);
   }
   order_.clear();
   for (const std::size_t i : order)
     if (!placements_[i].sparse) order_.push_back(i);
-  for (Place& place : placements_) {
-    place.bucket = -1;
-    place.view = at::Tensor();
+  for (Placement& placement : placements_) {
+    placement.bucket = -1;
+    placement.view = at::Tensor();
   }
   buckets_.clear();
   layout_hash_ = layout_hash_ * 31 + 17;
@@ -230,28 +229,28 @@ void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
     std::vector<std::int64_t> offsets;
     for (const std::size_t i : members) {
       offsets.push_back(total);
-      total += (specs_[i].like.numel() + kAlign - 1) / kAlign * kAlign;
+      total += (specs_[i].example.numel() + kAlign - 1) / kAlign * kAlign;
       bucket_state.bucket.names.push_back(specs_[i].name);
       layout_hash_ = (layout_hash_ ^ i) * 1099511628211u;
     }
-    const at::Tensor& first = specs_[members.front()].like;
+    const at::Tensor& first = specs_[members.front()].example;
     bucket_state.bucket.buffer = at::zeros({total}, first.options().requires_grad(false));
     for (std::size_t k = 0; k < members.size(); ++k) {
-      const at::Tensor& like = specs_[members[k]].like;
-      const at::Tensor memory = bucket_state.bucket.buffer.narrow(0, offsets[k], like.numel());
+      const at::Tensor& example = specs_[members[k]].example;
+      const at::Tensor memory = bucket_state.bucket.buffer.narrow(0, offsets[k], example.numel());
       placements_[members[k]].bucket = static_cast<int>(buckets_.size());
-      placements_[members[k]].view = like.is_non_overlapping_and_dense()
-                                         ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
-                                         : memory.view(like.sizes());
+      placements_[members[k]].view = example.is_non_overlapping_and_dense()
+                                         ? memory.as_strided(example.sizes(), example.strides(), offsets[k])
+                                         : memory.view(example.sizes());
     }
-    bucket_state.parts = std::move(members);
+    bucket_state.gradients = std::move(members);
     buckets_.push_back(std::move(bucket_state));
   }
   ++stats_.plans;
 }
 
-// A line a part, in the order of the next exchange: for how many exchanges nobody had a gradient of it, -1 when it has
-// sparse ones; then its name.
+// One line per gradient, in the order of the next reduction: the number of reductions for which no rank has had it, or
+// -1 if it is sparse; then its name.
 std::string BucketedReducer::layout() const {
   if (layout_hash_ == 0) return "";
   std::string text;
@@ -270,11 +269,11 @@ void BucketedReducer::restore_layout(const std::string& layout) {
     const std::size_t space = line.find(' ');
     const auto found = numbers.find(line.substr(space == std::string::npos ? line.size() : space + 1));
     if (found == numbers.end())
-      throw base::UsageError("the layout of buckets has the line " + base::quoted(line, 80) +
-                             ", which names no gradient of this model, or one twice; allowed is what stats().layout of "
-                             "the same model said");
+      throw base::UsageError("the bucket layout has the line " + base::quoted(line, 80) +
+                             ", which names no gradient of this model, or names one twice; expected stats().layout of "
+                             "the same model");
     const auto unused =
-        base::parse_int_in_range("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
+        base::parse_int_in_range("the bucket layout", line.substr(0, space), -1, std::numeric_limits<int>::max());
     if (unused < 0)
       placements_[found->second].sparse = true;
     else
@@ -296,9 +295,9 @@ std::vector<at::Tensor> BucketedReducer::reduce_late() {
   std::vector<at::Tensor> late(specs_.size());
   std::vector<std::pair<std::size_t, PendingPtr>> pending;
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (placements_[i].bucket >= 0 || !dense(i)) continue;
+    if (placements_[i].bucket >= 0 || !has_dense(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
-    late[i] = at::zeros_like(specs_[i].like, at::MemoryFormat::Contiguous).detach();
+    late[i] = at::zeros_like(specs_[i].example, at::MemoryFormat::Contiguous).detach();
     if (mine.defined() && is_strided(mine)) {
       at::mul_out(late[i], mine, gradient_scale_);
       ++stats_.copies_in;
@@ -313,7 +312,7 @@ std::vector<at::Tensor> BucketedReducer::reduce_late() {
     if (sum_scale_ != 1) late[i].mul_(sum_scale_);
   }
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!sparse(i)) continue;
+    if (!has_sparse(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
     const at::Tensor sum = average_sparse(i, mine.defined() && !is_strided(mine) ? mine : at::Tensor());
     late[i] = late[i].defined() ? late[i].add_(sum) : sum;
@@ -327,7 +326,7 @@ void BucketedReducer::finish_buckets() {
     wait(*bucket_state.pending, bucket_state.bucket.names.front());
     if (wait_start_ns != 0) trace(bucket_state, wait_start_ns);
     if (options_.hook) {
-      HookContext context = wire(bucket_state.bucket.names.front());
+      HookContext context = hook_context(bucket_state.bucket.names.front());
       options_.hook->finish(bucket_state.bucket, context);
     }
     if (sum_scale_ != 1) bucket_state.bucket.buffer.mul_(sum_scale_);
@@ -345,18 +344,18 @@ void BucketedReducer::trace(const BucketState& bucket_state, std::int64_t wait_s
 
 void BucketedReducer::deliver(GradientSink& sink, const std::vector<at::Tensor>& late) {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    Place& place = placements_[i];
+    Placement& placement = placements_[i];
     if (!is_fresh_on_any_rank(i)) {
       if (states_[i].saved.defined()) {
-        place.view.copy_(states_[i].saved);
+        placement.view.copy_(states_[i].saved);
         ++stats_.copies_out;
       }
       continue;
     }
     at::Tensor mean = late[i];
-    if (place.bucket >= 0 && dense(i)) mean = late[i].defined() ? place.view.add_(late[i]) : place.view;
+    if (placement.bucket >= 0 && has_dense(i)) mean = late[i].defined() ? placement.view.add_(late[i]) : placement.view;
     if (active_scale_ != 1) mean.mul_(active_scale_);
-    sink.take(i, mean);
+    sink.consume(i, mean);
   }
   states_.assign(specs_.size(), {});
 }
@@ -364,7 +363,7 @@ void BucketedReducer::deliver(GradientSink& sink, const std::vector<at::Tensor>&
 void BucketedReducer::update_usage() {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     placements_[i].unused = is_fresh_on_any_rank(i) ? 0 : placements_[i].unused + 1;
-    if (sparse(i)) placements_[i].sparse = true;
+    if (has_sparse(i)) placements_[i].sparse = true;
   }
 }
 
@@ -374,7 +373,7 @@ void BucketedReducer::rebuild_buckets_if_needed() {
   if (order != order_) build_buckets(order);
 }
 
-// Without parts that nobody has used for long, and with those that were late and have no place yet.
+// Drops gradients that no rank has used lately, and adds those that were late and have no place.
 std::vector<std::size_t> BucketedReducer::next_order() const {
   std::vector<std::size_t> order;
   for (const std::size_t i : order_) {
@@ -382,8 +381,8 @@ std::vector<std::size_t> BucketedReducer::next_order() const {
     if (stays) order.push_back(i);
   }
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (placements_[i].bucket < 0 && !placements_[i].sparse && placements_[i].unused == 0 && stats_.exchanges > 0 &&
-        dense(i))
+    if (placements_[i].bucket < 0 && !placements_[i].sparse && placements_[i].unused == 0 && stats_.reductions > 0 &&
+        has_dense(i))
       order.push_back(i);
   return order;
 }

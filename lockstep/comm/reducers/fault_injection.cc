@@ -37,13 +37,13 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
     is_due_ = number >= injection_.step && !std::exchange(done_, number >= injection_.step);
     const bool can = injection_.fault != Fault::kFlip || step.use == GradientUse::kAverage;
     if (is_due_)
-      base::log_warning("the fault that was asked for (inject) " +
-                        (can ? "happens now, in exchange " + std::to_string(number)
-                             : std::string("cannot happen: the ranks of this host have one copy of the parameters")));
+      base::log_warning("inject: the fault " +
+                        (can ? "happens now, in reduction " + std::to_string(number)
+                             : std::string("cannot happen: the ranks of this host share one copy of the parameters")));
     is_due_ &= can;
-    StepIdentity told = step;
-    if (is_due_) inject(told);
-    ForwardingReducer::begin(told, std::move(extra_ops));
+    StepIdentity injected = step;
+    if (is_due_) inject(injected);
+    ForwardingReducer::begin(injected, std::move(extra_ops));
   }
 
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
@@ -67,25 +67,26 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
       case Fault::kStop: ::raise(SIGSTOP); break;
       case Fault::kSegv: ::raise(SIGSEGV); break;
       case Fault::kLoop: injected_endless_loop(); break;
-      case Fault::kThrow: throw std::runtime_error("the exception that was asked for (inject)");
+      case Fault::kThrow: throw std::runtime_error("the injected exception (inject)");
       case Fault::kDesync: ++step.batches; break;
       default: break;  // in ready() or finish()
     }
   }
 
-  /// A bit of the first number of the first mean, one that an update does not round away: half of a float32's value.
-  void take(std::size_t index, const at::Tensor& mean) override {
+  /// Flips a bit of the first element of the first mean. The bit is one that an update does not round away: it halves
+  /// or doubles a float32.
+  void consume(std::size_t index, const at::Tensor& mean) override {
     if (!mean.is_sparse() && mean.numel() > 0 && mean.element_size() > 1 && std::exchange(is_due_, false)) {
       const at::Tensor first = mean.as_strided({1}, {1}, mean.storage_offset()),
-                       here = first.cpu();  // itself, where it is there already
+                       here = first.cpu();  // the same tensor if it is on the CPU already
       static_cast<unsigned char*>(here.mutable_data_ptr())[here.element_size() - 2] ^= 0x40;
       if (!here.is_same(first)) first.copy_(here);
     }
-    sink_->take(index, mean);
+    sink_->consume(index, mean);
   }
 
   const job::Injection injection_;
-  bool is_due_ = false;  // the fault is of this exchange
+  bool is_due_ = false;  // the fault belongs to this reduction
   bool done_ = false;
   GradientSink* sink_ = nullptr;
 };

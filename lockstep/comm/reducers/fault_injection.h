@@ -1,4 +1,4 @@
-// An exchange that goes wrong when it is told to.
+// A GradientReducer decorator that injects a fault into a reduction, for tests.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace lockstep::comm {
 
-/// `inner`, in which the fault happens once, at the time that it says. It is for this rank.
+/// Wraps `inner` so that the fault of `injection` happens once, in the reduction that it names. Call it only on the
+/// rank that the fault is for.
 std::unique_ptr<GradientReducer> with_fault_injection(std::unique_ptr<GradientReducer> inner,
                                                       const job::Injection& injection);
 

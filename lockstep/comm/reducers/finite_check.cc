@@ -24,13 +24,13 @@ class FiniteCheckReducer final : public ForwardingReducer {
 
  private:
   void check_values(const at::Tensor& values, const std::string& name) {
-    const auto [least, greatest] = at::aminmax(values);
-    const double low = least.item<double>(), high = greatest.item<double>();
+    const auto [min, max] = at::aminmax(values);
+    const double low = min.item<double>(), high = max.item<double>();
     if (std::isfinite(low) && std::isfinite(high)) return;
     fail_({base::Cause::kNonFinite, "backward", rank_, rank_,
-           "the gradient of " + name + " on rank " + std::to_string(rank_) + " has values that are not finite: least " +
-               std::to_string(low) + ", greatest " + std::to_string(high),
-           "look at this rank's batch and loss; a smaller learning rate, or clip_grad_norm()"});
+           "the gradient of " + name + " on rank " + std::to_string(rank_) +
+               " has values that are not finite: minimum " + std::to_string(low) + ", maximum " + std::to_string(high),
+           "check this rank's batch and loss; lower the learning rate, or use clip_grad_norm()"});
   }
 
   const std::vector<std::string> names_;

@@ -1,4 +1,4 @@
-// Gradients that are not finite are refused before anybody gets them.
+// A GradientReducer decorator that rejects gradients with infinities or NaNs before they are reduced.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@
 
 namespace lockstep::comm {
 
-/// `inner`, each of whose gradients is looked at when it is ready, in one pass (least and greatest, which a NaN passes
-/// through). One that is not finite goes to `fail`, which throws, as a CommError kNonFinite of `rank` with the part's
-/// name.
+/// Wraps `inner` so that ready() checks each gradient in one pass (minimum and maximum, which propagate a NaN). For a
+/// gradient that is not finite, calls `fail` with a CommError kNonFinite of `rank` that has the gradient's name; `fail`
+/// must throw.
 std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReducer> inner,
                                                    std::vector<std::string> names, int rank,
                                                    std::function<void(const base::CommError&)> fail);

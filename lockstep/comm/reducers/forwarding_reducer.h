@@ -1,4 +1,4 @@
-// What decorators of an GradientReducer have in common.
+// ForwardingReducer: base class for decorators of a GradientReducer.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace lockstep::comm {
 
-/// Does what `inner` does.
+/// Forwards every call to `inner`.
 class ForwardingReducer : public GradientReducer {
  public:
   explicit ForwardingReducer(std::unique_ptr<GradientReducer> inner) : inner_(std::move(inner)) {}
@@ -26,7 +26,7 @@ class ForwardingReducer : public GradientReducer {
   bool has_begun_on_all_ranks() const override { return inner_->has_begun_on_all_ranks(); }
   void abandon(const std::string& why) noexcept override { inner_->abandon(why); }
   ReducerStats stats() const override { return inner_->stats(); }
-  FusedReducer* pieces() override { return inner_->pieces(); }
+  FusedReducer* fused() override { return inner_->fused(); }
 
  private:
   const std::unique_ptr<GradientReducer> inner_;

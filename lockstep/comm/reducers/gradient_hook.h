@@ -1,4 +1,4 @@
-// What may happen to a bucket of gradients on its way: compression, another reduction, a fused update.
+// GradientHook: replaces the all_reduce of a bucket of gradients, for compression or another reduction.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,24 +10,26 @@
 
 namespace lockstep::comm {
 
-/// Some gradients, one after another in flat memory.
+/// Several gradients, one after another in flat memory.
 struct Bucket {
-  std::size_t index = 0;           ///< in the order of travel
-  std::vector<std::string> names;  ///< of the parameters in it
-  at::Tensor buffer;  ///< [n], this rank's gradients divided by the number of ranks; finally the sum over ranks
+  std::size_t index = 0;           ///< in the order in which buckets are reduced
+  std::vector<std::string> names;  ///< of the parameters whose gradients it contains
+  at::Tensor
+      buffer;  ///< [n], this rank's gradients divided by the number of ranks; after finish() their sum over ranks
 };
 
-/// The exchange's channel, for a hook: operations on it are the same, in the same order, on all ranks.
+/// The operations that a hook may use. All ranks must start the same operations in the same order.
 class HookContext {
  public:
   HookContext(Channel& channel, const std::string& label, std::uint64_t seq);
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
-  /// Sums `tensor` over the ranks, in place.
+  /// Starts summing `tensor` over the ranks, in place. Does not wait for other ranks.
   PendingPtr all_reduce(const at::Tensor& tensor);
-  /// `output` holds size() parts like `input`.
+  /// Starts gathering the ranks' inputs in rank order. `output` must have size() times as many elements as `input`.
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input);
-  /// Throws what the operation throws; bounded as all waits for other ranks are (watch.h).
+  /// Blocks until the operation is done and throws its error. Bounded like all waits for other ranks
+  /// (deadlock_detector.h).
   void wait(Pending& pending);
 
  private:
@@ -35,16 +37,17 @@ class HookContext {
   Collective op_;
 };
 
-/// Called on the thread of backward(), for every bucket, in the order of their indices. Results must be the same bits
-/// on all ranks.
+/// A hook is called for every bucket, in the order of their indices: start() on the thread that computes gradients or
+/// ends backward(), finish() at the end of backward(). Its results must have the same bits on all ranks.
 class GradientHook {
  public:
   virtual ~GradientHook() = default;
   virtual std::string name() const = 0;
-  /// The bucket is full: begins what travels. Does not wait.
-  virtual PendingPtr start(Bucket& bucket, HookContext& wire) = 0;
-  /// What start() returned is done: leaves the sum over the ranks in bucket.buffer. May use the wire again and wait.
-  virtual void finish(Bucket& bucket, HookContext& wire) = 0;
+  /// Starts the communication for a full bucket. Must not block. Returns the Pending to wait for before finish().
+  virtual PendingPtr start(Bucket& bucket, HookContext& context) = 0;
+  /// Called when the Pending from start() is done. Must store the sum over the ranks in bucket.buffer. May start more
+  /// operations and wait for them.
+  virtual void finish(Bucket& bucket, HookContext& context) = 0;
 };
 
 }  // namespace lockstep::comm

@@ -11,49 +11,47 @@
 namespace lockstep::comm {
 namespace {
 
-bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
-
-/// Strides without holes or overlaps, the same for all ranks.
-std::vector<std::int64_t> strides_for(const at::Tensor& like) {
-  if (like.is_non_overlapping_and_dense()) return like.strides().vec();
-  const auto strides = c10::contiguous_strides(like.sizes());
+/// Returns strides without holes or overlaps, the same on all ranks.
+std::vector<std::int64_t> strides_for(const at::Tensor& example) {
+  if (example.is_non_overlapping_and_dense()) return example.strides().vec();
+  const auto strides = c10::contiguous_strides(example.sizes());
   return {strides.begin(), strides.end()};
 }
 
 }  // namespace
 
-InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<Part> parts,
+InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs,
                                                std::unique_ptr<Channel> channel,
                                                std::unique_ptr<PeerMemoryReducer> reducer)
-    : ReducerBase(std::move(name), std::move(parts), std::move(channel)),
+    : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
       reducer_(std::move(reducer)),
       states_(specs_.size()) {
-  for (const Part& spec : specs_) strides_.push_back(strides_for(spec.like));
+  for (const GradientSpec& spec : specs_) strides_.push_back(strides_for(spec.example));
 }
 
 InPlaceGradientReducer::~InPlaceGradientReducer() {
-  if (!open_) return;  // else others may still write to what was shown
+  if (!open_) return;  // other ranks may still write to published gradients
   for (State& state : states_) quarantine_tensor(std::move(state.mean));
 }
 
 void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops) {
-  open(step, 0, std::move(extra_ops));  // throws after a failure, when what was shown must stay
+  start_header(step, 0, std::move(extra_ops));  // throws after a failure; published gradients must then stay
   states_.assign(specs_.size(), {});
   published_.clear();
   order_.clear();
   copied_.clear();
   stats_.started_early = 0;
-  reducer_->open(step.use == GradientUse::kAverage            ? EarlyWork::kReduce
-                 : step.use == GradientUse::kUpdateInBackward ? EarlyWork::kConsume
-                                                              : EarlyWork::kNone);
+  reducer_->begin_round(step.use == GradientUse::kAverage            ? EarlyWork::kReduce
+                        : step.use == GradientUse::kUpdateInBackward ? EarlyWork::kConsume
+                                                                     : EarlyWork::kNone);
   early_sink_ = nullptr;
   averaged_ = step.already_averaged;
   open_ = true;
 }
 
-/// Whether the others can add to `gradient` where it lies.
+/// Returns whether the other ranks can reduce `gradient` in place.
 bool InPlaceGradientReducer::can_reduce_in_place(std::size_t index, const at::Tensor& gradient) const {
-  return gradient.scalar_type() == specs_[index].like.scalar_type() &&
+  return gradient.scalar_type() == specs_[index].example.scalar_type() &&
          gradient.strides() == at::IntArrayRef(strides_[index]) &&
          reducer_->is_peer_accessible(gradient.const_data_ptr()) && !published_.contains(gradient.const_data_ptr());
 }
@@ -67,22 +65,23 @@ at::Tensor InPlaceGradientReducer::ready(std::size_t index, const at::Tensor& gr
   ++stats_.started_early;
   if (early_sink_ && has_begun_on_all_ranks()) consume_early();
   if (!is_strided(gradient)) {
-    reducer_->show(index, nullptr, fresh);
+    reducer_->publish(index, nullptr, fresh);
     return {};
   }
   if (gradient.numel() == 0) return {};
   const bool staged = !can_reduce_in_place(index, gradient);
-  state.mean = staged ? reducer_->make_peer_accessible(specs_[index].like, strides_[index]).copy_(gradient) : gradient;
+  state.mean =
+      staged ? reducer_->make_peer_accessible(specs_[index].example, strides_[index]).copy_(gradient) : gradient;
   stats_.copies_in += staged;
   if (staged) copied_.push_back(index);
   stats_.bytes += static_cast<std::int64_t>(state.mean.nbytes());
   void* data = state.mean.mutable_data_ptr();
   published_.insert(data);
-  reducer_->show(index, data, fresh);
+  reducer_->publish(index, data, fresh);
   return staged && fresh ? state.mean : at::Tensor();
 }
 
-/// Nothing is given before all ranks are known to be in the same update.
+/// Passes no chunk to the sink before all ranks are known to run the same update.
 void InPlaceGradientReducer::consume_early() {
   wait_for_headers();
   if (participation_.active == channel_->size()) reducer_->consume_early(*early_sink_, divisor_);
@@ -90,7 +89,7 @@ void InPlaceGradientReducer::consume_early() {
 }
 
 Participation InPlaceGradientReducer::finish(GradientSink& sink) {
-  return end([&] {
+  return run_reduction([&] {
     reduce_all();
     wait_extra_ops();
     if (!is_shadow_) deliver(sink);
@@ -98,8 +97,8 @@ Participation InPlaceGradientReducer::finish(GradientSink& sink) {
 }
 
 Participation InPlaceGradientReducer::finish_fused(ChunkSink& sink) {
-  return end([&] {
-    if (use_ == GradientUse::kAverage)  // this rank keeps company, and has no say
+  return run_reduction([&] {
+    if (use_ == GradientUse::kAverage)  // this rank has joined; the other ranks decide
       reduce_all();
     else
       consume_all(sink);
@@ -107,9 +106,10 @@ Participation InPlaceGradientReducer::finish_fused(ChunkSink& sink) {
   });
 }
 
-/// `work` is what is done with what all have shown, and waits for what goes along.
+/// Runs `work`, which processes the published gradients and waits for the extra operations, between the comparison of
+/// headers and the end of the reduction.
 template <typename Work>
-Participation InPlaceGradientReducer::end(const Work& work) {
+Participation InPlaceGradientReducer::run_reduction(const Work& work) {
   wait_for_headers();
   if (participation_.active > 0) {
     start_extra_ops();
@@ -124,20 +124,21 @@ Participation InPlaceGradientReducer::end(const Work& work) {
 
 void InPlaceGradientReducer::report_copies() {
   has_reported_copies_ = true;
-  base::log_info(std::to_string(copied_.size()) + " of " + std::to_string(specs_.size()) +
-                 " gradients are copied before they are reduced, " + specs_[copied_.front()].name +
-                 " first: other ranks cannot reach their memory, or their strides are not the parameter's, or two have "
-                 "one memory");
+  base::log_info(
+      std::to_string(copied_.size()) + " of " + std::to_string(specs_.size()) +
+      " gradients are copied before they are reduced, " + specs_[copied_.front()].name +
+      " first: other ranks cannot access their memory, their strides are not the parameter's, or two of them "
+      "share memory");
 }
 
 void InPlaceGradientReducer::consume_all(ChunkSink& sink) {
   ++stats_.operations;
   wait(*reducer_->finish_consuming(is_shadow_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (reducer_->sparse(i)) throw_sparse_gradient(specs_[i].name);
+    if (reducer_->has_sparse(i)) throw_sparse_gradient(specs_[i].name);
   if (is_shadow_ && use_ == GradientUse::kNorm) return;
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (reducer_->dense(i)) sink.finish_gradient(i);
+    if (reducer_->has_dense(i)) sink.finish_gradient(i);
 }
 
 void InPlaceGradientReducer::reduce_all() {
@@ -148,7 +149,7 @@ void InPlaceGradientReducer::reduce_all() {
     wait(*start(make_op(CollectiveKind::kBarrier, name_)), name_);
   }
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->sparse(i)) continue;
+    if (!reducer_->has_sparse(i)) continue;
     State& state = states_[i];
     const at::Tensor sum =
         average_sparse(i, state.gradient.defined() && !is_strided(state.gradient) ? state.gradient : at::Tensor());
@@ -156,22 +157,23 @@ void InPlaceGradientReducer::reduce_all() {
   }
 }
 
-/// Parts that only other ranks have a dense gradient of.
+/// Copies the means of gradients that only other ranks have published.
 void InPlaceGradientReducer::read_peer_means() {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->dense(i) || states_[i].mean.defined() || is_shadow_) continue;
-    const at::Tensor& like = specs_[i].like;
-    const auto options = like.options().requires_grad(false);
-    const at::Tensor theirs = at::from_blob(const_cast<void*>(reducer_->mean(i)), like.sizes(), strides_[i], options);
-    states_[i].mean = at::empty_strided(like.sizes(), strides_[i], options).copy_(theirs);
+    if (!reducer_->has_dense(i) || states_[i].mean.defined() || is_shadow_) continue;
+    const at::Tensor& example = specs_[i].example;
+    const auto options = example.options().requires_grad(false);
+    const at::Tensor theirs =
+        at::from_blob(const_cast<void*>(reducer_->mean(i)), example.sizes(), strides_[i], options);
+    states_[i].mean = at::empty_strided(example.sizes(), strides_[i], options).copy_(theirs);
   }
 }
 
 void InPlaceGradientReducer::deliver(GradientSink& sink) {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->dense(i) && !reducer_->sparse(i)) continue;
+    if (!reducer_->has_dense(i) && !reducer_->has_sparse(i)) continue;
     if (active_scale_ != 1) states_[i].mean.mul_(active_scale_);
-    sink.take(i, states_[i].mean);
+    sink.consume(i, states_[i].mean);
   }
 }
 

@@ -1,4 +1,4 @@
-// The exchange of ranks that reach each other's memory: gradients are reduced where they lie.
+// InPlaceGradientReducer: reduces gradients in place, for ranks that can access each other's memory.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,14 @@
 
 namespace lockstep::comm {
 
-/// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the
-/// rest. Which parts a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but
-/// one that the others cannot reach or whose strides are not the parameter's: it is written into memory of the
-/// exchange, is counted in copies_in, and rank 0 says so the first time.
+/// ready() publishes the address of a gradient to the other ranks and reduces this rank's share of the gradients that
+/// all ranks have published; finish() reduces the rest. Which gradients a rank has is part of what it publishes, so
+/// unused gradients cost nothing. A gradient is copied only if the other ranks cannot access it, if its strides are not
+/// the parameter's, or if two gradients share memory: it is then written into memory of the reducer and counted in
+/// copies_in, and rank 0 logs the first such reduction.
 class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
  public:
-  InPlaceGradientReducer(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
+  InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
                          std::unique_ptr<PeerMemoryReducer> reducer);
   ~InPlaceGradientReducer() override;
 
@@ -27,7 +28,7 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   Participation finish(GradientSink& sink) override;
   ReducerStats stats() const override;
 
-  FusedReducer* pieces() override { return this; }
+  FusedReducer* fused() override { return this; }
   Participation finish_fused(ChunkSink& sink) override;
   void set_early_sink(ChunkSink& sink) override { early_sink_ = &sink; }
   SharedAllocation allocate_shared(std::size_t bytes) override { return reducer_->allocate_shared(bytes); }
@@ -35,13 +36,13 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
  private:
   struct State {
     bool ready = false;
-    at::Tensor gradient;  // as it came
-    at::Tensor mean;      // where the mean will be: what was shown
+    at::Tensor gradient;  // as passed to ready()
+    at::Tensor mean;      // will hold the mean: what was published
   };
   bool can_reduce_in_place(std::size_t index, const at::Tensor& gradient) const;
   void report_copies();
   template <typename Work>
-  Participation end(const Work& work);
+  Participation run_reduction(const Work& work);
   void consume_early();
   void reduce_all();
   void consume_all(ChunkSink& sink);
@@ -49,14 +50,14 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   void deliver(GradientSink& sink);
 
   const std::unique_ptr<PeerMemoryReducer> reducer_;
-  std::vector<std::vector<std::int64_t>> strides_;  // in which all ranks show a part
+  std::vector<std::vector<std::int64_t>> strides_;  // with which all ranks publish a gradient
   std::vector<State> states_;
-  std::unordered_set<const void*> published_;  // in this exchange: two parameters may have one gradient
+  std::unordered_set<const void*> published_;  // in this reduction: two parameters may share one gradient
   bool open_ = false;
-  ChunkSink* early_sink_ = nullptr;  // that gets nothing yet
-  bool averaged_ = false;            // what is shown in this exchange, already
-  std::vector<std::size_t> order_;   // of the last exchange
-  std::vector<std::size_t> copied_;  // in this exchange, because they do not lie well
+  ChunkSink* early_sink_ = nullptr;  // has received nothing in this reduction
+  bool averaged_ = false;            // StepIdentity::already_averaged of this reduction
+  std::vector<std::size_t> order_;   // of the last reduction
+  std::vector<std::size_t> copied_;  // in this reduction, because they cannot be reduced in place
   bool has_reported_copies_ = false;
 };
 

@@ -15,19 +15,19 @@
 
 namespace lockstep::comm {
 
-ReducerBase::ReducerBase(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel)
+ReducerBase::ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel)
     : name_(std::move(name)),
-      specs_(std::move(parts)),
+      specs_(std::move(specs)),
       channel_(std::move(channel)),
       straggler_detector_(channel_->size()),
       header_(at::empty({sizeof(ReductionHeader)}, at::kByte)),
       headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ReductionHeader))}, at::kByte)) {
-  for (const Part& spec : specs_) total_bytes_ += spec.like.nbytes();
+  for (const GradientSpec& spec : specs_) total_bytes_ += spec.example.nbytes();
 }
 
 namespace {
 
-/// An hour is as good as more.
+/// Returns at most one hour.
 std::uint32_t microseconds(std::chrono::steady_clock::duration time) {
   return static_cast<std::uint32_t>(
       std::min<std::int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count(), 3'600'000'000));
@@ -39,7 +39,7 @@ Collective ReducerBase::make_op(CollectiveKind kind, std::string name) const {
   return {.kind = kind, .name = std::move(name), .seq = seq_};
 }
 
-HookContext ReducerBase::wire(const std::string& label) { return {*channel_, label, seq_}; }
+HookContext ReducerBase::hook_context(const std::string& label) { return {*channel_, label, seq_}; }
 
 PendingPtr ReducerBase::start(Collective op) {
   ++stats_.operations;
@@ -48,22 +48,22 @@ PendingPtr ReducerBase::start(Collective op) {
 
 void ReducerBase::wait(Pending& pending, const std::string& what) {
   channel_->wait(pending, make_op(CollectiveKind::kAllReduce, what),
-                 std::string(user_call_) + " (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
+                 std::string(user_call_) + " (gradients of " + name_ + ", reduction " + std::to_string(seq_) + ")");
 }
 
-void ReducerBase::open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> extra_ops) {
+void ReducerBase::start_header(const StepIdentity& step, std::uint64_t layout_hash, std::vector<Collective> extra_ops) {
   base::OperationStart what{.kind = "gradients", .name = name_, .bytes = total_bytes_};
-  record_ = channel_->begin(what);
+  flight_id_ = channel_->begin(what);
   seq_ = what.seq;
   extra_ops_ = std::move(extra_ops);
   extra_pending_.clear();
   is_shadow_ = step.joined;
   user_call_ = step.use == GradientUse::kAverage || step.use == GradientUse::kUpdateInBackward ? "backward()"
-               : step.use == GradientUse::kNorm && step.options == 0                           ? "clip_grad_norm()"
+               : step.use == GradientUse::kNorm && step.options_hash == 0                      ? "clip_grad_norm()"
                                                                                                : "step()";
   if (step.use != GradientUse::kNorm)
     base::RankPage::this_process().gradient_reductions.fetch_add(1, std::memory_order_relaxed);
-  ReductionHeader header = make_header(seq_, plan, step);
+  ReductionHeader header = make_header(seq_, layout_hash, step);
   header.work_us = work_us_;
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
   Collective op = make_op(CollectiveKind::kAllGather, name_);
@@ -75,8 +75,8 @@ void ReducerBase::open(const StepIdentity& step, std::uint64_t plan, std::vector
 
 void ReducerBase::wait_for_headers() {
   if (std::exchange(header_checked_, true)) return;
-  const auto worked = Clock::now() - finished_at_;
-  work_us_ = finished_at_ == Clock::time_point{} ? 0 : microseconds(worked);
+  const auto own_time = Clock::now() - finished_at_;
+  work_us_ = finished_at_ == Clock::time_point{} ? 0 : microseconds(own_time);
   wait(*header_pending_, name_);
   std::vector<ReductionHeader> headers(static_cast<std::size_t>(channel_->size()));
   std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ReductionHeader));
@@ -85,7 +85,7 @@ void ReducerBase::wait_for_headers() {
       throw base::DesyncError(base::Cause::kDesync, label(make_op(CollectiveKind::kAllReduce, name_)),
                               channel_->members()[static_cast<std::size_t>(channel_->rank())], difference->rank,
                               std::string(user_call_) + " on ranks that are not in the same step: " + difference->text,
-                              "a backward() that only some ranks call belongs under no_sync()");
+                              "put a backward() that only some ranks call under no_sync()");
     } catch (const base::CommError& error) {
       channel_->fail(error);
     }
@@ -97,7 +97,7 @@ void ReducerBase::wait_for_headers() {
     participation_.stop_requested |= headers[r].stop_requested != 0;
     if (headers[r].joined) continue;
     ++participation_.active;
-    participation_.first = static_cast<int>(r);
+    participation_.first_active = static_cast<int>(r);
     use_ = static_cast<GradientUse>(headers[r].use);
   }
   divisor_ = by_active && participation_.active > 0 ? participation_.active : channel_->size();
@@ -106,7 +106,7 @@ void ReducerBase::wait_for_headers() {
 }
 
 void ReducerBase::detect_stragglers(const std::vector<ReductionHeader>& headers) {
-  if (participation_.active < channel_->size()) return;  // who has joined works no more
+  if (participation_.active < channel_->size()) return;  // a rank that has joined does no work
   std::vector<std::uint32_t> work;
   for (const ReductionHeader& header : headers) work.push_back(header.work_us);
   const auto found = straggler_detector_.add(work);
@@ -118,14 +118,14 @@ void ReducerBase::detect_stragglers(const std::vector<ReductionHeader>& headers)
 }
 
 void ReducerBase::finish_reduction() {
-  if (participation_.active > 0) ++stats_.exchanges;
-  channel_->end(record_);
+  if (participation_.active > 0) ++stats_.reductions;
+  channel_->end(flight_id_);
   finished_at_ = Clock::now();
 }
 
 void ReducerBase::start_extra_ops() {
   for (Collective& op : extra_ops_) {
-    if (op.kind == CollectiveKind::kBroadcast) op.root = participation_.first;
+    if (op.kind == CollectiveKind::kBroadcast) op.root = participation_.first_active;
     op.seq = seq_;
     extra_pending_.push_back(start(op));
   }
@@ -136,9 +136,9 @@ void ReducerBase::wait_extra_ops() {
 }
 
 at::Tensor ReducerBase::average_sparse(std::size_t index, const at::Tensor& mine) {
-  HookContext context = wire(specs_[index].name);
+  HookContext context = hook_context(specs_[index].name);
   stats_.operations += 3;
-  return sum_sparse(mine, specs_[index].like, 1.0 / channel_->size(), context);
+  return sum_sparse(mine, specs_[index].example, 1.0 / channel_->size(), context);
 }
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// What the exchanges between several ranks have in common: a channel, and a header that tells which step a rank is in.
+// ReducerBase: what reducers between several ranks share, namely a channel and a header that identifies the step.
 #pragma once
 
 #include <chrono>
@@ -14,22 +14,25 @@
 
 namespace lockstep::comm {
 
-/// The header, 64 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is
-/// delivered.
+/// Returns whether `tensor` is dense (not sparse).
+inline bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
+
+/// start_header() starts an all_gather of the headers, 64 bytes per rank. wait_for_headers() compares them before any
+/// mean is delivered.
 class ReducerBase : public GradientReducer {
  public:
   bool has_begun_on_all_ranks() const override { return header_pending_->done(); }
   void abandon(const std::string& why) noexcept override { channel_->abandon(why); }
 
  protected:
-  ReducerBase(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel);
+  ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel);
 
-  /// Numbers the exchange and sends the header. `plan` must be equal on all ranks.
-  void open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> extra_ops);
-  /// Waits for all headers; fills participation_ and what follows it. Once it has, it does nothing until the next
-  /// open(). Throws DesyncError.
+  /// Numbers the reduction and starts the all_gather of headers. `layout_hash` must be equal on all ranks.
+  void start_header(const StepIdentity& step, std::uint64_t layout_hash, std::vector<Collective> extra_ops);
+  /// Blocks until all headers have arrived, compares them, and fills participation_ and the members below it. Throws
+  /// DesyncError. Later calls in the same reduction do nothing.
   void wait_for_headers();
-  /// The exchange is over, and nothing has failed.
+  /// Ends the reduction without an error.
   void finish_reduction();
   void start_extra_ops();
   void wait_extra_ops();
@@ -37,32 +40,32 @@ class ReducerBase : public GradientReducer {
   Collective make_op(CollectiveKind kind, std::string name) const;
   PendingPtr start(Collective op);
   void wait(Pending& pending, const std::string& what);
-  HookContext wire(const std::string& label);
-  /// The mean of the ranks' sparse gradients of part `index`; undefined is none.
+  HookContext hook_context(const std::string& label);
+  /// Returns the mean of the ranks' sparse gradients `index`. `mine` is undefined if this rank has none.
   at::Tensor average_sparse(std::size_t index, const at::Tensor& mine);
 
   const std::string name_;
-  const std::vector<Part> specs_;
+  const std::vector<GradientSpec> specs_;
   const std::unique_ptr<Channel> channel_;
   std::uint64_t seq_ = 0;
-  const char* user_call_ = "";  // the user's, which began the exchange
+  const char* user_call_ = "";  // the user's call that began the reduction
   Participation participation_;
   bool is_shadow_ = false;                   // this rank has joined
-  double active_scale_ = 1;                  // what divide_by_active adds to the division by the world size
-  int divisor_ = 1;                          // both together: means are over this many ranks
+  double active_scale_ = 1;                  // factor that turns a mean over all ranks into one over the active ranks
+  int divisor_ = 1;                          // number of ranks that means are over
   GradientUse use_ = GradientUse::kAverage;  // of the ranks that have not joined
   ReducerStats stats_;
 
  private:
-  std::size_t total_bytes_ = 0;  // of all parts
-  std::uint64_t record_ = 0;     // of this exchange, in the flight recorder
+  std::size_t total_bytes_ = 0;  // of all gradients
+  std::uint64_t flight_id_ = 0;  // of this reduction, in the flight recorder
   std::vector<Collective> extra_ops_;
   std::vector<PendingPtr> extra_pending_;
   void detect_stragglers(const std::vector<ReductionHeader>& headers);
 
   using Clock = std::chrono::steady_clock;
-  Clock::time_point finished_at_{};  // the exchange before
-  std::uint32_t work_us_ = 0;        // from then to this rank's wait for the others
+  Clock::time_point finished_at_{};  // the previous reduction
+  std::uint32_t work_us_ = 0;        // from then until this rank waited for the other ranks
   StragglerDetector straggler_detector_;
   at::Tensor header_;
   at::Tensor headers_;

@@ -1,4 +1,4 @@
-// How gradients travel.
+// ReducerOptions: how gradients are reduced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,21 +12,21 @@
 
 namespace lockstep::comm {
 
-/// The first three of these are for gradients that are packed into buckets; where they are reduced in place there is
-/// none.
+/// bucket_bytes, gradient_predivide_factor, wire_dtype and layout apply to reducers that pack gradients into buckets;
+/// in-place reducers ignore them. A hook forces buckets.
 struct ReducerOptions {
-  /// Buckets have at least this many bytes: the first, and all others. Empty: measured when the exchange is made, and
-  /// printed.
+  /// Minimum size in bytes of the first bucket and of all other buckets. If empty, the sizes are measured when the
+  /// reducer is made, and logged.
   std::vector<std::int64_t> bucket_bytes;
-  std::shared_ptr<GradientHook> hook;  ///< what happens to a bucket on its way; null: summed as it is
-  /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks; 0: by
-  /// that number at once.
+  std::shared_ptr<GradientHook> hook;  ///< reduces buckets; if null, all_reduce sums them
+  /// Gradients are divided by this factor before they are added, and their sum by the number of ranks over the factor.
+  /// 0 means the number of ranks: everything is divided before the addition.
   double gradient_predivide_factor = 0;
-  at::ScalarType wire = at::kFloat;  ///< as Collective::wire
-  /// As ReducerStats.layout of an exchange of the same parts, from which this one goes on: buckets are laid out so
-  /// from the first exchange on. Empty: in the order in which gradients are born in the first one.
+  at::ScalarType wire_dtype = at::kFloat;  ///< as Collective::wire_dtype, for float32 buckets without a hook
+  /// ReducerStats.layout of a reducer of the same gradients whose run this one continues: buckets have that layout from
+  /// the first reduction on. If empty, the order in which the first backward() computes gradients decides.
   std::string layout;
-  bool check_finite = false;  ///< a gradient with an infinity or a NaN ends the job, by name
+  bool check_finite = false;  ///< a gradient with an infinity or a NaN ends the job; the error has its name
 };
 
 }  // namespace lockstep::comm

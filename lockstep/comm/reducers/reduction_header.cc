@@ -10,58 +10,58 @@ namespace {
 struct HeaderField {
   std::int64_t (*value)(const ReductionHeader&);
   std::string (*text)(std::int64_t);
-  bool compares_joined;  // compared with ranks that have joined too
+  bool compares_joined;  // also compared with ranks that have joined
 };
 
-std::string count(std::int64_t n, const char* one, const char* many) {
+std::string count_text(std::int64_t n, const char* one, const char* many) {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
 
-constexpr std::array kUseTexts = {"averages gradients", "takes the norm of gradients", "updates parameters",
+constexpr std::array kUseTexts = {"averages gradients", "computes the norm of gradients", "updates parameters",
                                   "updates parameters in backward()"};
 
 const HeaderField kFields[] = {
     {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.seq); },
-     [](std::int64_t v) { return "is in exchange " + std::to_string(v); }, true},
-    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.plan); },
-     [](std::int64_t v) { return "has laid out its buckets in another way (" + std::to_string(v) + ")"; }, true},
+     [](std::int64_t v) { return "is in reduction " + std::to_string(v); }, true},
+    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.layout_hash); },
+     [](std::int64_t v) { return "has the bucket layout " + std::to_string(v); }, true},
     {[](const ReductionHeader& h) { return h.batches; },
-     [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
-    {[](const ReductionHeader& h) { return std::int64_t{h.order}; },
+     [](std::int64_t v) { return "has drawn " + count_text(v, "batch", "batches"); }, false},
+    {[](const ReductionHeader& h) { return std::int64_t{h.sample_order_hash}; },
      [](std::int64_t v) {
-       return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " +
+       return "has drawn its samples in an order (seed, epoch, shuffle, dataset size) with the hash " +
               std::to_string(v);
      },
      false},
     {[](const ReductionHeader& h) { return h.steps; },
-     [](std::int64_t v) { return "has ended " + count(v, "step", "steps"); }, false},
+     [](std::int64_t v) { return "has completed " + count_text(v, "step", "steps"); }, false},
     {[](const ReductionHeader& h) { return h.empty_backwards; },
      [](std::int64_t v) {
-       return "has called backward() " + count(v, "time", "times") + " without reaching a parameter";
+       return "has called backward() " + count_text(v, "time", "times") + " without reaching a parameter";
      },
      false},
     {[](const ReductionHeader& h) { return std::int64_t{h.accumulating}; },
-     [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); },
+     [](std::int64_t v) { return std::string(v ? "accumulates into existing gradients" : "has fresh gradients"); },
      false},
     {[](const ReductionHeader& h) { return std::int64_t{h.use}; },
      [](std::int64_t v) { return std::string(kUseTexts.at(static_cast<std::size_t>(v))); }, false},
     {[](const ReductionHeader& h) { return std::int64_t{h.already_averaged}; },
-     [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
-    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.options); },
-     [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); },
+     [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has local gradients"); }, false},
+    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.options_hash); },
+     [](std::int64_t v) { return "has an optimizer whose options or steps have the hash " + std::to_string(v); },
      false},
 };
 
 }  // namespace
 
-ReductionHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step) {
+ReductionHeader make_header(std::uint64_t seq, std::uint64_t layout_hash, const StepIdentity& step) {
   ReductionHeader header;
   std::memset(&header, 0, sizeof header);
   header.seq = seq;
-  header.plan = plan;
+  header.layout_hash = layout_hash;
   header.steps = step.steps;
   header.batches = step.batches;
-  header.order = step.order;
+  header.sample_order_hash = step.sample_order_hash;
   header.empty_backwards = step.empty_backwards;
   header.accumulating = step.accumulating;
   header.joined = step.joined;
@@ -69,7 +69,7 @@ ReductionHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIde
   header.use = static_cast<std::uint8_t>(step.use);
   header.already_averaged = step.already_averaged;
   header.stop_requested = step.stop_requested;
-  header.options = step.options;
+  header.options_hash = step.options_hash;
   return header;
 }
 

@@ -1,4 +1,4 @@
-// What every rank says about itself before gradients move.
+// ReductionHeader: identifies a rank's step; ranks compare headers before a reduction delivers means.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace lockstep::comm {
 
-/// Travels as raw bytes between ranks of one build.
+/// Sent as raw bytes between ranks of the same build.
 struct ReductionHeader {
-  std::uint64_t seq;   // of the exchange on its channel
-  std::uint64_t plan;  // fingerprint of the layout of buckets
+  std::uint64_t seq;          // of the reduction on its channel
+  std::uint64_t layout_hash;  // hash of the layout of buckets
   std::int64_t steps;
   std::int64_t batches;
   std::int64_t empty_backwards;
-  std::uint64_t options;
+  std::uint64_t options_hash;
   std::uint8_t accumulating;
   std::uint8_t joined;
   std::uint8_t divide_by_active;
@@ -25,21 +25,21 @@ struct ReductionHeader {
   std::uint8_t already_averaged;
   std::uint8_t stop_requested;
   std::uint8_t padding[2];
-  std::uint32_t work_us;  // this rank's own time in the exchange before, without waiting
-  std::uint32_t order;
+  std::uint32_t work_us;  // time that this rank spent on its own since the last reduction, without waiting
+  std::uint32_t sample_order_hash;
 };
 static_assert(sizeof(ReductionHeader) == 64);
 
-ReductionHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step);
+ReductionHeader make_header(std::uint64_t seq, std::uint64_t layout_hash, const StepIdentity& step);
 
 struct HeaderMismatch {
-  int rank;          ///< the first that differs, as its number in the world
-  int other;         ///< from this one
+  int rank;          ///< the first rank that differs, as a world rank
+  int other;         ///< the world rank that it differs from
   std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 13"
 };
 
-/// Pure. Nothing when all ranks are in the same step. Ranks that have joined are in every step. `members`: the ranks of
-/// the world that the headers are of; a difference is told in their numbers.
+/// Returns the first difference, or nothing if all ranks are in the same step. Ranks that have joined match every step.
+/// `members` are the world ranks that the headers belong to. Pure.
 std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& headers,
                                             const std::vector<int>& members);
 

@@ -5,9 +5,9 @@ namespace lockstep::comm {
 Participation SingleRankReducer::finish(GradientSink& sink) {
   if (joined_) return {};
   for (std::size_t i = 0; i < gradients_.size(); ++i)
-    if (gradients_[i].fresh) sink.take(i, gradients_[i].tensor);
+    if (gradients_[i].fresh) sink.consume(i, gradients_[i].tensor);
   gradients_.assign(specs_.size(), {});
-  ++stats_.exchanges;
+  ++stats_.reductions;
   return {.active = 1};
 }
 

@@ -1,14 +1,14 @@
-// The exchange of a world of one: every gradient is its own mean.
+// SingleRankReducer: the reducer of a world of one rank, where every gradient is its own mean.
 #pragma once
 
 #include "lockstep/comm/interface/gradient_reducer.h"
 
 namespace lockstep::comm {
 
-/// Copies nothing and keeps nothing: the sink gets the gradient that came.
+/// Copies nothing: the sink receives the gradient that was passed to ready().
 class SingleRankReducer final : public GradientReducer {
  public:
-  explicit SingleRankReducer(std::vector<Part> parts) : specs_(std::move(parts)), gradients_(specs_.size()) {}
+  explicit SingleRankReducer(std::vector<GradientSpec> specs) : specs_(std::move(specs)), gradients_(specs_.size()) {}
   void begin(const StepIdentity& step, std::vector<Collective>) override {
     gradients_.assign(specs_.size(), {});
     joined_ = step.joined;
@@ -29,7 +29,7 @@ class SingleRankReducer final : public GradientReducer {
     bool fresh = false;
     bool ready = false;
   };
-  std::vector<Part> specs_;
+  std::vector<GradientSpec> specs_;
   std::vector<Gradient> gradients_;
   bool joined_ = false;
   ReducerStats stats_;

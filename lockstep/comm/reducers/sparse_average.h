@@ -1,4 +1,4 @@
-// Sparse gradients: each rank's rows, brought together.
+// Reduces sparse gradients by gathering the rows of all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,12 @@
 
 namespace lockstep::comm {
 
-/// The sum over the ranks of `mine` (sparse COO, or undefined where this rank has none) times `scale`, coalesced. All
-/// ranks call it; rows are added in rank order, so all get the same bits. `like` tells shape and dtype. Three small
-/// all_gathers.
-at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, HookContext& wire);
+/// Returns the sum over the ranks of `mine` (sparse COO, or undefined if this rank has none) times `scale`, coalesced,
+/// with the shape and dtype of `example`. Rows are added in rank order, so all ranks get the same bits. All ranks must
+/// call it; blocks for three all_gathers.
+at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& example, double scale, HookContext& context);
 
-/// The UsageError of what takes dense gradients only.
+/// Throws the UsageError of a fused optimizer, which requires dense gradients.
 [[noreturn]] void throw_sparse_gradient(const std::string& parameter);
 
 }  // namespace lockstep::comm

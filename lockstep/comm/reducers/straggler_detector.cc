@@ -21,9 +21,9 @@ StragglerDetector::StragglerDetector(int ranks)
 std::optional<Straggler> StragglerDetector::add(const std::vector<std::uint32_t>& work_us) {
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += work_us[rank];
   const std::uint64_t most = *std::max_element(sums_.begin(), sums_.end());
-  if (++exchanges_ < kWindow || most < kWindowUs) return std::nullopt;
+  if (++num_reductions_ < kWindow || most < kWindowUs) return std::nullopt;
   std::vector<std::uint64_t> sorted = sums_;
-  // The lower one of two, so that one of two ranks may be slow.
+  // With an even number of ranks the lower median, so that one of two ranks can be slow.
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
   const auto median = std::max(1.0, static_cast<double>(*middle));
@@ -36,14 +36,14 @@ std::optional<Straggler> StragglerDetector::add(const std::vector<std::uint32_t>
       found = Straggler{static_cast<int>(rank), slowdown, 1 - median / static_cast<double>(most)};
   }
   std::fill(sums_.begin(), sums_.end(), 0);
-  exchanges_ = 0;
+  num_reductions_ = 0;
   return found;
 }
 
 std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step) {
   char detail[160];
   std::snprintf(detail, sizeof detail,
-                "it takes %.1f times as long as the median of the ranks, who wait for it %.0f %% of the time",
+                "it takes %.1f times as long as the median rank, and the other ranks wait for it %.0f %% of the time",
                 straggler.slowdown, straggler.wait_share * 100);
   return job::format_warning(
       {.cause = base::Cause::kStraggler,
@@ -51,7 +51,7 @@ std::string describe(const Straggler& straggler, int rank, int generation, std::
        .gen = generation,
        .step = step,
        .detail = detail,
-       .hint = "other work on its cores, a slower machine, or larger batches there; nothing is ended"});
+       .hint = "look for other work on its cores, a slower machine or larger batches there; the job continues"});
 }
 
 }  // namespace lockstep::comm

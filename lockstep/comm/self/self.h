@@ -1,4 +1,4 @@
-// The transport of a world of one.
+// The transport of a world with one rank.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-/// Every operation is done when start() returns: a copy where input and output differ, nothing else.
+/// An operation is done when start() returns: it copies the input to the output if they are different tensors.
 std::unique_ptr<Transport> make_self_transport();
 
 }  // namespace lockstep::comm

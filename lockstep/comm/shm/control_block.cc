@@ -8,17 +8,18 @@
 
 namespace lockstep::comm {
 
-ControlBlocks::ControlBlocks(std::shared_ptr<const LocalPeers> neighbours, std::vector<int> members, int rank)
-    : local_peers_(std::move(neighbours)),
+ControlBlocks::ControlBlocks(std::shared_ptr<const LocalPeers> local_peers, std::vector<int> members, int rank)
+    : local_peers_(std::move(local_peers)),
       members_(std::move(members)),
       rank_(rank),
-      spin_policy_(local_peers_->crowded() ? SpinPolicy::crowded() : SpinPolicy::for_dedicated_cores()) {
+      spin_policy_(local_peers_->is_oversubscribed() ? SpinPolicy::for_shared_cores()
+                                                     : SpinPolicy::for_dedicated_cores()) {
   for (const int member : members_) arenas_.push_back(local_peers_->arena_of(member));
 }
 
-std::unique_ptr<ControlBlocks> ControlBlocks::connect(std::shared_ptr<const LocalPeers> neighbours, job::Store& store,
+std::unique_ptr<ControlBlocks> ControlBlocks::connect(std::shared_ptr<const LocalPeers> local_peers, job::Store& store,
                                                       std::vector<int> members, int rank, base::Deadline deadline) {
-  std::unique_ptr<ControlBlocks> control_blocks(new ControlBlocks(std::move(neighbours), std::move(members), rank));
+  std::unique_ptr<ControlBlocks> control_blocks(new ControlBlocks(std::move(local_peers), std::move(members), rank));
   const std::size_t size = control_blocks->members_.size();
   const std::size_t bytes = sizeof(ControlBlock) + size * sizeof(MessageSlot);
   auto* own = new (Arena::this_process().allocate(bytes)) ControlBlock();
@@ -33,13 +34,14 @@ std::vector<void*> ControlBlocks::exchange_addresses(job::Store& store, const vo
   return local_peers_->exchange_addresses(store, members_, own, bytes, deadline);
 }
 
-// The own board stays allocated: a neighbour may look at it once more, for example to see that this rank was done.
+// The own control block is never freed: a peer may still read it, for example to see that this rank has completed.
 ControlBlocks::~ControlBlocks() = default;
 
 void ControlBlocks::advance(SharedCounter& counter, std::uint32_t count) const {
   counter.count.store(count, std::memory_order_seq_cst);
-  // Either a sleeper sees the new count before it sleeps, or this sees that it sleeps (Dekker): both orders are
-  // sequentially consistent.
+  // Dekker's pattern: the waiter increments num_sleepers and then reads the count, this thread stores the count and
+  // then reads num_sleepers. All four accesses are sequentially consistent, so either the waiter reads the new count
+  // before it sleeps, or this thread reads that it sleeps.
   for (const ControlBlock* control_block : control_blocks_)
     if (control_block->num_sleepers.count.load(std::memory_order_seq_cst) != 0) return wake_waiters(counter);
 }
@@ -54,7 +56,7 @@ bool ControlBlocks::wait(int member, const SharedCounter& counter, std::uint32_t
   if (reached) return true;
   const int rank = members_[static_cast<std::size_t>(member)];
   if (local_peers_->is_alive(rank)) return false;
-  // It may have ended after it did its part.
+  // The process may have ended after it advanced the counter.
   if (has_reached(counter, count)) return true;
   throw std::runtime_error("the process of rank " + std::to_string(rank) + " has ended");
 }

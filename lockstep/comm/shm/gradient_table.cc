@@ -13,39 +13,41 @@
 namespace lockstep::comm {
 namespace {
 
+// PublishedGradient::flags
 constexpr std::uint32_t kFresh = 1;
-constexpr std::uint32_t kDense = 2;  // there is memory
+constexpr std::uint32_t kDense = 2;  // `offset` is valid
 constexpr std::uint32_t kSparse = 4;
-constexpr std::size_t kMaxScanned = 8;  // parts that show() looks at: ranks show them in about one order
+// The number of gradients that publish() checks. A few are enough, because all ranks publish in nearly the same order.
+constexpr std::size_t kMaxScanned = 8;
 
 }  // namespace
 
-/// The meeting at the end of a round.
+/// Ends a round whose gradients are reduced.
 class GradientTable::ReduceRound final : public SyncOp {
  public:
   ReduceRound(GradientTable& table, std::uint32_t number) : SyncOp(table.control_blocks_, number), table_(table) {}
 
  private:
-  void show() override {}
+  void publish() override {}
   void compute() override { table_.reduce_rest(); }
-  void finish() override {}
+  void complete() override {}
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
 };
 
-/// The meeting at the end of a round whose pieces go to sinks.
+/// Ends a round whose chunks go to sinks.
 class GradientTable::ConsumeRound final : public SyncOp {
  public:
   ConsumeRound(GradientTable& table, ChunkSink* sink, int divisor, bool first_only, std::uint32_t number)
       : SyncOp(table.control_blocks_, number), table_(table), sink_(sink), divisor_(divisor), first_only_(first_only) {}
 
  private:
-  void show() override {}
+  void publish() override {}
   void compute() override {
     table_.scan();
     if (sink_) table_.consume_rest(*sink_, divisor_, first_only_);
   }
-  void finish() override {}
+  void complete() override {}
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
   ChunkSink* const sink_;
@@ -61,13 +63,13 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, const Con
       timeout_(timeout),
       start_sync_op_(std::move(start_sync_op)),
       states_(gradients.size()) {
-  for (const at::Tensor& part : gradients) {
-    const auto count = static_cast<std::size_t>(part.numel());
-    const std::size_t chunk = kChunkBytes / part.element_size();
-    layouts_.push_back({part.scalar_type(), count, chunk, static_cast<std::uint32_t>((count + chunk - 1) / chunk)});
+  for (const at::Tensor& gradient : gradients) {
+    const auto count = static_cast<std::size_t>(gradient.numel());
+    const std::size_t chunk = kChunkBytes / gradient.element_size();
+    layouts_.push_back({gradient.scalar_type(), count, chunk, static_cast<std::uint32_t>((count + chunk - 1) / chunk)});
   }
   make_batches();
-  // Never freed: a neighbour may look at it after this rank has gone on.
+  // Never freed: a peer may read it after this rank has destroyed its GradientTable.
   const std::size_t bytes =
       gradients.size() * sizeof(PublishedGradient) + (gradients.size() + 1) * sizeof(std::uint64_t);
   auto* memory = static_cast<char*>(Arena::this_process().allocate(bytes));
@@ -83,35 +85,35 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, const Con
 
 bool GradientTable::is_peer_accessible(const void* address) const { return Arena::this_process().contains(address); }
 
-at::Tensor GradientTable::make_peer_accessible(const at::Tensor& part, at::IntArrayRef strides) {
-  void* memory = Arena::this_process().allocate(part.nbytes());
+at::Tensor GradientTable::make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) {
+  void* memory = Arena::this_process().allocate(gradient.nbytes());
   return at::from_blob(
-      memory, part.sizes(), strides, [](void* block) { Arena::this_process().free(block); },
-      part.options().requires_grad(false));
+      memory, gradient.sizes(), strides, [](void* block) { Arena::this_process().free(block); },
+      gradient.options().requires_grad(false));
 }
 
-/// Neighbouring parts together up to the size of a piece; larger ones cut.
+/// Puts consecutive small gradients into one batch, up to the size of a chunk, and splits large ones into batches.
 void GradientTable::make_batches() {
   const auto bytes = [this](std::size_t index) {
     return layouts_[index].num_elements * c10::elementSize(layouts_[index].dtype);
   };
   for (std::size_t i = 0; i < layouts_.size();) {
-    const GradientLayout& part = layouts_[i];
-    if (part.num_chunks > 1) {
-      for (std::size_t begin = 0; begin < part.num_elements; begin += part.chunk_elements)
-        batches_.push_back({i, i + 1, begin, std::min(begin + part.chunk_elements, part.num_elements)});
+    const GradientLayout& layout = layouts_[i];
+    if (layout.num_chunks > 1) {
+      for (std::size_t begin = 0; begin < layout.num_elements; begin += layout.chunk_elements)
+        batches_.push_back({i, i + 1, begin, std::min(begin + layout.chunk_elements, layout.num_elements)});
       ++i;
       continue;
     }
     std::size_t last = i;
-    std::size_t together = 0;
-    while (last < layouts_.size() && together + bytes(last) <= kChunkBytes) together += bytes(last++);
+    std::size_t batch_bytes = 0;
+    while (last < layouts_.size() && batch_bytes + bytes(last) <= kChunkBytes) batch_bytes += bytes(last++);
     batches_.push_back({i, last, 0, 0});
     i = last;
   }
 }
 
-void GradientTable::open(EarlyWork early) {
+void GradientTable::begin_round(EarlyWork early) {
   ++round_;
   early_ = early;
   early_sink_ = nullptr;
@@ -125,7 +127,7 @@ void GradientTable::consume_early(ChunkSink& sink, int divisor) {
   early_divisor_ = divisor;
 }
 
-void GradientTable::show(std::size_t index, void* data, bool fresh) {
+void GradientTable::publish(std::size_t index, void* data, bool fresh) {
   PublishedGradient& own_entry = entries_[static_cast<std::size_t>(control_blocks_.rank())][index];
   own_entry.flags = (fresh ? kFresh : 0) | (data ? kDense : kSparse);
   own_entry.offset = data ? Arena::this_process().offset_of(data) : 0;
@@ -149,15 +151,16 @@ bool GradientTable::is_published_by_all(std::size_t index) const {
   return fresh;
 }
 
-/// How many pieces of a part this rank may do while others are still in backward. Small parts go round.
+/// The number of chunks of a gradient that this rank may process while others are still in backward(). The remainder of
+/// the division goes to the ranks in turn, so that small gradients are spread over them.
 std::uint32_t GradientTable::early_share_of(std::size_t index) const {
   const auto size = static_cast<std::uint32_t>(control_blocks_.size());
   const std::uint32_t num_chunks = layouts_[index].num_chunks;
-  const bool one_more = (index + static_cast<std::size_t>(control_blocks_.rank())) % size < num_chunks % size;
-  return num_chunks / size + (one_more ? 1 : 0);
+  const bool takes_remainder = (index + static_cast<std::size_t>(control_blocks_.rank())) % size < num_chunks % size;
+  return num_chunks / size + (takes_remainder ? 1 : 0);
 }
 
-/// Takes the next number below `limit`. The claim's word begins a new round by itself.
+/// Claims the next number below `limit`. Returns false if none is left. A word of an earlier round counts as 0.
 bool GradientTable::claim(std::size_t index, std::uint32_t limit, std::uint32_t& number) {
   std::atomic<std::uint64_t>& word = claims_[index];
   std::uint64_t seen = word.load(std::memory_order_relaxed);
@@ -169,16 +172,16 @@ bool GradientTable::claim(std::size_t index, std::uint32_t limit, std::uint32_t&
   }
 }
 
-/// Calls `take(first, count)` for pieces of a part that this rank claims, as long as it has claimed fewer than
-/// `max_chunks`.
+/// Claims chunks of a gradient and calls `visit(first, count)` for each, until this rank has claimed `max_chunks` of it
+/// or none is left.
 template <typename Visit>
-void GradientTable::claim_chunks(std::size_t index, std::uint32_t max_chunks, const Visit& take) {
-  const GradientLayout& part = layouts_[index];
+void GradientTable::claim_chunks(std::size_t index, std::uint32_t max_chunks, const Visit& visit) {
+  const GradientLayout& layout = layouts_[index];
   std::uint32_t chunk = 0;
-  while (states_[index].num_claimed < max_chunks && claim(index, part.num_chunks, chunk)) {
+  while (states_[index].num_claimed < max_chunks && claim(index, layout.num_chunks, chunk)) {
     ++states_[index].num_claimed;
-    const std::size_t first = chunk * part.chunk_elements;
-    take(first, std::min(part.chunk_elements, part.num_elements - first));
+    const std::size_t first = chunk * layout.chunk_elements;
+    visit(first, std::min(layout.chunk_elements, layout.num_elements - first));
   }
 }
 
@@ -202,11 +205,12 @@ void GradientTable::reduce_chunk(std::size_t index, std::size_t first, std::size
           .divisor = control_blocks_.size()});
 }
 
-/// What is done early.
+/// Processes chunks of a gradient before the end of the round.
 void GradientTable::process_early(std::size_t index, std::uint32_t max_chunks) {
   claim_chunks(index, max_chunks, [&](std::size_t first, std::size_t count) {
     if (early_sink_)
-      consume_chunk(*early_sink_, {.part = index, .first = first, .count = count, .divisor = early_divisor_}, false);
+      consume_chunk(*early_sink_, {.gradient_index = index, .offset = first, .count = count, .divisor = early_divisor_},
+                    false);
     else
       reduce_chunk(index, first, count);
   });
@@ -214,13 +218,13 @@ void GradientTable::process_early(std::size_t index, std::uint32_t max_chunks) {
 
 void GradientTable::process_ready() {
   std::size_t scanned = 0;
-  for (auto at = unprocessed_.begin(); at != unprocessed_.end() && scanned < kMaxScanned; ++scanned) {
-    if (!is_published_by_all(*at)) {
-      ++at;
+  for (auto it = unprocessed_.begin(); it != unprocessed_.end() && scanned < kMaxScanned; ++scanned) {
+    if (!is_published_by_all(*it)) {
+      ++it;
       continue;
     }
-    process_early(*at, early_share_of(*at));
-    at = unprocessed_.erase(at);
+    process_early(*it, early_share_of(*it));
+    it = unprocessed_.erase(it);
   }
 }
 
@@ -234,7 +238,7 @@ PendingPtr GradientTable::finish_consuming(ChunkSink* sink, int divisor, bool fi
   });
 }
 
-/// All have shown what they have: who has what?
+/// Reads the entries of all members, after all of them have published, into states_.
 void GradientTable::scan() {
   for (std::size_t i = 0; i < layouts_.size(); ++i) {
     State& state = states_[i];
@@ -266,7 +270,7 @@ void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) 
   for (std::size_t i = 0; i < layouts_.size(); ++i)
     if (states_[i].dense)
       claim_chunks(i, layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
-        consume_chunk(sink, {.part = i, .first = first, .count = count, .divisor = divisor}, first_only);
+        consume_chunk(sink, {.gradient_index = i, .offset = first, .count = count, .divisor = divisor}, first_only);
       });
 }
 
@@ -277,23 +281,24 @@ void GradientTable::consume_batches(ChunkSink& sink, int divisor, bool first_onl
     for (std::size_t i = batch.first; i < batch.last; ++i) {
       const std::size_t count = batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements;
       if (states_[i].dense && count > 0)
-        consume_chunk(sink, {.part = i, .first = batch.begin, .count = count, .divisor = divisor}, first_only);
+        consume_chunk(sink, {.gradient_index = i, .offset = batch.begin, .count = count, .divisor = divisor},
+                      first_only);
     }
   }
 }
 
-void GradientTable::consume_chunk(ChunkSink& sink, const Piece& chunk, bool first_only) {
-  const std::size_t offset = chunk.first * c10::elementSize(layouts_[chunk.part].dtype);
+void GradientTable::consume_chunk(ChunkSink& sink, const GradientChunk& chunk, bool first_only) {
+  const std::size_t offset = chunk.offset * c10::elementSize(layouts_[chunk.gradient_index].dtype);
   c10::SmallVector<const void*, 16> gradients;
   for (int member = 0; member < control_blocks_.size(); ++member) {
-    if (!has_published(member, chunk.part)) continue;
-    gradients.push_back(control_blocks_.arena_of(member) + entry(member, chunk.part).offset + offset);
+    if (!has_published(member, chunk.gradient_index)) continue;
+    gradients.push_back(control_blocks_.arena_of(member) + entry(member, chunk.gradient_index).offset + offset);
     if (first_only) break;
   }
-  Piece whole = chunk;
+  GradientChunk whole = chunk;
   whole.gradients = gradients.data();
   whole.num_gradients = gradients.size();
-  sink.take(whole);
+  sink.consume(whole);
 }
 
 SharedAllocation GradientTable::allocate_shared(std::size_t bytes) {

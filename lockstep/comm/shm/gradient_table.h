@@ -1,4 +1,4 @@
-// Gradients reduced where they lie: who has shown which, and which pieces are taken.
+// The reducer of shared memory: gradients are reduced or consumed where they are, without a copy.
 #pragma once
 
 #include <atomic>
@@ -13,35 +13,51 @@
 
 namespace lockstep::comm {
 
-/// One part of one rank, in shared memory; its owner writes it. What it says counts in the round that `shown` names.
+/// The entry of one gradient of one rank, in shared memory. Its owner alone writes it. `flags` and `offset` are valid
+/// in the round that `round` names.
 struct PublishedGradient {
   std::atomic<std::uint32_t> round{0};
   std::uint32_t flags = 0;
   std::uint64_t offset = 0;  // in the owner's arena
 };
 
-/// Piece by piece, `kChunkBytes` each, parts are claimed by whoever comes: during backward at most this rank's share of
-/// a part, or the rank that is later would do all the work; at the end whatever is left. Which rank adds does not
-/// change the sum. Where pieces go to sinks at the end only, small parts are claimed several at a time.
+/// Every rank publishes its gradients in its own table, and all ranks claim chunks of kChunkBytes to reduce or to
+/// consume. During backward() a rank claims at most its share of a gradient; otherwise the rank that publishes last
+/// would do all the work. At the end of the round it claims whatever is left. Which rank adds does not change the sum,
+/// which is in the order of the ranks. If chunks go to sinks only at the end of the round, several small gradients are
+/// claimed at once.
+///
+/// Threads: one thread at a time.
+///
+/// Memory ordering. Publishing: the owner writes its gradient and the entry's `flags` and `offset`, then stores `round`
+/// (release). A rank that loads `round` (acquire) and reads the current round reads that entry and that gradient.
+/// Claims: a claim is a 64-bit word, the round in the upper half and the next chunk in the lower one, which a rank
+/// increments by a relaxed compare-and-swap. Each chunk is thus given to one rank, and a new round invalidates the old
+/// claims without a reset. A claim orders no data.
+/// Results: a rank writes the mean of a chunk into its peers' gradients, or updates parameters, before it stores its
+/// counters `published` or `completed` for the operation that ends the round (SyncOp). All ranks load these counters
+/// (acquire) before that operation is done, so they read all results. An entry is written again only in the next round,
+/// when no rank reads it any more.
 class GradientTable final : public PeerMemoryReducer {
  public:
   static constexpr std::size_t kChunkBytes = 512 << 10;
-  static_assert(kChunkBytes / sizeof(double) % Piece::kAlignment == 0);
+  static_assert(kChunkBytes / sizeof(double) % GradientChunk::kAlignment == 0);
   using StartSyncOp = std::function<PendingPtr(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>&)>;
 
-  /// `meet` puts a meeting among the transport's operations. Waits for the others' tables. Throws CommError.
+  /// Exchanges the addresses of the tables; blocks until all ranks have called it. `start_sync_op` starts an operation
+  /// in the order of the transport's operations. Throws CommError.
   GradientTable(const std::vector<at::Tensor>& gradients, const ControlBlocks& control_blocks,
                 std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout, StartSyncOp start_sync_op);
 
   bool is_peer_accessible(const void* address) const override;
-  at::Tensor make_peer_accessible(const at::Tensor& part, at::IntArrayRef strides) override;
-  void open(EarlyWork early) override;
+  at::Tensor make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) override;
+  void begin_round(EarlyWork early) override;
   void consume_early(ChunkSink& sink, int divisor) override;
-  void show(std::size_t index, void* data, bool fresh) override;
+  void publish(std::size_t index, void* data, bool fresh) override;
   PendingPtr finish() override;
   PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) override;
-  bool dense(std::size_t index) const override { return states_[index].dense; }
-  bool sparse(std::size_t index) const override { return states_[index].sparse; }
+  bool has_dense(std::size_t index) const override { return states_[index].dense; }
+  bool has_sparse(std::size_t index) const override { return states_[index].sparse; }
   const void* mean(std::size_t index) const override;
   bool has_remote_readers() const override { return has_remote_readers_; }
   SharedAllocation allocate_shared(std::size_t bytes) override;
@@ -56,12 +72,13 @@ class GradientTable final : public PeerMemoryReducer {
     std::uint32_t num_chunks;
   };
   struct State {
-    std::uint32_t num_claimed = 0;  // pieces that this rank has claimed
-    int source = -1;                // the lowest member that has shown it
+    std::uint32_t num_claimed = 0;  // chunks that this rank has claimed
+    int source = -1;                // the lowest member that has published it
     bool dense = false;
     bool sparse = false;
   };
-  /// What is claimed at once when pieces go to sinks: parts [first, last) whole, or elements of one.
+  /// The work that is claimed at once when chunks go to sinks: the whole gradients [first, last), or, if `end` is not
+  /// 0, the elements [begin, end) of gradient `first`.
   struct WorkBatch {
     std::size_t first;
     std::size_t last;
@@ -72,7 +89,7 @@ class GradientTable final : public PeerMemoryReducer {
   void scan();
   void consume_rest(ChunkSink& sink, int divisor, bool first_only);
   void consume_batches(ChunkSink& sink, int divisor, bool first_only);
-  void consume_chunk(ChunkSink& sink, const Piece& chunk, bool first_only);
+  void consume_chunk(ChunkSink& sink, const GradientChunk& chunk, bool first_only);
   bool has_published(int member, std::size_t index) const;
   const PublishedGradient& entry(int member, std::size_t index) const {
     return entries_[static_cast<std::size_t>(member)][index];
@@ -93,16 +110,16 @@ class GradientTable final : public PeerMemoryReducer {
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
   const StartSyncOp start_sync_op_;
-  std::vector<PublishedGradient*> entries_;  // of each member
-  std::atomic<std::uint64_t>* claims_ =
-      nullptr;  // by part, then one for lots, in the first member's table: round and next piece
+  std::vector<PublishedGradient*> entries_;  // the table of each member
+  // In the first member's table: one word per gradient, then one for the batches.
+  std::atomic<std::uint64_t>* claims_ = nullptr;
   std::uint32_t round_ = 0;
   EarlyWork early_ = EarlyWork::kReduce;
-  ChunkSink* early_sink_ = nullptr;  // EarlyWork::kConsume: not before there is one
+  ChunkSink* early_sink_ = nullptr;  // set by consume_early(); EarlyWork::kConsume begins then
   int early_divisor_ = 1;
   int num_allocations_ = 0;
   std::vector<State> states_;
-  std::vector<std::size_t> unprocessed_;  // parts shown by this rank of which its share is not done
+  std::vector<std::size_t> unprocessed_;  // published gradients of which this rank has not done its share
   bool has_remote_readers_ = false;
 };
 

@@ -19,15 +19,16 @@ namespace {
 
 using base::Deadline;
 
-std::string socket_key(int rank) { return "shm/door/" + std::to_string(rank); }
+std::string socket_key(int rank) { return "shm/socket/" + std::to_string(rank); }
 
-/// The memory's size and its owner's place on the host, in one number: sizes are whole pages.
+/// The label of a descriptor is the size of the arena plus the index of its owner among the ranks of the host. Sizes
+/// are multiples of the page size, so the low 12 bits are free for the index.
 constexpr std::uint64_t kIndexMask = 4095;
 
-std::string socket_path_of(job::Store& store, int rank, int here, Deadline deadline) {
+std::string socket_path_of(job::Store& store, int rank, int own_rank, Deadline deadline) {
   const auto path = store.get(socket_key(rank), deadline);
   if (!path)
-    throw base::CommError(base::Cause::kJoinTimeout, "init", here, rank,
+    throw base::CommError(base::Cause::kJoinTimeout, "init", own_rank, rank,
                           "rank " + std::to_string(rank) + " of this host did not offer its shared memory in time");
   return *path;
 }
@@ -42,34 +43,34 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::ve
                                                 Deadline deadline) {
   const std::shared_ptr<LocalPeers> all(new LocalPeers(ranks, rank));
   try {
-    base::UnixListener door(base::Env::this_process().tmpdir.value_or("/tmp"));
-    store.set(socket_key(rank), door.path(), deadline);
-    // Each knocks at those before it, then opens to those after it: nobody waits in a circle.
+    base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
+    store.set(socket_key(rank), listener.path(), deadline);
+    // Each rank connects to the lower ranks and then accepts the higher ones, so there is no circular wait.
     for (const int peer : ranks)
       if (peer < rank)
         all->exchange_arena(peer, base::connect_unix(socket_path_of(store, peer, rank, deadline)), deadline);
     const auto later = std::count_if(ranks.begin(), ranks.end(), [rank](int peer) { return peer > rank; });
-    for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange_arena(-1, door.accept(deadline), deadline);
+    for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange_arena(-1, listener.accept(deadline), deadline);
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "init", rank, -1,
-                          std::string("shared memory with the other ranks of this host: ") + error.what(),
-                          "--transport gloo does without shared memory");
+                          std::string("cannot share memory with the other ranks of this host: ") + error.what(),
+                          "use --transport gloo, which needs no shared memory");
   }
   return all;
 }
 
-void LocalPeers::exchange_arena(int peer, base::Fd door, Deadline deadline) {
+void LocalPeers::exchange_arena(int peer, base::Fd socket, Deadline deadline) {
   const base::SharedMemory& mine = Arena::this_process().memory();
   const auto index = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
   LOCKSTEP_CHECK(index <= static_cast<std::ptrdiff_t>(kIndexMask));
-  base::send_fd(door.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
-  base::FdMessage theirs = base::receive_fd(door.get(), deadline);
+  base::send_fd(socket.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
+  base::FdMessage theirs = base::receive_fd(socket.get(), deadline);
   const std::size_t peer_index = theirs.label & kIndexMask;
   const int peer_rank = peer_index < ranks_.size() ? ranks_[peer_index] : -1;
   if (peer_rank < 0 || peer_rank == rank_ || (peer >= 0 && peer_rank != peer) || peers_.contains(peer_rank))
     throw base::SystemError(
-        "a process that calls itself number " + std::to_string(peer_index) + " came instead of another", EPROTO);
-  peers_[peer_rank] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kIndexMask)};
+        "an unexpected process connected, as number " + std::to_string(peer_index) + " of this host's ranks", EPROTO);
+  peers_[peer_rank] = {std::move(socket), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kIndexMask)};
 }
 
 std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
@@ -81,10 +82,10 @@ std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::
     const auto text = store.get(std::to_string(member), deadline);
     if (!text)
       throw base::CommError(base::Cause::kJoinTimeout, "connect", rank_, member,
-                            "rank " + std::to_string(member) + " did not come to a new group in time");
+                            "rank " + std::to_string(member) + " did not join a new group in time");
     const auto end =
         static_cast<std::int64_t>((member == rank_ ? arena.memory() : peers_.at(member).arena).size() - bytes);
-    blocks.push_back(arena_of(member) + base::parse_int_in_range("the place of shared memory", *text, 0, end));
+    blocks.push_back(arena_of(member) + base::parse_int_in_range("the offset in shared memory", *text, 0, end));
   }
   return blocks;
 }
@@ -99,8 +100,8 @@ char* LocalPeers::arena_of(int rank) const {
 bool LocalPeers::is_alive(int rank) const {
   const auto found = peers_.find(rank);
   if (found == peers_.end()) return true;
-  pollfd entry{found->second.door.get(), POLLIN, 0};
-  return ::poll(&entry, 1, 0) == 0;  // nobody ever writes: what can be read is the end
+  pollfd entry{found->second.socket.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 0;  // the peer never writes, so a readable socket means that it was closed
 }
 
 }  // namespace lockstep::comm

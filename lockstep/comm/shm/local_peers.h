@@ -1,4 +1,4 @@
-// The other ranks of this host, and their memory as this process sees it.
+// The other ranks of this host and the mappings of their arenas in this process.
 #pragma once
 
 #include <map>
@@ -12,29 +12,32 @@
 
 namespace lockstep::comm {
 
+/// Thread-safe after connect().
 class LocalPeers {
  public:
-  /// Every rank of `ranks` (of the world, ascending, this one included) calls it; each gives the others its arena, over
-  /// sockets in folders that only this user can enter. Throws CommError when one does not come or cannot be reached.
+  /// Maps the arenas of the other ranks. Every rank of `ranks` (world ranks, ascending, this one included) calls it and
+  /// blocks until all have. The arenas are passed over sockets in directories that only this user can enter. Throws
+  /// CommError if a rank does not call it before `deadline` or cannot be reached.
   static std::shared_ptr<LocalPeers> connect(job::Store& store, const std::vector<int>& ranks, int rank,
                                              base::Deadline deadline);
 
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
-  /// Where the arena of `rank` begins in this process's addresses; this rank's own is Arena::process().
+  /// The address in this process at which the arena of `rank` begins. For this rank it is Arena::this_process().
   char* arena_of(int rank) const;
-  /// Each of `members` gives a block of its own arena, of `bytes`; returned in their order, as this process sees them.
-  /// `store` is for this call alone. Throws CommError when one does not come.
+  /// Exchanges the addresses of blocks: each of `members` passes a block of `bytes` in its own arena. Returns the
+  /// blocks in the order of the members, at their addresses in this process. Blocks until all members have called it.
+  /// `store` is used by this call alone. Throws CommError if a member does not call it before `deadline`.
   std::vector<void*> exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
                                         std::size_t bytes, base::Deadline deadline) const;
-  /// False once the process of `rank` has ended. A system call.
+  /// Returns false once the process of `rank` has ended. Makes a system call.
   bool is_alive(int rank) const;
-  /// More ranks than cores that they may run on: then a wait must not spin.
+  /// True if this host has more ranks than cores; a waiting rank must then yield instead of spinning.
   bool is_oversubscribed() const { return oversubscribed_; }
 
  private:
   struct LocalPeer {
-    base::Fd socket;  // the other end closes with the process, and with children that it forked without exec
+    base::Fd socket;  // the peer's end closes when its process, and children that it forked without exec, have ended
     base::SharedMemory arena;
   };
   LocalPeers(std::vector<int> ranks, int rank);

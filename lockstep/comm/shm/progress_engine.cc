@@ -8,16 +8,15 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kAbortCheckInterval =
-    std::chrono::milliseconds(20);  // of waiting, before a look at end() and at who else advances
-constexpr auto kRetryInterval = std::chrono::milliseconds(1);  // when somebody else advances a short one
+// A waiting thread checks this often whether another thread still runs a foreground operation.
+constexpr auto kRetryInterval = std::chrono::milliseconds(1);
 
 }  // namespace
 
 class ProgressEngine::QueuedOp final : public Pending {
  public:
-  QueuedOp(ProgressEngine& engine, AdvanceFn step, bool is_background)
-      : engine_(engine), advance_fn_(std::move(step)), is_background_(is_background) {}
+  QueuedOp(ProgressEngine& engine, AdvanceFn advance_fn, bool is_background)
+      : engine_(engine), advance_fn_(std::move(advance_fn)), is_background_(is_background) {}
 
   bool done() override {
     if (is_finished()) return true;
@@ -32,7 +31,7 @@ class ProgressEngine::QueuedOp final : public Pending {
   bool wait_until(Deadline deadline) override {
     while (!is_finished() && !deadline.expired()) {
       const Deadline slice = earlier(deadline, Deadline::in(kAbortCheckInterval));
-      // Who has the mutex may keep it for as long as a long operation lasts: this one may be over before.
+      // The thread that holds the mutex may keep it for a whole background operation; this operation may end earlier.
       if (engine_.num_background_.load() > 0 || !engine_.advance_mutex_.try_lock()) {
         Pending::wait_until(
             earlier(slice, Deadline::in(engine_.num_background_.load() > 0 ? kAbortCheckInterval : kRetryInterval)));
@@ -58,11 +57,11 @@ ProgressEngine::~ProgressEngine() {
   }
   changed_.notify_all();
   if (thread_.joinable())
-    thread_.join();  // bounded: the owner has called end(), and a step looks at its abort() every 20 ms
+    thread_.join();  // bounded: the owner has called abort(), and an AdvanceFn checks for the owner's abort every 20 ms
 }
 
-PendingPtr ProgressEngine::add(AdvanceFn step, bool is_background) {
-  auto item = std::make_shared<QueuedOp>(*this, std::move(step), is_background);
+PendingPtr ProgressEngine::add(AdvanceFn advance_fn, bool is_background) {
+  auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), is_background);
   {
     const std::lock_guard lock(mutex_);
     if (abort_cause_) {
@@ -76,7 +75,7 @@ PendingPtr ProgressEngine::add(AdvanceFn step, bool is_background) {
       changed_.notify_all();
     }
   }
-  item->done();  // shows what this rank has, when nothing stands before it
+  item->done();  // publishes this rank's data if nothing is queued before it
   return item;
 }
 
@@ -93,7 +92,7 @@ std::shared_ptr<ProgressEngine::QueuedOp> ProgressEngine::front() const {
   return items_.empty() ? nullptr : items_.front();
 }
 
-/// Advances the first item; true when it has ended. The caller holds advance_mutex_.
+/// Makes progress on the first operation. Returns true when it has ended. The caller holds advance_mutex_.
 bool ProgressEngine::advance(Deadline deadline) {
   const auto item = front();
   if (!item) return false;
@@ -124,7 +123,7 @@ void ProgressEngine::run() {
     if (stop_) return;
     lock.unlock();
     {
-      const std::lock_guard step(advance_mutex_);
+      const std::lock_guard advance_lock(advance_mutex_);
       if (num_background_ > 0) advance(Deadline::in(kAbortCheckInterval));
     }
     lock.lock();

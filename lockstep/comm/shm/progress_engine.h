@@ -1,7 +1,8 @@
-// Operations that are carried out one after another, by whoever waits for one, or by a thread when they are long.
+// A queue that runs operations in order, on the threads that wait for them or on a thread of its own.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -13,13 +14,23 @@
 
 namespace lockstep::comm {
 
-/// Short operations advance while somebody waits for one: that is the quickest way. A long one, which must go on while
-/// this rank computes, is advanced by the driver's thread, and so is all that was added before it. The thread is made
-/// by the first long one.
+/// A thread that waits for an operation checks this often whether the transport was aborted, whether a peer has ended,
+/// and whether another thread runs the operations.
+constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
+
+/// A foreground operation makes progress while a thread waits for it or for a later one, which has the lowest latency.
+/// A background operation must make progress while this rank computes, so the engine's thread runs it and all
+/// operations before it. The first background operation starts that thread.
+///
+/// Memory ordering: only the thread that holds advance_mutex_ calls an AdvanceFn, so an operation may pass from one
+/// thread to another without further synchronization. QueuedOp::finish() is a release store and done() an acquire load
+/// (see Pending): a caller that reads "done" reads the results of the operation. num_background_ changes under mutex_
+/// and is also read without it, as a hint: a waiting thread that reads an old value at worst takes advance_mutex_ and
+/// runs the operation itself, or polls once more. No data depends on it.
 class ProgressEngine {
  public:
-  /// Advances until the deadline; true when it is finished. May take longer only if it is long. What it throws is the
-  /// Pending's error.
+  /// Makes progress until the deadline; only a background operation may take longer. Returns true when the operation is
+  /// finished. An exception becomes the error of the Pending.
   using AdvanceFn = std::function<bool(base::Deadline)>;
 
   ProgressEngine() = default;
@@ -27,10 +38,10 @@ class ProgressEngine {
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
-  /// Returns at once. One thread at a time.
+  /// Queues an operation; does not wait for it. One thread at a time.
   PendingPtr add(AdvanceFn advance_fn, bool is_background);
-  /// Ends what is there and what comes later with `cause`; nothing of it is advanced any more, but a step that runs
-  /// goes on to its end.
+  /// Finishes all queued and later operations with `cause`. No AdvanceFn is called any more, but one that is running
+  /// continues to its end. Must be called before the destructor. May be called from any thread; does not wait.
   void abort(const std::exception_ptr& cause);
 
  private:
@@ -39,13 +50,13 @@ class ProgressEngine {
   void run();
   std::shared_ptr<QueuedOp> front() const;
 
-  std::mutex advance_mutex_;  // held while a step runs; taken before mutex_
-  mutable std::mutex mutex_;  // guards what follows
+  std::mutex advance_mutex_;  // held while an AdvanceFn runs; acquired before mutex_
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<std::shared_ptr<QueuedOp>> items_;
   std::exception_ptr abort_cause_;
   bool stop_ = false;
-  std::atomic<int> num_background_{0};  // of items_; changes under mutex_
+  std::atomic<int> num_background_{0};  // the number of background operations in items_; changes under mutex_
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// Sums and their kin over the memory of several ranks.
+// Reductions and dtype conversions over the memory of several ranks.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,9 +9,9 @@
 
 namespace lockstep::comm {
 
-/// outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor, in this order whatever the machine, for k in [0,
-/// count) and every output. A mean is a sum whose divisor the caller gives. Half and bfloat16 are added in float and
-/// rounded once. Of bools, a sum is their or and a product their and. An output may be one of the inputs. The dtypes
+/// Computes outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor for k in [0, count) and every output, in this
+/// order on every machine. A mean is a sum with a divisor. float16 and bfloat16 are reduced in float32 and rounded
+/// once. For bool, a sum is a logical or and a product a logical and. An output may be one of the inputs. The dtypes
 /// are those of Collective.
 struct Reduction {
   at::ScalarType dtype;
@@ -23,8 +23,8 @@ struct Reduction {
   std::size_t count;
   int divisor = 1;
 };
-/// Between float and half or bfloat16, rounded to the nearest; or of one dtype, which copies. The buffers do not
-/// overlap.
+/// Converts between float32 and float16 or bfloat16, rounding to nearest, or copies if the dtypes are equal. The
+/// buffers must not overlap.
 struct Conversion {
   at::ScalarType from;
   at::ScalarType to;
@@ -33,7 +33,7 @@ struct Conversion {
   std::size_t count;
 };
 
-// Both use the widest vectors that this machine has; the bits are the same with all.
+// Both functions use the widest vector instructions of this machine. The bits of the result do not depend on them.
 void reduce(const Reduction& reduction);
 void convert(const Conversion& conversion);
 

@@ -1,5 +1,5 @@
-// The loops of reduce(), compiled once for each instruction set: the includer gives LOCKSTEP_ISA, a namespace.
-// No include of other headers here: see elements.h.
+// The kernels of reduce() and convert(), compiled once per instruction set. The including file defines LOCKSTEP_ISA,
+// the name of a namespace, and includes all other headers (see element_types.h).
 #pragma once
 
 #include "lockstep/comm/interface/element_types.h"
@@ -7,7 +7,8 @@
 namespace lockstep::comm::LOCKSTEP_ISA {
 namespace {
 
-constexpr std::size_t kTileElements = 1024;  // elements that are reduced in cache before they are stored to all outputs
+// The number of elements that are reduced in cache before they are stored to all outputs.
+constexpr std::size_t kTileElements = 1024;
 
 struct Sum {
   template <typename T>
@@ -59,7 +60,7 @@ void reduce_tile(const Reduction& r, std::size_t begin, std::size_t n, typename 
   }
 }
 
-/// Two ranks, the result to both: in one pass, without the tile. An output is an input at the same places or at none.
+/// Two inputs and two outputs: one pass without a tile. An output either is one of the inputs or does not overlap them.
 template <typename Element, typename Op, bool divide>
 void reduce_two(const Reduction& r, [[maybe_unused]] typename Element::Value divisor) {
   using Stored = typename Element::Stored;
@@ -128,7 +129,7 @@ void reduce(const Reduction& r) {
     case at::kChar: return reduce_elements<NativeElement<std::int8_t>>(r);
     case at::kByte: return reduce_elements<NativeElement<std::uint8_t>>(r);
     case at::kBool: return reduce_bools(r);
-    default: return;  // Group has refused it
+    default: return;  // Group accepts no other dtype
   }
 }
 

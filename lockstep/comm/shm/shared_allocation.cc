@@ -17,18 +17,18 @@ using base::Deadline;
 using base::SharedMemory;
 
 constexpr const char* kSocketKey = "common";
-constexpr char kErrorPrefix = '!';  // what follows says why there is none
+constexpr char kErrorPrefix = '!';  // followed by the text of rank 0's error
 
-SharedAllocation wrap(SharedMemory memory, bool first) {
+SharedAllocation wrap(SharedMemory memory, bool is_first) {
   const auto owner = std::make_shared<SharedMemory>(std::move(memory));
-  return {.data = std::shared_ptr<void>(owner, owner->data()), .first = first};
+  return {.data = std::shared_ptr<void>(owner, owner->data()), .is_first = is_first};
 }
 
 SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
   const base::HostMemory host = base::HostMemory::now();
   if (host.available_bytes < bytes)
     throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
-                          "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " +
+                          "no memory for " + std::to_string(bytes) + " bytes shared by the ranks of this host: " +
                               host.limited_by + " has " + std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
   base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
@@ -38,7 +38,7 @@ SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline dea
   return memory;
 }
 
-/// The others need not wait for what does not come.
+/// Reports an error to the other ranks, so that they do not wait until the deadline.
 SharedMemory create_or_report(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
   try {
     return create(store, size, bytes, deadline);
@@ -52,14 +52,14 @@ SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline de
   const auto path = store.get(kSocketKey, deadline);
   if (!path)
     throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0,
-                          "the first rank of this host did not offer memory for all in time");
+                          "the first rank of this host did not offer its shared memory in time");
   if (path->front() == kErrorPrefix)
     throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, path->substr(1));
   base::FdMessage message = base::receive_fd(base::connect_unix(*path).get(), deadline);
   if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
-                          "the first rank of this host made memory of " + std::to_string(message.label) +
-                              " bytes for all, this one needs " + std::to_string(bytes));
+                          "the first rank of this host allocated " + std::to_string(message.label) +
+                              " shared bytes; expected " + std::to_string(bytes) + " on this rank");
   return SharedMemory::map(std::move(message.fd), bytes);
 }
 
@@ -74,7 +74,7 @@ SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, s
                 rank == 0);
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "optimizer", rank, -1,
-                          std::string("memory for all ranks of this host: ") + error.what());
+                          std::string("cannot share memory with the ranks of this host: ") + error.what());
   }
 }
 

@@ -1,4 +1,4 @@
-// A block of memory that all ranks of a channel map.
+// A block of shared memory that all ranks of a channel map.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,10 @@
 
 namespace lockstep::comm {
 
-/// The first of `size` ranks makes it and hands it to the others through a private door; `store` is for this call
-/// alone. Nothing names it, so it goes with the last mapping. A child made by fork() must not touch it. Throws
-/// CommError on every rank, kResource when the host has less memory than that.
+/// Rank 0 of the `size` ranks creates the memory and passes its descriptor to the others over a private socket. `store`
+/// is used by this call alone. The memory has no name in the file system, so the kernel frees it with the last mapping.
+/// A child made by fork() must not access it. Blocks until rank 0 has served this rank. Throws CommError on every rank,
+/// with kResource if the host has less memory available.
 SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, std::size_t bytes,
                                         base::Deadline deadline);
 

@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// Tells the core that this is a wait.
+/// Executes the instruction for spin-wait loops.
 void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -47,7 +47,7 @@ bool block_until_reached(const SharedCounter& counter, std::uint32_t count, base
   if (has_reached(counter, count)) return true;
   const auto left = deadline.remaining().count();
   const timespec limit{static_cast<time_t>(left / 1000), static_cast<long>(left % 1000) * 1'000'000};
-  // Not FUTEX_PRIVATE: others map the word elsewhere. It returns at once when the count is no longer `seen`.
+  // Not FUTEX_PRIVATE: other processes map the word. FUTEX_WAIT returns at once if the count is no longer `seen`.
   ::syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, seen, &limit, nullptr, 0);
   return has_reached(counter, count);
 }

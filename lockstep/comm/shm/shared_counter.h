@@ -1,4 +1,4 @@
-// A counter that one rank advances and others wait for.
+// A counter in shared memory that one rank advances and other ranks wait for.
 #pragma once
 
 #include <atomic>
@@ -8,38 +8,45 @@
 
 namespace lockstep::comm {
 
-/// In shared memory, zeroed at first; only its owner writes it. A cache line: waiting for one disturbs no other, and
-/// who waits for the count has what else is in the line.
+/// Zeroed at first; only its owner writes it. It fills a cache line, so waiting for one counter does not slow down
+/// another, and the line that brings the count also brings `key` and `data`.
+///
+/// Memory ordering: the owner writes `key` and `data` (and any other memory) and then stores `count` (release or
+/// stronger). has_reached() loads `count` with acquire: when it returns true, the caller reads the `key`, `data` and
+/// other memory that the owner wrote before it stored that count or an earlier one. The owner must not change `key` or
+/// `data` until the readers of the current count have confirmed that they are done (see control_block.h).
+/// The futex system calls order nothing: a thread that wakes up loads the count again.
 struct alignas(64) SharedCounter {
   std::atomic<std::uint32_t> count{0};
-  std::uint64_t key = 0;  ///< written before the count
-  char data[48] = {};     ///< likewise
+  std::uint64_t key = 0;
+  char data[48] = {};
 };
 static_assert(sizeof(SharedCounter) == 64);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// How long to try before sleeping; sleeping and waking cost 25 us, a look at a line in cache 0.1 (2 cores of a virtual
-/// EPYC).
+/// How long a thread polls before it sleeps. Sleeping and waking take 25 us, a load of a line in cache 0.1 us (measured
+/// on 2 cores of a virtual EPYC).
 struct SpinPolicy {
-  int spins = 0;
-  int yields = 0;
-  /// For a host with a core for every rank.
+  int spins = 0;   ///< polls with a pause instruction in between
+  int yields = 0;  ///< polls with a sched_yield() in between
+  /// For a host with at least one core per rank.
   static SpinPolicy for_dedicated_cores() { return {2000, 200}; }
-  /// Where ranks share cores: who spins keeps the other from coming, and who sleeps waits for a tick of the scheduler:
-  /// 4 ranks on 2 busy cores met after 960 us with 400 yields, after 10 with this many.
+  /// For ranks that share cores. A rank that spins keeps its peer from running, and a rank that sleeps waits for a tick
+  /// of the scheduler: 4 ranks on 2 busy cores synchronized in 960 us with 400 yields, in 10 us with this many.
   static SpinPolicy for_shared_cores() { return {20, 20000}; }
 };
 
-/// Wakes everybody who sleeps on it. A system call: whoever advanced it asks first whether anybody sleeps.
+/// Wakes all threads that sleep on `counter`. A system call, so the caller first checks whether any thread sleeps.
 void wake_waiters(const SharedCounter& counter);
 
-/// True when `signal` has reached `count`; counts wrap around.
+/// Returns true if `counter` has reached `count`. Counts wrap around. An acquire load.
 inline bool has_reached(const SharedCounter& counter, std::uint32_t count) {
   return static_cast<std::int32_t>(counter.count.load(std::memory_order_acquire) - count) >= 0;
 }
-/// Spins, then yields. Whether it was reached.
+/// Spins, then yields, as `policy` says. Returns true if the count was reached.
 bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const SpinPolicy& policy);
-/// Sleeps until somebody wakes it, its count changes, or the deadline. Whether it was reached.
+/// Sleeps until it is woken, the count changes, or the deadline. Returns true if the count was reached. May return
+/// early.
 bool block_until_reached(const SharedCounter& counter, std::uint32_t count, base::Deadline deadline);
 
 }  // namespace lockstep::comm

@@ -10,6 +10,7 @@
 #include "lockstep/comm/shm/control_block.h"
 #include "lockstep/comm/shm/gradient_table.h"
 #include "lockstep/comm/shm/messages.h"
+#include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/shm_collective.h"
 
 namespace lockstep::comm {
@@ -17,13 +18,11 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kAbortCheckInterval =
-    std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
-
-/// Work that is done in order, by whoever waits for any of it.
+/// Runs operations in order, on the threads that wait for them. A waiting thread releases the mutex of the queue every
+/// kAbortCheckInterval.
 class ProgressQueue {
  public:
-  /// Something that advances until `deadline`; true when it is finished.
+  /// Makes progress until `deadline`. Returns true when the operation is finished.
   using AdvanceFn = std::function<bool(Deadline)>;
 
   class QueuedOp final : public Pending {
@@ -47,7 +46,7 @@ class ProgressQueue {
     auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn));
     const std::lock_guard lock(mutex_);
     if (abort_cause_) {
-      item->finish(abort_cause_);  // while it was being made
+      item->finish(abort_cause_);  // aborted since start() checked
       return item;
     }
     items_.push_back(item);
@@ -55,18 +54,18 @@ class ProgressQueue {
     return item;
   }
 
-  /// Does it at once if nothing comes before it and the others come while this spins. Otherwise it has begun, or not,
-  /// and is for add().
+  /// Completes `sync_op` at once if the queue is empty and its waits end while this thread spins. Returns false
+  /// otherwise; `sync_op` may then have begun, and the caller must add() it.
   bool try_complete(SyncOp& sync_op) {
     const std::lock_guard lock(mutex_);
     try {
       return items_.empty() && sync_op.advance_spinning();
     } catch (const ArenaFull&) {
-      return false;  // it has not begun; add() says why
+      return false;  // it has not begun; add() reports the error
     }
   }
 
-  /// Ends what is left, and what comes later; it is not advanced any more.
+  /// Finishes all queued and later operations with `cause`. They make no further progress.
   void abort(const std::exception_ptr& cause) {
     const std::lock_guard lock(mutex_);
     abort_cause_ = cause;
@@ -97,7 +96,7 @@ class ProgressQueue {
     return target.is_complete();
   }
 
-  std::mutex mutex_;  // guards items_ and abort_cause_; held for a slice of waiting at most
+  std::mutex mutex_;  // guards items_ and abort_cause_; held for at most kAbortCheckInterval
   std::deque<std::shared_ptr<QueuedOp>> items_;
   std::exception_ptr abort_cause_;
 };
@@ -107,8 +106,8 @@ class ShmTransport final : public Transport {
   explicit ShmTransport(const ShmOptions& options)
       : store_(options.store),
         timeout_(options.timeout),
-        control_blocks_(
-            ControlBlocks::meet(options.neighbours, *store_, options.members, options.rank, Deadline::in(timeout_))) {
+        control_blocks_(ControlBlocks::connect(options.local_peers, *store_, options.members, options.rank,
+                                               Deadline::in(timeout_))) {
     for (int peer = 0; peer < control_blocks_->size(); ++peer)
       peer_messages_.push_back(std::make_unique<PeerMessages>(*control_blocks_, peer));
   }
@@ -140,14 +139,14 @@ class ShmTransport final : public Transport {
     const std::uint32_t number = reserve_sequence_numbers(op);
     const auto operation = std::make_shared<ShmCollective>(op, *control_blocks_, number, signature);
     if (collectives_.try_complete(*operation) && !operation->needs_sub_operations())
-      return {PendingPtr(), completed_pending_.get()};  // owned by this transport: nothing to count
+      return {PendingPtr(), completed_pending_.get()};  // owned by this transport, so no reference is counted
     return add(operation, number);
   }
 
   std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
     return std::make_unique<GradientTable>(parts, *control_blocks_, std::move(store), timeout_,
-                                           [this](const auto& make) { return meet(make); });
+                                           [this](const auto& make) { return start_sync_op(make); });
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -155,7 +154,7 @@ class ShmTransport final : public Transport {
     if (aborted_.load()) return;
     cause_ = std::move(cause);
     aborted_.store(true);
-    // Whoever waits lets go of its queue within a slice.
+    // A waiting thread releases its queue within kAbortCheckInterval.
     collectives_.abort(cause_);
     for (const auto& messages : peer_messages_) {
       messages->sends.abort(cause_);
@@ -164,14 +163,14 @@ class ShmTransport final : public Transport {
   }
 
  private:
-  /// One, and as many more as an operation that goes piece by piece would need.
+  /// Reserves a number for the operation and for each sub-operation that it may need.
   std::uint32_t reserve_sequence_numbers(const Collective& op) {
     const std::uint32_t number = ++number_;
     number_ += ShmCollective::num_sub_operations(op);
     return number;
   }
 
-  /// The operation, and its pieces when it turns out to need them.
+  /// Queues the operation, followed by its sub-operations if it needs them.
   PendingPtr add(const std::shared_ptr<ShmCollective>& operation, std::uint32_t number) {
     operation->take_ownership();
     return collectives_.add([this, operation, number, done = std::uint32_t{0},
@@ -186,15 +185,14 @@ class ShmTransport final : public Transport {
     });
   }
 
-  std::shared_ptr<ShmCollective> make_sub_operation(const Collective& op, std::uint32_t sub_operation,
-                                                    std::uint32_t number) {
-    const Collective part = ShmCollective::sub_operation_of(op, sub_operation);
-    auto operation = std::make_shared<ShmCollective>(part, *control_blocks_, number);
+  std::shared_ptr<ShmCollective> make_sub_operation(const Collective& op, std::uint32_t index, std::uint32_t number) {
+    const Collective sub_operation = ShmCollective::sub_operation_of(op, index);
+    auto operation = std::make_shared<ShmCollective>(sub_operation, *control_blocks_, number);
     operation->take_ownership();
     return operation;
   }
 
-  PendingPtr meet(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>& make) {
+  PendingPtr start_sync_op(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>& make) {
     return collectives_.add([sync_op = make(++number_)](Deadline deadline) { return sync_op->advance(deadline); });
   }
 
@@ -224,7 +222,8 @@ class ShmTransport final : public Transport {
     return messages.receives.add([this, &messages, tensor = op.output, peer = op.root](Deadline deadline) {
       if (!control_blocks_->wait(peer, messages.receiver.sent(), messages.receiver.next(), deadline)) return false;
       if (!messages.receiver.receive_into(tensor))
-        throw std::runtime_error("a message of another size than " + std::to_string(tensor.nbytes()) + " bytes came");
+        throw std::runtime_error("received a message of another size; expected " + std::to_string(tensor.nbytes()) +
+                                 " bytes");
       return true;
     });
   }
@@ -234,10 +233,10 @@ class ShmTransport final : public Transport {
   const std::unique_ptr<ControlBlocks> control_blocks_;
   int num_reducers_ = 0;
   const PendingPtr completed_pending_ = make_finished_pending();
-  std::uint32_t number_ = 0;  // of collectives, the same on all ranks
+  std::uint32_t number_ = 0;  // of the last collective; the same on all ranks
   ProgressQueue collectives_;
   std::vector<std::unique_ptr<PeerMessages>> peer_messages_;
-  std::mutex abort_mutex_;  // guards the change of what follows
+  std::mutex abort_mutex_;  // held while the members below change; cause_ is read only after aborted_ is true
   std::atomic<bool> aborted_{false};
   std::exception_ptr cause_;
 };

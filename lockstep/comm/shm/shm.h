@@ -1,4 +1,4 @@
-// The transport of ranks that share a host: they read and write each other's memory.
+// The shared-memory transport: ranks of one host read and write each other's memory.
 #pragma once
 
 #include <chrono>
@@ -12,16 +12,16 @@
 namespace lockstep::comm {
 
 struct ShmOptions {
-  std::shared_ptr<const LocalPeers> neighbours;
-  std::shared_ptr<job::Store> store;    // for this transport alone
-  std::vector<int> members;             // world ranks, all of them neighbours
-  int rank = 0;                         // here
-  std::chrono::milliseconds timeout{};  // for the others to come
+  std::shared_ptr<const LocalPeers> local_peers;
+  std::shared_ptr<job::Store> store;    // used by this transport alone
+  std::vector<int> members;             // world ranks, all of them on this host
+  int rank = 0;                         // index of this rank in `members`
+  std::chrono::milliseconds timeout{};  // for connecting the members
 };
 
-/// Tensors that lie in the arena move without a copy; others through a copy in it. It has no threads: operations
-/// advance while somebody waits for one, or starts one. A sum adds in the order of the ranks, so its bits do not depend
-/// on who did what when. Waits for the other members. Throws CommError.
+/// Tensors in the arena are used without a copy; other tensors are copied into it. The transport has no threads:
+/// operations make progress while a thread waits for one or starts one. Reductions are in the order of the ranks, so
+/// the bits of the result do not depend on timing. Blocks until all members have called it. Throws CommError.
 std::shared_ptr<Transport> make_shm_transport(const ShmOptions& options);
 
 }  // namespace lockstep::comm

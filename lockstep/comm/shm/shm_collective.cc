@@ -12,14 +12,17 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kMaxChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 MiB differ by 7 %
-constexpr std::size_t kMinChunkBytes = 1024;       // no smaller piece is worth another rank's look at the claims
-constexpr std::size_t kMaxInlineReduceBytes =
-    512;  // beyond it a sum in place, with two meetings, moves fewer cache lines between cores
-constexpr std::size_t kMaxChunks = 64;                      // as many as a word of claims has bits
-constexpr std::uint64_t kOutsideArena = ~std::uint64_t{0};  // an offset: of a tensor that is to go piece by piece
-constexpr std::size_t kMaxSubOperationBytes =
-    256 << 10;  // a piece of an all_reduce outside the arena at most; no less than half of it
+// Claimed at once; sizes from 64 KiB to 4 MiB differ by 7 %.
+constexpr std::size_t kMaxChunkBytes = 512 << 10;
+// Sharing smaller chunks does not pay, because a claim costs more than the work it saves.
+constexpr std::size_t kMinChunkBytes = 1024;
+// Beyond this size a reduction in place, which synchronizes twice, moves fewer cache lines between cores.
+constexpr std::size_t kMaxInlineReduceBytes = 512;
+constexpr std::size_t kMaxChunks = 64;  // the number of bits of a claims word
+// The offset that a rank publishes for a tensor outside the arena whose operation must be split.
+constexpr std::uint64_t kOutsideArena = ~std::uint64_t{0};
+// The size of a sub-operation of an all_reduce outside the arena is at most this and at least half of it.
+constexpr std::size_t kMaxSubOperationBytes = 256 << 10;
 
 }  // namespace
 
@@ -29,11 +32,11 @@ ShmCollective::ShmCollective(const Collective& op, const ControlBlocks& control_
       op_(&op),
       signature_(signature),
       fits_inline_([&] {
-        // The same on all ranks: the size of one rank's part tells the others.
-        const bool parts_of_input = op.kind == CollectiveKind::kScatter || op.kind == CollectiveKind::kAllToAll ||
-                                    op.kind == CollectiveKind::kReduceScatter;
-        const at::Tensor& part = parts_of_input ? op.output : op.input;
-        const std::size_t factor = parts_of_input && op.kind != CollectiveKind::kAllToAll
+        // The same on all ranks: it depends only on the size of one rank's part.
+        const bool input_has_parts = op.kind == CollectiveKind::kScatter || op.kind == CollectiveKind::kAllToAll ||
+                                     op.kind == CollectiveKind::kReduceScatter;
+        const at::Tensor& part = input_has_parts ? op.output : op.input;
+        const std::size_t factor = input_has_parts && op.kind != CollectiveKind::kAllToAll
                                        ? static_cast<std::size_t>(control_blocks.size())
                                        : 1;
         return !part.defined() ||
@@ -46,7 +49,7 @@ ShmCollective::~ShmCollective() {
   if (!is_exposed() || fits_inline_)
     Arena::this_process().free(staged_);
   else if (!staged_ && op_->input.defined())
-    quarantine_tensor(op_->input);  // it was given up while others may still write there
+    quarantine_tensor(op_->input);  // the operation was abandoned while peers may still write there
 }
 
 void ShmCollective::take_ownership() {
@@ -78,30 +81,30 @@ void ShmCollective::publish() {
 }
 
 void ShmCollective::publish_signature(ControlBlock& own) const {
-  // At the beginning of the slot, where an all_gather of it would put it: others may have called something that is
-  // compared so.
+  // At the beginning of the element, where an all_gather of the signature would put it: other ranks may have started a
+  // call whose signature is compared in that way.
   std::memcpy(own.inline_data[number_ % 2], signature_.bytes, signature_.size);
-  own.published[number_ % 2].key = signature_.key;
+  own.published[number_ % 2].key = signature_.hash;
 }
 
-/// Looks at the keys alone as long as they agree: they came with the signals.
+/// Compares the hashes, which are in the cache lines of the counters, and copies the signatures only if they differ.
 bool ShmCollective::signatures_match() {
   bool match = true;
   for (int member = 0; member < control_blocks_.size(); ++member)
-    match = match && control_blocks_.of(member).published[number_ % 2].key == signature_.key;
+    match = match && control_blocks_.of(member).published[number_ % 2].key == signature_.hash;
   if (match) return true;
-  signature_.all->resize(static_cast<std::size_t>(control_blocks_.size()) * signature_.size);
+  signature_.all_signatures->resize(static_cast<std::size_t>(control_blocks_.size()) * signature_.size);
   for (int member = 0; member < control_blocks_.size(); ++member)
-    std::memcpy(signature_.all->data() + static_cast<std::size_t>(member) * signature_.size,
+    std::memcpy(signature_.all_signatures->data() + static_cast<std::size_t>(member) * signature_.size,
                 control_blocks_.of(member).inline_data[number_ % 2], signature_.size);
   return false;
 }
 
 char* ShmCollective::inline_data_of(const ControlBlock& control_block) const {
-  return const_cast<char*>(control_block.inline_data[number_ % 2]) + (signature_.bytes ? kCallBytes : 0);
+  return const_cast<char*>(control_block.inline_data[number_ % 2]) + (signature_.bytes ? kMaxSignatureBytes : 0);
 }
 
-/// What `member` has shown; a large one may be written to.
+/// The published data of `member`. Large data may be written to.
 char* ShmCollective::data_of(int member) const {
   ControlBlock& control_block = control_blocks_.of(member);
   if (fits_counter_) return control_block.published[number_ % 2].data;
@@ -164,12 +167,12 @@ std::uint32_t ShmCollective::num_sub_operations(const Collective& op) {
                                     2);
 }
 
-Collective ShmCollective::sub_operation_of(const Collective& op, std::uint32_t piece) {
-  const std::int64_t count = op.input.numel(), pieces = num_sub_operations(op);
-  const std::int64_t first = count * piece / pieces, end = count * (piece + 1) / pieces;
-  Collective part = op;
-  part.input = part.output = op.input.view({-1}).narrow(0, first, end - first);
-  return part;
+Collective ShmCollective::sub_operation_of(const Collective& op, std::uint32_t index) {
+  const std::int64_t count = op.input.numel(), num_chunks = num_sub_operations(op);
+  const std::int64_t first = count * index / num_chunks, end = count * (index + 1) / num_chunks;
+  Collective sub_operation = op;
+  sub_operation.input = sub_operation.output = op.input.view({-1}).narrow(0, first, end - first);
+  return sub_operation;
 }
 
 bool ShmCollective::is_any_outside_arena() const {
@@ -178,8 +181,8 @@ bool ShmCollective::is_any_outside_arena() const {
   return false;
 }
 
-/// Pieces of which each rank does its own first, which its cache has from the last time, then those that nobody has
-/// begun.
+/// Each rank first claims the chunks of its own share, which its cache holds from the last operation, then the chunks
+/// that no other rank has claimed.
 void ShmCollective::reduce_own_chunks_first() {
   const std::size_t element = op_->input.element_size();
   const auto count = static_cast<std::size_t>(op_->input.numel());
@@ -188,16 +191,16 @@ void ShmCollective::reduce_own_chunks_first() {
   const std::size_t step =
       std::clamp((share + kMinChunkBytes - 1) / kMinChunkBytes * kMinChunkBytes, kMinChunkBytes, kMaxChunkBytes) /
       element;
-  const std::size_t pieces = (count + step - 1) / step;
+  const std::size_t num_chunks = (count + step - 1) / step;
   std::atomic<std::uint64_t>& claims = control_blocks_.of(0).claims[number_ % 2];
-  const std::size_t begin = pieces * static_cast<std::size_t>(control_blocks_.rank()) / ranks;
-  for (std::size_t i = 0; i < pieces; ++i) {
-    const std::size_t piece = (begin + i) % pieces;
-    const std::uint64_t bit = std::uint64_t{1} << piece;
+  const std::size_t begin = num_chunks * static_cast<std::size_t>(control_blocks_.rank()) / ranks;
+  for (std::size_t i = 0; i < num_chunks; ++i) {
+    const std::size_t chunk = (begin + i) % num_chunks;
+    const std::uint64_t bit = std::uint64_t{1} << chunk;
     if ((claims.load(std::memory_order_relaxed) & bit) != 0 ||
         (claims.fetch_or(bit, std::memory_order_relaxed) & bit) != 0)
       continue;
-    reduce_into(piece * step, std::min(step, count - piece * step), true);
+    reduce_into(chunk * step, std::min(step, count - chunk * step), true);
   }
 }
 
@@ -214,8 +217,8 @@ void ShmCollective::reduce_chunks() {
   }
 }
 
-/// Elements [first, first + count) of all inputs: to where they came from on all ranks (or the root), else to this
-/// rank's output.
+/// Reduces elements [first, first + count) of all inputs. With `in_place` the result goes to the data of all ranks (or
+/// of the root), otherwise to this rank's output.
 void ShmCollective::reduce_into(std::size_t first, std::size_t count, bool in_place) {
   const std::size_t offset = first * op_->input.element_size();
   c10::SmallVector<const void*, 16> inputs;

@@ -1,4 +1,4 @@
-// One collective operation on its way through shared memory.
+// A collective operation over shared memory.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,27 @@
 
 namespace lockstep::comm {
 
-/// A Collective. Small tensors go through the boards; large ones are read and written where they lie, by way of a copy
-/// when that is not in the arena. An all_reduce of a large one outside it does nothing but find that out: see
-/// piecemeal(). With a `call` the ranks compare theirs when they meet, by its key; nothing else happens when they
-/// differ.
+/// Small tensors are copied through the control blocks. Large tensors are read and written where they are, or in a copy
+/// in the arena if they are outside it. An all_reduce of a large tensor outside the arena does no work itself: see
+/// needs_sub_operations(). With a `signature` the ranks compare the hashes of their calls after they have published; if
+/// the hashes differ, no data moves.
 class ShmCollective final : public SyncOp {
  public:
-  /// `op` must live as long as this, or until keep().
+  /// `op` must stay alive as long as this object, or until take_ownership().
   ShmCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number,
                 const SignatureView& signature = {});
   ~ShmCollective() override;
 
-  /// Makes `op` its own.
+  /// Copies `op`, so that the caller may destroy it.
   void take_ownership();
   const Collective& op() const { return *op_; }
 
-  /// Once it is finished: some rank's tensor is outside the arena, nothing has been added, and each rank must go on
-  /// with num_sub_operations() operations, those of sub_operation_of() with the numbers that follow. Pieces stay in
-  /// cache on their way in and out.
+  /// When the operation is finished: true if the tensor of some rank is outside the arena. Then nothing has been
+  /// reduced, and each rank must continue with num_sub_operations() operations, sub_operation_of() with the numbers
+  /// that follow. Their data stays in cache between the copies into and out of the arena.
   bool needs_sub_operations() const { return needs_sub_operations_; }
-  /// 0 for what is never done so; else even, so that the operation after has another element of the boards than each of
-  /// these may still use.
+  /// 0 for an operation that is never split. Otherwise an even number, so that the next operation uses another element
+  /// of the control blocks than the last sub-operation.
   static std::uint32_t num_sub_operations(const Collective& op);
   static Collective sub_operation_of(const Collective& op, std::uint32_t index);
 
@@ -54,10 +54,10 @@ class ShmCollective final : public SyncOp {
   const Collective* op_;
   const SignatureView signature_;
   const bool fits_inline_;
-  const bool fits_counter_;         // so small that it goes with the signal
-  bool signatures_differ_ = false;  // the calls do
+  const bool fits_counter_;  // small enough for SharedCounter::data
+  bool signatures_differ_ = false;
   bool needs_sub_operations_ = false;
-  void* staged_ = nullptr;  // in the arena, when the tensor is not
+  void* staged_ = nullptr;  // copy in the arena if the tensor is outside it
 };
 
 }  // namespace lockstep::comm

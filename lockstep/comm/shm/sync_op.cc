@@ -4,7 +4,7 @@ namespace lockstep::comm {
 
 using base::Deadline;
 
-/// `wait(member, signal)` says whether the signal has reached this meeting's number.
+/// `wait(member, counter)` returns true if `counter` has reached the number of this operation.
 template <typename Wait>
 bool SyncOp::advance_phases(const Wait& wait) {
   const auto wait_for_all = [&](const auto& counter_of) {

@@ -1,4 +1,4 @@
-// Something that the ranks of a host do together.
+// A synchronized operation of the ranks of a host: publish, compute, complete.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,15 @@
 
 namespace lockstep::comm {
 
-/// Shows this rank's data, waits until all have, does this rank's share of the work, and waits until all have done
-/// theirs. Advanced by one thread at a time.
+/// Publishes this rank's data, waits until all members have published theirs, does this rank's share of the work, and
+/// waits until all members have done theirs. One thread at a time may advance it.
+///
+/// Memory ordering: after publish() the operation stores its number to the own `published` counter (release). Before
+/// compute() it has loaded that number from the `published` counter of every member (acquire), so compute() reads what
+/// every member wrote in its publish() and before. After compute() it stores the number to `completed` (release), and
+/// before complete() it has loaded it from every member (acquire), so complete() reads what every member wrote in its
+/// compute(). An operation with is_complete_after_compute() skips the second half: its results must be in memory that
+/// only this rank writes.
 class SyncOp {
  public:
   SyncOp(const ControlBlocks& control_blocks, std::uint32_t number)
@@ -18,23 +25,23 @@ class SyncOp {
   SyncOp(const SyncOp&) = delete;
   SyncOp& operator=(const SyncOp&) = delete;
 
-  /// Does what can be done until `deadline`. True when it is finished. Throws when a member that is waited for has
-  /// died, and ArenaFull.
+  /// Makes progress until `deadline`. Returns true when the operation is finished. Throws std::runtime_error if the
+  /// process of a member that it waits for has ended, and ArenaFull.
   bool advance(base::Deadline deadline);
-  /// The same, as long as others come while this spins.
+  /// Makes progress as long as each wait ends while this thread spins; does not sleep. Returns true when finished.
   bool advance_spinning();
 
  protected:
-  /// Writes what the others read.
+  /// Writes the data that the other members read.
   virtual void publish() = 0;
-  /// All have shown theirs.
+  /// Called when all members have published.
   virtual void compute() = 0;
-  /// All have done their work.
+  /// Called when all members have computed.
   virtual void complete() = 0;
-  /// Nobody reads what another rank could change after work(): then there is no need to wait for each other again.
+  /// True if no member reads or writes another member's memory after compute(), so that the second wait is unnecessary.
   virtual bool is_complete_after_compute() const = 0;
 
-  /// Others may be at this rank's data: it has been shown, and not all have done their work.
+  /// True while other members may access this rank's data: it has been published, and not all members have computed.
   bool is_exposed() const { return phase_ == Phase::kWaitPublished || phase_ == Phase::kWaitCompleted; }
 
   const ControlBlocks& control_blocks_;
@@ -46,7 +53,7 @@ class SyncOp {
   bool advance_phases(const Wait& wait);
 
   Phase phase_ = Phase::kPublish;
-  int next_member_ = 0;  // the member that is waited for
+  int next_member_ = 0;  // the member that this operation waits for
 };
 
 }  // namespace lockstep::comm

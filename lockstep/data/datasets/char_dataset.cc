@@ -13,25 +13,26 @@ namespace lockstep::data {
 CharDataset::CharDataset(std::vector<std::int32_t> ids, const CharOptions& options)
     : CharDataset(std::make_shared<const std::vector<std::int32_t>>(std::move(ids)), 0, 0, options) {}
 
-// `num_ids` 0: all of them.
+// `num_ids` 0 means all of them.
 CharDataset::CharDataset(std::shared_ptr<const std::vector<std::int32_t>> ids, std::size_t first, std::size_t num_ids,
                          const CharOptions& options)
     : ids_(std::move(ids)), first_(first), num_ids_(num_ids == 0 ? ids_->size() : num_ids), options_(options) {
-  if (options_.block_size < 1) throw base::UsageError("CharOptions.block_size is 0; allowed is at least 1");
+  if (options_.block_size < 1) throw base::UsageError("CharOptions.block_size is 0; expected at least 1");
   if (options_.stride == 0) options_.stride = options_.block_size;
   if (num_ids_ <= options_.block_size)
-    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters is too short for a block_size of " +
-                           std::to_string(options_.block_size) +
-                           "; allowed are block sizes below the length of the text");
+    throw base::UsageError("CharDataset: a text of " + std::to_string(num_ids_) +
+                           " characters is too short for block_size " + std::to_string(options_.block_size) +
+                           "; expected a block_size below the length of the text");
 }
 
 std::pair<CharDataset, CharDataset> CharDataset::split(double fraction) const {
   if (!(fraction > 0 && fraction < 1))
-    throw base::UsageError("the fraction to split at is " + std::to_string(fraction) + "; allowed is between 0 and 1");
+    throw base::UsageError("CharDataset::split: fraction is " + std::to_string(fraction) +
+                           "; expected more than 0 and less than 1");
   const auto split_at = static_cast<std::size_t>(static_cast<double>(num_ids_) * fraction);
   if (split_at <= options_.block_size || num_ids_ - split_at <= options_.block_size)
-    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters split at " +
-                           std::to_string(fraction) + " leaves a part without a window of " +
+    throw base::UsageError("CharDataset::split: " + std::to_string(num_ids_) + " characters split at " +
+                           std::to_string(fraction) + " leave a part without a window of " +
                            std::to_string(options_.block_size) + " characters");
   return {CharDataset(ids_, first_, split_at, options_),
           CharDataset(ids_, first_ + split_at, num_ids_ - split_at, options_)};

@@ -23,7 +23,7 @@ std::vector<std::string> list_files(const std::string& folder, const CorpusOptio
     if (is_selected && entry->symlink_status().type() == fs::file_type::regular) files.push_back(path.string());
     entry.increment(error);
   }
-  if (error) throw base::SystemError("cannot list the folder " + folder, error.value());
+  if (error) throw base::SystemError("cannot list the directory " + folder, error.value());
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -37,24 +37,24 @@ std::string join(const std::vector<std::string>& words) {
 }  // namespace
 
 std::string read_corpus(const std::string& path, const CorpusOptions& options) {
-  if (options.max_bytes < 1) throw base::UsageError("CorpusOptions.max_bytes is 0; allowed is at least 1");
+  if (options.max_bytes < 1) throw base::UsageError("CorpusOptions.max_bytes is 0; expected at least 1");
   std::error_code error;
   const auto status = fs::status(path, error);
-  if (!fs::exists(status)) throw base::UsageError("there is no file or folder " + path);
+  if (!fs::exists(status)) throw base::UsageError("read_corpus: " + path + " does not exist");
   std::string text;
   if (!fs::is_directory(status)) {
     append_file_contents(path, options.max_bytes, text);
   } else {
     const auto files = list_files(path, options);
     if (files.empty())
-      throw base::UsageError("the folder " + path + " holds no file" +
+      throw base::UsageError("read_corpus: the directory " + path + " has no file" +
                              (options.extensions.empty() ? "" : " that ends in " + join(options.extensions)));
     for (const auto& file : files) {
       if (text.size() >= options.max_bytes) break;
       append_file_contents(file, options.max_bytes, text);
     }
   }
-  if (text.empty()) throw base::UsageError(path + " holds no text");
+  if (text.empty()) throw base::UsageError("read_corpus: " + path + " contains no text");
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Text from a file or a folder of files.
+// Reads a text from a file or from all files below a directory.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,14 @@
 namespace lockstep::data {
 
 struct CorpusOptions {
-  std::vector<std::string> extensions = {};           ///< of files in a folder, ".h"; empty: all
-  std::uint64_t max_bytes = std::uint64_t{64} << 20;  ///< of the whole text, at least 1; what is beyond is left out
+  std::vector<std::string> extensions = {};  ///< file name extensions to read in a directory, such as ".h"; empty: all
+  std::uint64_t max_bytes = std::uint64_t{64} << 20;  ///< limit for the whole text, at least 1; the text is cut there
 };
 
-/// The bytes of the file `path`, or of all regular files below the folder `path`, one after the other in the order of
-/// their paths' bytes, which is the same on every machine. Links below a folder are not followed. Throws UsageError
-/// when there is no such path, no such file in it, or no text; SystemError when a file cannot be read.
+/// Returns the bytes of the file `path`, or of all regular files below the directory `path`, concatenated in the byte
+/// order of their paths, which is the same on every machine. Links inside the directory are not followed. Throws
+/// UsageError if the path does not exist, contains no matching file or no text, and SystemError if a file cannot be
+/// read.
 std::string read_corpus(const std::string& path, const CorpusOptions& options = {});
 
 }  // namespace lockstep::data

@@ -16,7 +16,8 @@ void append_file_contents(const std::string& path, std::uint64_t max_bytes, std:
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);
-  if (!S_ISREG(status.st_mode)) throw base::UsageError(path + " is neither a regular file nor a folder");
+  if (!S_ISREG(status.st_mode))
+    throw base::UsageError("cannot read " + path + ": it is neither a regular file nor a directory");
   const auto size = std::min(static_cast<std::uint64_t>(status.st_size), max_bytes - text.size());
   std::size_t done = text.size();
   text.resize(text.size() + size);

@@ -1,4 +1,4 @@
-// The bytes of a file.
+// Reads the bytes of a file.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,9 @@
 
 namespace lockstep::data {
 
-/// Appends them to `text`, which ends at `max_bytes`, at least as many as it has; what is beyond is left out. Throws
-/// SystemError when the file cannot be read, and UsageError when it is no regular one.
+/// Appends the contents of the file `path` to `text` until `text` has `max_bytes` bytes; the rest is not read.
+/// `max_bytes` must be at least text.size(). Throws SystemError if the file cannot be read, and UsageError if it is not
+/// a regular file.
 void append_file_contents(const std::string& path, std::uint64_t max_bytes, std::string& text);
 
 }  // namespace lockstep::data

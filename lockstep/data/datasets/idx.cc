@@ -27,7 +27,7 @@ struct GzCloser {
   void operator()(gzFile_s* file) const { ::gzclose_r(file); }
 };
 
-// Reads a plain or compressed file through zlib and knows where it stands.
+// Reads a plain or compressed file through zlib and tracks the offset in the decompressed data.
 class GzReader {
  public:
   explicit GzReader(const std::string& path) : path_(path) {
@@ -39,7 +39,7 @@ class GzReader {
     file_.reset(::gzdopen(fd.get(), "rb"));
     if (!file_) throw base::SystemError("cannot read " + path, ENOMEM);
     fd.release();
-    // Also reads the first bytes: false only when they are gzip's.
+    // gzdirect() reads the first bytes; it returns 0 if they are gzip's magic number.
     compressed_ = ::gzdirect(file_.get()) == 0;
   }
 
@@ -47,7 +47,7 @@ class GzReader {
     throw base::FormatError(path_ + ":" + std::to_string(offset) + ": " + reason);
   }
 
-  // Fewer bytes than asked for only at the end of the file.
+  // Returns fewer bytes than `size` only at the end of the file.
   std::size_t read(std::uint8_t* data, std::size_t size) {
     std::size_t done = 0;
     while (done < size) {
@@ -58,7 +58,7 @@ class GzReader {
       done += static_cast<std::size_t>(got);
       offset_ += static_cast<std::uint64_t>(got);
     }
-    // gzread reports a cut-off stream as an end of file with an error beside it.
+    // gzread() reports a truncated stream as the end of the file; the error is only in gzerror().
     int error = Z_OK;
     ::gzerror(file_.get(), &error);
     if (done < size && error != Z_OK && error != Z_STREAM_END) throw_read_error();
@@ -74,7 +74,7 @@ class GzReader {
                                       std::to_string(size));
   }
 
-  // The most that the file can hold: known before anything of that size is allocated.
+  // Returns an upper bound of the decompressed size, so that nothing larger is allocated.
   std::uint64_t max_bytes() const { return compressed_ ? size_ * kMaxRatio : size_; }
   std::uint64_t offset() const { return offset_; }
 
@@ -97,12 +97,12 @@ class GzReader {
 std::uint64_t read_shape(GzReader& in, std::vector<std::int64_t>& shape) {
   std::array<std::uint8_t, 4> word{};
   in.read_all(word.data(), word.size(), "the magic number");
-  if (word[0] != 0 || word[1] != 0) in.throw_format_error(0, "not an IDX file: it must begin with two zero bytes");
+  if (word[0] != 0 || word[1] != 0) in.throw_format_error(0, "not an IDX file; expected two zero bytes");
   if (word[2] != kUnsignedByte)
-    in.throw_format_error(2, "IDX type is " + std::to_string(word[2]) + "; allowed is 8 (unsigned byte)");
+    in.throw_format_error(2, "IDX type is " + std::to_string(word[2]) + "; expected 8 (unsigned byte)");
   const unsigned num_dimensions = word[3];
   if (num_dimensions < 1 || num_dimensions > kMaxDimensions)
-    in.throw_format_error(3, "the file has " + std::to_string(num_dimensions) + " dimensions; allowed is 1 to 4");
+    in.throw_format_error(3, "the file has " + std::to_string(num_dimensions) + " dimensions; expected 1 to 4");
   std::uint64_t num_bytes = 1;
   for (unsigned i = 0; i < num_dimensions; ++i) {
     in.read_all(word.data(), word.size(), "the list of dimensions");
@@ -110,7 +110,7 @@ std::uint64_t read_shape(GzReader& in, std::vector<std::int64_t>& shape) {
     shape.push_back(extent);
     if (__builtin_mul_overflow(num_bytes, std::uint64_t{extent}, &num_bytes) || num_bytes > kMaxBytes)
       in.throw_format_error(in.offset() - 4, "dimension " + std::to_string(i) + " is " + std::to_string(extent) +
-                                                 ", which makes more than the allowed 2 GiB");
+                                                 ", which exceeds the limit of 2 GiB for all values");
   }
   return num_bytes;
 }
@@ -124,15 +124,14 @@ IdxArray read_idx(const std::string& path) {
   idx.values_offset = in.offset();
   if (idx.values_offset + num_bytes > in.max_bytes())
     in.throw_format_error(idx.values_offset,
-                          "the header promises " + std::to_string(num_bytes) +
-                              " values, but the file can hold at most " +
+                          "the header declares " + std::to_string(num_bytes) + " values, but the file holds at most " +
                               std::to_string(in.max_bytes() - std::min(in.max_bytes(), idx.values_offset)));
   idx.values.resize(num_bytes);
   in.read_all(idx.values.data(), idx.values.size(), "the values");
   std::uint8_t extra = 0;
   if (in.read(&extra, 1) != 0)
-    in.throw_format_error(in.offset() - 1, "the file goes on after the " + std::to_string(num_bytes) +
-                                               " values that its header promises");
+    in.throw_format_error(in.offset() - 1, "the file continues after the " + std::to_string(num_bytes) +
+                                               " values that its header declares");
   return idx;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kMaxAttempts = 10;
 
-// Halves to the even neighbour, as Python's round().
+// Rounds halves to the even number, as Python's round() does.
 int round_half_even(double value) { return static_cast<int>(std::nearbyint(value)); }
 
 Box largest_center_crop(int width, int height, const CropOptions& options) {
@@ -38,9 +38,9 @@ Box random_crop(int width, int height, SampleRng& random, const CropOptions& opt
 }
 
 std::pair<std::int64_t, std::int64_t> resized_size(int width, int height, int size) {
-  const std::int64_t wide = size;
-  if (width <= height) return {size, wide * height / width};
-  return {wide * width / height, size};
+  const std::int64_t target = size;
+  if (width <= height) return {size, target * height / width};
+  return {target * width / height, size};
 }
 
 Box center_crop(int width, int height, int size) {

@@ -1,4 +1,4 @@
-// Which part of a picture becomes a sample: pure functions.
+// Chooses the part of an image that becomes a sample. All functions are pure.
 #pragma once
 
 #include <utility>
@@ -8,25 +8,25 @@
 
 namespace lockstep::data {
 
-/// As torchvision's RandomResizedCrop has them.
+/// The bounds of a random crop, with the defaults of torchvision's RandomResizedCrop.
 struct CropOptions {
-  double min_area = 0.08, max_area = 1;               ///< of the picture's
-  double min_aspect = 3.0 / 4, max_aspect = 4.0 / 3;  ///< width by height
+  double min_area = 0.08, max_area = 1;               ///< as a fraction of the image's area
+  double min_aspect = 3.0 / 4, max_aspect = 4.0 / 3;  ///< width / height
 };
 
-/// A box whose area and aspect are drawn, the one evenly, the other evenly in its logarithm, and then its place; drawn
-/// again when it does not fit, and after ten times the largest box in the middle that the aspects allow (Szegedy et
-/// al., arXiv:1409.4842; the numbers are torchvision's).
+/// Draws a box: its area uniformly, its aspect ratio uniformly in the logarithm, then its position. A box that does not
+/// fit into the image is drawn again; after ten attempts the function returns the largest centred box that the aspect
+/// bounds allow (Szegedy et al., arXiv:1409.4842; the constants are torchvision's).
 Box random_crop(int width, int height, SampleRng& random, const CropOptions& options = {});
 
-/// Width and height when the shorter side becomes `size`, and the other, rounded down, keeps the aspect: torchvision's
-/// Resize(size).
+/// Returns the width and height of the image after its shorter side is scaled to `size` and the other one, rounded
+/// down, in proportion: torchvision's Resize(size).
 std::pair<std::int64_t, std::int64_t> resized_size(int width, int height, int size);
 
-/// `size` x `size` from the middle, which must be that large: torchvision's CenterCrop.
+/// Returns the centred box of `size` x `size`, which must fit into the image: torchvision's CenterCrop.
 Box center_crop(int width, int height, int size);
 
-/// The largest shrink (JpegRegion) after which the box is still at least `size` on both sides.
+/// Returns the largest JpegRegion::shrink that leaves the box at least `size` on both sides.
 int shrink_factor(const Box& box, int size);
 
 }  // namespace lockstep::data

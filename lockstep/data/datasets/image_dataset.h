@@ -1,4 +1,4 @@
-// Samples for a network from a folder of JPEG images.
+// A dataset of the JPEG images in a directory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,48 +15,49 @@
 
 namespace lockstep::data {
 
-/// What happens where a file is no JPEG, or a damaged one.
+/// What ImageDataset does with a file that is not a JPEG or is damaged.
 enum class BrokenImagePolicy {
-  kThrow,    ///< FormatError that names the file
-  kReplace,  ///< a warning, once a file, and another image of the folder in its place: batches stay as large, and all
-             ///< ranks have equally many. For training
-  kIgnore,   ///< a warning, once a file, and a black picture whose target is kIgnoreIndex, which cross_entropy() and an
-             ///< honest count pass over. For evaluation
+  kThrow,    ///< throws FormatError, which names the file
+  kReplace,  ///< warns once per file and uses another image of the directory instead: batches keep their size, and all
+             ///< ranks keep the same number of samples. For training
+  kIgnore,  ///< warns once per file and returns a black image whose target is kIgnoreIndex, which cross_entropy() skips
+            ///< and an accuracy count must skip. For evaluation
 };
 
-/// torch's ignore_index.
+/// The default ignore_index of torch's loss functions.
 inline constexpr std::int64_t kIgnoreIndex = -100;
 
 struct ImageOptions {
-  std::int64_t size = 224;  ///< of a sample's sides, 8 to 4096
-  /// A random crop, and a flip in every second one; false: the middle of the picture, whose shorter side becomes
-  /// `resize` first.
+  std::int64_t size = 224;  ///< width and height of a sample, 8 to 4096
+  /// true: a random crop, flipped horizontally with probability 1/2. false: the centre of the image after its shorter
+  /// side is scaled to `resize`.
   bool augment = false;
-  std::int64_t resize = 0;  ///< size to 8192; 0: 8/7 of size, which is 256 for 224
-  CropOptions crop;         ///< with augment
-  std::uint64_t seed = 0;   ///< of crops and flips
+  std::int64_t resize = 0;  ///< `size` to 8192; 0: 8/7 of size, which is 256 for 224
+  CropOptions crop;         ///< used with augment
+  std::uint64_t seed = 0;   ///< seed of crops and flips
   BrokenImagePolicy broken_images = BrokenImagePolicy::kThrow;
-  /// With augment, a crop that is at least twice as large as a sample is decoded in half the size, or a quarter, or an
-  /// eighth. false: resized from the whole, always.
+  /// With augment, the decoder reduces a crop that is at least twice as large as a sample to 1/2, 1/4 or 1/8 of its
+  /// size. false: every crop is decoded at full size and then resized.
   bool shrink_in_decoder = true;
 };
 
-/// Each image as bytes: data uint8 [3, size, size], target int64 []. Batches are channels last, and so is what
-/// normalize_images() makes of them. Bytes travel to a device in a quarter of the time of floats, and are normalized
+/// A dataset of images as bytes: data uint8 [3, size, size], target int64 []. Batches are in channels-last layout,
+/// which normalize_images() keeps. Bytes take a quarter of the time of floats to copy to a device, and are normalized
 /// there.
 ///
-/// Pixels are a function of ImageOptions.seed, the epoch, which a Loader tells, and the index: however many workers
-/// make them, and after a restart in the middle of an epoch. A file that cannot be opened is a SystemError always: a
-/// disk that is gone is no broken image.
+/// The pixels of a sample are a function of ImageOptions.seed, the epoch (set by the Loader) and the index. They do not
+/// depend on the number of workers, and they are the same after a restart in the middle of an epoch. A file that cannot
+/// be opened throws SystemError under every policy, because a missing disk is not a broken image.
 class ImageDataset {
  public:
-  /// Throws UsageError for an option out of its range, and where JPEG files cannot be read (jpeg_unavailable_reason()).
+  /// Throws UsageError if an option is out of range, or if this build cannot read JPEG files
+  /// (jpeg_unavailable_reason()).
   ImageDataset(ImageFolder folder, const ImageOptions& options);
 
   Example get(std::size_t index);
   Example get_batch(const std::vector<std::size_t>& indices);
   std::size_t size() const { return folder_->size(); }
-  /// Called by a Loader for each epoch.
+  /// Sets the epoch that crops and flips depend on. A Loader calls it once per epoch, before the first sample.
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
 
   const ImageFolder& folder() const { return *folder_; }
@@ -69,17 +70,18 @@ class ImageDataset {
   void load_center_crop(std::size_t index, std::uint8_t* rgb);
   const std::string& read_file(std::size_t index, std::string& path);
 
-  std::shared_ptr<const ImageFolder> folder_;  // copies share it, and who has been told of what
+  std::shared_ptr<const ImageFolder> folder_;  // shared by copies, as is warn_once_
   std::shared_ptr<WarnOnce> warn_once_;
   ImageOptions options_;
   std::uint64_t epoch_ = 0;
   std::string bytes_;
-  Pixels pixels_;
+  RgbImage pixels_;
   std::vector<std::uint8_t> resized_;
 };
 
-/// Bytes of a batch as numbers of `dtype`, on the batch's device and in its layout: from 0 to 1, less the mean and by
-/// the deviation of ImageNet's red, green and blue, as torchvision's models expect them.
+/// Converts a batch of bytes to `dtype` and normalizes it as torchvision's models expect: scaled to [0, 1], minus
+/// ImageNet's mean, divided by ImageNet's standard deviation, for red, green and blue. The result keeps the device and
+/// the layout of `bytes`.
 at::Tensor normalize_images(const at::Tensor& bytes, at::ScalarType dtype = at::kFloat);
 
 }  // namespace lockstep::data

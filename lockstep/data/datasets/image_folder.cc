@@ -14,10 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxDepth = 32;  // a link to a folder above would otherwise be followed for ever
+constexpr int kMaxDepth = 32;  // ends the recursion if a link leads to a parent directory
 constexpr std::array<std::string_view, 2> kJpegExtensions{".jpg", ".jpeg"};
-constexpr std::array<std::string_view, 7> kOtherExtensions{".png", ".ppm",  ".bmp", ".pgm",
-                                                           ".tif", ".tiff", ".webp"};  // what torchvision takes besides
+constexpr std::array<std::string_view, 7> kOtherExtensions{
+    ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};  // further formats that torchvision reads
 
 template <typename Endings>
 bool has_extension(const std::string& name, const Endings& endings) {
@@ -27,7 +27,7 @@ bool has_extension(const std::string& name, const Endings& endings) {
   return std::find(endings.begin(), endings.end(), lower) != endings.end();
 }
 
-/// Names in a folder, in order.
+/// The sorted names in a directory.
 struct DirectoryListing {
   std::vector<std::string> folders, files;
 };
@@ -37,21 +37,21 @@ DirectoryListing list_directory(const std::string& path) {
   std::error_code error;
   fs::directory_iterator entry(path, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code ignored;  // a link that leads nowhere is no folder
+    std::error_code ignored;  // a dangling link is not a directory
     (entry->is_directory(ignored) ? listing.folders : listing.files).push_back(entry->path().filename().string());
   }
-  if (error) throw base::SystemError("cannot list the folder " + path, error.value());
+  if (error) throw base::SystemError("cannot list the directory " + path, error.value());
   std::sort(listing.folders.begin(), listing.folders.end());
   std::sort(listing.files.begin(), listing.files.end());
   return listing;
 }
 
-/// Those below `folder`, a path inside `root`, in the order of their folders' paths.
+/// Appends the listings of `folder`, a path inside `root`, and of the directories below it to `all`.
 void collect_directories(const std::string& root, const std::string& folder, int depth,
                          std::vector<std::pair<std::string, DirectoryListing>>& all) {
   if (depth > kMaxDepth)
-    throw base::UsageError("the folder " + root + "/" + folder + " is more than " + std::to_string(kMaxDepth) +
-                           " folders deep; does a link lead back to a folder above?");
+    throw base::UsageError("ImageFolder: " + root + "/" + folder + " is more than " + std::to_string(kMaxDepth) +
+                           " levels deep. Remove links to parent directories.");
   DirectoryListing listing = list_directory(root + "/" + folder);
   const std::vector<std::string> subdirectories = std::move(listing.folders);
   all.emplace_back(folder, std::move(listing));
@@ -62,10 +62,10 @@ void collect_directories(const std::string& root, const std::string& folder, int
 
 ImageFolder::ImageFolder(const std::string& path) : root_(path) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) throw base::UsageError("there is no folder " + path);
+  if (!fs::is_directory(path, error)) throw base::UsageError("ImageFolder: the directory " + path + " does not exist");
   classes_ = list_directory(path).folders;
   if (classes_.empty())
-    throw base::UsageError("the folder " + path + " holds no folders; allowed is one with a folder for each class");
+    throw base::UsageError("ImageFolder: the directory " + path + " has no subdirectories; expected one per class");
   std::size_t num_other = 0;
   std::string first_other;
   for (std::size_t label = 0; label < classes_.size(); ++label) {
@@ -79,12 +79,12 @@ ImageFolder::ImageFolder(const std::string& path) : root_(path) {
         if (has_extension(file, kOtherExtensions) && num_other++ == 0) first_other = root_ + "/" + folder + "/" + file;
       }
     if (size() == before)
-      throw base::UsageError("the folder " + root_ + "/" + classes_[label] +
-                             " holds no image; allowed are files that end in .jpg or .jpeg");
+      throw base::UsageError("ImageFolder: the directory " + root_ + "/" + classes_[label] +
+                             " has no image; expected files that end in .jpg or .jpeg");
   }
   if (num_other > 0)
     base::log_warning(root_ + ": " + std::to_string(num_other) +
-                      " images that are not called .jpg or .jpeg are left out; the first is " + first_other);
+                      " images that do not end in .jpg or .jpeg are skipped; the first is " + first_other);
 }
 
 void ImageFolder::add(std::string_view file, std::int32_t label) {

@@ -1,4 +1,4 @@
-// A folder of images, one folder a class: what is in it, without opening any.
+// Lists the images in a directory with one subdirectory per class, without opening them.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,20 @@
 
 namespace lockstep::data {
 
-/// As torchvision's ImageFolder: each folder in `path` is a class, labels are the places of their names in order, and
-/// all files below that end in .jpg or .jpeg, in any case, are its images, folder by folder, in order. Order is that of
-/// the names' bytes, the same on every machine.
+/// The image files below a directory, as torchvision's ImageFolder lists them: each subdirectory of `path` is a class,
+/// and labels number the sorted class names. The images of a class are all files below its directory that end in .jpg
+/// or .jpeg (in upper or lower case), sorted by directory and then by name. Names are compared as bytes, so the order
+/// is the same on every machine.
 class ImageFolder {
  public:
-  /// Links are followed. Throws UsageError when there is no such folder, no class in it, a class without an image, or
-  /// folders more than 32 deep; SystemError for a folder that cannot be read. Warns of images of other kinds, which are
-  /// left out.
+  /// Follows links. Throws UsageError if the directory does not exist, has no class, has a class without an image, or
+  /// is more than 32 levels deep, and SystemError if a directory cannot be read. Warns about images in other formats,
+  /// which are omitted.
   explicit ImageFolder(const std::string& path);
 
   std::size_t size() const { return labels_.size(); }
   const std::vector<std::string>& classes() const { return classes_; }
-  /// index < size().
+  /// `index` must be less than size().
   std::string path(std::size_t index) const;
   std::int64_t label(std::size_t index) const { return labels_[index]; }
 
@@ -31,7 +32,7 @@ class ImageFolder {
 
   std::string root_;
   std::vector<std::string> classes_;
-  // A million names one after the other are 40 MB; as strings they would be three times that.
+  // One million names take 40 MB as one string, and three times as much as separate strings.
   std::string files_;
   std::vector<std::uint64_t> ends_;
   std::vector<std::int32_t> labels_;

@@ -9,14 +9,14 @@
 namespace lockstep::data {
 namespace {
 
-/// Pixels in memory as torch's images are: (1, 3, height, width), channels last.
+/// Returns a view of the pixels as a torch image: (1, 3, height, width), channels last.
 at::Tensor as_image(std::uint8_t* rgb, std::int64_t width, std::int64_t height) {
   return at::from_blob(rgb, {1, 3, height, width}, {3 * width * height, 1, 3 * width, 3}, at::kByte);
 }
 
 }  // namespace
 
-void resize(const Pixels& from, std::int64_t width, std::int64_t height, std::uint8_t* to) {
+void resize(const RgbImage& from, std::int64_t width, std::int64_t height, std::uint8_t* to) {
   at::Tensor out = as_image(to, width, height);
   const at::Tensor in = as_image(const_cast<std::uint8_t*>(from.rgb.data()), from.width, from.height);
   at::_upsample_bilinear2d_aa_out(out, in, {height, width}, /*align_corners=*/false);

@@ -1,4 +1,4 @@
-// Pixels to other sizes and places.
+// Resizes, flips and crops RGB images.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace lockstep::data {
 
-/// `from` as width x height pixels of RGB at `to`, by torch's bilinear filter with antialias, within one level what
-/// PIL's does.
-void resize(const Pixels& from, std::int64_t width, std::int64_t height, std::uint8_t* to);
+/// Resizes `from` to width x height and writes the RGB pixels to `to`. Uses torch's bilinear filter with antialiasing,
+/// which differs from PIL's result by at most one level.
+void resize(const RgbImage& from, std::int64_t width, std::int64_t height, std::uint8_t* to);
 
-/// Left becomes right, in each row.
+/// Mirrors each row in place.
 void flip_horizontal(std::uint8_t* rgb, std::int64_t width, std::int64_t height);
 
-/// Rows of `box` out of a picture `width` wide.
+/// Copies the pixels inside `box` from an image that is `width` pixels wide to `to`.
 void crop(const std::uint8_t* rgb, std::int64_t width, const Box& box, std::uint8_t* to);
 
 }  // namespace lockstep::data

@@ -35,16 +35,16 @@ std::optional<std::string> find_file(const std::string& folder, const std::strin
 
 std::string find_file_or_throw(const std::string& folder, const std::string& name) {
   if (auto path = find_file(folder, name)) return *path;
-  throw base::UsageError("the folder " + folder + " has neither " + name + " nor " + name + ".gz");
+  throw base::UsageError("Mnist::load: the directory " + folder + " has neither " + name + " nor " + name + ".gz");
 }
 
-// Reads a file that must have `num_dimensions`, at least one entry.
+// Reads a file; throws FormatError unless it has `num_dimensions` dimensions and at least one value.
 IdxArray read_idx_checked(const std::string& path, std::size_t num_dimensions) {
   IdxArray idx = read_idx(path);
   if (idx.shape.size() != num_dimensions)
     throw base::FormatError(path + ":3: the file has " + std::to_string(idx.shape.size()) + " dimensions; expected " +
                             std::to_string(num_dimensions));
-  if (idx.values.empty()) throw base::FormatError(path + ":4: a dimension is 0: the file holds nothing");
+  if (idx.values.empty()) throw base::FormatError(path + ":4: a dimension is 0; expected at least 1");
   return idx;
 }
 
@@ -73,14 +73,14 @@ Mnist Mnist::load(const std::string& folder, Mode mode) {
   for (std::size_t i = 0; i < labels.values.size(); ++i)
     if (labels.values[i] > 9)
       throw base::FormatError(labels_path + ":" + std::to_string(labels.values_offset + i) + ": label is " +
-                              std::to_string(labels.values[i]) + "; allowed is 0 to 9");
+                              std::to_string(labels.values[i]) + "; expected 0 to 9");
   return Mnist(as_tensor(images), as_tensor(labels));
 }
 
 Mnist Mnist::slice(std::size_t first, std::size_t count) const {
   if (count < 1 || first > size() || count > size() - first)
-    throw base::UsageError("slice of " + std::to_string(count) + " images from number " + std::to_string(first) +
-                           "; allowed is at least 1, and there are " + std::to_string(size()));
+    throw base::UsageError("Mnist::slice: " + std::to_string(count) + " images from number " + std::to_string(first) +
+                           "; expected at least 1 image of the " + std::to_string(size()));
   const auto begin = static_cast<std::int64_t>(first);
   const auto end = static_cast<std::int64_t>(first + count);
   return Mnist(images_.slice(0, begin, end), labels_.slice(0, begin, end));

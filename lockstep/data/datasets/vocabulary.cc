@@ -41,7 +41,7 @@ Vocabulary::Vocabulary(std::vector<std::string> symbols) : symbols_(std::move(sy
     const std::string& symbol = symbols_[i];
     if (symbol.empty() || symbol.size() != symbol_length(symbol))
       throw base::UsageError("symbol " + std::to_string(i) + " of the vocabulary is " + base::quoted(symbol, 80) +
-                             "; allowed is one character of UTF-8, or one byte");
+                             "; expected one UTF-8 character or one byte");
     const auto id = static_cast<std::int32_t>(i);
     auto& slot = symbol.size() == 1 ? single_byte_ids_[static_cast<unsigned char>(symbol[0])]
                                     : multi_byte_ids_.try_emplace(symbol, -1).first->second;
@@ -77,7 +77,8 @@ std::string Vocabulary::decode(const std::vector<std::int64_t>& ids) const {
   std::string text;
   for (const auto id : ids) {
     if (id < 0 || id >= static_cast<std::int64_t>(size()))
-      throw base::UsageError("symbol number " + std::to_string(id) + "; allowed is 0 to " + std::to_string(size() - 1));
+      throw base::UsageError("Vocabulary::decode: symbol number " + std::to_string(id) + "; expected 0 to " +
+                             std::to_string(size() - 1));
     text += symbols_[static_cast<std::size_t>(id)];
   }
   return text;

@@ -1,4 +1,4 @@
-// Characters as small numbers.
+// Maps characters to small integers and back.
 #pragma once
 
 #include <array>
@@ -10,31 +10,32 @@
 
 namespace lockstep::data {
 
-/// A set of symbols, numbered from 0. A symbol is one character of UTF-8, or one byte where there is no valid
-/// character; so every text is a sequence of symbols, and decode(encode(text)) == text.
+/// A set of symbols, numbered from 0. A symbol is one UTF-8 character, or one byte where the text is not valid UTF-8.
+/// Every text is therefore a sequence of symbols, and decode(encode(text)) == text.
 class Vocabulary {
  public:
-  /// The symbols that occur in `text`, in the order of their bytes.
+  /// Returns the symbols that occur in `text`, in byte order.
   static Vocabulary from_text(std::string_view text);
-  /// All 256 bytes: encodes anything, without a look at the text.
+  /// Returns all 256 bytes; this vocabulary encodes any text.
   static Vocabulary bytes();
-  /// These symbols in this order, as symbols() returned them. Throws UsageError for one that is there twice, empty, or
-  /// no single symbol.
+  /// Uses these symbols in this order, as symbols() returns them. Throws UsageError if a symbol occurs twice, is empty,
+  /// or is not a single symbol.
   explicit Vocabulary(std::vector<std::string> symbols);
 
   std::size_t size() const { return symbols_.size(); }
   const std::vector<std::string>& symbols() const { return symbols_; }
 
-  /// Throws UsageError naming the first symbol that is not in the vocabulary, and where it stands.
+  /// Returns the numbers of the symbols in `text`. Throws UsageError, which names the first symbol that is not in the
+  /// vocabulary and its byte offset.
   std::vector<std::int32_t> encode(std::string_view text) const;
-  /// Throws UsageError for a number outside [0, size()).
+  /// Returns the text of `ids`. Throws UsageError for a number outside [0, size()).
   std::string decode(const std::vector<std::int64_t>& ids) const;
 
  private:
   std::vector<std::string> symbols_;
-  std::array<std::int32_t, 256> single_byte_ids_;                    // id of a symbol of one byte, -1: none
-  std::map<std::string, std::int32_t, std::less<>> multi_byte_ids_;  // of the others
-  bool is_byte_level_ = false;  // all symbols are single bytes: no UTF-8 is looked for
+  std::array<std::int32_t, 256> single_byte_ids_;                    // number of the symbol of one byte; -1: none
+  std::map<std::string, std::int32_t, std::less<>> multi_byte_ids_;  // numbers of the other symbols
+  bool is_byte_level_ = false;  // all 256 symbols are bytes, so encode() does not parse UTF-8
 };
 
 }  // namespace lockstep::data

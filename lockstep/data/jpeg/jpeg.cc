@@ -3,7 +3,7 @@
 #include <csetjmp>
 #include <cstddef>
 #include <cstdio>
-// jpeglib.h needs what is above.
+// jpeglib.h requires the headers above.
 #include <jerror.h>
 #include <jpeglib.h>
 
@@ -17,12 +17,12 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int kMaxScans = 500;        // a file of a few kilobytes can ask for thousands, each as slow as a decoding;
-                                      // libjpeg-turbo's own fuzzers draw the line here
-constexpr int kUpsamplingMargin = 2;  // columns that upsampling of colours looks at
+constexpr int kMaxScans = 500;  // A file of a few kilobytes can declare thousands of scans, each as slow as a decoding.
+                                // libjpeg-turbo's own fuzzers use this limit.
+constexpr int kUpsamplingMargin = 2;  // columns beside the region that the upsampling of colours reads
 
-/// libjpeg's errors leave its functions by longjmp, which must not jump over destructors: what runs between setjmp and
-/// libjpeg (begin, start, rows) has nothing but plain values.
+/// libjpeg reports errors by longjmp, which must not skip destructors: the functions that call setjmp (read_header,
+/// start_decompress, skip_rows, read_row) have no local objects with destructors.
 struct LibjpegDecoder {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
@@ -44,7 +44,7 @@ LibjpegDecoder& decoder_of(j_common_ptr info) { return *static_cast<LibjpegDecod
   std::longjmp(decoder.failed, 1);
 }
 
-/// libjpeg goes on after these, with pixels that are not the picture's. Other warnings are about what does no harm.
+/// After these warnings libjpeg continues with wrong pixels. Other warnings are harmless.
 bool is_damage(int code) {
   constexpr std::array kDamage{JWRN_JPEG_EOF, JWRN_HIT_MARKER, JWRN_HUFF_BAD_CODE, JWRN_MUST_RESYNC};
   return std::find(kDamage.begin(), kDamage.end(), code) != kDamage.end();
@@ -61,7 +61,7 @@ void count_scans(j_common_ptr info) {
   std::longjmp(decoder.failed, 1);
 }
 
-bool begin(LibjpegDecoder& decoder, std::string_view bytes) {
+bool read_header(LibjpegDecoder& decoder, std::string_view bytes) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);
   decoder.errors.error_exit = error_exit;
@@ -76,7 +76,7 @@ bool begin(LibjpegDecoder& decoder, std::string_view bytes) {
   return true;
 }
 
-/// `left` and `columns` are of the shrunken picture; afterwards of what libjpeg decodes for it.
+/// `left` and `columns` refer to the reduced image. They are rounded to what libjpeg decodes.
 bool start_decompress(LibjpegDecoder& decoder, int shrink, JDIMENSION& left, JDIMENSION& columns) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.failed) != 0) return false;
@@ -100,7 +100,7 @@ bool read_row(LibjpegDecoder& decoder, JSAMPLE* row) {
   return true;
 }
 
-/// Which file this is, by its first bytes; empty when they say nothing.
+/// Returns the type of a file by its first bytes; empty if it is unknown.
 std::string file_type_of(std::string_view bytes) {
   struct FileType {
     std::string_view magic, name;
@@ -119,25 +119,25 @@ std::string file_type_of(std::string_view bytes) {
   return {};
 }
 
-/// One picture, with errors as exceptions.
+/// One JPEG file; converts libjpeg's errors to exceptions.
 class JpegFile {
  public:
   JpegFile(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {
     if (bytes.empty()) throw_format_error(0, "the file is empty");
     if (!bytes.starts_with("\xff\xd8")) {
       const std::string type = file_type_of(bytes);
-      throw_format_error(0, type.empty() ? "it is no JPEG" : "it is no JPEG but " + type);
+      throw_format_error(0, type.empty() ? "not a JPEG" : "not a JPEG but " + type);
     }
-    if (!begin(decoder_, bytes)) throw_format_error();
+    if (!read_header(decoder_, bytes)) throw_format_error();
     const jpeg_decompress_struct& info = decoder_.info;
     if (std::int64_t{info.image_width} * info.image_height > kMaxJpegPixels)
-      throw_format_error(offset(), "the picture has " + std::to_string(info.image_width) + " x " +
-                                       std::to_string(info.image_height) + " pixels; allowed are " +
+      throw_format_error(offset(), "the image has " + std::to_string(info.image_width) + " x " +
+                                       std::to_string(info.image_height) + " pixels; expected at most " +
                                        std::to_string(kMaxJpegPixels));
-    // Inside a picture's data the two bytes do not occur; before it they may, in a thumbnail.
+    // The end marker does not occur inside an image's data, but it may occur before, in a thumbnail.
     const std::size_t end = bytes.rfind("\xff\xd9");
     if (end == std::string_view::npos || end < offset())
-      throw_format_error(bytes.size(), "the file ends before the picture does");
+      throw_format_error(bytes.size(), "the file is truncated: it has no end marker");
   }
 
   int width() const { return static_cast<int>(decoder_.info.image_width); }
@@ -170,8 +170,8 @@ class JpegFile {
   }
 
  private:
-  /// Adobe's programs, which nearly all such files are from, store the complement. As PIL: the paper's light less each
-  /// ink's, less black's.
+  /// Adobe's programs, which write nearly all CMYK files, store the complement. As in PIL, each colour is reduced by
+  /// its ink and by black.
   void convert_cmyk(const JSAMPLE* cmyk, int count, std::uint8_t* rgb) const {
     const int flip = decoder_.info.saw_Adobe_marker ? 0 : 255;
     for (int x = 0; x < count; ++x, cmyk += 4)

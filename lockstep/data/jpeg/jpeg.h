@@ -1,4 +1,4 @@
-// JPEG files to pixels, by libjpeg-turbo.
+// Decodes JPEG files with libjpeg-turbo.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +18,36 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-/// Red, green, blue, a byte each, row after row without gaps: 3 * width * height bytes.
+/// Red, green and blue bytes, row by row without padding: 3 * width * height bytes.
 struct RgbImage {
   int width = 0;
   int height = 0;
   std::vector<std::uint8_t> rgb;
 };
 
-/// What is wanted of a picture: the part inside `box`, which lies in it, each side divided by `shrink`.
+/// The part of an image to decode: the pixels inside `box`, which must lie in the image, with each side divided by
+/// `shrink`.
 struct JpegRegion {
   Box box;
-  /// 1, 2, 4 or 8, at most the sides of the box. A smaller picture comes out of the same coefficients in a fraction of
-  /// the time, each of its pixels the mean of what it stands for.
+  /// 1, 2, 4 or 8, and at most the sides of the box. The decoder computes the smaller image from the same coefficients
+  /// in a fraction of the time; each of its pixels is the mean of the pixels that it replaces.
   int shrink = 1;
 };
 
-/// 2^27: 400 MB as RGB. PIL refuses from 1.8e8 pixels on.
+/// 2^27 pixels, which are 400 MB as RGB. PIL refuses images from 1.8e8 pixels on.
 inline constexpr std::int64_t kMaxJpegPixels = std::int64_t{1} << 27;
 
-/// Empty when JPEG files can be read, else why not.
+/// Returns an empty string if this build can read JPEG files, and the reason otherwise.
 std::string jpeg_unavailable_reason();
 
-/// Decodes the part that `choose` names when it is told the picture's width and height. Greyscale, YCbCr, CMYK and YCCK
-/// become RGB; profiles and orientation tags are not looked at, as PIL does it. The same bits as that part of the whole
-/// picture. `out` keeps its memory for the next one. Any thread.
+/// Decodes the region that `choose_region` returns for the image's width and height. Greyscale, YCbCr, CMYK and YCCK
+/// are converted to RGB; colour profiles and orientation tags are ignored, as in PIL. The pixels are bit-equal to that
+/// part of the full image. `out` reuses its memory. Any thread.
 ///
-/// Throws FormatError "NAME:OFFSET: reason" for what is no JPEG, saying what it is if that can be seen; for a file that
-/// ends early (its end mark is missing); for damaged data, as far as the part needs them; for more than kMaxJpegPixels,
-/// before memory is taken. Memory: that of the part; for a progressive file also 2 bytes for each sample of the
-/// picture. Throws UsageError where jpeg_unavailable_reason().
+/// Throws FormatError "NAME:OFFSET: reason" if the file is not a JPEG (the message names its type if it is recognized),
+/// if it is truncated (its end marker is missing), if its data are damaged as far as the region needs them, and, before
+/// allocating, if it has more than kMaxJpegPixels. Throws UsageError if this build cannot read JPEG files. Memory: that
+/// of the region, and for a progressive file 2 bytes per sample of the image.
 void decode_jpeg(std::string_view bytes, const std::string& name,
                  const std::function<JpegRegion(int width, int height)>& choose_region, RgbImage& out);
 

@@ -4,7 +4,7 @@
 namespace lockstep::data {
 
 std::string jpeg_unavailable_reason() {
-  return "this build reads no JPEG files: libjpeg-turbo was missing (the package libjpeg-dev brings it)";
+  return "this build cannot read JPEG files: libjpeg-turbo was not found. Install libjpeg-dev and build again.";
 }
 
 void decode_jpeg(std::string_view, const std::string&, const std::function<JpegRegion(int, int)>&, RgbImage&) {

@@ -14,7 +14,7 @@ namespace {
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
 
-/// A thread that is made now takes no signal: those are for the program's own.
+/// Starts a thread that blocks all signals, so that the kernel delivers them to the program's own threads.
 std::thread start_thread_without_signals(auto&& run) {
   sigset_t all, before;
   sigfillset(&all);
@@ -35,7 +35,7 @@ Heartbeat::~Heartbeat() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();  // bounded: by the store's patience
+  thread_.join();  // bounded: kStoreTimeout limits its requests
 }
 
 void Heartbeat::run() {
@@ -49,7 +49,8 @@ void Heartbeat::run() {
     if (!store_) continue;
     lock.unlock();
     try {
-      // A rank of which the store hears nothing has ended: one that has lost its connections gets a new one so.
+      // Access the store even without progress: this replaces a lost connection, and the server reports a rank without
+      // connections as ended.
       const auto limit = base::Deadline::in(kStoreTimeout);
       if (progress == last_published)
         store_->find(key::progress(rank_), limit);
@@ -57,16 +58,16 @@ void Heartbeat::run() {
         store_->set(key::progress(rank_), std::to_string(progress), limit);
       last_published = progress;
     } catch (const std::exception&) {
-      // Who needs the store notices it, and says so.
+      // Threads that need the store report its loss.
     }
     lock.lock();
   }
 }
 
 std::string read_progress(Store& store, const std::vector<int>& ranks, base::Deadline deadline) {
-  std::string all;
-  for (const int rank : ranks) all += store.find(key::progress(rank), deadline).value_or("-") + " ";
-  return all;
+  std::string text;
+  for (const int rank : ranks) text += store.find(key::progress(rank), deadline).value_or("-") + " ";
+  return text;
 }
 
 }  // namespace lockstep::job

@@ -1,4 +1,4 @@
-// A thread of a rank that does nothing but show that the process runs, and that it gets on.
+// A thread of a rank that publishes that the process is alive and whether it makes progress.
 #pragma once
 
 #include <condition_variable>
@@ -12,12 +12,14 @@
 
 namespace lockstep::job {
 
-/// Once a second it counts on in this process's page, which its agent watches, and, when the process has got on since,
-/// under key::progress(rank) in the store, where ranks that wait see it. While RankPage::busy is more than 0 it counts
-/// as progress. Takes no signal, and nobody waits for it.
+/// Starts a thread that once per second increments RankPage::heartbeats, which the agent watches, and, if the process
+/// has made progress since the last time, publishes RankPage::progress() under key::progress(rank) in the store, which
+/// waiting ranks read. While RankPage::busy_depth is positive, each beat counts as progress. The thread blocks all
+/// signals, and no other thread waits for it except the destructor, which blocks for at most 5 s. Errors of the store
+/// are ignored: the callers that need the store report them.
 class Heartbeat {
  public:
-  /// `store` may be null: then only the page is written.
+  /// If `store` is null, the thread writes only the page.
   Heartbeat(std::shared_ptr<Store> store, int rank);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
@@ -31,11 +33,11 @@ class Heartbeat {
   std::mutex mutex_;  // guards stop_
   std::condition_variable changed_;
   bool stop_ = false;
-  std::thread thread_;  // last: it uses the rest
+  std::thread thread_;  // last, because it uses the other members
 };
 
-/// How far ranks have come, as one text that differs when any of them has got on: what their heartbeats have put into
-/// the store. Throws CommError kCoordinatorLost.
+/// Returns the progress counters that the heartbeats of `ranks` have published in the store, as one text that changes
+/// whenever one of these ranks makes progress. Throws CommError kCoordinatorLost.
 std::string read_progress(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
 
 }  // namespace lockstep::job

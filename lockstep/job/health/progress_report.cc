@@ -19,17 +19,17 @@ std::string format_seconds(std::int64_t nanoseconds) {
 
 using OperationPosition = std::pair<std::string, std::uint64_t>;  // channel, seq
 
-/// How far a rank has come on each channel.
+/// Returns the highest sequence number of a rank on each channel.
 std::map<std::string, std::uint64_t> last_seq_by_channel(const RankSnapshot& rank) {
-  std::map<std::string, std::uint64_t> all;
-  for (const OperationRecord& one : rank.operations) all[one.channel] = std::max(all[one.channel], one.seq);
-  return all;
+  std::map<std::string, std::uint64_t> result;
+  for (const OperationRecord& one : rank.operations) result[one.channel] = std::max(result[one.channel], one.seq);
+  return result;
 }
 
-/// "world", "world.ddp0"; not "world.0[1]", nor what two ranks have between them.
+/// Returns whether all ranks use `channel`: "world" or "world.ddp0", but not "world.0[1]" or a channel of two ranks.
 bool is_world_channel(const std::string& channel) { return channel == "world" || channel.starts_with("world.ddp"); }
 
-/// For each operation in which a rank waits, in the order of their places: who has not come to it.
+/// An operation in which at least one rank waits, and the ranks that have not reached it.
 struct MissingRanks {
   const OperationRecord* operation = nullptr;
   std::vector<int> missing;
@@ -40,27 +40,27 @@ std::vector<MissingRanks> find_missing_ranks(const std::vector<RankSnapshot>& ra
   for (const RankSnapshot& rank : ranks)
     for (const OperationRecord& one : rank.operations)
       if (one.is_running()) waiting_operations.try_emplace({one.channel, one.seq}, &one);
-  std::vector<MissingRanks> all;
-  for (const auto& [place, operation] : waiting_operations) {
+  std::vector<MissingRanks> result;
+  for (const auto& [position, operation] : waiting_operations) {
     MissingRanks one{operation, {}};
     for (const RankSnapshot& rank : ranks) {
-      const auto come = last_seq_by_channel(rank);
-      const auto found = come.find(place.first);
-      const std::uint64_t last_seq = found != come.end()                               ? found->second
-                                     : is_world_channel(place.first) && !rank.has_left ? 0
-                                                                                       : place.second;
-      if (last_seq < place.second) one.missing.push_back(rank.rank);
+      const auto seq_by_channel = last_seq_by_channel(rank);
+      const auto found = seq_by_channel.find(position.first);
+      const std::uint64_t last_seq = found != seq_by_channel.end()                        ? found->second
+                                     : is_world_channel(position.first) && !rank.has_left ? 0
+                                                                                          : position.second;
+      if (last_seq < position.second) one.missing.push_back(rank.rank);
     }
-    if (!one.missing.empty()) all.push_back(std::move(one));
+    if (!one.missing.empty()) result.push_back(std::move(one));
   }
-  return all;
+  return result;
 }
 
 std::string describe_state(const RankSnapshot& rank, const OperationRecord* now) {
   if (rank.has_left) return "has left";
   const std::string busy = rank.busy_with.empty() ? "" : "busy with " + rank.busy_with;
   if (!now) return busy.empty() ? "in user code" : busy;
-  return (now->is_abandoned() ? "gave up "
+  return (now->is_abandoned() ? "abandoned "
           : rank.waiting      ? "waits in "
                               : "in ") +
          describe(*now) + (busy.empty() ? "" : ", " + busy);
@@ -103,9 +103,9 @@ std::string describe(const OperationRecord& operation) {
 std::string progress_report(const std::vector<RankSnapshot>& ranks) {
   struct ReportLine {
     std::vector<int> ranks;
-    std::int64_t shortest = 0, longest = 0;  // in the operation, or since it
+    std::int64_t shortest = 0, longest = 0;  // time in the operation, or since its end
   };
-  std::vector<std::pair<std::string, ReportLine>> lines;  // text without times; as ranks come
+  std::vector<std::pair<std::string, ReportLine>> lines;  // by text without times, in the order of the ranks
   for (const RankSnapshot& rank : ranks) {
     const OperationRecord* now = current_operation(rank);
     const OperationRecord* last = last_finished_operation(rank);
@@ -126,7 +126,8 @@ std::string progress_report(const std::vector<RankSnapshot>& ranks) {
             (format_seconds(line.shortest) == longest ? "" : format_seconds(line.shortest) + " to ") + longest + "\n";
   }
   for (const MissingRanks& one : find_missing_ranks(ranks))
-    text += "  " + format_ranks(one.missing) + " never came to " + describe(*one.operation) + "\n";
+    text += "  " + format_ranks(one.missing) + (one.missing.size() == 1 ? " has" : " have") + " not reached " +
+            describe(*one.operation) + "\n";
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Where the ranks of a job are, from the last operations that each has recorded.
+// Reports what the ranks of a job are doing, from the last operations that each rank has recorded.
 #pragma once
 
 #include <string>
@@ -8,29 +8,31 @@
 
 namespace lockstep::job {
 
-/// "rank 2", "ranks 0,3".
+/// Returns "rank 2" or "ranks 0,3".
 std::string format_ranks(const std::vector<int>& ranks);
 
-/// "all_reduce(fc.weight)#12"
+/// Returns "all_reduce(fc.weight)#12".
 std::string operation_label(const base::OperationRecord& operation);
-/// "all_reduce(fc.weight)#12 of world, 4096 bytes of float32".
+/// Returns "all_reduce(fc.weight)#12 of world, 4096 bytes of float32".
 std::string describe(const base::OperationRecord& operation);
 
-/// For people, lines of it: which ranks are in which operation and for how long, which they finished last, and which
-/// ranks have not come to an operation in which others of its group wait. Pure. All are in the world, and in what is
-/// for all of it; another group is known by what its ranks have recorded: one that has never used it is not missed.
-/// `ranks` are of one job, in the order of their numbers, seen at about one time on one host.
+/// Returns a report in several lines: which ranks are in which operation and for how long, which operation they
+/// finished last, and which ranks have not reached an operation in which other ranks of its group wait. `ranks` must
+/// belong to one job, be sorted by rank, and have been read at about the same time on one host. Every rank is a member
+/// of the channels of the world; the members of any other group are known only from their recorded operations, so a
+/// rank that has never used such a group is not reported as missing. Pure.
 std::string progress_report(const std::vector<base::RankSnapshot>& ranks);
 
-/// The operation that a rank is in: of those that go on, the one that began first, because what began later waits for
-/// it or is its part; else the last one, if it was given up. Null when there is none.
+/// Returns the operation that a rank is in: the running operation that started first, because later ones wait for it or
+/// are part of it; otherwise the last operation if it was abandoned. Returns null if there is none.
 const base::OperationRecord* current_operation(const base::RankSnapshot& rank);
 
-/// The one that ended last. Null when none has.
+/// Returns the operation that finished last, or null if none has finished.
 const base::OperationRecord* last_finished_operation(const base::RankSnapshot& rank);
 
-/// Of ranks of which none gets on, those to blame: who waits for nobody, else who has not come to an operation in which
-/// others wait, else all that have not left. Pure.
+/// Returns the culprits among ranks of which none makes progress: the ranks that do not wait for another rank; if there
+/// are none, the ranks that have not reached an operation in which others wait; otherwise all ranks that have not left.
+/// Pure.
 std::vector<int> culprit_ranks(const std::vector<base::RankSnapshot>& ranks);
 
 }  // namespace lockstep::job

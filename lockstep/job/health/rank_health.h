@@ -1,4 +1,4 @@
-// Is a rank still there, and does it get on? Judged from outside, by looks at its page.
+// Detects ranks that have stalled or hang, from samples of the counters in their pages.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace lockstep::job {
 
-/// How long something has stood still, from looks at its count, about once a second. The first look begins it. Time in
-/// which nobody looked does not count: then whoever looks stood still as well.
+/// Measures for how long a counter has not changed, from samples taken about once per second, starting with the first
+/// sample. Gaps of more than 5 s between samples do not count: the sampling process was suspended then as well.
 class StallTimer {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,31 +32,32 @@ class StallTimer {
   Clock::time_point last_sample_{};
 };
 
-/// What an agent tells of a rank, about once a second.
+/// The health of one rank, which its agent reports about once per second.
 struct RankHealth {
   int rank = -1;
-  std::chrono::milliseconds since_heartbeat{0};  ///< since its last beat; 0 while a debugger holds it
-  std::chrono::milliseconds since_progress{0};   ///< since its last progress
-  bool is_in_world = true;   ///< others may wait for it: init() has returned, and its world has not ended
-  char process_state = '?';  ///< of its process, as /proc shows it: R, S, D, T ...
+  std::chrono::milliseconds since_heartbeat{0};  ///< 0 while a debugger has stopped the process
+  std::chrono::milliseconds since_progress{0};
+  bool is_in_world = true;   ///< init() has returned and the rank has not left, so other ranks may wait for it
+  char process_state = '?';  ///< state of its process in /proc: R, S, D, T ...
 };
 
 struct HealthLimits {
-  std::chrono::milliseconds stall{30000};  ///< without a beat; 0: for ever
-  std::chrono::milliseconds hang{300000};  ///< without progress; 0: for ever
-  bool judge_last_rank = false;            ///< the second one counts for a rank too that no other can wait for
+  std::chrono::milliseconds stall{30000};  ///< maximum time without a heartbeat; 0 disables the check
+  std::chrono::milliseconds hang{300000};  ///< maximum time without progress; 0 disables the check
+  bool judge_last_rank = false;            ///< apply `hang` also to a rank for which no other rank can wait
 };
 
-/// Ranks that a job cannot go on with.
+/// The ranks because of which a job cannot continue.
 struct HangFinding {
   base::Cause cause = base::Cause::kInternal;
-  std::vector<int> ranks;  ///< those that are silent, or all that do not get on
+  std::vector<int> ranks;  ///< the stalled ranks, or all ranks without progress
 };
 
-/// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long.
-/// kRankStuck: of several ranks that are still in their world none has got on for too long; who is to blame their
-/// operations tell. A rank that waits for one that gets on, however slowly, is not stuck; one that is alone, or the
-/// last, holds nobody up, and is judged only if the limits say so. Pure.
+/// Checks the latest health of all ranks that have published a page. Returns kRankStalled with the ranks that have had
+/// no heartbeat for `limits.stall`; kRankStuck with all ranks in the world if none of them has made progress for
+/// `limits.hang` (culprit_ranks() then finds the culprits); nullopt otherwise. A rank that waits for a rank with
+/// progress, however slow, is not stuck. A rank that is alone or the last in its world blocks no other rank, and is
+/// checked for progress only if `limits.judge_last_rank` is set. Pure.
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
 }  // namespace lockstep::job

@@ -14,19 +14,19 @@ using base::UsageError;
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxSlurmId = 0xffffffff;
-constexpr std::int64_t kFirstSpecialStep =
-    0xfffffff0;  // SLURM's numbers for what is no step of srun: a batch script, the shell of salloc
-constexpr std::int64_t kFirstSlurmPort = 15000;  // below those that systems give to outgoing connections
+// SLURM's first step id that does not belong to srun, but to a batch script or the shell of salloc.
+constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
+constexpr std::int64_t kFirstSlurmPort = 15000;  // below the ports that kernels assign to outgoing connections
 constexpr std::int64_t kNumSlurmPorts = 10000;
 
 const std::string& required(const char* source, const char* name, const Env::Value& value) {
   if (!value)
-    throw UsageError(std::string(name) + " is not set, but other variables of the contract " + source + " are",
-                     "set all of them or none; LOCKSTEP_ENV_FROM=none starts a world of one");
+    throw UsageError(std::string(name) + " is not set, but other variables of the source " + source + " are",
+                     "set all of them or none; LOCKSTEP_ENV_FROM=none starts a world of size one");
   return *value;
 }
 
-/// Rank and size as one contract gives them, checked against each other.
+/// Reads the rank and the world size from one source and checks them against each other.
 void read_rank_and_size(Identity& id, const char* rank_name, const Env::Value& rank, const char* size_name,
                         const Env::Value& size) {
   const char* source = id.source.c_str();
@@ -35,10 +35,10 @@ void read_rank_and_size(Identity& id, const char* rank_name, const Env::Value& r
   id.rank = static_cast<int>(base::parse_int_in_range(rank_name, required(source, rank_name, rank), 0, kMaxRanks));
   if (id.rank >= id.world_size)
     throw UsageError(std::string(rank_name) + " is " + std::to_string(id.rank) + ", but " + size_name + " is " +
-                     std::to_string(id.world_size) + "; allowed is 0 to " + std::to_string(id.world_size - 1));
+                     std::to_string(id.world_size) + "; expected 0 to " + std::to_string(id.world_size - 1));
 }
 
-/// A place among `count`; both must be given, or neither (-1, -1).
+/// Reads an index and its count and checks them against each other. A value that is not set stays unchanged.
 void read_index_and_count(const char* index_name, const Env::Value& index, const char* count_name,
                           const Env::Value& count, int& index_out, int& count_out) {
   if (!index && !count) return;
@@ -82,7 +82,7 @@ Identity from_torchrun(const Env& env, const char* source) {
   return id;
 }
 
-/// Where rank 0 serves the store, for launchers that do not say, as far as the user does.
+/// Reads the address of the store from the user's variables, for launchers that do not provide one.
 void read_store_address(Identity& id, const Env& env, const std::string& job) {
   id.job = job;
   if (id.world_size == 1) return;
@@ -91,7 +91,7 @@ void read_store_address(Identity& id, const Env& env, const std::string& job) {
     id.address = base::parse_address("LOCKSTEP_STORE", *env.lockstep_store);
     return;
   }
-  if (!env.master_addr && !env.master_port) return;  // MPI is asked
+  if (!env.master_addr && !env.master_port) return;  // init() exchanges the address by PMI or MPI
   id.address.host = required(id.source.c_str(), "MASTER_ADDR", env.master_addr);
   id.address.port = static_cast<std::uint16_t>(
       base::parse_int_in_range("MASTER_PORT", required(id.source.c_str(), "MASTER_PORT", env.master_port), 1, 65535));
@@ -116,23 +116,23 @@ Identity from_pmi(const Env& env) {
   return id;
 }
 
-/// PMIx tells the size by a call of its library only.
+/// PMIx provides the world size only through its library, so it is read from another launcher's variable.
 Identity from_pmix(const Env& env) {
   Identity id{.source = "pmix"};
   const bool by_open_mpi = env.ompi_comm_world_size.has_value();
   if (!by_open_mpi && !env.slurm_ntasks)
     throw UsageError(
         "PMIX_RANK is " + base::quoted(env.pmix_rank.value_or(""), 80) +
-            ", but no variable tells the number of ranks: neither OMPI_COMM_WORLD_SIZE nor SLURM_NTASKS is set",
-        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give them to init(); LOCKSTEP_ENV_FROM=none starts a "
-        "world of one");
+            ", but no variable gives the number of ranks: neither OMPI_COMM_WORLD_SIZE nor SLURM_NTASKS is set",
+        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or pass them to init(); LOCKSTEP_ENV_FROM=none starts a "
+        "world of size one");
   read_rank_and_size(id, "PMIX_RANK", env.pmix_rank, by_open_mpi ? "OMPI_COMM_WORLD_SIZE" : "SLURM_NTASKS",
                      by_open_mpi ? env.ompi_comm_world_size : env.slurm_ntasks);
   read_store_address(id, env, required("pmix", "PMIX_NAMESPACE", env.pmix_namespace));
   return id;
 }
 
-/// The number of this host, and of its tasks among the step's.
+/// Reads the index of this host and the number of its tasks in the step.
 void read_slurm_indices(Identity& id, const Env& env) {
   read_index_and_count("SLURM_NODEID", env.slurm_nodeid, "SLURM_STEP_NUM_NODES", env.slurm_step_num_nodes, id.node_rank,
                        id.num_nodes);
@@ -141,11 +141,11 @@ void read_slurm_indices(Identity& id, const Env& env) {
     const std::vector<int> tasks = expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
     if (static_cast<std::size_t>(id.node_rank) >= tasks.size())
       throw UsageError("SLURM_NODEID is " + std::to_string(id.node_rank) + ", but SLURM_STEP_TASKS_PER_NODE is " +
-                       base::quoted(*env.slurm_step_tasks_per_node, 80) + ", which is of " +
+                       base::quoted(*env.slurm_step_tasks_per_node, 80) + ", which describes " +
                        std::to_string(tasks.size()) + (tasks.size() == 1 ? " host" : " hosts"));
     tasks_here = std::to_string(tasks[static_cast<std::size_t>(id.node_rank)]);
   }
-  read_index_and_count("SLURM_LOCALID", env.slurm_localid, "this host's part of SLURM_STEP_TASKS_PER_NODE", tasks_here,
+  read_index_and_count("SLURM_LOCALID", env.slurm_localid, "this host's entry in SLURM_STEP_TASKS_PER_NODE", tasks_here,
                        id.local_rank, id.local_world_size);
 }
 
@@ -161,7 +161,7 @@ Identity from_slurm(const Env& env) {
       base::parse_int_in_range("SLURM_RESTART_COUNT", env.slurm_restart_count.value_or("0"), 0, INT_MAX));
   read_store_address(id, env, "slurm-" + std::to_string(job) + "." + std::to_string(step));
   if (id.world_size == 1 || !id.address.host.empty()) return id;
-  // All tasks come to the same without a word. On one host its name need not be known to anybody.
+  // All tasks derive the same address without communication. On one host it does not need a resolvable name.
   id.address.host = id.num_nodes == 1 ? "127.0.0.1"
                                       : expand_hosts("SLURM_STEP_NODELIST",
                                                      required("slurm", "SLURM_STEP_NODELIST", env.slurm_step_nodelist))
@@ -170,8 +170,8 @@ Identity from_slurm(const Env& env) {
   return id;
 }
 
-/// Whether srun has started this process, as far as it says; a batch script and the shell of salloc have a SLURM_PROCID
-/// too.
+/// Returns whether srun started this process, according to its variables. SLURM_PROCID alone does not suffice: a batch
+/// script and the shell of salloc have it as well.
 bool is_slurm_step(const Env& env) {
   return env.slurm_procid && env.slurm_step_id && base::parse_int(*env.slurm_step_id).value_or(0) < kFirstSpecialStep;
 }
@@ -185,37 +185,37 @@ Identity from_explicit(const ExplicitIdentity& given) {
   if (id.world_size == 1) return id;
   if (given.address.empty())
     throw UsageError("InitOptions.address is empty, but world_size is " + std::to_string(id.world_size) +
-                     "; allowed is host:port of rank 0");
+                     "; expected host:port of rank 0");
   id.store = StoreKind::kRankZero;
   id.address = base::parse_address("InitOptions.address", given.address);
   return id;
 }
 
-/// The contract whose variables are there: the first in the order of the header.
+/// Returns the first source whose variables are set, in the order documented in the header.
 std::string_view detect_source(const Env& env) {
   const bool by_slurm = is_slurm_step(env);
   const bool by_pmi = env.pmi_rank || env.pmi_size;
   const bool by_open_mpi = env.ompi_comm_world_rank || (env.ompi_comm_world_size && !env.pmix_rank);
-  const bool is_ranked =
-      by_open_mpi || by_slurm || by_pmi || env.pmix_rank;  // by one whose ranks get LOCKSTEP_STORE alone
+  const bool is_ranked = by_open_mpi || by_slurm || by_pmi ||
+                         env.pmix_rank;  // by a launcher with which users may set LOCKSTEP_STORE alone
   if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !is_ranked)) return "lockstep";
   if (env.torchelastic_run_id) return "torchrun";
   if (env.rank || env.world_size) return "env://";
   if (by_open_mpi) return "mpi";
-  // hydra starts its daemons by srun, and their step is not that of the ranks. srun with a plugin for PMI numbers its
-  // tasks alike in both.
+  // Hydra starts its daemons with srun, so their step is not that of the ranks. srun with a plugin for PMI uses the
+  // same numbers for PMI and SLURM.
   if (by_slurm && !(by_pmi && env.mpi_localrankid)) return "slurm";
   if (by_pmi) return "pmi";
   return env.pmix_rank ? "pmix" : "none";
 }
 
-/// What LOCKSTEP_ENV_FROM means by `name`.
+/// Returns the source that `name`, a value of LOCKSTEP_ENV_FROM, selects.
 std::string_view parse_source(const char* variable_name, const std::string& name, const Env& env) {
   if (name == "pmi") return env.pmix_rank && !env.pmi_rank ? "pmix" : "pmi";
   for (const std::string_view source : {"none", "lockstep", "torchrun", "mpi", "slurm"})
     if (name == source) return source;
   throw UsageError(std::string(variable_name) + " is " + base::quoted(name, 80) +
-                   "; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
+                   "; expected auto, none, lockstep, torchrun, mpi, slurm or pmi");
 }
 
 }  // namespace

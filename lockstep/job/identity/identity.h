@@ -1,4 +1,5 @@
-// Who this process is: read from what its launcher set, or from what the program says.
+// The identity of this process in its job (rank, world size, store address), from the variables that its launcher set
+// or from the program's options.
 #pragma once
 
 #include <cstdint>
@@ -12,58 +13,61 @@
 
 namespace lockstep::job {
 
-/// Where the ranks' common store is.
+/// Which process serves the job's store.
 enum class StoreKind {
-  kLocal,     ///< a world of one: none is needed
+  kLocal,     ///< a world of size one needs no server
   kLauncher,  ///< the Lockstep launcher serves it at `address`
   kRankZero,  ///< rank 0 serves it at `address`
-  kTorchrun,  ///< rank 0 serves it; torchrun's own c10d store at `address` says where
+  kTorchrun,  ///< rank 0 serves it, and publishes where in torchrun's own c10d store at `address`
 };
 
+/// A value of -1, and the two vectors, are unknown until job::join() has compared the hosts of all ranks.
 struct Identity {
-  std::string
-      source;  ///< "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "explicit" or "none": who told us
+  /// Where the values come from: "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "explicit" or "none".
+  std::string source;
   int rank = 0;
   int world_size = 1;
-  int local_rank = -1;            ///< -1: not told; job::join() finds it by counting who shares the host
-  int local_world_size = -1;      ///< likewise
-  int node_rank = -1;             ///< likewise
-  int num_nodes = -1;             ///< likewise
-  std::vector<int> local_ranks;   ///< the ranks on this host, this one included, ascending; job::join() finds them
-  std::vector<int> host_indices;  ///< of each rank, the number of its host, as far as sharing memory goes; numbered
-                                  ///< from 0 as their first ranks come; job::join() finds them
+  int local_rank = -1;            ///< index among the ranks of this host
+  int local_world_size = -1;      ///< number of ranks on this host
+  int node_rank = -1;             ///< index of this host
+  int num_nodes = -1;             ///< number of hosts
+  std::vector<int> local_ranks;   ///< the ranks on this host in ascending order, including this one
+  std::vector<int> host_indices;  ///< for each rank the index of its host; ranks on one host can share memory. Hosts
+                                  ///< are numbered from 0 in the order of their first ranks
   StoreKind store = StoreKind::kLocal;
   base::Address address{};
-  std::string job = "0";  ///< keeps two jobs at one address apart
-  int generation = 0;     ///< how often the launcher has started this job before
+  std::string job = "0";  ///< name that distinguishes two jobs at one address
+  int generation = 0;     ///< how many times the launcher has started this job before
 };
 
-/// What a program may say itself; it outranks the environment.
+/// Values that the program passes to init(). They override the environment.
 struct ExplicitIdentity {
   std::optional<int> rank;
   std::optional<int> world_size;
   std::string address;   ///< "host:port" of rank 0
-  std::string env_from;  ///< as LOCKSTEP_ENV_FROM, which it outranks; counts when the others say nothing
+  std::string env_from;  ///< overrides LOCKSTEP_ENV_FROM; used if the other members are not set
 };
 
-/// Pure. Order: `given`, Lockstep's variables, torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, those of a
-/// SLURM step, PMI's, PMIx's, a world of one; PMI's before SLURM's when hydra set them, whose daemons are the step.
-/// LOCKSTEP_ENV_FROM forces one; "pmi" is PMIx where there is no PMI_RANK.
+/// Determines the identity of a process. Pure. The first source that is present applies: `given`, Lockstep's variables,
+/// torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, those of a SLURM step, PMI's, PMIx's, and otherwise a
+/// world of size one. PMI precedes SLURM if Hydra set the variables of PMI, because then the SLURM step consists of
+/// Hydra's daemons. LOCKSTEP_ENV_FROM selects one source; "pmi" selects PMIx if PMI_RANK is not set.
 ///
-/// Those of MPI, PMI and SLURM say nothing of where to meet: LOCKSTEP_STORE does, or MASTER_ADDR and MASTER_PORT. With
-/// neither a SLURM step meets at its first host (127.0.0.1 when it has one) and slurm_port(), and for the others the
-/// address stays empty, and init() asks the launcher by PMI or MPI.
+/// The variables of MPI, PMI and SLURM do not contain the address of the store. LOCKSTEP_STORE does, or MASTER_ADDR and
+/// MASTER_PORT. Without them, a SLURM step uses its first host (127.0.0.1 if it has only one) and slurm_port(); for the
+/// other sources the address stays empty, and init() exchanges it by PMI or MPI.
 ///
-/// Half-set or contradictory values are a UsageError that names the variable, its value and what is allowed.
+/// Throws a UsageError that names the variable, its value and the expected values if variables are missing or
+/// contradict each other.
 Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
 
-/// The contract that identify() reads, before any value is looked at: "lockstep", "torchrun", "env://", "mpi", "slurm",
-/// "pmi", "pmix", or "none" when LOCKSTEP_ENV_FROM says so. Empty when no launcher has made this process a rank, so
-/// that it may start ranks of its own. Throws UsageError for LOCKSTEP_ENV_FROM.
+/// Returns the source that identify() reads, without validating any value: "lockstep", "torchrun", "env://", "mpi",
+/// "slurm", "pmi", "pmix", or "none" if LOCKSTEP_ENV_FROM selects it. Returns "" if no launcher started this process as
+/// a rank, so that it may start ranks of its own. Throws UsageError if LOCKSTEP_ENV_FROM is invalid.
 std::string_view identity_source(const base::Env& env);
 
-/// Where rank 0 of a SLURM step listens: 15000 to 24999, another one for each of 10000 steps of a job that follow each
-/// other.
+/// Returns the port on which rank 0 of a SLURM step listens, from 15000 to 24999. 10000 consecutive steps of a job have
+/// different ports.
 std::uint16_t slurm_port(std::int64_t job, std::int64_t step);
 
 }  // namespace lockstep::job

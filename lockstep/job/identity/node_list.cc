@@ -11,12 +11,12 @@ namespace lockstep::job {
 namespace {
 
 constexpr std::size_t kMaxName = 255;
-constexpr std::size_t kMaxDigits = 18;  // what fits into 64 bits
+constexpr std::size_t kMaxDigits = 18;  // fits into 64 bits
 constexpr std::int64_t kMaxCount = 1 << 20;
-constexpr const char* kHostsFormat = "host names and ranges, as in h[1-3,07-09],x5";
-constexpr const char* kCountsFormat = "counts, as in 2(x2),1";
+constexpr const char* kHostsFormat = "host names and ranges, such as h[1-3,07-09],x5";
+constexpr const char* kCountsFormat = "counts, such as 2(x2),1";
 
-/// A text that is read from left to right.
+/// Parses a text from left to right. Its errors name the variable, the text, the column and the expected format.
 class ListParser {
  public:
   ListParser(std::string_view what, std::string_view text, const char* format)
@@ -25,7 +25,7 @@ class ListParser {
   [[noreturn]] void fail(const std::string& why) const { fail(why, at_); }
   [[noreturn]] void fail(const std::string& why, std::size_t position) const {
     throw base::UsageError(std::string(what_) + " is " + base::quoted(text_, 80) + ": " + why + " at column " +
-                           std::to_string(position + 1) + "; allowed are " + format_);
+                           std::to_string(position + 1) + "; expected " + format_);
   }
   std::size_t position() const { return at_; }
   bool at_end() const { return at_ == text_.size(); }
@@ -38,7 +38,7 @@ class ListParser {
   void expect(char c) {
     if (!take(c)) fail(std::string("'") + c + "' is missing");
   }
-  /// As many as `allowed` says, at most `limit`; none is an error.
+  /// Takes the characters that `allowed` accepts, 1 to `limit` of them.
   template <typename Allowed>
   std::string_view take_while(const char* name, std::size_t limit, Allowed allowed) {
     const std::size_t begin = at_;
@@ -54,7 +54,7 @@ class ListParser {
     const std::size_t begin = at_;
     const std::int64_t value = base::parse_int(digits()).value_or(-1);
     if (value < low || value > high)
-      fail("a number that is not from " + std::to_string(low) + " to " + std::to_string(high), begin);
+      fail("a number is outside " + std::to_string(low) + " to " + std::to_string(high), begin);
     return value;
   }
   void check_count(std::uint64_t entries) const {
@@ -76,7 +76,8 @@ std::string padded(std::int64_t number, std::size_t width) {
   return text;
 }
 
-/// "1-3,07-09]": what stands in a bracket, as texts. Each of `names` will be there with each of them.
+/// Parses the content of a bracket, "1-3,07-09]", into texts. Each of the `names` names will be combined with each of
+/// them.
 std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
   std::vector<std::string> numbers;
   do {
@@ -84,7 +85,7 @@ std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
     const std::string_view first_text = in.digits();
     const std::int64_t first = base::parse_int(first_text).value_or(0);
     const std::int64_t last = in.take('-') ? base::parse_int(in.digits()).value_or(0) : first;
-    if (last < first) in.fail("a range that goes down", begin);
+    if (last < first) in.fail("a range is descending", begin);
     const auto more = static_cast<std::uint64_t>(last - first) + 1;
     in.check_count(more);
     in.check_count((numbers.size() + more) * names);
@@ -94,19 +95,19 @@ std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
   return numbers;
 }
 
-/// Every one of `names` with every one of `ends`.
+/// Appends every suffix to every name.
 std::vector<std::string> cartesian_product(const std::vector<std::string>& names,
                                            const std::vector<std::string>& suffixes) {
-  std::vector<std::string> all;
+  std::vector<std::string> result;
   for (const std::string& name : names)
-    for (const std::string& end : suffixes) all.push_back(name + end);
-  return all;
+    for (const std::string& suffix : suffixes) result.push_back(name + suffix);
+  return result;
 }
 
-/// One name with its brackets: the hosts that it means. `before`: how many there are already.
+/// Parses one name with its brackets into hosts. `before` is the number of hosts parsed so far.
 std::vector<std::string> parse_name(ListParser& in, std::size_t before) {
   std::vector<std::string> names = {""};
-  if (in.next_is('-')) in.fail("a name that begins with '-'");
+  if (in.next_is('-')) in.fail("a name starts with '-'");
   do {
     if (in.take('['))
       names = cartesian_product(names, parse_bracket(in, names.size()));
@@ -144,7 +145,7 @@ std::vector<int> expand_counts(std::string_view what, std::string_view text) {
     in.check_count(counts.size() + times);
     counts.insert(counts.end(), times, count);
   } while (in.take(','));
-  if (!in.at_end()) in.fail("what is no count");
+  if (!in.at_end()) in.fail("invalid count");
   return counts;
 }
 

@@ -19,8 +19,8 @@ using base::CommError;
 using base::Deadline;
 
 constexpr std::size_t kMaxLine = 4096;
-constexpr std::size_t kMaxText = 400;  // as hexadecimal digits it fits into the smallest value that is in use, of 1024
-constexpr const char* kStoreAddressKey = "lockstep-meeting";
+constexpr std::size_t kMaxText = 400;  // in hexadecimal it fits into the smallest limit of values in use, 1024 bytes
+constexpr const char* kStoreAddressKey = "lockstep-store-address";
 
 std::string to_hex(std::string_view bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -46,13 +46,13 @@ class PmiSession {
  public:
   PmiSession(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
 
-  /// Sends a line and takes its answer, which must be of `kind`.
+  /// Sends a line and returns the reply, which must be of `kind`.
   std::string request(const std::string& line, std::string_view kind) {
     send(line + "\n");
     std::string answer = receive();
     const std::string result = pmi_field(answer, "rc");
     if (pmi_field(answer, "cmd") != kind || (!result.empty() && result != "0"))
-      throw make_error(Cause::kProtocol, "answers " + base::quoted(line, 80) + " by " + base::quoted(answer, 200));
+      throw make_error(Cause::kProtocol, "replied " + base::quoted(answer, 200) + " to " + base::quoted(line, 80));
     return answer;
   }
 
@@ -63,13 +63,14 @@ class PmiSession {
             rank_,
             -1,
             "the launcher (PMI_FD is " + std::to_string(fd_) + ") " + what,
-            "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, does without it"};
+            "set LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, to bypass PMI"};
   }
   CommError timeout_error() const {
-    return make_error(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?");
+    return make_error(Cause::kJoinTimeout, "did not reply in time; every rank must call lockstep::init()");
   }
 
-  // The descriptor is shared with other processes, so its mode is left alone: no call here is made that could wait.
+  // The descriptor is shared with other processes, so its mode must not change: MSG_DONTWAIT makes each call
+  // non-blocking.
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       if (!base::wait_writable(fd_, deadline_)) throw timeout_error();
@@ -77,16 +78,16 @@ class PmiSession {
       if (sent >= 0)
         bytes.remove_prefix(static_cast<std::size_t>(sent));
       else if (errno != EINTR && errno != EAGAIN)
-        throw make_error(Cause::kCoordinatorLost, std::string("cannot be asked: ") + std::strerror(errno));
+        throw make_error(Cause::kCoordinatorLost, std::string("does not accept requests: ") + std::strerror(errno));
     }
   }
 
-  /// Until the end of the line: nobody answers before he is asked.
+  /// Receives one line. Nothing can follow it, because the launcher sends only replies.
   std::string receive() {
     std::string line;
     while (line.empty() || line.back() != '\n') {
       if (line.size() >= kMaxLine)
-        throw make_error(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
+        throw make_error(Cause::kProtocol, "replied with a line of more than " + std::to_string(kMaxLine) + " bytes");
       if (!base::wait_readable(fd_, deadline_)) throw timeout_error();
       char bytes[kMaxLine];
       const ssize_t got = ::recv(fd_, bytes, kMaxLine - line.size(), MSG_DONTWAIT);
@@ -94,7 +95,7 @@ class PmiSession {
         line.append(bytes, static_cast<std::size_t>(got));
       else if (got == 0 || (errno != EINTR && errno != EAGAIN))
         throw make_error(Cause::kCoordinatorLost,
-                         std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
+                         std::string("does not reply: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
     }
     line.pop_back();
     return line;

@@ -1,5 +1,5 @@
-// PMI-1, the protocol in which MPICH's launcher (hydra) answers the ranks that it has started: lines of text over an
-// inherited descriptor.
+// A client of PMI-1, the protocol between MPICH's launcher (Hydra) and its ranks: lines of text over an inherited
+// descriptor.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@
 
 namespace lockstep::job {
 
-/// `text` of rank 0, on all ranks; all of them call it, once. `fd` is PMI_FD, and stays the caller's. The launcher
-/// carries the text as it is. At most 400 bytes.
+/// Returns the `text` of rank 0 on all ranks. All ranks must call it, once. `text` has at most 400 bytes. `fd` is the
+/// value of PMI_FD; the caller keeps ownership. The launcher transmits the text unencrypted.
 ///
-/// The session is ended before it returns, so that the launcher takes a rank that ends later for one that has done its
-/// work; an MPI library in this process cannot use the descriptor afterwards.
+/// Blocks until all ranks have called it. It ends the PMI session before it returns, so that the launcher treats ranks
+/// that exit later as finished; an MPI library in this process cannot use the descriptor afterwards.
 ///
-/// Throws CommError kJoinTimeout when not all ranks come before `deadline`, kCoordinatorLost when the launcher is gone,
-/// kProtocol for lines that are not of PMI-1 or longer than 4096 bytes.
+/// Throws CommError: kJoinTimeout if not all ranks call it before `deadline`, kCoordinatorLost if the launcher has
+/// ended, kProtocol for a line that is not PMI-1 or longer than 4096 bytes.
 std::string pmi_broadcast(int fd, int rank, std::string_view text, base::Deadline deadline);
 
-/// The value of `name` in "cmd=... name=value ..."; "" when it is not there.
+/// Returns the value of `name` in "cmd=... name=value ...", or "" if it is missing.
 std::string pmi_field(std::string_view line, std::string_view name);
 
 }  // namespace lockstep::job

@@ -36,16 +36,16 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr auto kUnkillableTimeout = 5s;    // after SIGKILL
-constexpr auto kKillRetryInterval = 50ms;  // a process may fork between our look at /proc and the signal
+constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the scan of /proc and the signal
 constexpr auto kRankHealthInterval = 1s;
-constexpr auto kGuardTimeout = 8s;      // after its channel: it kills at once, and gives up 5 s later
+constexpr auto kGuardTimeout = 8s;      // after the end of its channel: the agent kills at once and gives up 5 s later
 constexpr auto kStackDumpTimeout = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
   int rank = -1;
   pid_t pid = -1;                     // -1: not started, or reaped
-  std::array<base::Fd, 2> streams{};  // what it writes to stdout and stderr
-  RankMonitor watch;
+  std::array<base::Fd, 2> streams{};  // its stdout and stderr
+  RankMonitor monitor;
 };
 
 class Agent {
@@ -54,21 +54,21 @@ class Agent {
   int run();
 
  private:
-  // What an epoll event is about: one of these, or 2 * index + stream of a rank's pipe.
+  // The data of an epoll event: one of these, or 2 * index + stream for the pipe of a rank.
   static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
 
   bool prepare(JobPlan& job);
   void start_ranks(const JobPlan& job);
   void start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams);
-  void watch(int fd, std::uint64_t about, unsigned events);
+  void add_to_epoll(int fd, std::uint64_t id, unsigned events);
   void poll_once();
   void read_input();
   void handle_frame(const Frame& frame);
-  void forward_output(std::size_t index, std::size_t stream, std::size_t most);
+  void forward_output(std::size_t index, std::size_t stream, std::size_t max_bytes);
   void reap_children();
   void on_rank_exit(std::size_t index, int status);
   void report_start_failures();
-  void stop(const StopRequest& order);
+  void stop(const StopRequest& request);
   void signal_ranks(int signal, bool also_in_world);
   void send_rank_health();
   void send_snapshots();
@@ -88,17 +88,17 @@ class Agent {
   base::Pipe failures_;
   std::vector<RankProcess> ranks_;
   std::size_t num_running_ = 0;  // ranks with a pid
-  bool has_children_ = true;     // any child, ours or inherited
-  bool lingering_ = false;       // all ranks have ended, and something they started has not
-  bool launcher_lost_ = false;   // the launcher
-  const std::int64_t initial_oom_kills_ = oom_kills();
-  bool any_failed_ = false;  // of the ranks
+  bool has_children_ = true;     // any child, started here or inherited
+  bool lingering_ = false;       // all ranks have exited, but processes that they started have not
+  bool launcher_lost_ = false;
+  const std::int64_t initial_oom_kills_ = count_oom_kills();
+  bool any_failed_ = false;  // a rank has failed
   std::chrono::milliseconds fail_grace_{0};
   const std::string staged_program_;
   std::string run_dir_;
-  std::vector<StackDump> dumps_;  // under way
+  std::vector<StackDump> dumps_;  // in progress
   std::optional<StopRequest> stop_after_dumps_;
-  std::int64_t last_saved_ = 0;  // the newest checkpoint that was told
+  std::int64_t last_saved_ = 0;  // the newest checkpoint that was reported
   int signal_ = 0;               // to be sent at signal_at_
   Deadline rank_health_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
@@ -107,36 +107,38 @@ class Agent {
   Deadline give_up_at_ = Deadline::never();
 };
 
-void Agent::watch(int fd, std::uint64_t about, unsigned events) {
+void Agent::add_to_epoll(int fd, std::uint64_t id, unsigned events) {
   epoll_event event{};
   event.events = events;
-  event.data.u64 = about;
+  event.data.u64 = id;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
-    throw base::SystemError("the agent cannot watch a descriptor", errno);
+    throw base::SystemError("the agent cannot add a descriptor to epoll", errno);
 }
 
-/// A user's own choice for other libraries must fit each host.
+/// The user's own settings for other libraries must match interfaces of this host.
 void check_interfaces(const Environment& environment) {
   std::vector<std::string> names;
   for (const base::InterfaceAddress& one : base::interface_addresses())
     if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-      const std::string complaint =
+      const std::string error =
           variable.rfind(name + "=", 0) == 0 ? socket_ifname_error(name, variable.substr(name.size() + 1), names) : "";
-      if (!complaint.empty())
-        throw base::UsageError(complaint, "without it lockstep sets the one that the hosts reach each other by");
+      if (!error.empty())
+        throw base::UsageError(error,
+                               "unset it: lockstep then sets the interface through which the hosts reach each other");
     }
 }
 
-/// What only this host knows. False when the launcher has been told why no rank can start.
+/// Completes the plan with what only this host knows. Returns false after it has sent the launcher a kRefused frame.
 bool Agent::prepare(JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
-      throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
+      throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
     if (!staged_program_.empty()) job.program = staged_program_;
     if (job.extends_own_environment)
-      job.environment = remove_variables(merged(current_environment(), job.environment), job.ranks.front().environment);
+      job.environment =
+          remove_variables(merge_environment(current_environment(), job.environment), job.ranks.front().environment);
     if (liveness_fd_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
@@ -150,13 +152,13 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
   base::Pipe err = base::make_pipe();
   streams.out = out.write.get();
   streams.err = err.write.get();
-  RankProcess process{.rank = plan.rank, .watch = RankMonitor(plan.rank, job.key)};
-  streams.page = process.watch.descriptor();
+  RankProcess process{.rank = plan.rank, .monitor = RankMonitor(plan.rank, job.key)};
+  streams.page = process.monitor.descriptor();
   process.pid = spawn_rank(job, plan, streams);
   process.streams = {std::move(out.read), std::move(err.read)};
   for (std::size_t stream = 0; stream < 2; ++stream) {
     base::set_nonblocking(process.streams[stream].get());
-    watch(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
+    add_to_epoll(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
   }
   queue_frame(FrameKind::kStarted, plan.rank, encode_numbers({process.pid}));
   ranks_.push_back(std::move(process));
@@ -207,25 +209,26 @@ void Agent::handle_frame(const Frame& frame) {
   }
 }
 
-/// SIGKILL reaches every process of the job, other signals the process groups of the ranks that run; SIGKILL follows.
-void Agent::stop(const StopRequest& order) {
-  if (order.signal != SIGKILL && !dumps_.empty()) {
-    stop_after_dumps_ = order;
+/// SIGKILL goes to every process of the job, other signals to the process groups of the running ranks, followed by
+/// SIGKILL.
+void Agent::stop(const StopRequest& request) {
+  if (request.signal != SIGKILL && !dumps_.empty()) {
+    stop_after_dumps_ = request;
     return;
   }
-  kill_at_ = earlier(kill_at_, Deadline::in(order.signal == SIGKILL ? 0ms : order.notice_period + order.grace));
-  if (order.signal == SIGKILL) return;
-  if (order.notice_period > 0ms)
-    for (RankProcess& process : ranks_) process.watch.notify_failure();
-  signal_ranks(order.signal, order.notice_period == 0ms);
-  signal_ = order.signal;
-  if (order.notice_period > 0ms) signal_at_ = Deadline::in(order.notice_period);
+  kill_at_ = earlier(kill_at_, Deadline::in(request.signal == SIGKILL ? 0ms : request.notice_period + request.grace));
+  if (request.signal == SIGKILL) return;
+  if (request.notice_period > 0ms)
+    for (RankProcess& process : ranks_) process.monitor.notify_failure();
+  signal_ranks(request.signal, request.notice_period == 0ms);
+  signal_ = request.signal;
+  if (request.notice_period > 0ms) signal_at_ = Deadline::in(request.notice_period);
 }
 
 void Agent::signal_ranks(int signal, bool also_in_world) {
   for (const RankProcess& process : ranks_) {
-    if (process.pid <= 0 || (!also_in_world && process.watch.is_in_world())) continue;
-    // The group does not exist before the child has called setsid.
+    if (process.pid <= 0 || (!also_in_world && process.monitor.is_in_world())) continue;
+    // The process group does not exist before the child has called setsid.
     if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
     ::kill(-process.pid, SIGCONT);
   }
@@ -235,7 +238,7 @@ void Agent::send_rank_health() {
   const auto now = job::StallTimer::Clock::now();
   for (RankProcess& process : ranks_) {
     if (process.pid > 0)
-      queue_frame(FrameKind::kRankHealth, process.rank, encode_rank_health(process.watch.pulse(process.pid, now)));
+      queue_frame(FrameKind::kRankHealth, process.rank, encode_rank_health(process.monitor.health(process.pid, now)));
     send_saved_checkpoint(process);
   }
   if (queue_.empty()) queue_frame(FrameKind::kAlive, -1);
@@ -243,12 +246,13 @@ void Agent::send_rank_health() {
 
 void Agent::send_snapshots() {
   for (const RankProcess& process : ranks_)
-    if (const auto seen = process.watch.seen()) queue_frame(FrameKind::kSnapshot, process.rank, encode_snapshot(*seen));
+    if (const auto snapshot = process.monitor.snapshot())
+      queue_frame(FrameKind::kSnapshot, process.rank, encode_snapshot(*snapshot));
 }
 
-/// At once after a death, and each second, for then the whole host may be lost.
+/// Sent right after a rank's exit, and every second, because the whole host may be lost next.
 void Agent::send_saved_checkpoint(const RankProcess& process) {
-  const std::int64_t saved = process.watch.saved();
+  const std::int64_t saved = process.monitor.durable_checkpoint();
   if (saved <= last_saved_) return;
   last_saved_ = saved;
   queue_frame(FrameKind::kCheckpointSaved, process.rank, encode_numbers({saved}));
@@ -256,16 +260,19 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
   dumps_end_at_ = Deadline::in(kStackDumpTimeout);
-  const std::vector<pid_t> ours = descendants();
+  const std::vector<pid_t> descendant_pids = descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
-    const pid_t shown = process.watch.pid(process.pid);  // as its page says, which it can write
+    const pid_t page_pid = process.monitor.pid(process.pid);  // from its page, which the rank can write
     try {
-      StackDump dump(process.rank, std::find(ours.begin(), ours.end(), shown) == ours.end() ? process.pid : shown,
+      StackDump dump(process.rank,
+                     std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) == descendant_pids.end()
+                         ? process.pid
+                         : page_pid,
                      run_dir_);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
-      // The hint then names a file that is not there; the run ends as well.
+      // The hint then names a missing file; the job ends nevertheless.
     }
   }
 }
@@ -277,15 +284,15 @@ void Agent::on_launcher_lost() {
   stop({.signal = SIGKILL});
 }
 
-void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t most) {
+void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t max_bytes) {
   base::Fd& fd = ranks_[index].streams[stream];
   char bytes[1 << 16];
-  while (fd && most > 0) {
-    const ssize_t size = ::read(fd.get(), bytes, std::min(most, sizeof bytes));
+  while (fd && max_bytes > 0) {
+    const ssize_t size = ::read(fd.get(), bytes, std::min(max_bytes, sizeof bytes));
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) return;
-    if (size <= 0) return fd.reset();  // closing takes it out of the epoll set
-    most -= static_cast<std::size_t>(size);
+    if (size <= 0) return fd.reset();  // closing removes it from the epoll set
+    max_bytes -= static_cast<std::size_t>(size);
     queue_frame(stream == 0 ? FrameKind::kStdout : FrameKind::kStderr, ranks_[index].rank,
                 std::string(bytes, static_cast<std::size_t>(size)));
   }
@@ -300,7 +307,7 @@ void Agent::report_start_failures() {
 void Agent::on_rank_exit(std::size_t index, int status) {
   RankProcess& process = ranks_[index];
   report_start_failures();
-  // First what it has written up to now: a child of its own may hold the pipe and go on writing for ever.
+  // First forward what it has written so far: its children may keep the pipe open and write without end.
   for (std::size_t stream = 0; stream < 2; ++stream) {
     int waiting = 0;
     if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
@@ -311,8 +318,8 @@ void Agent::on_rank_exit(std::size_t index, int status) {
     end.signal = WTERMSIG(status);
   else
     end.code = WEXITSTATUS(status);
-  if (end.signal == SIGKILL) end.oom_kills = oom_kills() - initial_oom_kills_;
-  // The launcher will ask, but then the others may be gone as well.
+  if (end.signal == SIGKILL) end.oom_kills = count_oom_kills() - initial_oom_kills_;
+  // The launcher will ask for snapshots, but the other ranks may have exited by then.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
   send_saved_checkpoint(process);
   queue_frame(FrameKind::kRankExited, process.rank, encode_rank_exit(end));
@@ -330,7 +337,7 @@ void Agent::reap_children() {
     std::erase_if(dumps_, [&](const StackDump& dump) { return dump.tool() == reaped->pid; });
   }
   if (num_running_ > 0 || !has_children_ || lingering_) return;
-  // What the ranks have left behind ends with the job; some of it is about to end by itself.
+  // Processes that the ranks have left behind end with the job; some exit by themselves soon.
   lingering_ = true;
   for (const pid_t pid : descendants()) ::kill(pid, SIGTERM);
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
@@ -373,15 +380,15 @@ void Agent::poll_once() {
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
   bool signalled = false;
   for (int i = 0; i < count; ++i) {
-    const std::uint64_t about = events[static_cast<std::size_t>(i)].data.u64;
-    if (about == kInput)
+    const std::uint64_t id = events[static_cast<std::size_t>(i)].data.u64;
+    if (id == kInput)
       read_input();
-    else if (about == kLiveness)
-      on_launcher_lost();  // nothing is ever said there
-    else if (about == kSignals)
+    else if (id == kLiveness)
+      on_launcher_lost();  // no data is sent on it: it has ended
+    else if (id == kSignals)
       signalled = true;
-    else if (about != kOutput)
-      forward_output(about / 2, about % 2, 1 << 16);
+    else if (id != kOutput)
+      forward_output(id / 2, id % 2, 1 << 16);
   }
   if (signalled) {
     while (read_signal(signals_.get())) {
@@ -397,21 +404,21 @@ int Agent::run() {
   become_subreaper();
   failures_ = base::make_pipe();
   base::set_nonblocking(failures_.read.get());
-  std::optional<AgentSetup> start = set_up_agent(input_);
-  if (!start) return 0;
-  JobPlan& job = start->job;
+  std::optional<AgentSetup> setup = set_up_agent(input_);
+  if (!setup) return 0;
+  JobPlan& job = setup->job;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
-  watch(STDIN_FILENO, kInput, EPOLLIN);
-  watch(signals_.get(), kSignals, EPOLLIN);
-  watch(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
-  liveness_fd_ = std::move(start->liveness_fd);
-  if (liveness_fd_) watch(liveness_fd_.get(), kLiveness, EPOLLIN);
+  add_to_epoll(STDIN_FILENO, kInput, EPOLLIN);
+  add_to_epoll(signals_.get(), kSignals, EPOLLIN);
+  add_to_epoll(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
+  liveness_fd_ = std::move(setup->liveness_fd);
+  if (liveness_fd_) add_to_epoll(liveness_fd_.get(), kLiveness, EPOLLIN);
   if (prepare(job)) start_ranks(job);
   reap_children();
   while (has_children_) poll_once();
 
-  // Nobody writes any more; what lies in the pipes is all there is.
+  // No process is left to write: forward the rest of the pipes.
   for (std::size_t index = 0; index < ranks_.size(); ++index)
     for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
   queue_frame(FrameKind::kDone, -1);
@@ -425,9 +432,10 @@ int Agent::run() {
 
 namespace {
 
-/// Whether the agent goes on for kGuardTimeout after its channel has ended: it was stopped, or hangs in the kernel.
+/// Waits for the agent. Kills it if it runs for kGuardTimeout after its channel has ended: it was stopped, or is
+/// blocked in the kernel.
 void watch_agent(pid_t agent, int channel, int signals, int& status) {
-  Deadline ends_by = Deadline::never();  // bounded: by the channel's end
+  Deadline ends_by = Deadline::never();  // bounded: by the end of the channel
   while (::waitpid(agent, &status, WNOHANG) == 0) {
     pollfd entries[] = {{ends_by.is_never() ? channel : -1, POLLRDHUP, 0}, {signals, POLLIN, 0}};
     ::poll(entries, 2, ends_by.poll_ms());
@@ -440,8 +448,9 @@ void watch_agent(pid_t agent, int channel, int signals, int& status) {
   }
 }
 
-/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process
-/// like the child. A signal for all processes, as SLURM sends it before it ends a job, is the ranks' to heed.
+/// Forks and returns in the child, the agent. The parent stays as its guard: when the agent ends, the guard kills
+/// everything that it has started and exits as the agent did. It ignores signals to all processes (SLURM sends them
+/// before it ends a job), which the ranks handle.
 void fork_guarded_agent() {
   become_subreaper();
   const pid_t agent = ::fork();
@@ -449,7 +458,7 @@ void fork_guarded_agent() {
   if (agent == 0) return;
   const base::Fd signals = make_signal_fd({SIGCHLD});
   const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
-  // What is said there is for the agent alone.
+  // stdin and stdout belong to the agent alone.
   const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
   int status = 0;

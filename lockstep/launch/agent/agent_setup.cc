@@ -21,9 +21,9 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kJobTimeout = 600s;  // the other hosts may be slow to answer
+constexpr auto kJobTimeout = 600s;  // the other hosts may reply slowly
 constexpr auto kConnectTimeout = 5s;
-constexpr auto kMoreRoutesWait = 300ms;  // after the first that was found
+constexpr auto kMoreRoutesWait = 300ms;  // after the first route was found
 
 struct LauncherLost {};
 
@@ -36,17 +36,17 @@ void send_frame(FrameKind kind, const std::string& payload) {
   }
 }
 
-/// An agent's part in meet().
+/// The agent's side of check_network().
 class NetworkResponder {
  public:
   std::vector<pollfd> entries() const { return connectivity_ ? connectivity_->entries() : std::vector<pollfd>(); }
   void handle(const std::vector<pollfd>& entries) {
     if (connectivity_) connectivity_->handle(entries);
   }
-  void find_routes(RouteRequest order);
-  void probe_peers(const ProbeRequest& order);
+  void find_routes(RouteRequest request);
+  void probe_peers(const ProbeRequest& request);
   Deadline deadline() const { return deadline_; }
-  /// Answers when it is time to.
+  /// Sends the reply if it is complete or its deadline has passed.
   void answer_when_due();
   base::Fd take_liveness_fd() { return std::move(liveness_fd_); }
 
@@ -59,11 +59,11 @@ class NetworkResponder {
   void send_probe_failures();
 
   enum class Phase { kIdle, kFindingRoutes, kProbing } phase_ = Phase::kIdle;
-  RouteRequest order_;
+  RouteRequest request_;
   std::vector<base::InterfaceAddress> own_addresses_;
   std::vector<RouteAttempt> attempts_;
   std::optional<ConnectivityProbe> connectivity_;
-  std::size_t first_probe_ = 0;  // in connectivity_->dialled()
+  std::size_t first_probe_ = 0;  // index in connectivity_->outgoing()
   base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
 };
@@ -72,23 +72,23 @@ bool same_family(const std::string& a, const std::string& b) {
   return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
 }
 
-void NetworkResponder::find_routes(RouteRequest order) {
-  order_ = std::move(order);
+void NetworkResponder::find_routes(RouteRequest request) {
+  request_ = std::move(request);
   own_addresses_ = base::interface_addresses();
   std::erase_if(own_addresses_, [](const base::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;
   });
-  connectivity_.emplace(order_.self, order_.token);
+  connectivity_.emplace(request_.self, request_.token);
   const InterfaceFilter filter =
-      order_.interface.empty() ? InterfaceFilter() : parse_interface_filter("--interface", order_.interface);
-  for (std::size_t i = 0; i < order_.launcher.size(); ++i) {
+      request_.interface.empty() ? InterfaceFilter() : parse_interface_filter("--interface", request_.interface);
+  for (std::size_t i = 0; i < request_.launcher.size(); ++i) {
     std::vector<std::string> sources = filter ? std::vector<std::string>() : std::vector<std::string>{""};
     for (const base::InterfaceAddress& own : own_addresses_)
-      if (filter && same_family(own.address, order_.launcher[i].host) && allows(filter, own.interface, own.address))
+      if (filter && same_family(own.address, request_.launcher[i].host) && allows(filter, own.interface, own.address))
         sources.push_back(own.address);
     for (const std::string& source : sources) {
       attempts_.push_back({static_cast<int>(i), connectivity_->outgoing().size()});
-      connectivity_->connect_to(order_.launcher[i], -1, source);
+      connectivity_->connect_to(request_.launcher[i], -1, source);
     }
   }
   phase_ = Phase::kFindingRoutes;
@@ -100,7 +100,7 @@ void NetworkResponder::send_routes() {
   std::string tried;
   for (const RouteAttempt& attempt : attempts_) {
     const ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
-    const std::string& target = order_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
+    const std::string& target = request_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
     if (!outgoing.fd) {
       tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
       continue;
@@ -110,25 +110,25 @@ void NetworkResponder::send_routes() {
     reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
                             connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
   }
-  std::string has;
+  std::string addresses;
   for (const base::InterfaceAddress& one : own_addresses_)
-    has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
+    addresses += (addresses.empty() ? "" : ", ") + one.interface + " " + one.address;
   if (reply.routes.empty())
-    reply.error = attempts_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) +
-                                          "; it has " + has
-                                    : tried + "; its own addresses are " + has;
+    reply.error = attempts_.empty() ? "none of its addresses matches --interface " +
+                                          base::quoted(request_.interface, 80) + "; its addresses are " + addresses
+                                    : tried + "; its addresses are " + addresses;
   send_frame(FrameKind::kRouteReply, encode_route_reply(reply));
 }
 
-void NetworkResponder::probe_peers(const ProbeRequest& order) {
-  if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe before the meeting");
+void NetworkResponder::probe_peers(const ProbeRequest& request) {
+  if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe request before the route request");
   for (const RouteAttempt& attempt : attempts_)
-    if (attempt.launcher == order.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
+    if (attempt.launcher == request.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
       liveness_fd_ = std::move(connectivity_->outgoing()[attempt.outgoing].fd);
   first_probe_ = connectivity_->outgoing().size();
-  base::raise_fd_limit(2 * order.peers.size() + 64);
-  for (std::size_t node = 0; node < order.peers.size(); ++node)
-    connectivity_->connect_to(order.peers[node], static_cast<int>(node));
+  base::raise_fd_limit(2 * request.peers.size() + 64);
+  for (std::size_t node = 0; node < request.peers.size(); ++node)
+    connectivity_->connect_to(request.peers[node], static_cast<int>(node));
   phase_ = Phase::kProbing;
   deadline_ = Deadline::in(kConnectTimeout);
 }
@@ -157,16 +157,16 @@ void NetworkResponder::answer_when_due() {
   else
     send_probe_failures();
   phase_ = Phase::kIdle;
-  deadline_ = Deadline::never();  // bounded: nothing is waited for
+  deadline_ = Deadline::never();  // bounded: no request is in progress
 }
 
 }  // namespace
 
 std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
-  AgentSetup start;
-  start.master_port = base::reserve_port({"0.0.0.0", 0});  // nobody listens; a program that meets there binds it too
+  AgentSetup setup;
+  setup.master_port = base::reserve_port({"0.0.0.0", 0});  // not listening; torch.distributed binds it as well
   HostInfo info = collect_host_info();
-  info.master_port = base::local_address(start.master_port.get()).port;
+  info.master_port = base::local_address(setup.master_port.get()).port;
   send_frame(FrameKind::kHostInfo, encode_host_info(info));
 
   NetworkResponder responder;
@@ -177,7 +177,7 @@ std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
     std::vector<pollfd> entries = responder.entries();
     entries.push_back({STDIN_FILENO, POLLIN, 0});
     ::poll(entries.data(), entries.size(), earlier(deadline, responder.deadline()).poll_ms());
-    if (deadline.expired()) throw base::Error(base::Cause::kProtocol, "the agent got no job");
+    if (deadline.expired()) throw base::Error(base::Cause::kProtocol, "the agent received no job within 10 minutes");
     const bool has_input = entries.back().revents != 0;
     entries.pop_back();
     responder.handle(entries);
@@ -194,11 +194,11 @@ std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
       else if (doctor.handle(*frame))
         continue;
       else if (frame->kind != FrameKind::kJob)
-        throw base::Error(base::Cause::kProtocol, "a frame that is no job");
+        throw base::Error(base::Cause::kProtocol, "expected a job, received another frame");
       else {
-        start.job = decode_job(frame->payload);
-        start.liveness_fd = responder.take_liveness_fd();
-        return start;
+        setup.job = decode_job(frame->payload);
+        setup.liveness_fd = responder.take_liveness_fd();
+        return setup;
       }
     }
   }

@@ -1,4 +1,4 @@
-// What an agent does before its ranks start: it tells what it finds, meets the other hosts, and takes the job.
+// What an agent does before its ranks start: reports its host, takes part in the network check, and receives the job.
 #pragma once
 
 #include <optional>
@@ -9,14 +9,16 @@
 
 namespace lockstep::launcher {
 
+/// The result of set_up_agent().
 struct AgentSetup {
   JobPlan job;
-  base::Fd liveness_fd;  ///< its connection to the launcher beside stdin and stdout; none when all ranks are here
-  base::Fd master_port;  ///< kept for the job
+  base::Fd liveness_fd;  ///< a connection to the launcher besides stdin and stdout; none if all ranks are on this host
+  base::Fd master_port;  ///< reserved for torch.distributed's rendezvous while the job runs
 };
 
-/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in
-/// `input`. Nothing when the launcher is gone before: it has said why. Throws Error kProtocol.
+/// Exchanges frames with the launcher through stdin and stdout until the job arrives. Blocks for at most 10 minutes.
+/// Bytes after the job stay in `input`. Returns nothing if the launcher has ended, in which case it has reported why.
+/// Throws Error kProtocol.
 std::optional<AgentSetup> set_up_agent(FrameReader& input);
 
 }  // namespace lockstep::launcher

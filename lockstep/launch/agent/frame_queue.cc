@@ -8,16 +8,16 @@ namespace lockstep::launcher {
 
 void FrameQueue::push(const Frame& frame) {
   const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
-  const bool pulse = frame.kind == FrameKind::kRankHealth;
-  if (pulse && replace_rank_health(frame)) return;
-  queue_.push_back({encode(frame), droppable, pulse ? frame.rank : -1});
+  const bool is_rank_health = frame.kind == FrameKind::kRankHealth;
+  if (is_rank_health && replace_rank_health(frame)) return;
+  queue_.push_back({encode(frame), droppable, is_rank_health ? frame.rank : -1});
   if (!droppable) return;
   droppable_bytes_ += queue_.back().bytes.size();
   if (droppable_bytes_ > limit_) drop_oldest();
 }
 
 bool FrameQueue::replace_rank_health(const Frame& frame) {
-  // The first entry may be half written already.
+  // The first entry may be half written, so it is not replaced.
   for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size(); ++i) {
     if (queue_[i].health_of_rank != frame.rank) continue;
     queue_[i].bytes = encode(frame);
@@ -27,7 +27,7 @@ bool FrameQueue::replace_rank_health(const Frame& frame) {
 }
 
 void FrameQueue::drop_oldest() {
-  // The first entry may be half written already, so it stays.
+  // The first entry may be half written, so it stays.
   for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size() && droppable_bytes_ > limit_;) {
     if (!queue_[i].droppable) {
       ++i;

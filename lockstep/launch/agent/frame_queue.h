@@ -1,4 +1,4 @@
-// What the agent has to tell the launcher, without ever waiting for it.
+// A queue of frames from the agent to the launcher that never blocks.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 
 namespace lockstep::launcher {
 
-/// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read
-/// (a person has stopped it), the oldest is dropped and counted, so that no rank ever waits. Of a rank's pulses the
-/// newest is kept. All other frames are kept.
+/// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: if the launcher does not read
+/// (a user has suspended it), the oldest output is dropped and counted, so that no rank ever blocks. Only the newest
+/// health report of each rank is kept. All other frames are kept. Used by one thread.
 class FrameQueue {
  public:
   explicit FrameQueue(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
 
   void push(const Frame& frame);
-  /// Writes what can be written now. False when nobody can read it any more.
+  /// Writes as much as possible without blocking. Returns false if the reader has closed the descriptor.
   bool flush();
   bool empty() const { return queue_.empty(); }
 
@@ -26,7 +26,7 @@ class FrameQueue {
   struct Entry {
     std::string bytes;
     bool droppable = false;
-    int health_of_rank = -1;  // a rank
+    int health_of_rank = -1;  // the rank of a health report; -1: another frame
   };
   bool replace_rank_health(const Frame& frame);
   void drop_oldest();
@@ -34,9 +34,9 @@ class FrameQueue {
   int fd_;
   std::size_t limit_;
   std::deque<Entry> queue_;
-  std::size_t written_ = 0;  // of the first entry
+  std::size_t written_ = 0;  // bytes of the first entry that are written
   std::size_t droppable_bytes_ = 0;
-  std::int64_t dropped_bytes_ = 0;  // not yet told
+  std::int64_t dropped_bytes_ = 0;  // dropped, but not reported yet
 };
 
 }  // namespace lockstep::launcher

@@ -25,7 +25,7 @@ std::int64_t parse_oom_kills(std::string_view text) {
   return 0;
 }
 
-std::int64_t oom_kills() {
+std::int64_t count_oom_kills() {
   // Lines of /proc/self/cgroup: "4:memory:/path" (v1), "0::/path" (v2).
   for (const std::string& line : base::split(read_file("/proc/self/cgroup"), '\n')) {
     const std::size_t path = line.find(":/");

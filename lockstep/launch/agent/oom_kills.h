@@ -1,4 +1,4 @@
-// Whether the kernel has killed for want of memory.
+// Counts out-of-memory kills by the kernel.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace lockstep::launcher {
 
-/// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its
-/// line "oom_kill N"; 0 when there is none. Pure.
+/// Returns the number in the line "oom_kill N" of `text`, the content of memory.events, memory.oom_control or
+/// /proc/vmstat; 0 if there is none. Pure.
 std::int64_t parse_oom_kills(std::string_view text);
 
-/// The kills counted now for the cgroup of this process, or for the machine when the cgroup has no counter.
-std::int64_t oom_kills();
+/// Returns the current count of this process's cgroup, or of the machine if the cgroup has no counter.
+std::int64_t count_oom_kills();
 
 }  // namespace lockstep::launcher

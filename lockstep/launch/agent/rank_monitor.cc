@@ -16,7 +16,7 @@ RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory
 
 namespace {
 
-/// The program that writes it has the same idea of a page.
+/// The program that writes the page uses the same layout.
 bool is_published(const base::RankPage& page) {
   return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0;
 }
@@ -28,35 +28,35 @@ bool RankMonitor::is_in_world() const {
   return is_published(page) && page.has_left == 0;
 }
 
-std::int64_t RankMonitor::saved() const {
+std::int64_t RankMonitor::durable_checkpoint() const {
   const base::RankPage& page = base::rank_page_in(memory_);
   return is_published(page) ? page.durable_checkpoint.load() : 0;
 }
 
 pid_t RankMonitor::pid(pid_t fallback) const {
-  const pid_t shown = base::rank_page_in(memory_).pid;
-  return shown > 0 ? shown : fallback;
+  const pid_t page_pid = base::rank_page_in(memory_).pid;
+  return page_pid > 0 ? page_pid : fallback;
 }
 
-job::RankHealth RankMonitor::pulse(pid_t pid, job::StallTimer::Clock::time_point now) {
+job::RankHealth RankMonitor::health(pid_t pid, job::StallTimer::Clock::time_point now) {
   const base::RankPage& page = base::rank_page_in(memory_);
-  job::RankHealth pulse{.rank = rank_, .is_in_world = is_in_world(), .state = process_state(this->pid(pid))};
-  const pid_t shown = this->pid(pid);
-  // A program that a rank of several processes has started, and that has ended without saying so.
-  if (shown != pid && (pulse.process_state == '?' || pulse.process_state == 'Z')) pulse.is_in_world = false;
-  const bool held = pulse.process_state == 't' || is_dumping_core(shown);
+  job::RankHealth result{.rank = rank_, .is_in_world = is_in_world(), .process_state = process_state(this->pid(pid))};
+  const pid_t page_pid = this->pid(pid);
+  // The page names a child of the rank's process that has exited without leaving its world.
+  if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z')) result.is_in_world = false;
+  const bool held = result.process_state == 't' || is_dumping_core(page_pid);
   ++polls_;
-  // A count that grows with every look is one that never stands still.
-  if (pulse.is_in_world && !held) {
+  // A count that grows with every sample never stalls.
+  if (result.is_in_world && !held) {
     beat_timer_.sample(page.heartbeats, now);
     progress_timer_.sample(page.progress(), now);
   } else {
-    beat_timer_.sample(pulse.process_state == 'T' ? 0 : polls_, now);
+    beat_timer_.sample(result.process_state == 'T' ? 0 : polls_, now);
     progress_timer_.sample(polls_, now);
   }
-  pulse.since_heartbeat = beat_timer_.stalled_for(now);
-  pulse.since_progress = progress_timer_.stalled_for(now);
-  return pulse;
+  result.since_heartbeat = beat_timer_.stalled_for(now);
+  result.since_progress = progress_timer_.stalled_for(now);
+  return result;
 }
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// What an agent sees of a rank from outside: the page that it made for it.
+// Monitors one rank from outside, through the shared page that the agent creates for it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,30 +13,32 @@
 
 namespace lockstep::launcher {
 
+/// Owns the page of one rank. Used by one thread; the rank writes the page concurrently, and its values are not
+/// trusted.
 class RankMonitor {
  public:
-  /// `key` is for the rank alone to read.
+  /// Creates the page and stores `key` in it, which only the rank can read.
   RankMonitor(int rank, const job::JobKey& key);
 
-  /// For the rank.
+  /// The descriptor of the page, to be passed to the rank.
   int descriptor() const { return memory_.fd().get(); }
 
-  /// To be called about once a second. `pid` is the process that was started. Of a rank that has not shown itself, or
-  /// has left its world, it is only known whether it was stopped (T). One that a debugger holds (t) counts as one that
-  /// gets on.
-  job::RankHealth pulse(pid_t pid, job::StallTimer::Clock::time_point now);
+  /// Samples the page; to be called about once a second. `pid` is the process that was started. For a rank that has not
+  /// joined its world, or has left it, only whether it is stopped (T) is known. A rank that a debugger holds (t) counts
+  /// as making progress.
+  job::RankHealth health(pid_t pid, job::StallTimer::Clock::time_point now);
 
-  /// The newest checkpoint that it knows to be durable, also after its end; 0: none.
-  std::int64_t saved() const;
-  /// What it has shown, also after its end.
-  std::optional<base::RankSnapshot> seen() const { return base::read_rank_page(memory_); }
+  /// The newest checkpoint that the rank has reported as durable, also after its exit; 0: none.
+  std::int64_t durable_checkpoint() const;
+  /// The rank's published snapshot, also after its exit.
+  std::optional<base::RankSnapshot> snapshot() const { return base::read_rank_page(memory_); }
 
-  /// The process that shows itself; `otherwise` when none does.
+  /// The pid that the page names; `fallback` if it names none.
   pid_t pid(pid_t fallback) const;
-  /// Between init() and the end of its world: it hears what the store says.
+  /// True between init() and the end of the rank's world, while it reads the store.
   bool is_in_world() const;
 
-  /// Whoever waits in it for others looks into the store now.
+  /// Makes waiting operations of the rank check the store for a failure now.
   void notify_failure() { base::rank_page_in(memory_).stop_requested.store(1); }
 
  private:

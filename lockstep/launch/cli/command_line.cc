@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/injection.h"
+#include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/host_options.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
@@ -18,115 +19,159 @@ constexpr int kMaxHosts = 65536;
 constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxRestartPause = 60;  // seconds
 
+constexpr const char* kCommands = "run, submit, doctor, status or bench";
+
 const char* const kUsage =
-    "usage: lockstep COMMAND\n"
+    "usage: lockstep COMMAND [options]\n"
     "\n"
     "Commands:\n"
-    "  run        start N ranks of a program, here or on several hosts, and end all of them when one fails\n"
-    "  submit     the same as a batch job of SLURM: write its script, show it, submit it\n"
-    "  doctor     look at each host, before anything starts, for what would go wrong there\n"
-    "  status     show the ranks that run here: how far they are, and what their arenas hold\n"
-    "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
+    "  run        start N ranks of a program on one or several hosts; end all of them when one fails\n"
+    "  submit     write a SLURM batch script that runs a program with lockstep run, and submit it\n"
+    "  doctor     check each host for problems before anything is started\n"
+    "  status     print the ranks on this host: their progress, memory and current operation\n"
+    "  bench      measure this machine: Lockstep compared with Gloo, MPI and PyTorch\n"
     "\n"
-    "lockstep COMMAND --help shows the options of a command; lockstep --version the version.\n";
+    "Example: lockstep run -n 4 ./train --epochs 3\n"
+    "\n"
+    "lockstep help COMMAND, or lockstep COMMAND --help, prints the options of a command.\n"
+    "lockstep --version prints the version.\n";
 
 const char* const kStatusUsage =
     "usage: lockstep status [--json]\n"
     "\n"
-    "Shows your ranks on this machine, whoever started them: how many exchanges of gradients they have begun; of the "
-    "arena, the\n"
-    "memory that neighbours read, what is in use, the most that was, and what the process holds; and in which "
-    "operation they\n"
-    "are, for how long, what they finished last, and who has not come. Ranks appear when lockstep::init() returns.\n"
+    "Prints your ranks on this host, whichever launcher started them. For each rank: the number of\n"
+    "gradient reductions that it has started; the memory of its arena, which the other ranks of the host\n"
+    "read, in use, at its peak and resident; its current operation with the time spent in it, the last\n"
+    "operation that finished, and the ranks that have not arrived. A rank is listed once\n"
+    "lockstep::init() has returned.\n"
     "\n"
     "Options:\n"
-    "  -h,--help                   show this text\n"
-    "  --json                      one object a line, sizes in bytes\n";
+    "  -h, --help                    show this text\n"
+    "  --json                        print one JSON object per rank and line, with sizes in bytes\n"
+    "  Example: lockstep status --json\n";
 
-/// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
+const char* const kRunUsage = "lockstep run [options] [--] program [arguments...]";
+
+constexpr const char* kProgramGroup = "What to run";
+constexpr const char* kDeviceGroup = "GPUs and cores";
+constexpr const char* kOutputGroup = "Output";
+constexpr const char* kFailureGroup = "Failures";
+constexpr const char* kTestGroup = "Testing";
+
+/// The options as text. CLI11 splits the command line only; the values are checked here, so that all messages have one
+/// form.
 struct RawRunOptions {
   RawHostOptions hosts;
   std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace,
       fail_grace, max_restarts, restart_pause, min_hosts;
 };
 
-class RunFormatter : public CLI::Formatter {
- public:
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "usage: lockstep run [options] [--] program [arguments...]\n";
-  }
-};
-
-void declare_run_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+  begin_option_group(app, kProgramGroup);
   app.set_help_flag("-h,--help", "show this text");
-  app.formatter(std::make_shared<RunFormatter>());
-  const auto option = [&](const char* name, std::string& value, const char* type, const char* text) {
-    declare_option(app, name, value, type, text);
-  };
-  option("-n,--ranks", raw.ranks, "N",
-         "number of ranks, 1 to 4096 (also -np); default: all slots of the hosts, of one without slots the visible "
-         "GPUs, else the physical cores");
-  declare_host_options(app, raw.hosts);
-  app.add_flag("--ship", run.ship,
-               "copy lockstep, and a program named by a path, to hosts that lack them: ~/.cache/lockstep there, by "
-               "their content");
+  declare_option(app, "-n,--ranks", raw.ranks, "N",
+                 "number of ranks, 1 to 4096, also -np (default: all slots of the hosts; a host without slots gets one "
+                 "rank per visible GPU, else one per physical core)");
   app.add_option("-x,--export", run.exports,
-                 "a variable for the ranks on all hosts, as it is here or with this value; may be repeated")
+                 "set this variable for the ranks on all hosts, to VALUE or to its value here; may be repeated")
       ->type_name("NAME[=VALUE]")
       ->expected(1)
       ->take_all();
-  option("--gpus", raw.gpus, "LIST",
-         "GPUs that ranks may use, as CUDA_VISIBLE_DEVICES takes them; the rank with local rank K uses the K-th");
-  app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
-  app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs: they take turns");
-  app.add_option("--attended", run.slurm_step)->group("");  // launch() sets it
-  option("--transport", raw.transport, "NAME",
-         "how ranks exchange data: auto (default), self, shm, hierarchy, gloo, mpi or nccl");
-  option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
-               "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
+               "append --local_rank=K, or --NAME=K, to the arguments of the rank with local rank K")
       ->type_name("[=NAME]");
-  option("--output", raw.output, "DIR", "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well");
-  option("--name", raw.name, "NAME",
-         "of this run: stacks of ranks that hang go to runs/NAME, and what a Trainer writes (default: the program's "
-         "name and the time)");
-  app.add_flag("--trace", run.trace,
-               "a Trainer writes trace.json, for Perfetto and chrome://tracing: the newest steps of all ranks, with "
-               "each bucket of gradients");
-  app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
-  option("--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
-  option("--fail-grace", raw.fail_grace, "SECONDS", "the same when a rank has failed (default 2)");
-  option("--max-restarts", raw.max_restarts, "N",
-         "after a failure that another start may not have, as when a rank is killed or a host is lost, start all ranks "
-         "again, N times at most (default 0)");
-  option("--restart-pause", raw.restart_pause, "SECONDS",
-         "before the first restart, and after each newer checkpoint; else it doubles, up to 60 (default 1)");
-  option("--min-hosts", raw.min_hosts, "M",
-         "with which a restart goes on, with fewer ranks, while others rest because they have failed (default: all)");
-  option("--join-timeout", raw.join_timeout, "SECONDS", "that the ranks have to find each other (default 60)");
-  option("--hang-timeout", raw.hang_timeout, "SECONDS",
-         "in which some rank must get on, else the job ends (default 300; 0: never, for a debugger)");
-  option("--stall-timeout", raw.stall_timeout, "SECONDS",
-         "in which every rank must show a sign of life (default 30; 0: never)");
-  option(
-      "--inject", raw.inject, "FAULT",
-      "KIND@rank=R,step=S: a fault on purpose in rank R's S-th exchange of gradients; KIND is kill, stop, segv, loop, "
-      "throw, desync, corrupt (a NaN in a gradient), flip (a bit of a mean) or slow");
-  app.footer(
-      "The ranks' lines have [rank] in front; their standard input is /dev/null. The exit code is that of the first "
-      "rank\n"
-      "that failed, or 128 + the signal that ended it; 64 means that nothing was started. Ctrl-C stops all ranks, a "
-      "second\n"
-      "one kills them.");
+  declare_option(app, "--transport", raw.transport, "NAME",
+                 "how ranks exchange data: auto (default), self, shm, hierarchy, gloo, mpi or nccl");
 }
 
-/// Numbers or UUIDs of devices, with commas between.
+void declare_run_host_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+  declare_host_options(app, raw.hosts);
+  app.add_flag("--ship", run.ship,
+               "copy lockstep, and a program given as a path, to hosts that lack them: to ~/.cache/lockstep, compared "
+               "by content");
+  app.add_option("--slurm-step", run.slurm_step)->group("");  // set by launch() only
+}
+
+void declare_device_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+  begin_option_group(app, kDeviceGroup);
+  declare_option(app, "--gpus", raw.gpus, "LIST",
+                 "GPUs that ranks may use, in the form of CUDA_VISIBLE_DEVICES; local rank K uses the K-th");
+  app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
+  app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs; the GPUs are assigned in turn");
+  declare_option(app, "--bind", raw.bind, "MODE", "cores (default): each rank has its own cores; none: no binding");
+}
+
+void declare_output_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+  begin_option_group(app, kOutputGroup);
+  declare_option(app, "--output", raw.output, "DIR",
+                 "also write the output of each rank to DIR/rank.N.out and DIR/rank.N.err");
+  app.add_flag("--quiet-ranks", run.quiet_ranks, "print the output of rank 0 only");
+  declare_option(app, "--name", raw.name, "NAME",
+                 "name of the run (default: the program's name and the time); a Trainer's files and the stacks of "
+                 "hanging ranks go to runs/NAME");
+  app.add_flag("--trace", run.trace,
+               "let a Trainer write trace.json, for Perfetto and chrome://tracing: the latest steps of all ranks, with "
+               "each gradient bucket");
+}
+
+void declare_failure_options(CLI::App& app, RawRunOptions& raw) {
+  begin_option_group(app, kFailureGroup);
+  declare_option(app, "--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
+  declare_option(app, "--fail-grace", raw.fail_grace, "SECONDS",
+                 "from SIGTERM to SIGKILL after a rank has failed (default 2)");
+  declare_option(app, "--max-restarts", raw.max_restarts, "N",
+                 "restart all ranks, at most N times, after failures that may be transient, such as a killed rank or a "
+                 "lost host (default 0)");
+  declare_option(app, "--restart-pause", raw.restart_pause, "SECONDS",
+                 "pause before a restart (default 1); it doubles with each restart, up to 60, and is reset by a newer "
+                 "checkpoint");
+  declare_option(app, "--min-hosts", raw.min_hosts, "M",
+                 "restart with fewer ranks if at least M hosts are left; failed hosts are not used for a while "
+                 "(default: all hosts)");
+  declare_option(app, "--join-timeout", raw.join_timeout, "SECONDS",
+                 "time limit for all ranks to join the job (default 60)");
+  declare_option(app, "--hang-timeout", raw.hang_timeout, "SECONDS",
+                 "end the job if no rank makes progress for this long (default 300; 0: no limit, for a debugger)");
+  declare_option(app, "--stall-timeout", raw.stall_timeout, "SECONDS",
+                 "end the job if a rank sends no heartbeat for this long (default 30; 0: no limit)");
+}
+
+void declare_test_options(CLI::App& app, RawRunOptions& raw) {
+  begin_option_group(app, kTestGroup);
+  declare_option(app, "--inject", raw.inject, "KIND@rank=R,step=S",
+                 "inject a fault into rank R's S-th gradient reduction; KIND is kill, stop, segv, loop, throw, desync, "
+                 "corrupt (a NaN in a gradient), flip (one bit of a mean) or slow");
+}
+
+void declare_run_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
+  declare_program_options(app, raw, run);
+  declare_run_host_options(app, raw, run);
+  declare_device_options(app, raw, run);
+  declare_output_options(app, raw, run);
+  declare_failure_options(app, raw);
+  declare_test_options(app, raw);
+  app.footer(
+      "Each line of a rank's output begins with [rank]; the standard input of the ranks is /dev/null. The exit code is "
+      "that of the first rank that failed, or 128 + N if signal N ended it; 64 means that nothing was started. Ctrl-C "
+      "stops all ranks, and a second Ctrl-C kills them.");
+  set_help_layout(app, {.usage = kRunUsage,
+                        .examples = {
+                            {kProgramGroup, "lockstep run -n 4 ./train --epochs 3"},
+                            {kHostGroup, "lockstep run -H alpha:4,beta:4 --ship ./train"},
+                            {kDeviceGroup, "lockstep run -n 2 --gpus 4,5 python train.py"},
+                            {kOutputGroup, "lockstep run -n 4 --name baseline --output logs --quiet-ranks ./train"},
+                            {kFailureGroup, "lockstep run -H alpha:4,beta:4 --max-restarts 5 --min-hosts 1 ./train"},
+                            {kTestGroup, "lockstep run -n 4 --inject kill@rank=2,step=100 ./train"},
+                        }});
+}
+
+/// Checks that `list` holds numbers or UUIDs of devices, separated by commas.
 const std::string& checked_gpus(const std::string& list) {
   const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '/'; };
   for (const std::string& one : base::split(list, ','))
     if (one.empty() || one.size() > 64 || one[0] == '-' || !std::all_of(one.begin(), one.end(), allowed))
       throw base::UsageError("--gpus is " + base::quoted(list, 80) +
-                             "; allowed are numbers of GPUs, or their UUIDs, with commas between");
+                             "; expected numbers or UUIDs of GPUs, separated by commas");
   return list;
 }
 
@@ -134,10 +179,10 @@ void check_argument_name(const std::string& name) {
   for (const char c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
       throw base::UsageError("--pass-local-rank is " + base::quoted(name, 80) +
-                             "; allowed are letters, digits, '_' and '-'");
+                             "; expected letters, digits, '_' and '-'");
 }
 
-/// A plain name, so that it is one folder below runs/.
+/// Checks that `name` is one path component, because it becomes a directory below runs/.
 std::string checked_name(const std::string& name) {
   const auto allowed = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
@@ -146,7 +191,7 @@ std::string checked_name(const std::string& name) {
       !std::all_of(name.begin(), name.end(), allowed))
     throw base::UsageError(
         "--name is " + base::quoted(name, 80) +
-        "; allowed are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
+        "; expected 1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
   return name;
 }
 
@@ -155,14 +200,12 @@ void check_restarts(const CLI::App& app, const RawRunOptions& raw, RunOptions& r
     run.max_restarts = static_cast<int>(base::parse_int_in_range("--max-restarts", raw.max_restarts, 0, kMaxRestarts));
   for (const char* name : {"--restart-pause", "--min-hosts"})
     if (is_given(app, name) && !is_given(app, "--max-restarts"))
-      throw base::UsageError(std::string("lockstep run: ") + name +
-                             " is given without --max-restarts; allowed is it with that");
+      throw base::UsageError(std::string("lockstep run: ") + name + " requires --max-restarts");
   if (is_given(app, "--min-hosts"))
     run.min_hosts = static_cast<int>(base::parse_int_in_range("--min-hosts", raw.min_hosts, 1, kMaxHosts));
   if (!is_given(app, "--restart-pause")) return;
   if (base::parse_double(raw.restart_pause).value_or(-1) > kMaxRestartPause)
-    throw base::UsageError("--restart-pause is " + base::quoted(raw.restart_pause, 80) +
-                           "; allowed are seconds, 0 to 60");
+    throw base::UsageError("--restart-pause is " + base::quoted(raw.restart_pause, 80) + "; expected seconds, 0 to 60");
   run.restart_pause = milliseconds("--restart-pause", raw.restart_pause);
 }
 
@@ -172,7 +215,7 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
   check_host_options(app, "run", raw.hosts, run);
   for (const std::string& variable : run.exports)
     if (variable.empty() || variable[0] == '=')
-      throw base::UsageError("-x is " + base::quoted(variable, 80) + "; allowed is NAME or NAME=VALUE");
+      throw base::UsageError("-x is " + base::quoted(variable, 80) + "; expected NAME or NAME=VALUE");
   if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
   if (given("--transport"))
     run.transport =
@@ -194,14 +237,14 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
     run.inject = raw.inject;
   }
   if (given("--name")) run.name = checked_name(raw.name);
-  if (given("--output")) run.output_dir = check_not_empty("--output", raw.output, "the name of a folder");
+  if (given("--output")) run.output_dir = check_not_empty("--output", raw.output, "the path of a directory");
   check_argument_name(run.local_rank_argument);
 }
 
 CommandLine parse_run(std::vector<std::string> words) {
   CommandLine command;
   RawRunOptions raw;
-  CLI::App app("Starts N ranks of a program, here or on several hosts, and ends all of them when one fails.");
+  CLI::App app("Starts N ranks of a program on one or several hosts, and ends all of them when one fails.");
   declare_run_options(app, raw, command.run);
 
   auto program = parse_options(app, "run", std::move(words));
@@ -213,8 +256,7 @@ CommandLine parse_run(std::vector<std::string> words) {
 
   command.run.command = std::move(*program);
   if (command.run.command.empty() || command.run.command.front().empty())
-    throw base::UsageError(
-        "lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]");
+    throw base::UsageError(std::string("lockstep run: no program given; expected ") + kRunUsage);
   command.subcommand = Subcommand::kRun;
   return command;
 }
@@ -224,56 +266,64 @@ CommandLine parse_status(const std::vector<std::string>& words) {
   if (words.size() == 1 && words[0] == "--json") return {Subcommand::kStatus, {}, "", {}, true};
   if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h"))
     return {Subcommand::kPrint, {}, kStatusUsage, {}};
-  throw base::UsageError("lockstep status: " + base::quoted(words.back(), 80) +
-                         " is not known; allowed are --json and --help");
+  throw base::UsageError("lockstep status: unknown argument " + base::quoted(words.back(), 80) +
+                         "; expected --json or --help");
 }
 
-/// No person types this.
+/// Parses the options of an agent, which only the launcher sets.
 CommandLine parse_agent(const std::vector<std::string>& words) {
   CommandLine command{.subcommand = Subcommand::kAgent};
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--guarded")
       command.agent.guarded = true;
-    else if (words[i] == "--attended" && i + 1 < words.size())
+    else if (words[i] == "--slurm-step" && i + 1 < words.size())
       command.agent.slurm_step = words[++i];
-    else if (words[i] == "--shipped" && i + 1 < words.size())
+    else if (words[i] == "--staged-program" && i + 1 < words.size())
       command.agent.staged_program = words[++i];
-    else if (words[i] == "--attend" && i + 1 < words.size())
+    else if (words[i] == "--wait-in-step" && i + 1 < words.size())
       command.agent.waits_in_step = words[++i];
     else
-      throw base::UsageError("lockstep agent: " + base::quoted(words[i], 80) +
-                             " is not known; lockstep starts its agents itself");
+      throw base::UsageError("lockstep agent: unknown option " + base::quoted(words[i], 80) +
+                             "; lockstep run starts the agents itself");
   }
   return command;
+}
+
+/// `lockstep help run` is `lockstep run --help`.
+CommandLine parse_help(const std::vector<std::string>& topics) {
+  if (topics.empty()) return {Subcommand::kPrint, {}, kUsage, {}};
+  if (topics.size() > 1)
+    throw base::UsageError("lockstep help: unexpected argument " + base::quoted(topics[1], 80) +
+                           "; expected one command");
+  for (const char* command : {"run", "submit", "doctor", "status", "bench"})
+    if (topics[0] == command) return parse_command_line({command, "--help"});
+  throw base::UsageError("lockstep help: unknown command " + base::quoted(topics[0], 80) + "; expected " + kCommands);
 }
 
 }  // namespace
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {
-  const std::string subcommand = arguments.empty() ? "" : arguments.front();
-  if (subcommand == "run") {
-    arguments.erase(arguments.begin());
-    return parse_run(std::move(arguments));
-  }
+  if (arguments.empty())
+    throw base::UsageError(std::string("lockstep: no command given; expected ") + kCommands + ", or --help");
+  const std::string subcommand = arguments.front();
+  arguments.erase(arguments.begin());
+  if (subcommand == "run") return parse_run(std::move(arguments));
   if (subcommand == "doctor") {
     CommandLine command;
-    command.doctor = parse_doctor_options({arguments.begin() + 1, arguments.end()}, command.text);
+    command.doctor = parse_doctor_options(std::move(arguments), command.text);
     if (command.text.empty()) command.subcommand = Subcommand::kDoctor;
     return command;
   }
-  if (subcommand == "status") return parse_status({arguments.begin() + 1, arguments.end()});
-  if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (subcommand == "bench") return {Subcommand::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (subcommand == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
-  if (subcommand == "--help" || subcommand == "-h" || subcommand == "help") return {Subcommand::kPrint, {}, kUsage, {}};
+  if (subcommand == "status") return parse_status(arguments);
+  if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", std::move(arguments)};
+  if (subcommand == "bench") return {Subcommand::kBench, {}, "", std::move(arguments)};
+  if (subcommand == "agent") return parse_agent(arguments);
+  if (subcommand == "help") return parse_help(arguments);
+  if (subcommand == "--help" || subcommand == "-h") return {Subcommand::kPrint, {}, kUsage, {}};
   if (subcommand == "--version")
     return {Subcommand::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError(
-      subcommand.empty()
-          ? std::string(
-                "lockstep: no command is named; allowed are run, submit, doctor, status, bench, --help and --version")
-          : "lockstep: the command is " + base::quoted(subcommand, 80) +
-                "; allowed are run, submit, doctor, status, bench, --help and --version");
+  throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) + "; expected " + kCommands +
+                         ", or --help");
 }
 
 }  // namespace lockstep::launcher

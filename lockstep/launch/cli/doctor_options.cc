@@ -5,19 +5,17 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
 namespace lockstep::launcher {
 namespace {
 
-class DoctorFormatter : public CLI::Formatter {
- public:
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "usage: lockstep doctor [options] [--] [program [arguments...]]\n";
-  }
-};
+const char* const kDoctorUsage = "lockstep doctor [options] [--] [program [arguments...]]";
+constexpr const char* kCheckGroup = "What to check";
+constexpr const char* kReportGroup = "Output";
 
-/// "250M": decimal multiples, as networks count.
+/// "250M": decimal multiples, as usual for network traffic.
 std::uint64_t parse_bytes(const char* what, const std::string& text) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
   std::string digits = text;
@@ -28,8 +26,27 @@ std::uint64_t parse_bytes(const char* what, const std::string& text) {
   const auto number = base::parse_int(digits);
   if (!number || *number < 1 || *number > kMaxBytes / unit)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
-                           "; allowed are bytes, 1 or more, or with K, M or G behind: 250M is 250,000,000");
+                           "; expected 1 or more bytes, or a number with the suffix K, M or G: 250M is 250,000,000");
   return static_cast<std::uint64_t>(*number * unit);
+}
+
+void declare_doctor_options(CLI::App& app, RawHostOptions& raw, std::string& model_bytes, DoctorOptions& options) {
+  begin_option_group(app, kCheckGroup);
+  app.set_help_flag("-h,--help", "show this text");
+  app.add_flag("--mpi", options.mpi, "also check what mpirun needs on each host");
+  declare_option(app, "--model-bytes", model_bytes, "N",
+                 "gradient bytes that one step sends, to estimate the network cost; K, M and G are decimal (default "
+                 "250M)");
+  declare_host_options(app, raw);
+  begin_option_group(app, kReportGroup);
+  app.add_flag("--json", options.json, "print one JSON object with all findings");
+  app.footer("The exit code is 0 if there is no problem and 1 if there is one; 64 means that no host was checked.");
+  set_help_layout(app, {.usage = kDoctorUsage,
+                        .examples = {
+                            {kCheckGroup, "lockstep doctor --model-bytes 14G ./train"},
+                            {kHostGroup, "lockstep doctor -H alpha:4,beta:4 ./train"},
+                            {kReportGroup, "lockstep doctor --hostfile hosts --json ./train"},
+                        }});
 }
 
 }  // namespace
@@ -39,17 +56,10 @@ DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& 
   RawHostOptions raw;
   std::string model_bytes;
   CLI::App app(
-      "Looks at each host for what would keep a program from running there, and says what to do. Nothing is started or "
-      "changed.");
-  app.set_help_flag("-h,--help", "show this text");
-  app.formatter(std::make_shared<DoctorFormatter>());
-  declare_host_options(app, raw);
-  app.add_flag("--mpi", options.mpi, "look for what mpirun needs on each host, as well");
-  declare_option(
-      app, "--model-bytes", model_bytes, "N",
-      "bytes of gradients that a step sends, for what the network costs; K, M and G are decimal (default 250M)");
-  app.add_flag("--json", options.json, "one object with all findings");
-  app.footer("The exit code is 0 when nothing is bad, 1 when something is; 64 means that nobody was asked.");
+      "Checks each host for problems that would keep a program from running there, and prints a remedy for each. "
+      "Starts "
+      "and changes nothing.");
+  declare_doctor_options(app, raw, model_bytes, options);
   auto command = parse_options(app, "doctor", std::move(words));
   if (!command) {
     help = app.help();
@@ -59,8 +69,7 @@ DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& 
   if (is_given(app, "--model-bytes")) options.model_bytes = parse_bytes("--model-bytes", model_bytes);
   options.command = std::move(*command);
   if (!options.command.empty() && options.command.front().empty())
-    throw base::UsageError(
-        "lockstep doctor: the program is \"\"; allowed is: lockstep doctor [options] [--] [program [arguments...]]");
+    throw base::UsageError(std::string("lockstep doctor: the program is \"\"; expected ") + kDoctorUsage);
   return options;
 }
 

@@ -1,4 +1,4 @@
-// What `lockstep doctor` was asked for.
+// The options of `lockstep doctor`.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@
 namespace lockstep::launcher {
 
 struct DoctorOptions : HostOptions {
-  bool json = false;                        ///< one object instead of a table
-  bool mpi = false;                         ///< look for what mpirun needs as well
-  std::uint64_t model_bytes = 250'000'000;  ///< of gradients, that a step sends
-  std::vector<std::string> command;         ///< the program that is meant to run, and its arguments; may be empty
+  bool json = false;                        ///< print one JSON object instead of a table
+  bool mpi = false;                         ///< also check what mpirun needs
+  std::uint64_t model_bytes = 250'000'000;  ///< gradient bytes that one step sends
+  std::vector<std::string> command;         ///< the program to be run later, and its arguments; may be empty
 };
 
-/// Reads the words after the verb. The help text, when that was asked for, into `help`. Throws UsageError.
+/// Parses the words after `lockstep doctor`. Stores the help text in `help` if --help is among them. Throws UsageError
+/// or FormatError.
 DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& help);
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// Which hosts a job runs on, as people write them: a pure function of the text.
+// Parses the hosts of a job, from -H or from a host file. Pure functions.
 #pragma once
 
 #include <string>
@@ -7,33 +7,33 @@
 
 namespace lockstep::launcher {
 
-/// One host, as ssh takes it.
-struct Host {
-  std::string
-      name;  ///< a name, an alias of ~/.ssh/config, or an address (IPv6 without brackets); never starts with '-'
-  std::string user;         ///< empty: as ssh finds it
-  int port = 0;             ///< of its sshd; 0: as ssh finds it
-  int slots = 0;            ///< ranks that it takes, 1 to 4096; 0: not said, one for each GPU, else each physical core
-  std::string remote_path;  ///< of the program lockstep there; empty: as here
-  bool step =
-      false;  ///< a host of the SLURM allocation that we are in: srun starts the agent there; not read from a list
-  bool here = false;      ///< and it is this one
+/// One host as the user named it.
+struct HostSpec {
+  /// A host name, an alias of ~/.ssh/config, or an address (IPv6 without brackets). Never begins with '-'.
+  std::string name;
+  std::string user;         ///< empty: ssh decides
+  int port = 0;             ///< of its sshd; 0: ssh decides
+  int slots = 0;            ///< its ranks, 1 to 4096; 0: not given, one per GPU, else one per physical core
+  std::string remote_path;  ///< of the program lockstep on that host; empty: its path here
+  bool is_slurm = false;    ///< srun starts its agent, because it is in our SLURM allocation; not set by a parser
+  bool is_local = false;    ///< with is_slurm: it is this host; not set by a parser
   std::string interface;  ///< whose address its ranks use, a name or a CIDR; empty: the one that routes to the launcher
 
-  friend bool operator==(const Host&, const Host&) = default;
+  friend bool operator==(const HostSpec&, const HostSpec&) = default;
 };
 
-/// The value of -H: HOST[:SLOTS],…, each [user@]name, an IPv4 address, or an IPv6 address in brackets (without, it has
-/// no slots). A host that is named again takes more ranks: they stay neighbours. Throws UsageError "-H:1:COLUMN: …"
-/// with what stands there and what is allowed.
-std::vector<Host> parse_host_list(std::string_view text);
+/// Parses the value of -H: HOST[:SLOTS],..., each a name, an IPv4 address, or an IPv6 address in brackets (which may be
+/// omitted if there are no slots), with USER@ in front or not. A host that is listed again gets the slots of all its
+/// entries; its ranks stay contiguous. Throws UsageError "-H:1:COLUMN: ..." with the text found there and the text
+/// expected.
+std::vector<HostSpec> parse_host_list(std::string_view text);
 
-/// A host file: a host a line, as in -H, then words name=value (slots, port, user, path, interface); from '#' on a
-/// comment; empty lines. `name` of the file. Throws FormatError "NAME:LINE:COLUMN: …"; a file without a host is one as
-/// well.
-std::vector<Host> parse_host_file(const std::string& name, std::string_view text);
+/// Parses a host file: one host per line, in the syntax of -H, followed by words name=value (slots, port, user, path,
+/// interface). '#' begins a comment; lines may be empty. `name` is the name of the file. Throws FormatError
+/// "NAME:LINE:COLUMN: ...", also for a file without a host.
+std::vector<HostSpec> parse_host_file(const std::string& name, std::string_view text);
 
-/// As ssh's last words take it: "user@name", or the name alone.
-std::string ssh_destination(const Host& host);
+/// Returns the destination argument for ssh: "user@name", or the name alone.
+std::string ssh_destination(const HostSpec& host);
 
 }  // namespace lockstep::launcher

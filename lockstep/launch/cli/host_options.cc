@@ -4,32 +4,38 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/cli/option_parsing.h"
-#include "lockstep/launch/process/program.h"
 
 namespace lockstep::launcher {
 
 void declare_host_options(CLI::App& app, RawHostOptions& raw) {
+  begin_option_group(app, kHostGroup);
   declare_option(app, "-H,--hosts", raw.hosts, "HOST[:SLOTS],...",
-                 "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: those of the "
-                 "SLURM allocation, else here");
+                 "hosts, each with its number of ranks: names or addresses, with USER@ in front if needed, IPv6 in "
+                 "brackets; each is reached by one ssh connection (default: the hosts of the SLURM allocation, else "
+                 "this host)");
+  declare_option(app, "--hostfile", raw.host_file, "FILE",
+                 "the same from a file with one host per line: host:4 or host slots=4, also port=, user=, path= and "
+                 "interface=; # starts a comment");
+  declare_option(app, "--env-from", raw.env_from, "SOURCE",
+                 "source of the hosts if none are given: auto (default; SLURM inside an allocation), slurm or none "
+                 "(this host)");
+  declare_option(app, "--remote-path", raw.remote_path, "PATH",
+                 "path of lockstep on the other hosts (default: its path here)");
+  declare_option(app, "--connect-timeout", raw.connect_timeout, "SECONDS",
+                 "time limit for ssh to connect to a host (default 10)");
   declare_option(
-      app, "--hostfile", raw.host_file, "FILE",
-      "the same, a host a line: host:4, or host slots=4; also port=, user=, path= and interface=; # begins a comment");
-  declare_option(
-      app, "--env-from", raw.env_from, "WHO",
-      "who names the hosts when you do not: auto (default; SLURM, inside an allocation), slurm or none (this host)");
-  declare_option(app, "--remote-path", raw.remote_path, "PATH", "of lockstep on the other hosts; default: as here");
-  declare_option(app, "--connect-timeout", raw.connect_timeout, "SECONDS", "that ssh has to reach a host (default 10)");
-  declare_option(app, "--interface", raw.interface, "WHICH",
-                 "addresses that ranks use: names and networks, eth0 or 10.0.0.0/8, or all but these, ^docker0; "
-                 "default: those that route to this host");
-  declare_option(app, "--cwd", raw.cwd, "DIR", "directory that the ranks start in, on every host (default: this one)");
+      app, "--interface", raw.interface, "LIST",
+      "network interfaces that ranks use, by name or network, as in eth0 or 10.0.0.0/8; ^docker0 stands for all "
+      "but docker0 (default: the interface that routes to this host)");
+  declare_option(app, "--cwd", raw.cwd, "DIR",
+                 "directory in which the ranks start, on every host (default: this directory)");
 }
 
-void check_host_options(const CLI::App& app, const std::string& verb, const RawHostOptions& raw, HostOptions& options) {
+void check_host_options(const CLI::App& app, const std::string& subcommand, const RawHostOptions& raw,
+                        HostOptions& options) {
   const auto given = [&](const char* name) { return is_given(app, name); };
   if (given("-H") && given("--hostfile"))
-    throw base::UsageError("lockstep " + verb + ": both -H and --hostfile are given; allowed is one of them");
+    throw base::UsageError("lockstep " + subcommand + ": both -H and --hostfile are given; expected one of them");
   if (given("-H")) options.hosts = parse_host_list(raw.hosts);
   if (given("--hostfile"))
     options.hosts = parse_host_file(raw.host_file, read_option_file("--hostfile", raw.host_file));

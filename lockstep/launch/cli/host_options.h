@@ -1,4 +1,4 @@
-// The options that say on which hosts, and how these are reached: the same for every verb that goes to hosts.
+// The options that choose the hosts and how to reach them, shared by all subcommands that use several hosts.
 #pragma once
 
 #include <chrono>
@@ -14,26 +14,30 @@ class App;
 namespace lockstep::launcher {
 
 struct HostOptions {
-  std::vector<Host> hosts;  ///< empty: those of the SLURM allocation that we are in, else this one
-  std::string remote_path;  ///< of the program lockstep on hosts that name no other; empty: as here
-  std::string
-      slurm_step;  ///< "JOB.STEP": on other hosts a task of this SLURM step waits for the agent's end; empty: none
-  std::chrono::seconds connect_timeout{10};  ///< of ssh
-  std::string directory;                     ///< that the ranks start in, on every host; empty: this process's
-  std::string interface;          ///< as parse_interface_filter() takes it; empty: the one that routes to the launcher
-  std::string env_from = "auto";  ///< who says where when hosts is empty: auto, slurm or none
+  std::vector<HostSpec> hosts;  ///< empty: those of the SLURM allocation that this process is in, else this host
+  std::string remote_path;      ///< of the program lockstep on hosts that name no other; empty: the same path as here
+  std::string slurm_step;  ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be
+                           ///< empty
+  std::chrono::seconds connect_timeout{10};  ///< for ssh
+  std::string directory;                     ///< in which the ranks start, on every host; empty: the launcher's
+  std::string interface;  ///< in the syntax of parse_interface_filter(); empty: the one that routes to the launcher
+  std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };
 
-/// The options as text, until check_host_options().
+/// The options as text, before check_host_options().
 struct RawHostOptions {
   std::string hosts, host_file, env_from, remote_path, connect_timeout, interface, cwd;
 };
 
-/// Declares -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd. `raw` outlives the
-/// parsing.
+inline constexpr const char* kHostGroup = "Hosts";  ///< heading of these options in a help text
+
+/// Declares -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd in the group
+/// kHostGroup. `raw` must outlive the parsing.
 void declare_host_options(CLI::App& app, RawHostOptions& raw);
 
-/// What was given, into `options`. Reads the file that --hostfile names. Throws UsageError; `verb` stands in its text.
-void check_host_options(const CLI::App& app, const std::string& verb, const RawHostOptions& raw, HostOptions& options);
+/// Checks the options that are on the command line and stores them in `options`. Reads the file that --hostfile names.
+/// Throws UsageError or FormatError; `subcommand` is part of the message.
+void check_host_options(const CLI::App& app, const std::string& subcommand, const RawHostOptions& raw,
+                        HostOptions& options);
 
 }  // namespace lockstep::launcher

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::size_t kMaxPatterns = 64;
 
-/// The bytes of a number, 4 or 16; none when it is none.
-std::vector<unsigned char> bytes_of(std::string_view address) {
+/// The 4 or 16 bytes of a numeric address; empty if `address` is not one.
+std::vector<unsigned char> address_bytes(std::string_view address) {
   const std::string text(address.substr(0, address.find('%')));
   unsigned char bytes[16];
   for (const auto& [family, size] : {std::pair{AF_INET, 4}, std::pair{AF_INET6, 16}})
@@ -31,7 +31,7 @@ struct Network {
 std::optional<Network> parse_network(std::string_view text) {
   const std::size_t slash = text.find('/');
   if (slash == std::string_view::npos) return std::nullopt;
-  Network network{bytes_of(text.substr(0, slash))};
+  Network network{address_bytes(text.substr(0, slash))};
   const auto bits = base::parse_int(text.substr(slash + 1));
   if (network.bytes.empty() || !bits || *bits < 0 || *bits > static_cast<std::int64_t>(8 * network.bytes.size()))
     return std::nullopt;
@@ -51,21 +51,21 @@ bool is_name(std::string_view text) {
 
 InterfaceFilter parse_interface_filter(std::string_view what, std::string_view text) {
   InterfaceFilter filter;
-  filter.excluded = !text.empty() && text[0] == '^';
-  filter.patterns = base::split(text.substr(filter.excluded ? 1 : 0), ',');
+  filter.is_exclusion = !text.empty() && text[0] == '^';
+  filter.patterns = base::split(text.substr(filter.is_exclusion ? 1 : 0), ',');
   const bool good = text.size() <= 4096 && filter.patterns.size() <= kMaxPatterns &&
                     std::all_of(filter.patterns.begin(), filter.patterns.end(),
                                 [](const std::string& part) { return is_name(part) || parse_network(part); });
   if (!good)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
-                           "; allowed are names of interfaces and networks such as 10.0.0.0/8, with commas between, "
-                           "and ^ in front of all to exclude them");
+                           "; expected interface names and networks such as 10.0.0.0/8, separated by commas, with ^ "
+                           "before the first to exclude them");
   return filter;
 }
 
 bool is_in_network(std::string_view network_text, std::string_view address_text) {
   const auto network = parse_network(network_text);
-  const std::vector<unsigned char> address = bytes_of(address_text);
+  const std::vector<unsigned char> address = address_bytes(address_text);
   if (!network || address.size() != network->bytes.size()) return false;
   for (std::size_t bit = 0; bit < network->bits; ++bit)
     if ((address[bit / 8] ^ network->bytes[bit / 8]) >> (7 - bit % 8) & 1) return false;
@@ -73,9 +73,10 @@ bool is_in_network(std::string_view network_text, std::string_view address_text)
 }
 
 bool allows(const InterfaceFilter& filter, std::string_view name, std::string_view address) {
-  const bool named = std::any_of(filter.patterns.begin(), filter.patterns.end(),
-                                 [&](const std::string& part) { return part == name || is_in_network(part, address); });
-  return !filter || named != filter.excluded;
+  const bool matches = std::any_of(filter.patterns.begin(), filter.patterns.end(), [&](const std::string& part) {
+    return part == name || is_in_network(part, address);
+  });
+  return !filter || matches != filter.is_exclusion;
 }
 
 std::string socket_ifname_error(std::string_view variable, std::string_view value,
@@ -88,19 +89,19 @@ std::string socket_ifname_error(std::string_view variable, std::string_view valu
   const auto fits = [&](const std::string& name, const std::string& part) {
     return whole ? name == part : name.rfind(part, 0) == 0;
   };
-  const auto there = [&](const std::string& part) {
+  const auto matches_any = [&](const std::string& part) {
     return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); });
   };
-  const auto left = [&](const std::string& name) {
+  const auto remains = [&](const std::string& name) {
     return std::none_of(patterns.begin(), patterns.end(), [&](const std::string& part) { return fits(name, part); });
   };
-  const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), left)
-                    : nccl   ? std::any_of(patterns.begin(), patterns.end(), there)
-                             : std::all_of(patterns.begin(), patterns.end(), there);
+  const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), remains)
+                    : nccl   ? std::any_of(patterns.begin(), patterns.end(), matches_any)
+                             : std::all_of(patterns.begin(), patterns.end(), matches_any);
   if (good) return "";
-  std::string has;
-  for (const std::string& name : interfaces) has += (has.empty() ? "" : ", ") + name;
-  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + has;
+  std::string names;
+  for (const std::string& name : interfaces) names += (names.empty() ? "" : ", ") + name;
+  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + names;
 }
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// --interface: which of a host's addresses its ranks use. Pure.
+// The option --interface: chooses the addresses of a host that its ranks use. Pure functions.
 #pragma once
 
 #include <string>
@@ -7,29 +7,29 @@
 
 namespace lockstep::launcher {
 
-/// Names of interfaces and networks (10.0.0.0/8, fd00::/8), of which an address must be in one; or, after a '^', in
-/// none.
+/// A list of interface names and networks (10.0.0.0/8, fd00::/8). An address passes if it matches one of them, or, for
+/// an exclusion, if it matches none.
 struct InterfaceFilter {
   std::vector<std::string> patterns;
-  bool excluded = false;
+  bool is_exclusion = false;
 
-  /// Whether somebody has chosen.
+  /// True if there is a filter at all.
   explicit operator bool() const { return !patterns.empty(); }
 };
 
-/// Reads "eth0", "10.0.0.0/8", "eth0,eth1", "^docker0,172.17.0.0/16". Throws UsageError that names `what`, the value
-/// and what is allowed.
+/// Parses "eth0", "10.0.0.0/8", "eth0,eth1" or "^docker0,172.17.0.0/16". Throws UsageError with `what`, the value and
+/// the values expected.
 InterfaceFilter parse_interface_filter(std::string_view what, std::string_view text);
 
-/// Whether the choice, if there is one, allows `address` (a number) of the interface `name`.
+/// True if the filter passes the numeric `address` of the interface `name`. An empty filter passes all.
 bool allows(const InterfaceFilter& filter, std::string_view name, std::string_view address);
 
-/// What is wrong with a user's GLOO_SOCKET_IFNAME (names, with commas between) or NCCL_SOCKET_IFNAME (beginnings of
-/// names; after '=' whole ones; after '^' those to leave out) on a host with these interfaces; empty: nothing.
+/// Checks a user's GLOO_SOCKET_IFNAME (names, separated by commas) or NCCL_SOCKET_IFNAME (prefixes of names; after '='
+/// whole names; after '^' names to exclude) against the interfaces of a host. Returns the error, or an empty text.
 std::string socket_ifname_error(std::string_view variable, std::string_view value,
                                 const std::vector<std::string>& interfaces);
 
-/// Whether `address` is in `network`, both numbers of one family, the network with the length of its prefix.
+/// True if the numeric `address` is in `network`, which is of the same family and has a prefix length.
 bool is_in_network(std::string_view network, std::string_view address);
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// What the verbs' command lines are read with: messages have one form, whoever found what is wrong. Pure.
+// Reads the options of a subcommand and checks their values, with error messages of one form.
 #pragma once
 
 #include <chrono>
@@ -13,24 +13,32 @@ class App;
 
 namespace lockstep::launcher {
 
-/// Declares an option whose value is checked later, when all are known.
+/// Puts the options that are declared from here on into the group `heading` of the help text.
+void begin_option_group(CLI::App& app, const char* heading);
+
+/// Declares an option with a value. The value is stored as text, and checked once all options are known.
 void declare_option(CLI::App& app, const char* name, std::string& value, const char* type, const char* text);
 
-/// Whether the option was given.
+/// True if the option is on the command line.
 bool is_given(const CLI::App& app, const char* name);
 
-/// Reads the options at the front of `words` into what `app` declares; -np is -n. The rest is returned, without a `--`
-/// before it: a program and its words. Nothing when the help was asked for. Throws UsageError that begins with
-/// "lockstep VERB: ".
-std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::string& verb,
+/// Parses the options at the front of `words` into the variables that `app` declares; -np is read as -n. Returns the
+/// words after the options, without a leading `--`: a program and its arguments. Returns nullopt if --help is among the
+/// options. Throws UsageError that begins with "lockstep SUBCOMMAND: ".
+std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::string& subcommand,
                                                       std::vector<std::string> words);
 
-/// `got`, which must be one of those that are allowed. Throws UsageError.
-std::string check_one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed);
-/// `text`, which must not be empty. Throws UsageError.
-const std::string& check_not_empty(const char* what, const std::string& text, const char* allowed);
-/// A number of seconds, at least `low` and at most ten years. Throws UsageError.
+/// Returns `got` if it is one of the expected values. Throws UsageError otherwise.
+std::string check_one_of(const char* what, const std::string& got, std::initializer_list<const char*> expected);
+/// Returns `text` if it is not empty. Throws UsageError otherwise.
+const std::string& check_not_empty(const char* what, const std::string& text, const char* expected);
+/// Parses a number of seconds, at least `low` and at most ten years. Throws UsageError.
 double seconds(const char* what, const std::string& text, double low);
+/// As seconds(), with 0 as the lowest value.
 std::chrono::milliseconds milliseconds(const char* what, const std::string& text);
+
+/// Reads a text file of at most 1 MiB that the option `what` names. Throws UsageError that names the option, the file
+/// and the reason.
+std::string read_option_file(const char* what, const std::string& file);
 
 }  // namespace lockstep::launcher

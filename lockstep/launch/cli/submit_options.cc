@@ -9,15 +9,21 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/command_line.h"
+#include "lockstep/launch/cli/help_layout.h"
+#include "lockstep/launch/cli/option_parsing.h"
 
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kMaxRanks = 4096;  // as lockstep run
+constexpr int kMaxTotalRanks = 4096;  // as lockstep run
 constexpr int kMaxNodes = 4096;
 constexpr int kMaxPerNode = 1024;
-constexpr int kMaxSignalBefore = 65535;  // SLURM's
-constexpr std::string_view kUsage = "lockstep submit [options] [--] program [arguments...]";
+constexpr int kMaxSignalBefore = 65535;  // SLURM's limit
+constexpr const char* kSubmitUsage = "lockstep submit [options] [--] program [arguments...]";
+constexpr const char* kResourceGroup = "Resources";
+constexpr const char* kJobGroup = "Job";
+constexpr const char* kCommandGroup = "How to run the program";
+constexpr const char* kScriptGroup = "Output";
 
 // Options of sbatch 22.05 that never take the next word as a value.
 constexpr std::array<std::string_view, 23> kSbatchFlags = {"--contiguous",
@@ -46,80 +52,103 @@ constexpr std::array<std::string_view, 23> kSbatchFlags = {"--contiguous",
 
 struct RefusedOption {
   std::string_view option;
-  std::string_view instead;
+  std::string_view remedy;
 };
-// What the script depends on, or submit itself.
-constexpr std::array<RefusedOption, 9> kRefused = {{{"-o", "--output DIR, for a folder"},
-                                                    {"-D", "to submit from that folder"},
-                                                    {"--chdir", "to submit from that folder"},
-                                                    {"--open-mode", "none: a job that is requeued goes on in its file"},
-                                                    {"--signal", "--signal-before SECONDS"},
-                                                    {"--test-only", "--dry-run"},
-                                                    {"-W", "--follow"},
-                                                    {"--wait", "--follow"},
-                                                    {"--wrap", "to name the program after the options"}}};
+// Options that the script or `lockstep submit` itself sets.
+constexpr std::array<RefusedOption, 9> kRefusedOptions = {
+    {{"-o", "use --output DIR, which names a directory"},
+     {"-D", "submit from that directory"},
+     {"--chdir", "submit from that directory"},
+     {"--open-mode", "a job that is requeued appends to its file"},
+     {"--signal", "use --signal-before SECONDS"},
+     {"--test-only", "use --dry-run"},
+     {"-W", "use --follow"},
+     {"--wait", "use --follow"},
+     {"--wrap", "name the program after the options"}}};
 
-/// The options as text; values are checked here, so that all messages have one form.
+/// The options as text; the values are checked here, so that all messages have one form.
 struct RawSubmitOptions {
   std::string ranks, ranks_per_node, cpus_per_rank, signal_before;
   bool requeue = false, no_requeue = false;
 };
 
-class SubmitFormatter : public CLI::Formatter {
- public:
-  std::string make_usage(const CLI::App*, std::string) const override { return "usage: " + std::string(kUsage) + "\n"; }
-};
+void declare_resource_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions& submit) {
+  begin_option_group(app, kResourceGroup);
+  app.set_help_flag("-h,--help", "show this text");
+  declare_option(app, "-N,--nodes", submit.nodes, "N", "number of nodes, or MIN-MAX");
+  declare_option(app, "--ranks-per-node,--ntasks-per-node", raw.ranks_per_node, "N",
+                 "ranks on each node (default: one per GPU if GPUs are requested, else as lockstep run chooses)");
+  declare_option(app, "-n,--ranks,--ntasks", raw.ranks, "N", "total number of ranks, in place of --ranks-per-node");
+  declare_option(app, "--gpus-per-node", submit.gpus_per_node, "[TYPE:]N", "GPUs on each node");
+  declare_option(app, "-c,--cpus-per-rank,--cpus-per-task", raw.cpus_per_rank, "N", "cores for each rank");
+  declare_option(app, "--mem", submit.mem, "N[KMGT]", "memory of each node, in megabytes without a suffix; 0: all");
+}
+
+void declare_job_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions& submit) {
+  begin_option_group(app, kJobGroup);
+  declare_option(app, "-t,--time", submit.time, "LIMIT",
+                 "time limit, after which SLURM ends the job: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s");
+  declare_option(app, "-p,--partition", submit.partition, "NAME", "partition in which the job is queued");
+  declare_option(app, "-A,--account", submit.account, "NAME", "account to which the job is charged");
+  declare_option(app, "-a,--array", submit.array, "INDICES",
+                 "submit one job for each of 0-15, 1,3,7 or 0-15:4; %4 after the indices runs at most four at once");
+  declare_option(app, "-J,--name,--job-name", submit.name, "NAME", "name of the job (default: the program's name)");
+  app.add_flag("--requeue", raw.requeue, "requeue the job if it ends with exit code 75 (default)");
+  app.add_flag("--no-requeue", raw.no_requeue, "never requeue the job");
+  declare_option(app, "--signal-before", raw.signal_before, "SECONDS",
+                 "send SIGUSR1 to the ranks this long before the time limit, so that they save and exit (default 120, "
+                 "at most a quarter of --time; 0: no signal)");
+}
+
+void declare_command_options(CLI::App& app, SubmitOptions& submit) {
+  begin_option_group(app, kCommandGroup);
+  declare_option(app, "--remote-path", submit.remote_path, "PATH",
+                 "path of lockstep on the nodes (default: its path here)");
+  app.add_option("--run", submit.run_options,
+                 "pass an option to lockstep run, as in --run=--hang-timeout=600; may be repeated")
+      ->type_name("WORD")
+      ->allow_extra_args(false);
+}
+
+void declare_script_options(CLI::App& app, SubmitOptions& submit) {
+  begin_option_group(app, kScriptGroup);
+  declare_option(app, "--output", submit.output, "DIR",
+                 "directory of the logs (default: logs): the job's output DIR/JOB.out, the script DIR/JOB.sh, and "
+                 "DIR/JOB/rank.N.out and .err");
+  app.add_flag("--dry-run", submit.dry_run, "print the script and do not submit it");
+  app.add_flag("--follow", submit.follow,
+               "print the job's output until it ends, and exit with its exit code; Ctrl-C does not stop the job");
+}
 
 void declare_submit_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions& submit) {
-  app.set_help_flag("-h,--help", "show this text");
-  app.formatter(std::make_shared<SubmitFormatter>());
-  const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
-    app.add_option(name, value, text)->type_name(type);
-  };
-  option("-N,--nodes", submit.nodes, "N", "number of nodes, or MIN-MAX");
-  option("--ranks-per-node,--ntasks-per-node", raw.ranks_per_node, "N",
-         "ranks on each node; default: one for each GPU asked for, else as lockstep run chooses");
-  option("-n,--ranks,--ntasks", raw.ranks, "N", "ranks in all, instead");
-  option("--gpus-per-node", submit.gpus_per_node, "[TYPE:]N", "GPUs on each node");
-  option("-c,--cpus-per-rank,--cpus-per-task", raw.cpus_per_rank, "N", "cores for each rank");
-  option("--mem", submit.mem, "N[KMGT]", "memory of each node, by default in megabytes; 0: all of it");
-  option("-t,--time", submit.time, "LIMIT", "minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; then SLURM ends the job");
-  option("-p,--partition", submit.partition, "NAME", "where it is queued");
-  option("-A,--account", submit.account, "NAME", "who pays");
-  option("-a,--array", submit.array, "INDICES",
-         "a job for each of 0-15, 1,3,7 or 0-15:4; with %4 at most four at once");
-  option("-J,--name,--job-name", submit.name, "NAME", "of the job (default: the program's)");
-  option("--output", submit.output, "DIR",
-         "folder of logs (default: logs): DIR/JOB.out, DIR/JOB.sh, the script, and DIR/JOB/rank.N.out and .err");
-  app.add_flag("--requeue", raw.requeue, "put the job in the queue again when it ends with code 75 (default)");
-  app.add_flag("--no-requeue", raw.no_requeue, "never do");
-  option("--signal-before", raw.signal_before, "SECONDS",
-         "before the time limit the ranks get SIGUSR1, to save and leave (default 120, at most a quarter of --time; 0: "
-         "they do not)");
-  option("--remote-path", submit.remote_path, "PATH", "of lockstep on the nodes; default: as here");
-  option("--run", submit.run_options, "WORD",
-         "an option for lockstep run, as --run=--hang-timeout=600; as often as needed");
-  app.get_option("--run")->allow_extra_args(false);
-  app.add_flag("--dry-run", submit.dry_run, "show the script, and do nothing");
-  app.add_flag("--follow", submit.follow,
-               "show the job's output until it has ended, and end with its exit code; Ctrl-C leaves the job alone");
+  declare_resource_options(app, raw, submit);
+  declare_job_options(app, raw, submit);
+  declare_command_options(app, submit);
+  declare_script_options(app, submit);
   app.footer(
-      "Other options are passed on to sbatch, in the script. Write their values as --qos=high; when they stand apart, "
-      "as in\n"
-      "--constraint gpu, the program must follow `--`. What the script says counts, whatever SBATCH_* variables are "
-      "set.");
+      "All other options are passed on to sbatch, in the script. Attach their values, as in --qos=high; if a value is "
+      "a separate word, as in --constraint gpu, write -- before the program. SBATCH_* variables do not override the "
+      "script.");
+  set_help_layout(app,
+                  {.usage = kSubmitUsage,
+                   .examples = {
+                       {kResourceGroup, "lockstep submit --nodes 16 --gpus-per-node 8 --time 4:00:00 -- ./train"},
+                       {kJobGroup, "lockstep submit --nodes 2 --time 90 --partition gpu --array 0-15%4 -- ./train"},
+                       {kCommandGroup, "lockstep submit --nodes 2 --run=--max-restarts=3 -- python train.py"},
+                       {kScriptGroup, "lockstep submit --nodes 2 --output logs --follow -- ./train"},
+                   }});
 }
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
 
-/// "--qos=high" -> "--qos", "-wn1" -> "-w".
+/// "--qos" for "--qos=high", and "-w" for "-wn1".
 std::string option_name(const std::string& word) {
   return word[1] == '-' ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
-/// The command line in three parts.
+/// The command line, split into its three parts.
 struct SplitArguments {
-  std::vector<std::string> own_options;  ///< every value attached, so that none is taken for an option
+  std::vector<std::string> own_options;  ///< with all values attached, so that CLI11 takes none of them for an option
   std::vector<std::vector<std::string>> sbatch_options;
   std::vector<std::string> command;
 };
@@ -127,24 +156,24 @@ struct SplitArguments {
 std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& words, std::size_t at) {
   const std::string& word = words[at];
   const std::string name = option_name(word);
-  for (const RefusedOption& refused : kRefused)
+  for (const RefusedOption& refused : kRefusedOptions)
     if (name == refused.option)
-      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; allowed is " +
-                             std::string(refused.instead));
+      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; " +
+                             std::string(refused.remedy));
   const bool alone = name != word || std::find(kSbatchFlags.begin(), kSbatchFlags.end(), name) != kSbatchFlags.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];
   if (next.empty())
-    throw base::UsageError("lockstep submit: " + base::quoted(word, 80) +
-                           " is \"\"; allowed is a value that is not empty");
+    throw base::UsageError("lockstep submit: " + base::quoted(word, 80) + " is \"\"; expected a non-empty value");
   if (std::find(words.begin() + static_cast<std::ptrdiff_t>(at) + 2, words.end(), "--") != words.end())
     return {word, next};
-  throw base::UsageError("lockstep submit: " + base::quoted(next, 80) + " may be the value of " +
-                         base::quoted(word, 80) + ", an option of sbatch, or the program; allowed are " +
+  throw base::UsageError("lockstep submit: " + base::quoted(next, 80) + " may be the value of the sbatch option " +
+                         base::quoted(word, 80) + " or the program; expected " +
                          base::quoted(word + (word[1] == '-' ? "=" : "") + next, 160) + ", or -- before the program");
 }
 
-/// Our own option at `at`, as CLI11 is to see it; `at` moves on to its value where that is a word of its own.
+/// Returns the option of `lockstep submit` at index `at` in the form "--name=value" that CLI11 parses. Advances `at` to
+/// the value if that is a separate word.
 std::string parse_own_option(const CLI::Option& option, const std::vector<std::string>& words, std::size_t& at) {
   const std::string& word = words[at];
   const std::string name = "--" + option.get_lnames().front();
@@ -153,10 +182,10 @@ std::string parse_own_option(const CLI::Option& option, const std::vector<std::s
   if (option.get_items_expected_max() == 0) return option_name(word) == word ? name : word;
   if (word == option_name(word)) {
     if (++at == words.size())
-      throw base::UsageError("lockstep submit: " + word + " is the last word; it takes a value");
+      throw base::UsageError("lockstep submit: " + word + " has no value; expected one after it");
     value = words[at];
   }
-  if (value.empty()) throw base::UsageError(name + " is \"\"; allowed is a value that is not empty");
+  if (value.empty()) throw base::UsageError(name + " is \"\"; expected a non-empty value");
   return name + "=" + value;
 }
 
@@ -200,19 +229,19 @@ bool is_memory(std::string_view text) {
   return is_number(text, 12);
 }
 
-/// No spaces and no control characters.
+/// True if `text` has no spaces and no control characters.
 bool is_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
 }
 
-bool is_plain(std::string_view text) {
+bool is_plain_name(std::string_view text) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
   return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' &&
          std::all_of(text.begin(), text.end(), allowed);
 }
 
-void check(bool good, const char* what, const std::string& got, const std::string& allowed) {
-  if (!good) throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; allowed " + allowed);
+void check(bool good, const char* what, const std::string& got, const std::string& expected) {
+  if (!good) throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; expected " + expected);
 }
 
 void check_nodes(const std::string& nodes) {
@@ -222,66 +251,66 @@ void check_nodes(const std::string& nodes) {
   };
   check(ends.size() <= 2 && std::all_of(ends.begin(), ends.end(), good) &&
             std::stoi(ends.front()) <= std::stoi(ends.back()),
-        "--nodes", nodes, "is an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
+        "--nodes", nodes, "an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
 }
 
-/// How many of them: of "a100:8" eight.
+/// The number of GPUs: 8 for "8" and for "a100:8".
 int num_gpus(const std::string& text) {
   const std::size_t colon = text.find(':');
   const std::string number = colon == std::string::npos ? text : text.substr(colon + 1);
   check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxPerNode &&
-            (colon == std::string::npos || is_plain(text.substr(0, colon))),
-        "--gpus-per-node", text, "is an integer from 1 to " + std::to_string(kMaxPerNode) + ", or TYPE:N");
+            (colon == std::string::npos || is_plain_name(text.substr(0, colon))),
+        "--gpus-per-node", text, "an integer from 1 to " + std::to_string(kMaxPerNode) + ", or TYPE:N");
   return std::stoi(number);
 }
 
 void check_texts(const SubmitOptions& submit, const std::function<bool(const char*)>& given) {
   if (given("--nodes")) check_nodes(submit.nodes);
-  if (given("--mem")) check(is_memory(submit.mem), "--mem", submit.mem, "is a number, with K, M, G or T behind it");
+  if (given("--mem"))
+    check(is_memory(submit.mem), "--mem", submit.mem, "a number with an optional suffix K, M, G or T");
   if (given("--time"))
     check(parse_time_limit(submit.time).has_value(), "--time", submit.time,
-          "are minutes, m:s, h:m:s, d-h, d-h:m and d-h:m:s, as in 90, 4:00:00 or 1-12");
-  if (given("--partition"))
-    check(is_word(submit.partition), "--partition", submit.partition, "is a name without spaces");
-  if (given("--account")) check(is_word(submit.account), "--account", submit.account, "is a name without spaces");
+          "minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, as in 90, 4:00:00 or 1-12");
+  if (given("--partition")) check(is_word(submit.partition), "--partition", submit.partition, "a name without spaces");
+  if (given("--account")) check(is_word(submit.account), "--account", submit.account, "a name without spaces");
   if (given("--array"))
-    check(is_array(submit.array), "--array", submit.array, "are indices, as in 0-15, 1,3,7, 0-15:4 or 0-15%4");
+    check(is_array(submit.array), "--array", submit.array, "indices, as in 0-15, 1,3,7, 0-15:4 or 0-15%4");
   if (given("--name"))
-    check(is_plain(submit.name), "--name", submit.name,
-          "are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
+    check(is_plain_name(submit.name), "--name", submit.name,
+          "1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  // A backslash switches SLURM's patterns off.
+  // A backslash disables the patterns of SLURM's file names.
   check(std::none_of(submit.output.begin(), submit.output.end(),
                      [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
-        "--output", submit.output, "is a folder's name without line breaks and backslashes");
+        "--output", submit.output, "a directory name without line breaks and backslashes");
   for (const auto& words : submit.sbatch_options)
     for (const std::string& word : words)
       check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
-            "an option of sbatch", word, "is one line");
+            "an sbatch option", word, "one line");
 }
 
 void check_numbers(const RawSubmitOptions& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {
   const auto number = [&](const char* name, const std::string& text, int& value, int low, int high) {
     if (given(name)) value = static_cast<int>(base::parse_int_in_range(name, text, low, high));
   };
-  number("--ranks", raw.ranks, submit.ranks, 1, kMaxRanks);
+  number("--ranks", raw.ranks, submit.ranks, 1, kMaxTotalRanks);
   number("--ranks-per-node", raw.ranks_per_node, submit.ranks_per_node, 1, kMaxPerNode);
   number("--cpus-per-rank", raw.cpus_per_rank, submit.cpus_per_rank, 1, 1 << 16);
   if (given("--gpus-per-node")) {
     const int gpus = num_gpus(submit.gpus_per_node);
     if (submit.ranks == 0 && submit.ranks_per_node == 0) submit.ranks_per_node = gpus;
   }
-  // 0 is no limit.
+  // A limit of 0 means no limit.
   const std::int64_t limit = parse_time_limit(submit.time).value_or(0);
   if (limit > 0) submit.signal_before = static_cast<int>(std::min<std::int64_t>(submit.signal_before, limit / 4));
   number("--signal-before", raw.signal_before, submit.signal_before, 0, kMaxSignalBefore);
   if (limit > 0 && submit.signal_before >= limit)
-    throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", and --time " +
+    throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", but --time " +
                            base::quoted(submit.time, 80) + " is " + std::to_string(limit) +
-                           " s; allowed are fewer seconds than that");
+                           " s; expected fewer seconds");
 }
 
-/// `lockstep run` is not to find out in the night that it has no such option.
+/// Checks the options for `lockstep run` before the job is queued, so that it does not fail when it starts.
 void check_options_for_run(const SubmitOptions& submit) {
   std::vector<std::string> words = {"run"};
   words.insert(words.end(), submit.run_options.begin(), submit.run_options.end());
@@ -289,33 +318,34 @@ void check_options_for_run(const SubmitOptions& submit) {
   const CommandLine command = parse_command_line(words);
   if (command.subcommand != Subcommand::kRun || command.run.command != std::vector<std::string>{"program"})
     throw base::UsageError("--run is " + base::quoted(submit.run_options.back(), 80) +
-                           "; allowed are options of lockstep run and their values");
+                           "; expected options of lockstep run and their values");
   if (!command.run.output_dir.empty())
-    throw base::UsageError("--run is \"--output\"; allowed is --output of lockstep submit, which it is given");
+    throw base::UsageError("--run is \"--output\"; expected the option --output of lockstep submit, which sets it");
 }
 
-/// "bin/my train.py" -> "my_train.py".
+/// "bin/my train.py" becomes "my_train.py".
 std::string job_name_for(const std::string& program) {
   std::string name = program.substr(program.rfind('/') + 1).substr(0, 128);
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
-  return is_plain(name) ? name : "lockstep";
+  return is_plain_name(name) ? name : "lockstep";
 }
 
 void check_all(const CLI::App& app, const RawSubmitOptions& raw, SubmitOptions& submit) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   check_texts(submit, given);
   if (given("--ranks") && given("--ranks-per-node"))
-    throw base::UsageError("lockstep submit: both --ranks and --ranks-per-node are given; allowed is one of them");
+    throw base::UsageError("lockstep submit: both --ranks and --ranks-per-node are given; expected one of them");
   check_numbers(raw, submit, given);
   if (raw.requeue && raw.no_requeue)
-    throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; allowed is one of them");
+    throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; expected one of them");
   submit.requeue = !raw.no_requeue;
   if (submit.follow && !submit.array.empty())
-    throw base::UsageError("--follow is given with --array, which makes several jobs; allowed is one of them");
+    throw base::UsageError(
+        "lockstep submit: both --follow and --array are given, but an array is several jobs; expected one of them");
   if (!submit.run_options.empty()) check_options_for_run(submit);
   if (submit.command.empty() || submit.command.front().empty())
-    throw base::UsageError("lockstep submit: no program is named; allowed is: " + std::string(kUsage));
+    throw base::UsageError(std::string("lockstep submit: no program given; expected ") + kSubmitUsage);
   if (submit.name.empty()) submit.name = job_name_for(submit.command.front());
 }
 
@@ -329,7 +359,7 @@ std::optional<std::int64_t> parse_time_limit(std::string_view text) {
       !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); }))
     return std::nullopt;
   if (has_days && !is_number(text.substr(0, dash))) return std::nullopt;
-  // Of what the first field is a number: with days always hours.
+  // The unit of the first field, which is hours if there are days.
   std::int64_t unit = has_days || fields.size() == 3 ? 3600 : 60;
   std::int64_t seconds = has_days ? 86400LL * std::stoll(std::string(text.substr(0, dash))) : 0;
   for (const std::string& field : fields) {
@@ -343,10 +373,10 @@ SubmitCommand parse_submit_options(std::vector<std::string> words) {
   SubmitCommand submission;
   RawSubmitOptions raw;
   CLI::App app(
-      "Writes a batch script for SLURM that starts N ranks of a program with lockstep run, shows it and submits it.");
+      "Writes a SLURM batch script that starts N ranks of a program with lockstep run, prints it and submits it.");
   declare_submit_options(app, raw, submission.options);
   SplitArguments parts = split_arguments(app, words);
-  std::reverse(parts.own_options.begin(), parts.own_options.end());  // as CLI11 takes them
+  std::reverse(parts.own_options.begin(), parts.own_options.end());  // the order that CLI11 expects
   try {
     app.parse(parts.own_options);
   } catch (const CLI::CallForHelp&) {
@@ -354,8 +384,7 @@ SubmitCommand parse_submit_options(std::vector<std::string> words) {
     return submission;
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
-    throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) +
-                           "; lockstep submit --help shows what is allowed");
+    throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) + "; see lockstep submit --help");
   }
   submission.options.sbatch_options = std::move(parts.sbatch_options);
   submission.options.command = std::move(parts.command);

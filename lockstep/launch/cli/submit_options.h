@@ -1,4 +1,4 @@
-// The command line of `lockstep submit`.
+// The options of `lockstep submit`.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,24 @@
 
 namespace lockstep::launcher {
 
-/// What `lockstep submit` was asked for. Texts are those of the command line, checked; empty: not given, and SLURM
-/// decides.
+/// The options of `lockstep submit`. Texts have been checked and stand as on the command line; an empty text means that
+/// the option is not given and that SLURM decides.
 struct SubmitOptions {
   std::string nodes;          ///< "16", or "2-4"
   int ranks = 0;              ///< in all; 0: not given
-  int ranks_per_node = 0;     ///< 0: not given; one for each GPU when GPUs are asked for and ranks is not
+  int ranks_per_node = 0;     ///< 0: not given; one per GPU if GPUs are requested and `ranks` is not given
   std::string gpus_per_node;  ///< "8", or "a100:8"
   int cpus_per_rank = 0;      ///< 0: not given
   std::string mem;            ///< of each node
-  std::string time;           ///< the limit, in a form of SLURM's
+  std::string time;           ///< the time limit, in one of SLURM's forms
   std::string partition;
   std::string account;
   std::string array;
   std::string name;                                      ///< of the job; never empty
-  std::string output = "logs";                           ///< folder of logs
-  bool requeue = true;                                   ///< when the job ends with code 75
+  std::string output = "logs";                           ///< directory of the logs
+  bool requeue = true;                                   ///< requeue the job if it ends with exit code 75
   int signal_before = 120;                               ///< seconds before the time limit; 0: no signal
-  std::string remote_path;                               ///< of lockstep on the nodes; empty: as here
+  std::string remote_path;                               ///< of lockstep on the nodes; empty: its path here
   std::vector<std::string> run_options;                  ///< options for `lockstep run`
   std::vector<std::vector<std::string>> sbatch_options;  ///< options for sbatch, one or two words each
   bool dry_run = false;
@@ -36,22 +36,25 @@ struct SubmitOptions {
 
 struct SubmitCommand {
   SubmitOptions options;
-  std::string help;  ///< when help was asked for; then options mean nothing
+  std::string help;  ///< the help text if --help is given, in which case `options` is not set
 };
 
-/// Reads the words after `lockstep submit`. Pure. Throws UsageError, one line that names the argument, the value got
-/// and the values allowed.
+/// Parses the words after `lockstep submit`. Pure. Throws UsageError, one line with the argument, the value and the
+/// values expected.
 ///
-/// Options that are not ours are sbatch's. Whether the next word is the value of such an option:
-/// - an option with its value attached (--qos=high, -wn1) has it, and one that sbatch knows to stand alone
-/// (--exclusive, --hold, -H) takes none;
-/// - a word that begins with '-' is never one;
-/// - when `--` follows later, the word is the value;
-/// - else nobody can tell it from the program, and that is an error.
+/// Options that `lockstep submit` does not have are passed on to sbatch. The word after such an option is its value or
+/// not by these rules:
+/// - an option with an attached value (--qos=high, -wn1), or one that takes no value (--exclusive, --hold, -H), does
+/// not
+///   take the next word;
+/// - a word that begins with '-' is never a value;
+/// - if `--` follows later, the word is the value;
+/// - otherwise the word could also be the program, which is an error.
 /// The program begins after the first `--`, or at the first word that is neither an option nor an option's value.
 SubmitCommand parse_submit_options(std::vector<std::string> words);
 
-/// The seconds of a time limit as SLURM writes it: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s. Nothing for other texts.
+/// Converts a time limit in one of SLURM's forms (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s) to seconds. Returns nullopt
+/// for other texts.
 std::optional<std::int64_t> parse_time_limit(std::string_view text);
 
 }  // namespace lockstep::launcher

@@ -18,8 +18,8 @@ using namespace std::chrono_literals;
 
 constexpr std::uint64_t kMib = std::uint64_t{1} << 20, kGib = std::uint64_t{1} << 30;
 constexpr const char* kFirewallHint =
-    "does a firewall forbid it? Any port must be open between the hosts; --interface NAME, or a network such as "
-    "10.0.0.0/8, says which addresses are meant";
+    "check for a firewall: all ports must be open between the hosts; --interface NAME, or a network such as "
+    "10.0.0.0/8, selects the addresses to use";
 
 std::string number(const char* form, double value) {
   char text[64];
@@ -33,7 +33,7 @@ std::string size_text(std::uint64_t bytes) {
                          : std::to_string(bytes >> 10) + " KiB";
 }
 
-/// Interfaces that lead to containers and virtual machines of this host, and nowhere else.
+/// Interfaces that reach only containers and virtual machines of this host.
 bool is_virtual_interface(const std::string& interface) {
   constexpr std::array kPrefixes = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
@@ -50,7 +50,7 @@ std::string list_addresses(const std::vector<base::InterfaceAddress>& addresses)
   return text.empty() ? "none" : text;
 }
 
-/// "0-3,8" of the CPUs' numbers.
+/// "0-3,8": the numbers of the CPUs.
 std::string mask_text(const std::vector<Cpu>& cpus) {
   std::set<int> ids;
   for (const Cpu& cpu : cpus) ids.insert(cpu.id);
@@ -66,8 +66,8 @@ std::string mask_text(const std::vector<Cpu>& cpus) {
 
 class HostDiagnosis {
  public:
-  HostDiagnosis(const HostReport& host, bool several, std::vector<Finding>& findings)
-      : host_(host), is_multi_host_(several), findings_(findings) {}
+  HostDiagnosis(const HostReport& host, bool is_multi_host, std::vector<Finding>& findings)
+      : host_(host), is_multi_host_(is_multi_host), findings_(findings) {}
 
   void run(const std::vector<Finding>& software) {
     if (!check_reached()) return;
@@ -83,8 +83,7 @@ class HostDiagnosis {
       findings_.insert(findings_.end(), software.begin(), software.end());
     }
     if (!host_.lost.empty())
-      add("agent", Severity::kBad, host_.lost,
-          "did something end its processes? Ask again; dmesg there tells of memory that ran out");
+      add("agent", Severity::kBad, host_.lost, "run lockstep doctor again; check dmesg there for out-of-memory kills");
   }
 
  private:
@@ -92,21 +91,22 @@ class HostDiagnosis {
     findings_.push_back({host_.name, check, severity, std::move(value), std::move(remedy)});
   }
 
-  /// False when there is nothing more to say.
+  /// Returns false if no other check can be made.
   bool check_reached() {
     if (!host_.reached) {
       add("reached", Severity::kBad, host_.failed, host_.hint);
       return false;
     }
     add("reached", Severity::kOk,
-        host_.way.empty() ? "it is this one"
-                          : "by " + host_.way + " in " + time_text(static_cast<double>(host_.took.count()) / 1e3));
+        host_.via.empty()
+            ? "this host"
+            : "through " + host_.via + " in " + time_text(static_cast<double>(host_.startup_time.count()) / 1e3));
     if (!host_.failed.empty()) {
       add("lockstep", Severity::kBad, host_.failed, host_.hint);
       return false;
     }
     add("lockstep", Severity::kOk, host_.info.version + ", build " + host_.info.build.substr(0, 12));
-    add("free port", Severity::kOk, std::to_string(host_.info.master_port) + ", of those that the system gives");
+    add("free port", Severity::kOk, std::to_string(host_.info.master_port) + ", chosen by the system");
     return true;
   }
 
@@ -116,56 +116,58 @@ class HostDiagnosis {
                  apart = std::abs(clock_offset);
     const Severity severity = apart > 60 ? Severity::kBad : apart > 1 ? Severity::kWarn : Severity::kOk;
     add("clock", severity,
-        apart < 0.05 ? "as here"
+        apart < 0.05 ? "in sync"
                      : time_text(apart) + (clock_offset > 0 ? " ahead of this host's" : " behind this host's"),
-        severity == Severity::kOk ? ""
-                                  : "timedatectl set-ntp true there (or chronyd), and here: logs, files' times and "
-                                    "certificates mix otherwise");
+        severity == Severity::kOk
+            ? ""
+            : "run timedatectl set-ntp true (or chronyd) there and here: otherwise times of logs, "
+              "files and certificates do not match");
   }
 
-  /// Libraries of others listen where their host's name leads.
+  /// Other libraries listen on the address that the host's own name resolves to.
   void check_name() {
     const HostFacts& facts = *host_.facts;
-    if (facts.resolved.path.empty()) return add("name", Severity::kUnknown, "there is no getent to ask with");
+    if (facts.resolved.path.empty()) return add("name", Severity::kUnknown, "there is no getent in PATH");
     if (facts.resolved.code == ToolResult::kTimedOut)
       return add("name", Severity::kBad, "resolving its own name took more than 10 s",
-                 "put " + host_.info.host + " and its address into /etc/hosts there, or mend its DNS");
-    std::vector<std::string> leads;
+                 "add " + host_.info.host + " and its address to /etc/hosts there, or repair its DNS");
+    std::vector<std::string> addresses;
     for (const std::string& line : base::split(facts.resolved.out, '\n')) {
       const std::string address = line.substr(0, line.find_first_of(" \t"));
-      if (!address.empty() && std::find(leads.begin(), leads.end(), address) == leads.end()) leads.push_back(address);
+      if (!address.empty() && std::find(addresses.begin(), addresses.end(), address) == addresses.end())
+        addresses.push_back(address);
     }
-    const std::string who = host_.info.host + " is ";
-    if (!facts.resolved.succeeded() || leads.empty())
-      return add("name", is_multi_host_ ? Severity::kWarn : Severity::kOk, who + "not known there",
-                 is_multi_host_ ? "put it and its address into /etc/hosts there" : "");
+    const std::string subject = host_.info.host + " resolves to ";
+    if (!facts.resolved.succeeded() || addresses.empty())
+      return add("name", is_multi_host_ ? Severity::kWarn : Severity::kOk, subject + "no address there",
+                 is_multi_host_ ? "add it and its address to /etc/hosts there" : "");
     std::string text;
-    for (const std::string& one : leads) text += (text.empty() ? "" : ", ") + one;
-    const auto wrong = std::find_if(leads.begin(), leads.end(), [&](const std::string& one) {
+    for (const std::string& one : addresses) text += (text.empty() ? "" : ", ") + one;
+    const auto unreachable = std::find_if(addresses.begin(), addresses.end(), [&](const std::string& one) {
       return is_loopback(one) || is_virtual_interface(interface_of(one));
     });
-    if (!is_multi_host_ || wrong == leads.end()) return add("name", Severity::kOk, who + text);
-    const std::string interface = is_loopback(*wrong) ? "a loopback" : interface_of(*wrong);
+    if (!is_multi_host_ || unreachable == addresses.end()) return add("name", Severity::kOk, subject + text);
+    const std::string interface = is_loopback(*unreachable) ? "a loopback address" : interface_of(*unreachable);
     add("name", Severity::kWarn,
-        who + text + ", " + interface + ", which no other host reaches; its addresses are " +
+        subject + text + ", " + interface + ", which no other host can reach; its addresses are " +
             list_addresses(facts.addresses),
-        "in /etc/hosts there, put " + host_.info.host +
-            " behind one of them. lockstep run goes round it; mpirun, and torch without GLOO_SOCKET_IFNAME, do not");
+        "in /etc/hosts there, assign one of them to " + host_.info.host +
+            ". lockstep run works without; mpirun, and torch without GLOO_SOCKET_IFNAME, do not");
   }
 
   void check_interface() {
     if (!is_multi_host_) return;
     const std::string candidates = list_addresses(host_.facts->addresses);
     if (!host_.route)
-      return add("interface", Severity::kBad,
-                 (host_.no_route.empty() ? "it does not reach this host" : host_.no_route) + "; its addresses are " +
-                     candidates,
-                 kFirewallHint);
+      return add(
+          "interface", Severity::kBad,
+          (host_.no_route.empty() ? "it cannot reach this host" : host_.no_route) + "; its addresses are " + candidates,
+          kFirewallHint);
     const Route& route = *host_.route;
     const std::string text = route.interface + " " + route.address.host;
     if (is_virtual_interface(route.interface) || is_loopback(route.address.host))
-      return add("interface", Severity::kBad, text + ", which no other host reaches; its addresses are " + candidates,
-                 "--interface NAME, or a network such as 10.0.0.0/8, names the right one");
+      return add("interface", Severity::kBad, text + ", which no other host can reach; its addresses are " + candidates,
+                 "select the right one with --interface NAME, or a network such as 10.0.0.0/8");
     add("interface", Severity::kOk,
         text + (candidates == route.address.host + " (" + route.interface + ")" ? "" : ", of " + candidates));
   }
@@ -181,19 +183,19 @@ class HostDiagnosis {
 
   void check_memory() {
     const HostFacts& facts = *host_.facts;
-    const bool little = facts.available_bytes < kGib;
-    add("memory", little ? Severity::kWarn : Severity::kOk,
+    const bool is_low = facts.available_bytes < kGib;
+    add("memory", is_low ? Severity::kWarn : Severity::kOk,
         size_text(facts.available_bytes) + " available of " + size_text(facts.memory_bytes) +
             (facts.limited_by == "the host" || facts.limited_by.empty() ? "" : ", limited by " + facts.limited_by),
-        little ? "end what uses it there, or raise the limit of its container or job" : "");
+        is_low ? "end other programs there, or raise the memory limit of the container or job" : "");
   }
 
   void check_shm() {
     const HostFacts& facts = *host_.facts;
     const std::string remedy =
-        "NCCL and torch's DataLoader need it: df -h /dev/shm; remove what is left of ended jobs, mount -o "
-        "remount,size=50% /dev/shm, or docker run --ipc=host (--shm-size)";
-    if (facts.shm_bytes == 0) return add("/dev/shm", Severity::kWarn, "there is none", "mount -t tmpfs tmpfs /dev/shm");
+        "NCCL and torch's DataLoader need it: see df -h /dev/shm; remove files of ended jobs, run mount -o "
+        "remount,size=50% /dev/shm, or use docker run --ipc=host (--shm-size)";
+    if (facts.shm_bytes == 0) return add("/dev/shm", Severity::kWarn, "not mounted", "mount -t tmpfs tmpfs /dev/shm");
     const std::string text = size_text(facts.shm_free_bytes) + " free of " + size_text(facts.shm_bytes);
     const Severity severity = facts.shm_free_bytes < kMib         ? Severity::kBad
                               : facts.shm_free_bytes < 128 * kMib ? Severity::kWarn
@@ -212,21 +214,22 @@ class HostDiagnosis {
         facts.memlock_bytes < 0 ? "no limit"
                                 : size_text(static_cast<std::uint64_t>(facts.memlock_bytes)) +
                                       (facts.infiniband ? ", too little for InfiniBand" : ""),
-        limited ? "LimitMEMLOCK=infinity for sshd or slurmd there, or memlock unlimited in /etc/security/limits.conf"
-                : "");
+        limited
+            ? "set LimitMEMLOCK=infinity for sshd or slurmd there, or memlock unlimited in /etc/security/limits.conf"
+            : "");
     const Severity severity = facts.files_hard < 1024   ? Severity::kBad
                               : facts.files_hard < 4096 ? Severity::kWarn
                                                         : Severity::kOk;
-    add("open files", severity, std::to_string(facts.files_soft) + ", at most " + std::to_string(facts.files_hard),
+    add("open files", severity, std::to_string(facts.files_soft) + ", hard limit " + std::to_string(facts.files_hard),
         severity == Severity::kOk ? "" : "raise nofile in /etc/security/limits.conf there to 65536");
   }
 
   void check_huge_pages() {
     const HostFacts& facts = *host_.facts;
     const std::string reserved = std::to_string(facts.huge_pages_free) + " of " + std::to_string(facts.huge_pages) +
-                                 " reserved ones of " + size_text(facts.huge_page_bytes) + " free";
+                                 " reserved pages of " + size_text(facts.huge_page_bytes) + " free";
     add("huge pages", Severity::kOk,
-        "transparent: " + (facts.transparent_huge_pages.empty() ? "not known" : facts.transparent_huge_pages) + "; " +
+        "transparent: " + (facts.transparent_huge_pages.empty() ? "unknown" : facts.transparent_huge_pages) + "; " +
             reserved);
   }
 
@@ -246,26 +249,26 @@ double bytes_per_second(const LinkSpeed& speed) {
 }
 
 void check_links(const DoctorFacts& doctor_facts, std::vector<Finding>& findings) {
-  for (const LinkReport& pair : doctor_facts.pairs) {
-    const std::string who = doctor_facts.hosts[pair.from].name + " - " + doctor_facts.hosts[pair.to].name;
-    if (!pair.reaches)
-      findings.push_back({who, "connect", Severity::kBad, pair.speed.error, kFirewallHint});
-    else if (!pair.speed.error.empty())
-      findings.push_back({who, "speed", Severity::kUnknown, pair.speed.error,
-                          "ask again: the connection came about, but not the measurement"});
-    else if (pair.speed.ns > 0)
-      findings.push_back({who, "speed", Severity::kOk,
-                          speed_text(bytes_per_second(pair.speed)) + ", round trip " +
-                              time_text(static_cast<double>(pair.speed.round_trip_ns) / 1e9),
+  for (const LinkReport& link : doctor_facts.links) {
+    const std::string hosts = doctor_facts.hosts[link.from].name + " - " + doctor_facts.hosts[link.to].name;
+    if (!link.reaches)
+      findings.push_back({hosts, "connect", Severity::kBad, link.speed.error, kFirewallHint});
+    else if (!link.speed.error.empty())
+      findings.push_back({hosts, "speed", Severity::kUnknown, link.speed.error,
+                          "run lockstep doctor again: the hosts connected, but the measurement failed"});
+    else if (link.speed.ns > 0)
+      findings.push_back({hosts, "speed", Severity::kOk,
+                          speed_text(bytes_per_second(link.speed)) + ", round trip " +
+                              time_text(static_cast<double>(link.speed.round_trip_ns) / 1e9),
                           ""});
   }
 }
 
 void add_network_cost(const DoctorFacts& doctor_facts, std::vector<Finding>& findings) {
   double slowest = INFINITY, copy = INFINITY;
-  for (const LinkReport& pair : doctor_facts.pairs)
-    if (pair.reaches && pair.speed.error.empty() && pair.speed.ns > 0)
-      slowest = std::min(slowest, bytes_per_second(pair.speed));
+  for (const LinkReport& link : doctor_facts.links)
+    if (link.reaches && link.speed.error.empty() && link.speed.ns > 0)
+      slowest = std::min(slowest, bytes_per_second(link.speed));
   for (const HostReport& host : doctor_facts.hosts)
     if (host.facts && host.facts->copy_bytes_per_s > 0) copy = std::min(copy, host.facts->copy_bytes_per_s);
   if (std::isinf(slowest)) return;
@@ -273,7 +276,8 @@ void add_network_cost(const DoctorFacts& doctor_facts, std::vector<Finding>& fin
   findings.push_back(
       {"all", "network", slow ? Severity::kWarn : Severity::kOk,
        cost_text(doctor_facts.hosts.size(), doctor_facts.model_bytes, slowest, std::isinf(copy) ? 0 : copy),
-       slow ? "a faster network; DdpOptions.host_sync_every = 8 sends an eighth, DdpOptions.wire = at::kBFloat16 half"
+       slow ? "use a faster network; DdpOptions.average_hosts_every = 8 sends an eighth of the bytes, "
+              "DdpOptions.wire_dtype = at::kBFloat16 half"
             : ""});
 }
 
@@ -282,12 +286,12 @@ void add_network_cost(const DoctorFacts& doctor_facts, std::vector<Finding>& fin
 std::vector<Finding> diagnose(const DoctorFacts& doctor_facts) {
   std::vector<Finding> findings;
   const auto software = diagnose_software(doctor_facts);
-  const bool several = doctor_facts.hosts.size() > 1;
+  const bool is_multi_host = doctor_facts.hosts.size() > 1;
   if (doctor_facts.mpi && doctor_facts.own_mpirun.path.empty())
     findings.push_back({"here", "MPI", Severity::kBad, "no mpirun in PATH",
                         "install Open MPI (Debian: openmpi-bin), the same on all hosts"});
   for (std::size_t i = 0; i < doctor_facts.hosts.size(); ++i)
-    HostDiagnosis(doctor_facts.hosts[i], several, findings).run(software[i]);
+    HostDiagnosis(doctor_facts.hosts[i], is_multi_host, findings).run(software[i]);
   check_links(doctor_facts, findings);
   add_network_cost(doctor_facts, findings);
   return findings;

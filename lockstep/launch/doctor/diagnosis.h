@@ -1,4 +1,4 @@
-// From what hosts have told to what is wrong with them and what to do about it: pure.
+// Turns the facts about hosts into findings with remedies. Pure.
 #pragma once
 
 #include <chrono>
@@ -14,49 +14,51 @@
 
 namespace lockstep::launcher {
 
+/// kUnknown: the check could not be made.
 enum class Severity { kOk, kWarn, kBad, kUnknown };
 
 /// One line of the doctor's table.
 struct Finding {
-  std::string host;  ///< two hosts: "alpha - beta"; all of them: "all"
+  std::string host;  ///< a host; a pair of hosts: "alpha - beta"; all hosts: "all"
   std::string check;
   Severity severity = Severity::kOk;
-  std::string value;   ///< what was found, printable
-  std::string remedy;  ///< what to do; empty when there is nothing to do
+  std::string value;   ///< what was found; printable
+  std::string remedy;  ///< what to do; empty: nothing
 };
 
-/// What is known of one host.
+/// What is known about one host.
 struct HostReport {
-  std::string name;          ///< as a person has named it
-  std::string way;           ///< how it was reached: ssh, srun; empty: it is this one
-  std::string failed, hint;  ///< why it could not be used at all; then nothing else is known, but perhaps `reached`
-  bool reached = false;      ///< an agent has answered there
-  std::chrono::milliseconds took{0};  ///< until it did
-  std::string lost;                   ///< why it stopped answering
+  std::string name;          ///< as the user has named it
+  std::string via;           ///< how it was reached: ssh or srun; empty: it is this host
+  std::string failed, hint;  ///< why the host cannot be used; then nothing else is known, except perhaps `reached`
+  bool reached = false;      ///< an agent on it has replied
+  std::chrono::milliseconds startup_time{0};  ///< until the agent replied
+  std::string lost;                           ///< why it stopped replying; empty: it did not
   HostInfo info;
   std::optional<HostFacts> facts;
-  std::optional<std::chrono::nanoseconds> clock_offset;  ///< its clock's time less ours; half a round trip is taken off
-  std::optional<Route> route;                            ///< how other hosts reach it
-  std::string no_route;                                  ///< why there is none
+  std::optional<std::chrono::nanoseconds> clock_offset;  ///< its clock minus ours, corrected by half a round trip
+  std::optional<Route> route;                            ///< the address at which other hosts reach it
+  std::string no_route;                                  ///< why there is no route
 };
 
-/// Between two hosts, by their numbers.
+/// The link between two hosts, given by their indices in DoctorFacts::hosts.
 struct LinkReport {
   std::size_t from = 0, to = 0;
-  bool reaches = true;  ///< both reach each other
-  LinkSpeed speed;      ///< its error says why there is none
+  bool reaches = true;  ///< each of the two reaches the other
+  LinkSpeed speed;      ///< its error says why there is no measurement
 };
 
+/// All facts that the doctor has collected.
 struct DoctorFacts {
   std::vector<HostReport> hosts;
-  std::vector<LinkReport> pairs;
-  std::uint64_t model_bytes = 0;  ///< of gradients
-  bool mpi = false;
-  ToolResult own_mpirun;  ///< of the launcher's host, when mpi is
+  std::vector<LinkReport> links;
+  std::uint64_t model_bytes = 0;  ///< bytes of gradients
+  bool mpi = false;               ///< check MPI as well
+  ToolResult own_mpirun;          ///< the output of mpirun --version on the launcher's host; only with mpi
 };
 
-/// All findings, host by host in their order, then pairs, then the network. What hosts must have in common is compared
-/// with what most of them have, of equals with the first.
+/// Returns all findings: host by host, then links, then the network. A value that must be equal on all hosts is
+/// compared with the most frequent value; if several are equally frequent, with the first.
 std::vector<Finding> diagnose(const DoctorFacts& doctor_facts);
 
 }  // namespace lockstep::launcher

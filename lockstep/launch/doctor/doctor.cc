@@ -27,11 +27,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;                  // its number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 10s;            // what takes no time there; they give a connection 5 s
-constexpr auto kHostFactsTimeout = 90s;        // tools have 60 s, and a slow file system 10 s
-constexpr auto kMeasureTimeout = 15s;          // 5 s to connect and 5 to measure
-constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 pairs; beyond, neighbours
+constexpr int kLauncher = -1;        // its number in a ConnectivityProbe
+constexpr auto kReplyTimeout = 10s;  // for requests that take no time on the host; an agent gives each connection 5 s
+constexpr auto kHostFactsTimeout = 90s;        // tools have 60 s, and hashing a file 10 s
+constexpr auto kMeasureReplyTimeout = 15s;     // 5 s to connect and 5 s to measure
+constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 links; above, only adjacent hosts are measured
 
 using HostIndices = std::vector<std::size_t>;
 
@@ -45,20 +45,20 @@ class DoctorSession {
                [this](std::size_t i, const std::string& why) { mark_lost(i, why); }) {}
 
   DoctorFacts run(const LaunchContext& context);
-  /// Ends the agents.
+  /// Ends all agents and waits for them.
   void end_agents();
 
  private:
-  void begin();
+  void init_facts();
   HostIndices reachable_hosts() const;
   void mark_lost(std::size_t i, const std::string& why);
   void read_clocks();
   void request_host_facts(const LaunchContext& context);
   void find_routes();
   void choose_routes(const std::vector<RouteReply>& replies, std::size_t num_addresses);
-  void probe_links(int way);
+  void probe_links(int address_index);
   void measure_links();
-  void measure(LinkReport& pair);
+  void measure(LinkReport& link);
 
   const DoctorOptions& options_;
   StartedAgents started_;
@@ -67,27 +67,28 @@ class DoctorSession {
   DoctorFacts doctor_facts_;
 };
 
-void DoctorSession::begin() {
+void DoctorSession::init_facts() {
   doctor_facts_.model_bytes = options_.model_bytes;
   doctor_facts_.mpi = options_.mpi;
   for (std::size_t i = 0; i < started_.agents.size(); ++i) {
-    HostReport file;
-    file.name = started_.hosts[i].name.empty() ? base::host_name() : started_.hosts[i].name;
-    file.way = started_.agents[i].way();
-    file.reached = !started_.infos[i].host.empty();
-    file.took = started_.took[i];
-    file.info = started_.infos[i];
+    HostReport report;
+    report.name = started_.hosts[i].name.empty() ? base::host_name() : started_.hosts[i].name;
+    report.via = started_.agents[i].via();
+    report.reached = !started_.infos[i].host.empty();
+    report.startup_time = started_.startup_times[i];
+    report.info = started_.infos[i];
     if (started_.failed[i]) {
-      file.failed = started_.failed[i]->what();
-      const std::string who = "host " + base::quoted(started_.hosts[i].name, 253) + ": ";  // the table says it, too
-      if (file.failed.rfind(who, 0) == 0) file.failed.erase(0, who.size());
-      file.hint = started_.failed[i]->hint();
+      report.failed = started_.failed[i]->what();
+      const std::string prefix =
+          "host " + base::quoted(started_.hosts[i].name, 253) + ": ";  // the table has a column for it
+      if (report.failed.rfind(prefix, 0) == 0) report.failed.erase(0, prefix.size());
+      report.hint = started_.failed[i]->hint();
     }
-    doctor_facts_.hosts.push_back(std::move(file));
+    doctor_facts_.hosts.push_back(std::move(report));
   }
 }
 
-/// Those that can be asked.
+/// Hosts whose agents reply.
 HostIndices DoctorSession::reachable_hosts() const {
   HostIndices all;
   for (std::size_t i = 0; i < doctor_facts_.hosts.size(); ++i)
@@ -119,74 +120,74 @@ void DoctorSession::read_clocks() {
 }
 
 void DoctorSession::request_host_facts(const LaunchContext& context) {
-  const auto order = [&](std::size_t i) {
-    const Node node{.info = doctor_facts_.hosts[i].info, .here = is_local_host(started_.hosts[i])};
+  const auto make_request = [&](std::size_t i) {
+    const Node node{.info = doctor_facts_.hosts[i].info, .is_local = is_local_host(started_.hosts[i])};
     std::vector<std::string> command = options_.command;
     if (!command.empty()) command.front() = context.program;
     return encode_host_facts_request(
         {.command = std::move(command),
-         .directory = context.directory.empty() && !node.here ? context.here : context.directory,
-         .extends_own_environment = !node.here,
-         .environment = merged(inherited_environment(node, context), {}),
+         .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
+         .extends_own_environment = !node.is_local,
+         .environment = merge_environment(inherited_environment(node, context), {}),
          .mpi = options_.mpi});
   };
   query_.ask(
-      reachable_hosts(), FrameKind::kHostFactsRequest, order, FrameKind::kHostFacts, kHostFactsTimeout,
+      reachable_hosts(), FrameKind::kHostFactsRequest, make_request, FrameKind::kHostFacts, kHostFactsTimeout,
       [&](std::size_t i, const std::string& payload) { doctor_facts_.hosts[i].facts = decode_host_facts(payload); });
 }
 
-/// As launcher::meet(), but whoever does not come is a finding.
+/// As check_network(), but a host that does not connect is a finding.
 void DoctorSession::find_routes() {
   const std::vector<base::InterfaceAddress> own = launcher_addresses(options_.interface);
-  RouteRequest order{.token = connectivity_.token()};
-  for (const base::InterfaceAddress& one : own) order.launcher.push_back(connectivity_.listen(one.address));
+  RouteRequest request{.token = connectivity_.token()};
+  for (const base::InterfaceAddress& one : own) request.launcher.push_back(connectivity_.listen(one.address));
   std::vector<RouteReply> replies(doctor_facts_.hosts.size());
-  const auto ordered = [&](std::size_t i) {
-    order.self = static_cast<int>(i);
-    order.interface = started_.hosts[i].interface.empty() ? options_.interface : started_.hosts[i].interface;
-    return encode_route_request(order);
+  const auto make_request = [&](std::size_t i) {
+    request.self = static_cast<int>(i);
+    request.interface = started_.hosts[i].interface.empty() ? options_.interface : started_.hosts[i].interface;
+    return encode_route_request(request);
   };
-  query_.ask(reachable_hosts(), FrameKind::kRouteRequest, ordered, FrameKind::kRouteReply, kReplyTimeout,
+  query_.ask(reachable_hosts(), FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply, kReplyTimeout,
              [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
   choose_routes(replies, own.size());
 }
 
-/// Those at the address of ours that most hosts reach.
+/// Chooses the routes to the address of ours that most hosts reach.
 void DoctorSession::choose_routes(const std::vector<RouteReply>& replies, std::size_t num_addresses) {
   std::vector<int> counts(num_addresses);
   for (const RouteReply& reply : replies)
     for (const Route& route : reply.routes)
       if (route.launcher >= 0 && static_cast<std::size_t>(route.launcher) < num_addresses)
         ++counts[static_cast<std::size_t>(route.launcher)];
-  const auto way = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
+  const auto address_index = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
   for (std::size_t i = 0; i < replies.size(); ++i) {
     const auto route = std::find_if(replies[i].routes.begin(), replies[i].routes.end(),
-                                    [&](const Route& one) { return one.launcher == way; });
+                                    [&](const Route& one) { return one.launcher == address_index; });
     if (route != replies[i].routes.end())
       doctor_facts_.hosts[i].route = *route;
     else if (!replies[i].error.empty())
-      doctor_facts_.hosts[i].no_route = "it does not reach this host: " + replies[i].error;
+      doctor_facts_.hosts[i].no_route = "it cannot reach this host: " + replies[i].error;
   }
-  probe_links(way);
+  probe_links(address_index);
 }
 
-/// All dial all.
-void DoctorSession::probe_links(int way) {
-  ProbeRequest order{.launcher = way, .peers = {}};
+/// Every host connects to every other host.
+void DoctorSession::probe_links(int address_index) {
+  ProbeRequest request{.launcher = address_index, .peers = {}};
   HostIndices routed;
   for (const std::size_t i : reachable_hosts())
     if (doctor_facts_.hosts[i].route) routed.push_back(i);
   for (const HostReport& host : doctor_facts_.hosts)
-    order.peers.push_back(host.route ? host.route->address : base::Address());
+    request.peers.push_back(host.route ? host.route->address : base::Address());
   std::vector<std::vector<ProbeFailure>> failures(doctor_facts_.hosts.size());
   query_.ask(
-      routed, FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(order); },
+      routed, FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(request); },
       FrameKind::kProbeReply, kReplyTimeout,
       [&](std::size_t i, const std::string& payload) { failures[i] = decode_probe_failures(payload); });
   const auto why = [&](std::size_t from, std::size_t to) {
     for (const ProbeFailure& failure : failures[from])
       if (failure.node == static_cast<int>(to))
-        return doctor_facts_.hosts[from].name + " does not reach " + order.peers[to].host + ": " + failure.why;
+        return doctor_facts_.hosts[from].name + " cannot reach " + request.peers[to].host + ": " + failure.why;
     return std::string();
   };
   for (std::size_t a = 0; a < routed.size(); ++a)
@@ -196,7 +197,7 @@ void DoctorSession::probe_links(int way) {
       const bool reaches = there.empty() && back.empty();
       const bool measured = routed.size() <= kMaxFullMeshHosts || b == a + 1;
       if (!reaches || measured)
-        doctor_facts_.pairs.push_back(
+        doctor_facts_.links.push_back(
             {.from = from,
              .to = to,
              .reaches = reaches,
@@ -204,51 +205,51 @@ void DoctorSession::probe_links(int way) {
     }
 }
 
-/// One pair after the other, so that they share no link.
+/// Measures one link after another, so that measurements do not share the network.
 void DoctorSession::measure_links() {
-  for (LinkReport& pair : doctor_facts_.pairs)
-    if (pair.reaches) measure(pair);
+  for (LinkReport& link : doctor_facts_.links)
+    if (link.reaches) measure(link);
 }
 
-void DoctorSession::measure(LinkReport& pair) {
-  const HostIndices here = reachable_hosts();
-  for (const std::size_t end : {pair.from, pair.to})
-    if (std::find(here.begin(), here.end(), end) == here.end()) {
-      pair.speed.error = doctor_facts_.hosts[end].name + " does not answer any more";
+void DoctorSession::measure(LinkReport& link) {
+  const HostIndices reachable = reachable_hosts();
+  for (const std::size_t end : {link.from, link.to})
+    if (std::find(reachable.begin(), reachable.end(), end) == reachable.end()) {
+      link.speed.error = doctor_facts_.hosts[end].name + " no longer replies";
       return;
     }
   const std::string token = ConnectivityProbe::make_token();
-  ListenReply reply{.address = {}, .error = "no answer"};
+  ListenReply reply{.address = {}, .error = "no reply"};
   const auto listen = [&](std::size_t) {
-    return encode_listen_request({.self = static_cast<int>(pair.to),
-                                  .caller = static_cast<int>(pair.from),
+    return encode_listen_request({.self = static_cast<int>(link.to),
+                                  .caller = static_cast<int>(link.from),
                                   .token = token,
-                                  .host = doctor_facts_.hosts[pair.to].route->address.host});
+                                  .host = doctor_facts_.hosts[link.to].route->address.host});
   };
-  query_.ask({pair.to}, FrameKind::kListenRequest, listen, FrameKind::kListenReply, kMeasureTimeout,
+  query_.ask({link.to}, FrameKind::kListenRequest, listen, FrameKind::kListenReply, kMeasureReplyTimeout,
              [&](std::size_t, const std::string& payload) { reply = decode_listen_reply(payload); });
   if (!reply.error.empty()) {
-    pair.speed.error = reply.error;
+    link.speed.error = reply.error;
     return;
   }
-  pair.speed.error = "no answer";
-  const auto order = [&](std::size_t) {
-    return encode_measure_request({.self = static_cast<int>(pair.from),
-                                   .peer = static_cast<int>(pair.to),
+  link.speed.error = "no reply";
+  const auto make_request = [&](std::size_t) {
+    return encode_measure_request({.self = static_cast<int>(link.from),
+                                   .peer = static_cast<int>(link.to),
                                    .token = token,
                                    .address = reply.address});
   };
-  query_.ask({pair.from}, FrameKind::kMeasureRequest, order, FrameKind::kLinkSpeed, kMeasureTimeout,
-             [&](std::size_t, const std::string& payload) { pair.speed = decode_link_speed(payload); });
+  query_.ask({link.from}, FrameKind::kMeasureRequest, make_request, FrameKind::kLinkSpeed, kMeasureReplyTimeout,
+             [&](std::size_t, const std::string& payload) { link.speed = decode_link_speed(payload); });
 }
 
 DoctorFacts DoctorSession::run(const LaunchContext& context) {
-  begin();
+  init_facts();
   read_clocks();
   request_host_facts(context);
-  const bool elsewhere =
-      std::any_of(started_.hosts.begin(), started_.hosts.end(), [](const Host& host) { return !is_local_host(host); });
-  if (elsewhere && !reachable_hosts().empty()) {
+  const bool has_remote_host = std::any_of(started_.hosts.begin(), started_.hosts.end(),
+                                           [](const HostSpec& host) { return !is_local_host(host); });
+  if (has_remote_host && !reachable_hosts().empty()) {
     find_routes();
     measure_links();
   }
@@ -263,7 +264,7 @@ void DoctorSession::end_agents() {
   }
 }
 
-/// A program that is not here is a finding, as anywhere else.
+/// A program that does not exist on this host is a finding, as on any other.
 std::string find_requested_program(const DoctorOptions& options) {
   if (options.command.empty()) return "";
   try {
@@ -279,7 +280,7 @@ int doctor(DoctorOptions options) {
   options.hosts = resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   LaunchContext context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
-  context.here = std::filesystem::current_path();
+  context.launcher_directory = std::filesystem::current_path();
   context.environment = current_environment();
   context.program = find_requested_program(options);
   const base::Fd signals(make_signal_fd(handled_signals()));

@@ -1,15 +1,15 @@
-// `lockstep doctor`: what would keep a program from running on hosts, asked of each before anything starts.
+// The command `lockstep doctor`: checks on each host, before anything starts, whether a program can run there.
 #pragma once
 
 #include "lockstep/launch/cli/doctor_options.h"
 
 namespace lockstep::launcher {
 
-/// Asks an agent on each host, prints the findings and returns when no agent is left: 0 when nothing is bad, 1 when
-/// something is. A host that cannot be reached, or falls silent, is a finding. Takes 20 s, and up to 90 s when a tool
-/// on a host does not end; and up to 2 s for each pair of hosts, of all pairs of at most 16 hosts, else of neighbours
-/// in the list. Call it from the main thread before others exist; it takes over signal handling. Throws Error before
-/// anybody was asked for what is not allowed, and kInterrupted.
+/// Runs the checks through an agent on each host, prints the findings and returns when no agent is left: 0 if nothing
+/// is bad, else 1. A host that is unreachable or stops replying is a finding. Takes 20 s, up to 90 s if a tool on a
+/// host does not finish, and up to 2 s for each measured link: those of all pairs of at most 16 hosts, else those of
+/// adjacent hosts in the list. Call it from the main thread before other threads exist; it takes over signal handling.
+/// Throws Error before any host is contacted if the request is invalid, and kInterrupted.
 int doctor(DoctorOptions options);
 
 }  // namespace lockstep::launcher

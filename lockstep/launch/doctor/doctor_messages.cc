@@ -19,7 +19,7 @@ std::string printable_lines(const std::string& text) {
   return all;
 }
 
-/// The fields in their order, for both directions: `each` gets every one of them.
+/// Calls `each` for every field in encoding order; used for both directions.
 template <typename Facts, typename Each>
 void each_text(Facts& facts, const Each& each) {
   for (auto* text : {&facts.program.path, &facts.program.error, &facts.program.hash, &facts.program.loader,
@@ -43,26 +43,26 @@ void each_size(Facts& facts, const Each& each) {
 
 }  // namespace
 
-std::string encode_host_facts_request(const HostFactsRequest& order) {
+std::string encode_host_facts_request(const HostFactsRequest& request) {
   std::string bytes;
-  put_texts(bytes, order.command);
-  put_text(bytes, order.directory);
-  put(bytes, static_cast<std::uint8_t>(order.extends_own_environment));
-  put_texts(bytes, order.environment);
-  put(bytes, static_cast<std::uint8_t>(order.mpi));
+  put_texts(bytes, request.command);
+  put_text(bytes, request.directory);
+  put(bytes, static_cast<std::uint8_t>(request.extends_own_environment));
+  put_texts(bytes, request.environment);
+  put(bytes, static_cast<std::uint8_t>(request.mpi));
   return bytes;
 }
 
 HostFactsRequest decode_host_facts_request(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  HostFactsRequest order;
-  order.command = parser.texts();
-  order.directory = parser.text();
-  order.extends_own_environment = parser.number<std::uint8_t>() != 0;
-  order.environment = parser.texts();
-  order.mpi = parser.number<std::uint8_t>() != 0;
-  parser.end();
-  return order;
+  PayloadReader reader(bytes);
+  HostFactsRequest request;
+  request.command = reader.texts();
+  request.directory = reader.text();
+  request.extends_own_environment = reader.number<std::uint8_t>() != 0;
+  request.environment = reader.texts();
+  request.mpi = reader.number<std::uint8_t>() != 0;
+  reader.end();
+  return request;
 }
 
 std::string encode_host_facts(const HostFacts& facts) {
@@ -89,48 +89,48 @@ std::string encode_host_facts(const HostFacts& facts) {
 }
 
 HostFacts decode_host_facts(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   HostFacts facts;
-  each_text(facts, [&](std::string& text) { text = base::printable(parser.text()); });
-  each_size(facts, [&](std::uint64_t& number) { number = parser.number<std::uint64_t>(); });
+  each_text(facts, [&](std::string& text) { text = base::printable(reader.text()); });
+  each_size(facts, [&](std::uint64_t& number) { number = reader.number<std::uint64_t>(); });
   each_tool(facts, [&](ToolResult& tool) {
-    tool.path = base::printable(parser.text());
-    tool.code = parser.number<std::int32_t>();
-    tool.out = printable_lines(parser.text());
-    tool.err = printable_lines(parser.text());
+    tool.path = base::printable(reader.text());
+    tool.code = reader.number<std::int32_t>();
+    tool.out = printable_lines(reader.text());
+    tool.err = printable_lines(reader.text());
   });
-  facts.memlock_bytes = parser.number<std::int64_t>();
-  facts.cpus_online = parser.number<std::int32_t>();
-  facts.infiniband = parser.number<std::uint8_t>() != 0;
-  facts.copy_bytes_per_s = std::bit_cast<double>(parser.number<std::uint64_t>());
-  facts.addresses.resize(parser.count(9));
+  facts.memlock_bytes = reader.number<std::int64_t>();
+  facts.cpus_online = reader.number<std::int32_t>();
+  facts.infiniband = reader.number<std::uint8_t>() != 0;
+  facts.copy_bytes_per_s = std::bit_cast<double>(reader.number<std::uint64_t>());
+  facts.addresses.resize(reader.count(9));
   for (base::InterfaceAddress& one : facts.addresses) {
-    one.interface = base::printable(parser.text());
-    one.address = base::printable(parser.text());
-    one.loopback = parser.number<std::uint8_t>() != 0;
+    one.interface = base::printable(reader.text());
+    one.address = base::printable(reader.text());
+    one.loopback = reader.number<std::uint8_t>() != 0;
   }
-  parser.end();
+  reader.end();
   return facts;
 }
 
-std::string encode_listen_request(const ListenRequest& order) {
+std::string encode_listen_request(const ListenRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(order.self));
-  put(bytes, static_cast<std::int32_t>(order.caller));
-  put_text(bytes, order.token);
-  put_text(bytes, order.host);
+  put(bytes, static_cast<std::int32_t>(request.self));
+  put(bytes, static_cast<std::int32_t>(request.caller));
+  put_text(bytes, request.token);
+  put_text(bytes, request.host);
   return bytes;
 }
 
 ListenRequest decode_listen_request(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  ListenRequest order;
-  order.self = parser.number<std::int32_t>();
-  order.caller = parser.number<std::int32_t>();
-  order.token = parser.text();
-  order.host = parser.text();
-  parser.end();
-  return order;
+  PayloadReader reader(bytes);
+  ListenRequest request;
+  request.self = reader.number<std::int32_t>();
+  request.caller = reader.number<std::int32_t>();
+  request.token = reader.text();
+  request.host = reader.text();
+  reader.end();
+  return request;
 }
 
 std::string encode_listen_reply(const ListenReply& reply) {
@@ -142,35 +142,35 @@ std::string encode_listen_reply(const ListenReply& reply) {
 }
 
 ListenReply decode_listen_reply(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   ListenReply reply;
-  reply.address.host = base::printable(parser.text());
-  reply.address.port = parser.number<std::uint16_t>();
-  reply.error = base::printable(parser.text());
-  parser.end();
+  reply.address.host = base::printable(reader.text());
+  reply.address.port = reader.number<std::uint16_t>();
+  reply.error = base::printable(reader.text());
+  reader.end();
   return reply;
 }
 
-std::string encode_measure_request(const MeasureRequest& order) {
+std::string encode_measure_request(const MeasureRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(order.self));
-  put(bytes, static_cast<std::int32_t>(order.peer));
-  put_text(bytes, order.token);
-  put_text(bytes, order.address.host);
-  put(bytes, order.address.port);
+  put(bytes, static_cast<std::int32_t>(request.self));
+  put(bytes, static_cast<std::int32_t>(request.peer));
+  put_text(bytes, request.token);
+  put_text(bytes, request.address.host);
+  put(bytes, request.address.port);
   return bytes;
 }
 
 MeasureRequest decode_measure_request(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  MeasureRequest order;
-  order.self = parser.number<std::int32_t>();
-  order.peer = parser.number<std::int32_t>();
-  order.token = parser.text();
-  order.address.host = base::printable(parser.text());
-  order.address.port = parser.number<std::uint16_t>();
-  parser.end();
-  return order;
+  PayloadReader reader(bytes);
+  MeasureRequest request;
+  request.self = reader.number<std::int32_t>();
+  request.peer = reader.number<std::int32_t>();
+  request.token = reader.text();
+  request.address.host = base::printable(reader.text());
+  request.address.port = reader.number<std::uint16_t>();
+  reader.end();
+  return request;
 }
 
 std::string encode_link_speed(const LinkSpeed& speed) {
@@ -183,13 +183,13 @@ std::string encode_link_speed(const LinkSpeed& speed) {
 }
 
 LinkSpeed decode_link_speed(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   LinkSpeed speed;
-  speed.round_trip_ns = parser.number<std::int64_t>();
-  speed.bytes = parser.number<std::uint64_t>();
-  speed.ns = parser.number<std::int64_t>();
-  speed.error = base::printable(parser.text());
-  parser.end();
+  speed.round_trip_ns = reader.number<std::int64_t>();
+  speed.bytes = reader.number<std::uint64_t>();
+  speed.ns = reader.number<std::int64_t>();
+  speed.error = base::printable(reader.text());
+  reader.end();
   return speed;
 }
 

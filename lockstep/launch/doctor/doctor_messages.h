@@ -1,5 +1,5 @@
-// The values inside the frames of `lockstep doctor`; as in wire.h, decoding throws Error kProtocol for what encoding
-// does not write, and texts of hosts are made printable.
+// Encodes and decodes the payloads of `lockstep doctor`'s frames. As in frames.h, decoding throws Error kProtocol for
+// anything that encoding does not write, and makes the hosts' texts printable.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@
 
 namespace lockstep::launcher {
 
-std::string encode_host_facts_request(const HostFactsRequest& order);
+std::string encode_host_facts_request(const HostFactsRequest& request);
 HostFactsRequest decode_host_facts_request(std::string_view bytes);
 
-/// Lines of tools stay lines.
+/// Line breaks in the output of tools are kept.
 std::string encode_host_facts(const HostFacts& facts);
 HostFacts decode_host_facts(std::string_view bytes);
 
-std::string encode_listen_request(const ListenRequest& order);
+std::string encode_listen_request(const ListenRequest& request);
 ListenRequest decode_listen_request(std::string_view bytes);
 std::string encode_listen_reply(const ListenReply& reply);
 ListenReply decode_listen_reply(std::string_view bytes);
 
-std::string encode_measure_request(const MeasureRequest& order);
+std::string encode_measure_request(const MeasureRequest& request);
 MeasureRequest decode_measure_request(std::string_view bytes);
 std::string encode_link_speed(const LinkSpeed& speed);
 LinkSpeed decode_link_speed(std::string_view bytes);

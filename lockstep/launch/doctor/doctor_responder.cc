@@ -15,9 +15,10 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr auto kConnectTimeout = 5s;
-constexpr auto kMeasureTimeout = 5s;  // beside the second of round trips and that of bytes, for a slow network
+constexpr auto kMeasureTimeout = 5s;  // besides one second of round trips and one of bulk data, for a slow network
 
-/// Polls the crossing, and `also` if it is no -1. False when that became readable, or at the deadline.
+/// Polls `connectivity` once, and `also` unless it is -1. Returns false if `also` is readable or the deadline has
+/// passed.
 bool poll_once(ConnectivityProbe& connectivity, int also, Deadline deadline) {
   std::vector<pollfd> entries = connectivity.entries();
   entries.push_back({also, POLLIN, 0});
@@ -36,11 +37,11 @@ void DoctorResponder::send_clock() const {
 }
 
 void DoctorResponder::listen(const std::string& payload) const {
-  const ListenRequest order = decode_listen_request(payload);
-  ConnectivityProbe connectivity(order.self, order.token);
+  const ListenRequest request = decode_listen_request(payload);
+  ConnectivityProbe connectivity(request.self, request.token);
   ListenReply reply;
   try {
-    reply.address = connectivity.listen(order.host);
+    reply.address = connectivity.listen(request.host);
   } catch (const base::Error& error) {
     reply.error = error.what();
   }
@@ -48,22 +49,22 @@ void DoctorResponder::listen(const std::string& payload) const {
   if (!reply.error.empty()) return;
   base::Fd caller;
   const Deadline deadline = Deadline::in(kConnectTimeout);
-  do caller = connectivity.take_incoming(order.caller, 0, 0);
+  do caller = connectivity.take_incoming(request.caller, 0, 0);
   while (!caller && poll_once(connectivity, input_, deadline));
   if (!caller) return;
   try {
     serve_link(caller.get(), Deadline::in(kMeasureTimeout));
   } catch (const base::Error&) {
-    // The caller tells.
+    // The connecting host reports the error.
   }
 }
 
 void DoctorResponder::measure(const std::string& payload) const {
-  const MeasureRequest order = decode_measure_request(payload);
+  const MeasureRequest request = decode_measure_request(payload);
   LinkSpeed speed;
   try {
-    ConnectivityProbe connectivity(order.self, order.token);
-    connectivity.dial(order.address, order.peer);
+    ConnectivityProbe connectivity(request.self, request.token);
+    connectivity.connect_to(request.address, request.peer);
     const Deadline deadline = Deadline::in(kConnectTimeout);
     while (!connectivity.all_decided() && poll_once(connectivity, -1, deadline)) {
     }

@@ -1,4 +1,4 @@
-// The agent's part in `lockstep doctor`: it answers what the launcher asks before any job has come.
+// The agent's side of `lockstep doctor`: replies to the launcher's requests before a job arrives.
 #pragma once
 
 #include <functional>
@@ -8,15 +8,15 @@
 
 namespace lockstep::launcher {
 
-/// Every answer is said before the call returns. An examination takes 70 s at most, a measurement 10 s; one that serves
-/// another host ends early when `input`, the launcher's end, has something to read. Single-threaded. Throws what `say`
-/// throws, and Error kProtocol for a broken frame.
+/// handle() sends the reply before it returns. It blocks for at most 70 s while it collects host facts and 10 s for a
+/// measurement; a measurement for another host ends early if `input`, the descriptor of the launcher, becomes readable.
+/// Single-threaded. Throws whatever `send` throws, and Error kProtocol for an invalid frame.
 class DoctorResponder {
  public:
   DoctorResponder(std::function<void(FrameKind, const std::string&)> send, int input)
       : send_(std::move(send)), input_(input) {}
 
-  /// False when the frame is none of the doctor's.
+  /// Returns false if the frame is not a request of the doctor.
   bool handle(const Frame& frame);
 
  private:

@@ -19,7 +19,7 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-/// `text` behind `head`, broken between words; the lines after the first begin below it.
+/// `text` after `head`, wrapped between words; the following lines are indented by the length of `head`.
 std::string wrapped(const std::string& head, const std::string& text) {
   std::string all, line = head;
   std::istringstream words(text);
@@ -62,9 +62,9 @@ std::string to_table(const std::vector<Finding>& findings) {
       text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
   }
   return text + std::to_string(count(findings, Severity::kBad)) + " bad, " +
-         std::to_string(count(findings, Severity::kWarn)) + " to look at, " +
+         std::to_string(count(findings, Severity::kWarn)) + " warnings, " +
          std::to_string(count(findings, Severity::kUnknown)) + " unknown, " +
-         std::to_string(count(findings, Severity::kOk)) + " good\n";
+         std::to_string(count(findings, Severity::kOk)) + " ok\n";
 }
 
 std::string to_json(const std::vector<Finding>& findings) {

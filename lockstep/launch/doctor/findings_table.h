@@ -11,11 +11,11 @@ namespace lockstep::launcher {
 /// "ok", "warn", "bad" or "unknown".
 const char* severity_name(Severity severity);
 
-/// For people: a line a finding, at most 80 columns where the words allow it, each remedy below its finding behind
-/// "->"; last how many are bad.
+/// A table with one line per finding, at most 80 columns if the words allow it; each remedy is below its finding after
+/// "->", and the last line has the counts.
 std::string to_table(const std::vector<Finding>& findings);
 
-/// One object: {"bad": N, "warn": N, "findings": [{"host", "check", "state", "value", "remedy"}]}, and a newline.
+/// One JSON object and a newline: {"bad": N, "warn": N, "findings": [{"host", "check", "state", "value", "remedy"}]}.
 std::string to_json(const std::vector<Finding>& findings);
 
 bool has_bad(const std::vector<Finding>& findings);

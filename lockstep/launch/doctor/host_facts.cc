@@ -32,7 +32,7 @@ constexpr const char* kPythonScript =
     "except Exception as e: d['error'] = type(e).__name__ + ': ' + str(e)\n"
     "print(json.dumps(d))\n";
 
-/// "MemTotal:  16 kB" in /proc/meminfo: 16; 0 when there is no such line.
+/// The value of "MemTotal:  16 kB" in /proc/meminfo: 16; 0 if there is no such line.
 std::uint64_t meminfo(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string word; file >> word;) {
@@ -42,7 +42,7 @@ std::uint64_t meminfo(const std::string& name) {
   return 0;
 }
 
-/// "always [madvise] never": the word in brackets.
+/// The word in brackets of "always [madvise] never".
 std::string transparent_huge_pages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   for (std::string word; file >> word;)
@@ -75,7 +75,7 @@ void read_limits(HostFacts& facts) {
   }
 }
 
-/// As in the header: what one core can move.
+/// The speed of one core, as described in the header.
 double copy_speed() {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   std::vector<char> from(kBytes, 1), to(kBytes, 2);
@@ -84,19 +84,19 @@ double copy_speed() {
     const auto begun = std::chrono::steady_clock::now();
     std::memcpy(to.data(), from.data(), kBytes);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-    from[static_cast<std::size_t>(to[kBytes - 1])] = to[0];  // the copy counts for something, so it is made
+    from[static_cast<std::size_t>(to[kBytes - 1])] = to[0];  // keeps the compiler from removing the copy
     best = std::max(best, static_cast<double>(kBytes) / took.count());
   }
   return best;
 }
 
-/// The environment of the program, with which the loader only shows what it would load.
+/// The environment in which the loader only lists what it would load.
 Environment with_loader_trace(Environment environment) {
   environment.push_back("LD_TRACE_LOADED_OBJECTS=1");
   return environment;
 }
 
-/// The program `name` in the folder of `path`; empty when there is none.
+/// The program `name` in the directory of `path`; empty if it does not exist.
 std::string sibling_program(const std::string& path, const std::string& name) {
   const std::string other = path.substr(0, path.rfind('/') + 1) + name;
   return !path.empty() && is_executable(other) ? other : "";
@@ -104,18 +104,18 @@ std::string sibling_program(const std::string& path, const std::string& name) {
 
 std::string find_host_tool(const std::string& name) { return find_tool(name, current_environment()); }
 
-void run_host_tools(HostFacts& facts, const HostFactsRequest& order, const Environment& environment, int quit) {
+void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Environment& environment, int quit) {
   const ProgramFile& program = facts.program;
   const Environment own = current_environment();
-  const bool loads = program.error.empty() && !program.loader.empty();
-  const std::vector<std::pair<ToolResult*, ToolCommand>> asked = {
+  const bool has_loader = program.error.empty() && !program.loader.empty();
+  const std::vector<std::pair<ToolResult*, ToolCommand>> tools = {
       {&facts.libraries,
-       {loads ? program.loader : "",
+       {has_loader ? program.loader : "",
         {program.loader, program.path},
         with_loader_trace(environment),
-        order.directory,
+        request.directory,
         20s}},
-      {&facts.python, {program.python, {program.python, "-c", kPythonScript}, environment, order.directory, 60s}},
+      {&facts.python, {program.python, {program.python, "-c", kPythonScript}, environment, request.directory, 60s}},
       {&facts.probe, {sibling_program(executable_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
       {&facts.nvidia_smi,
        {find_host_tool("nvidia-smi"),
@@ -127,17 +127,18 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& order, const Envir
       {&facts.mpirun, {sibling_program(facts.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
   };
   std::vector<ToolCommand> calls;
-  for (const auto& [said, call] : asked) calls.push_back(call);
-  std::vector<ToolResult> said = run_tools(calls, quit);
-  for (std::size_t i = 0; i < asked.size(); ++i) *asked[i].first = std::move(said[i]);
+  for (const auto& [result, call] : tools) calls.push_back(call);
+  std::vector<ToolResult> results = run_tools(calls, quit);
+  for (std::size_t i = 0; i < tools.size(); ++i) *tools[i].first = std::move(results[i]);
 }
 
 }  // namespace
 
-HostFacts collect_host_facts(const HostFactsRequest& order, int quit) {
+HostFacts collect_host_facts(const HostFactsRequest& request, int quit) {
   HostFacts facts;
-  const Environment environment =
-      order.extends_own_environment ? merged(current_environment(), order.environment) : order.environment;
+  const Environment environment = request.extends_own_environment
+                                      ? merge_environment(current_environment(), request.environment)
+                                      : request.environment;
   std::error_code error;
   facts.cpus_online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   facts.infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
@@ -145,9 +146,9 @@ HostFacts collect_host_facts(const HostFactsRequest& order, int quit) {
   read_memory(facts);
   read_limits(facts);
   facts.copy_bytes_per_s = copy_speed();
-  facts.program = inspect_program(order.command, order.directory, environment);
-  if (order.mpi) facts.orted = find_host_tool("orted");
-  run_host_tools(facts, order, environment, quit);
+  facts.program = inspect_program(request.command, request.directory, environment);
+  if (request.mpi) facts.orted = find_host_tool("orted");
+  run_host_tools(facts, request, environment, quit);
   return facts;
 }
 

@@ -1,4 +1,4 @@
-// What an agent finds on its host when the doctor asks: facts only. What they mean is diagnosis.h's.
+// Collects facts about a host for `lockstep doctor`. diagnosis.h judges them.
 #pragma once
 
 #include <cstdint>
@@ -11,53 +11,55 @@
 
 namespace lockstep::launcher {
 
-/// What to look at.
+/// What to examine.
 struct HostFactsRequest {
   std::vector<std::string>
-      command;  ///< the program that is meant to run, found as on the launcher's host, and its arguments; empty: none
-  std::string directory;                 ///< that it starts in; empty: the agent's own
-  bool extends_own_environment = false;  ///< as JobPlan has it
+      command;            ///< the program to run, looked up as on the launcher's host, and its arguments; empty: none
+  std::string directory;  ///< its working directory; empty: the agent's own
+  bool extends_own_environment = false;  ///< as in JobPlan
   Environment environment;
-  bool mpi = false;
+  bool mpi = false;  ///< look for Open MPI as well
 };
 
-/// The file that a program is: of an interpreter the script.
+/// The file of a program; for an interpreter, its script.
 struct ProgramFile {
   std::string path;
   std::string error;   ///< why it cannot run; empty: it can
-  std::string hash;    ///< of what is in it; empty: it could not be read within 10 s
-  std::string loader;  ///< of a dynamic ELF file, the program that loads it
-  std::string python;  ///< that runs it; empty: it is no script of Python
+  std::string hash;    ///< of the content; empty: not read within 10 s
+  std::string loader;  ///< the loader of a dynamic ELF file
+  std::string python;  ///< the Python interpreter that runs it; empty: it is not a Python script
 };
 
+/// Facts about one host.
 struct HostFacts {
   ProgramFile program;
-  ToolResult libraries;   ///< what the loader says of the program, as ldd shows it
-  ToolResult python;      ///< a line of JSON: python, torch, cuda, nccl, or error
-  ToolResult probe;       ///< of lockstep-probe: a line of JSON
-  ToolResult nvidia_smi;  ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
-  ToolResult resolved;    ///< getent ahosts of the host's own name
-  std::string orted;      ///< in the agent's own PATH; empty: not there, or not asked for
-  ToolResult mpirun;      ///< its version: of the one beside orted, which cannot be asked itself
+  ToolResult libraries;   ///< the loader's output for the program, as ldd prints it
+  ToolResult python;      ///< one line of JSON: python, torch, cuda, nccl, or error
+  ToolResult probe;       ///< of lockstep-probe: one line of JSON
+  ToolResult nvidia_smi;  ///< name, memory in MiB and driver of each GPU, separated by commas
+  ToolResult resolved;    ///< getent ahosts for the host's own name
+  std::string orted;      ///< path in the agent's own PATH; empty: not found, or not requested
+  ToolResult mpirun;      ///< version of the mpirun next to orted, because orted cannot report its own
 
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;
   std::uint64_t memory_bytes = 0, available_bytes = 0;
-  std::string limited_by;                           ///< what leaves no more memory
-  std::uint64_t shm_bytes = 0, shm_free_bytes = 0;  ///< of /dev/shm; 0: there is none
+  std::string limited_by;                           ///< what limits the memory
+  std::uint64_t shm_bytes = 0, shm_free_bytes = 0;  ///< of /dev/shm; 0: not mounted
   std::int64_t memlock_bytes = 0;                   ///< -1: no limit
   std::uint64_t files_soft = 0, files_hard = 0;
-  bool infiniband = false;                                                 ///< it has such a device, RoCE as well
-  std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;  ///< reserved ones
-  std::string transparent_huge_pages;  ///< always, madvise or never; empty: not known
-  double copy_bytes_per_s = 0;         ///< one core copying 64 MiB, the best of three
+  bool infiniband = false;                                                 ///< has an InfiniBand or RoCE device
+  std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;  ///< reserved huge pages
+  std::string transparent_huge_pages;                                      ///< always, madvise or never; empty: unknown
+  double copy_bytes_per_s = 0;  ///< one core copying 64 MiB, the best of three runs
 };
 
-/// Looks at this host. Programs that it runs get 60 s at most, all at once, and are ended when the other end of `quit`
-/// is closed. Call it from the main thread.
-HostFacts collect_host_facts(const HostFactsRequest& order, int quit);
+/// Collects the facts of this host. Blocks while it runs tools, all at once, for at most 60 s; they are killed when the
+/// other end of `quit` is closed. Call it from the main thread.
+HostFacts collect_host_facts(const HostFactsRequest& request, int quit);
 
-/// Of a file on this host. `environment` is what the program would get. Never throws for what is wrong with the file.
+/// Inspects a program on this host. `environment`: what the program would get. A problem with the file is returned in
+/// ProgramFile::error, not thrown.
 ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
                             const Environment& environment);
 

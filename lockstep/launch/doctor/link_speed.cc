@@ -16,26 +16,25 @@ namespace lockstep::launcher {
 namespace {
 
 using base::Deadline;
-using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr std::size_t kPingBytes = 64;
 constexpr int kRoundTrips = 100;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;
 constexpr auto kMaxTime = 1s;
-constexpr char kEcho = 1, kBulk = 2;  // a ping's first byte: an answer is wanted, or bytes follow
+constexpr char kEcho = 1, kBulk = 2;  // the first byte of a ping: echo it, or bulk data follows
 
-std::int64_t ns_since(Clock::time_point begun) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
+std::int64_t ns_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begun).count();
 }
 
 std::int64_t median_round_trip(int fd, Deadline deadline) {
   std::vector<std::int64_t> times;
   std::array<char, kPingBytes> ping{};
   ping[0] = kEcho;
-  const Deadline enough = Deadline::in(kMaxTime);
-  while (times.empty() || (times.size() < kRoundTrips && !enough.expired())) {
-    const auto begun = Clock::now();
+  const Deadline time_limit = Deadline::in(kMaxTime);
+  while (times.empty() || (times.size() < kRoundTrips && !time_limit.expired())) {
+    const auto begun = std::chrono::steady_clock::now();
     base::send_all(fd, {ping.data(), ping.size()}, deadline);
     if (!base::recv_all(fd, ping.data(), ping.size(), deadline))
       throw base::SystemError("the other host ended the measurement", ECONNRESET);
@@ -45,7 +44,8 @@ std::int64_t median_round_trip(int fd, Deadline deadline) {
   return times[times.size() / 2];
 }
 
-/// Sends until the other end has had enough and says so, which it does before it has got all when the network is slow.
+/// Sends until the peer replies that it has received enough, which on a slow network happens before all bytes have
+/// arrived.
 void send_until_answered(int fd, Deadline deadline) {
   const std::vector<char> bytes(std::size_t{256} << 10);
   for (std::uint64_t sent = 0; !deadline.expired();) {
@@ -61,24 +61,24 @@ void send_until_answered(int fd, Deadline deadline) {
   }
 }
 
-/// Bytes that come within the time, and how long that was.
+/// Returns the number of bytes received, and the time in ns.
 std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
   std::vector<char> bytes(std::size_t{256} << 10);
   std::uint64_t got = 0;
-  const auto begun = Clock::now();
-  const Deadline enough = earlier(deadline, Deadline::in(kMaxTime));
-  while (got < kMaxBytes && base::wait_readable(fd, enough)) {
+  const auto begun = std::chrono::steady_clock::now();
+  const Deadline time_limit = earlier(deadline, Deadline::in(kMaxTime));
+  while (got < kMaxBytes && base::wait_readable(fd, time_limit)) {
     const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
     if (size == 0) break;
     if (size < 0 && errno != EAGAIN && errno != EINTR)
       throw base::SystemError("receive", errno, base::Cause::kPeerUnreachable);
     got += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
-    if (enough.expired()) break;
+    if (time_limit.expired()) break;
   }
   return {static_cast<std::int64_t>(got), ns_since(begun)};
 }
 
-/// What is still under way is read: closed with unread bytes, a connection is reset, and the answer may be lost.
+/// Reads what is still in flight: a connection that is closed with unread bytes is reset, and the reply may be lost.
 void drain(int fd, Deadline deadline) {
   std::vector<char> bytes(std::size_t{256} << 10);
   while (base::wait_readable(fd, deadline)) {

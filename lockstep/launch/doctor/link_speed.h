@@ -1,4 +1,4 @@
-// How fast two hosts are to each other: round trips and bytes over one TCP connection.
+// Measures the link between two hosts: round trips and throughput of one TCP connection.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,22 @@
 
 namespace lockstep::launcher {
 
-/// To an agent: listen on `host`, one of its addresses, for the agent with the number `caller`, and serve it.
+/// Request to an agent: listen on `host`, one of its addresses, for the agent with the number `caller`, and serve a
+/// measurement.
 struct ListenRequest {
   int self = 0;
   int caller = 0;
-  std::string token;  ///< for ConnectivityProbe; of this pair alone
+  std::string token;  ///< for ConnectivityProbe; used for this pair alone
   std::string host;
 };
 
-/// Its answer, before it serves.
+/// The reply to ListenRequest, sent before the measurement.
 struct ListenReply {
   base::Address address;
-  std::string error;  ///< when it cannot listen
+  std::string error;  ///< why it cannot listen; empty: it listens
 };
 
-/// To the other agent: call it and measure.
+/// Request to the other agent: connect to `peer` and measure.
 struct MeasureRequest {
   int self = 0;
   int peer = 0;
@@ -31,15 +32,16 @@ struct MeasureRequest {
   base::Address address;
 };
 
+/// The result of a measurement.
 struct LinkSpeed {
-  std::int64_t round_trip_ns = 0;  ///< of 64 bytes: the median of 100, or of those in the first second
-  std::uint64_t bytes = 0;         ///< that came in `ns`: 64 MiB, or what came in a second
+  std::int64_t round_trip_ns = 0;  ///< of 64 bytes: the median of 100 round trips, or of those in the first second
+  std::uint64_t bytes = 0;         ///< bytes received in `ns`: 64 MiB, or what arrived within one second
   std::int64_t ns = 0;
-  std::string error;  ///< why there is no measurement
+  std::string error;  ///< why there is no measurement; empty: there is one
 };
 
-/// The caller's part and the other's, over a connection that is non-blocking. Both end at `deadline`. Throws
-/// SystemError.
+/// The connecting and the listening side, over a non-blocking connection. Both block until `deadline` at the latest.
+/// Throw SystemError.
 LinkSpeed measure_link(int fd, base::Deadline deadline);
 void serve_link(int fd, base::Deadline deadline);
 

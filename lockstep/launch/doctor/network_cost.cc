@@ -6,9 +6,9 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr double kGigabit = 1e9 / 8;  // bytes a second
+constexpr double kGigabit = 1e9 / 8;  // bytes per second
 
-/// Upper bounds of what a connection over such a network reaches, in Gb/s.
+/// Upper bounds of the speed that a connection reaches on such a network, in Gb/s.
 struct SpeedClass {
   double most;
   const char* name;
@@ -52,13 +52,14 @@ std::string time_text(double seconds) {
 }
 
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {
-  const double here = ring_all_reduce_seconds(num_hosts, model_bytes, bytes_per_s);
+  const double seconds = ring_all_reduce_seconds(num_hosts, model_bytes, bytes_per_s);
   const std::string on_one =
-      copy_bytes_per_s > 0 ? ", on one host " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) : "";
-  return "this is " + network_class(bytes_per_s) + ": " + time_text(here) + " a step for " +
-         with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; at 10 Gb/s " +
-         time_text(ring_all_reduce_seconds(num_hosts, model_bytes, 10 * kGigabit)) + on_one +
-         ", exchanging every 8 steps " + time_text(here / 8);
+      copy_bytes_per_s > 0 ? ", " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) + " on one host"
+                           : "";
+  return "this is " + network_class(bytes_per_s) + ": " + time_text(seconds) + " per step for " +
+         with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; " +
+         time_text(ring_all_reduce_seconds(num_hosts, model_bytes, 10 * kGigabit)) + " at 10 Gb/s" + on_one + ", " +
+         time_text(seconds / 8) + " when hosts exchange every 8 steps";
 }
 
 }  // namespace lockstep::launcher

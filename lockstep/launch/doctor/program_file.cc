@@ -1,3 +1,4 @@
+// Inspects the file of a program: whether it can run, its loader, its interpreter and its hash.
 #include <elf.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -33,7 +34,7 @@ std::string hash_file(const std::string& path) {
     size = ::read(fd.get(), bytes.data(), bytes.size());
     if (size > 0) hash.add({bytes.data(), static_cast<std::size_t>(size)});
   }
-  return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // enough to tell a few hosts' apart
+  return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // enough to distinguish the files of a few hosts
 }
 
 /// The first bytes of a file.
@@ -45,7 +46,7 @@ std::string read_head(const std::string& path, std::size_t most) {
   return bytes;
 }
 
-/// PT_INTERP of an ELF file of this machine's kind; empty for a static one, and for what is none.
+/// PT_INTERP of a 64-bit ELF file; empty for a static one and for other files.
 std::string elf_loader(const std::string& head) {
   Elf64_Ehdr header;
   if (head.size() < sizeof header) return "";
@@ -66,7 +67,7 @@ std::string elf_loader(const std::string& head) {
   return "";
 }
 
-/// The words behind "#!" in the first line.
+/// The words after "#!" in the first line.
 std::vector<std::string> shebang_words(const std::string& head) {
   if (head.rfind("#!", 0) != 0) return {};
   std::istringstream line(head.substr(2, head.find('\n') - 2));
@@ -82,7 +83,7 @@ bool is_python(const std::string& path) {
 std::string file_error(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
-  if (!S_ISREG(info.st_mode)) return "not a file";
+  if (!S_ISREG(info.st_mode)) return "not a regular file";
   return "";
 }
 
@@ -90,17 +91,17 @@ std::string resolve_below(const std::string& directory, const std::string& path)
   return directory.empty() || path[0] == '/' ? path : directory + "/" + path;
 }
 
-/// Python is asked for; what counts is the script that it runs.
+/// The command is a Python interpreter: inspects the script that it runs.
 void inspect_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
   file.python = file.path;
   if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
-    return;  // options, a module or a text: not followed
+    return;  // an option, a module or -c: not followed
   file.path = resolve_below(directory, command[1]);
   file.error = file_error(file.path);
   if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
 }
 
-/// "#!PATH", or "#!/usr/bin/env NAME".
+/// The interpreter in "#!PATH" or "#!/usr/bin/env NAME".
 void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
                          const Environment& environment) {
   const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;
@@ -108,7 +109,7 @@ void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& inte
                            : is_executable(interpreter[0]) ? interpreter[0]
                                                            : "";
   if (path.empty())
-    file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " is not there";
+    file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " does not exist";
   else if (is_python(by_env ? interpreter[1] : path))
     file.python = path;
 }
@@ -137,7 +138,7 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
     inspect_interpreter(file, interpreter, environment);
   else
     file.loader = elf_loader(head);
-  if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " is not there";
+  if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " does not exist";
   if (file.error.empty()) file.hash = hash_file(file.path);
   return file;
 }

@@ -11,7 +11,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// The last line that looks like an object: warnings of a program may stand around it. Nothing when there is none.
+/// The last line that is a JSON object: a program may print warnings around it. An empty object if there is none.
 nlohmann::json last_json_object(const std::string& text) {
   nlohmann::json last = nlohmann::json::object();
   for (const std::string& line : base::split(text, '\n')) {
@@ -56,7 +56,7 @@ void read_gpus(const std::string& text, Software& software) {
   }
 }
 
-/// The part before the first dot; -1 when it is no number.
+/// The part before the first dot; -1 if it is not a number.
 int major_of(const std::string& version) {
   return static_cast<int>(
       std::min<std::int64_t>(base::parse_int(version.substr(0, version.find('.'))).value_or(-1), 1 << 20));
@@ -64,7 +64,7 @@ int major_of(const std::string& version) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// What hosts must have in common, and where.
+/// The most frequent value among the hosts, and the first host that has it.
 struct MajorityValue {
   std::string value, host;
 };
@@ -74,18 +74,18 @@ class SoftwareDiagnosis {
   explicit SoftwareDiagnosis(const DoctorFacts& doctor_facts)
       : doctor_facts_(doctor_facts), all_(doctor_facts.hosts.size()), findings_(doctor_facts.hosts.size()) {
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (doctor_facts.hosts[i].found) all_[i] = parse_software(*doctor_facts.hosts[i].found);
+      if (doctor_facts.hosts[i].facts) all_[i] = parse_software(*doctor_facts.hosts[i].facts);
   }
   std::vector<std::vector<Finding>> run() {
     majority_hash_ = majority([&](std::size_t i) {
-      return doctor_facts_.hosts[i].found->program.error.empty() ? doctor_facts_.hosts[i].found->program.hash : "";
+      return doctor_facts_.hosts[i].facts->program.error.empty() ? doctor_facts_.hosts[i].facts->program.hash : "";
     });
     majority_torch_ = majority([&](std::size_t i) { return torch_text(i); });
     majority_libtorch_ = majority([&](std::size_t i) { return libtorch_text(i); });
     majority_nccl_ = majority([&](std::size_t i) { return nccl(i); });
     majority_gpus_ = majority([&](std::size_t i) { return std::to_string(all_[i].gpus.size()); });
     for (host_ = 0; host_ < all_.size(); ++host_)
-      if (doctor_facts_.hosts[host_].found) diagnose_host();
+      if (doctor_facts_.hosts[host_].facts) diagnose_host();
     return std::move(findings_);
   }
 
@@ -93,27 +93,27 @@ class SoftwareDiagnosis {
   void add(const char* check, Severity severity, std::string value, std::string remedy = {}) {
     findings_[host_].push_back({doctor_facts_.hosts[host_].name, check, severity, std::move(value), std::move(remedy)});
   }
-  void add_comparison(const char* check, const std::string& value, const MajorityValue& usual, const std::string& shown,
-                      const std::string& remedy) {
-    if (value == usual.value)
+  void add_comparison(const char* check, const std::string& value, const MajorityValue& reference,
+                      const std::string& shown, const std::string& remedy) {
+    if (value == reference.value)
       add(check, Severity::kOk, shown);
     else
-      add(check, Severity::kBad, shown + "; " + usual.host + " has " + usual.value, remedy);
+      add(check, Severity::kBad, shown + "; " + reference.host + " has " + reference.value, remedy);
   }
 
-  /// What most hosts have; of equals the first.
+  /// The most frequent value; if several are equally frequent, that of the first host.
   template <typename Get>
   MajorityValue majority(const Get& get) const {
     std::map<std::string, int> counts;
     MajorityValue most;
     int highest = 0;
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (doctor_facts_.hosts[i].found) {
+      if (doctor_facts_.hosts[i].facts) {
         const std::string value = get(i);
         if (!value.empty()) highest = std::max(highest, ++counts[value]);
       }
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (most.host.empty() && doctor_facts_.hosts[i].found && counts.contains(get(i)) && counts[get(i)] == highest)
+      if (most.host.empty() && doctor_facts_.hosts[i].facts && counts.contains(get(i)) && counts[get(i)] == highest)
         most = {get(i), doctor_facts_.hosts[i].name};
     return most;
   }
@@ -129,7 +129,7 @@ class SoftwareDiagnosis {
     return one.torch.empty() ? ""
                              : one.torch + (one.torch_cuda.empty() ? ", without CUDA" : " for CUDA " + one.torch_cuda);
   }
-  bool is_script(std::size_t i) const { return !doctor_facts_.hosts[i].found->program.python.empty(); }
+  bool is_script(std::size_t i) const { return !doctor_facts_.hosts[i].facts->program.python.empty(); }
   std::string nccl(std::size_t i) const { return is_script(i) ? all_[i].torch_nccl : all_[i].probe_nccl; }
 
   void diagnose_host() {
@@ -139,90 +139,93 @@ class SoftwareDiagnosis {
     check_libtorch();
     check_driver();
     check_gpus();
-    const bool known = is_script(host_)
-                           ? !own().torch.empty()
-                           : found().program.error.empty() && !own().libtorch.empty();  // else that is said already
+    const bool known = is_script(host_) ? !own().torch.empty()
+                                        : facts().program.error.empty() &&
+                                              !own().libtorch.empty();  // otherwise another finding says so
     if (known && !majority_nccl_.value.empty())
       add_comparison("NCCL", nccl(host_), majority_nccl_, nccl(host_).empty() ? "none" : nccl(host_),
-                     "ranks of different NCCL do not talk to each other: install the same torch on all hosts");
+                     "ranks with different NCCL versions cannot communicate: install the same torch on all hosts");
     if (doctor_facts_.mpi) check_mpi();
   }
 
   void check_program() {
-    const ProgramFile& program = found().program;
+    const ProgramFile& program = facts().program;
     if (program.path.empty()) return;
     if (!program.error.empty())
       return add("program", Severity::kBad, program.path + ": " + program.error,
-                 "copy it to this host, to the same path, or put it where all hosts see it");
+                 "copy it to the same path on this host, or put it on a shared file system");
     if (program.hash.empty())
-      return add("program", Severity::kUnknown, program.path + ": not read within 10 s", "is its file system slow?");
+      return add("program", Severity::kUnknown, program.path + ": not read within 10 s",
+                 "check whether its file system is slow");
     add_comparison("program", program.hash, majority_hash_, program.path + " (" + program.hash + ")",
-                   "it is another file there: copy the same build to all hosts");
+                   "the files differ: copy the same build to all hosts");
   }
 
   void check_libraries() {
-    if (found().libraries.path.empty()) return;
+    if (facts().libraries.path.empty()) return;
     if (!own().missing.empty()) {
       std::string names;
       for (const std::string& name : own().missing) names += (names.empty() ? "" : ", ") + name;
       return add("libraries", Severity::kBad,
-                 std::to_string(own().missing.size()) + " of the program's not found: " + names,
-                 "install them there, or name their folders in LD_LIBRARY_PATH, which goes to all hosts");
+                 std::to_string(own().missing.size()) + " libraries of the program not found: " + names,
+                 "install them there, or add their directories to LD_LIBRARY_PATH, which is passed to all hosts");
     }
     if (own().num_libraries == 0)
-      return add("libraries", Severity::kUnknown, "the loader said: " + first_line(found().libraries.words()));
+      return add("libraries", Severity::kUnknown,
+                 "unexpected output of the loader: " + first_line(facts().libraries.message()));
     add("libraries", Severity::kOk,
         std::to_string(own().num_libraries) + " found" +
             (own().program_libtorch.empty() ? "" : ", libtorch is " + own().program_libtorch));
   }
 
   void check_python() {
-    const ToolResult& said = found().python;
-    if (said.path.empty()) return;
-    if (said.code == ToolResult::kTimedOut)
-      return add("Python", Severity::kUnknown, said.path + " did not import torch within 60 s",
-                 "is its file system slow?");
+    const ToolResult& result = facts().python;
+    if (result.path.empty()) return;
+    if (result.code == ToolResult::kTimedOut)
+      return add("Python", Severity::kUnknown, result.path + " did not import torch within 60 s",
+                 "check whether its file system is slow");
     if (own().python.empty())
       return add("Python", Severity::kBad,
-                 said.path + " ended with code " + std::to_string(said.code) + ": " + first_line(said.words()),
-                 "does this interpreter run there?");
-    const std::string what = own().python + " (" + said.path + ")";
+                 result.path + " exited with code " + std::to_string(result.code) + ": " + first_line(result.message()),
+                 "check that this interpreter runs there");
+    const std::string what = own().python + " (" + result.path + ")";
     const std::string install =
-        said.path + " -m pip install torch" +
+        result.path + " -m pip install torch" +
         (majority_torch_.value.empty()
              ? ""
              : "==" + majority_torch_.value.substr(0, majority_torch_.value.find_first_of(" ,+")));
     if (!own().python_error.empty())
       return add("Python", Severity::kBad, what + " has no torch: " + own().python_error, install);
     add_comparison("Python", torch_text(host_), majority_torch_, what + ", torch " + torch_text(host_),
-                   "all hosts need the same: " + install);
+                   "install the same version on all hosts: " + install);
   }
 
   void check_libtorch() {
-    const ToolResult& said = found().probe;
-    if (said.path.empty())
-      return add("libtorch", Severity::kUnknown, "there is no lockstep-probe beside lockstep",
-                 "install lockstep there as it was installed here");
+    const ToolResult& result = facts().probe;
+    if (result.path.empty())
+      return add("libtorch", Severity::kUnknown, "there is no lockstep-probe next to lockstep",
+                 "install lockstep there in the same way as here");
     if (own().libtorch.empty())
-      return add("libtorch", Severity::kBad,
-                 said.code == ToolResult::kTimedOut
-                     ? "lockstep-probe did not end within 60 s"
-                     : "lockstep-probe ended with code " + std::to_string(said.code) + ": " + first_line(said.words()),
-                 "is libtorch installed there where it is here?");
+      return add(
+          "libtorch", Severity::kBad,
+          result.code == ToolResult::kTimedOut
+              ? "lockstep-probe did not finish within 60 s"
+              : "lockstep-probe exited with code " + std::to_string(result.code) + ": " + first_line(result.message()),
+          "install libtorch there at the same path as here");
     add_comparison("libtorch", libtorch_text(host_), majority_libtorch_, libtorch_text(host_),
-                   "all hosts need the same: install it there as on " + majority_libtorch_.host);
+                   "install the same version there as on " + majority_libtorch_.host);
   }
 
   void check_driver() {
     const std::string cuda = is_script(host_) ? own().torch_cuda : own().libtorch_cuda;
-    const ToolResult& said = found().nvidia_smi;
-    if (said.path.empty() && doctor_facts_.hosts[host_].info.gpus == 0) return;
-    if (said.path.empty())
-      return add("driver", Severity::kUnknown, "there are GPUs, but no nvidia-smi in PATH",
-                 "it comes with NVIDIA's driver");
+    const ToolResult& result = facts().nvidia_smi;
+    if (result.path.empty() && doctor_facts_.hosts[host_].info.gpus == 0) return;
+    if (result.path.empty())
+      return add("driver", Severity::kUnknown, "GPUs found, but no nvidia-smi in PATH",
+                 "install it with NVIDIA's driver");
     if (own().gpus.empty())
-      return add("driver", Severity::kBad, "nvidia-smi says: " + first_line(said.words()),
-                 "is NVIDIA's driver loaded there? modprobe nvidia; after an update, restart the host");
+      return add("driver", Severity::kBad, "nvidia-smi reports: " + first_line(result.message()),
+                 "load NVIDIA's driver there with modprobe nvidia; after a driver update, restart the host");
     const std::string driver = own().gpus.front().driver;
     const int oldest = min_driver_for(cuda), major = major_of(driver);
     if (oldest > 0 && major >= 0 && major < oldest)
@@ -245,24 +248,24 @@ class SoftwareDiagnosis {
     const bool same = std::to_string(own().gpus.size()) == majority_gpus_.value;
     add("GPUs", same ? Severity::kOk : Severity::kWarn,
         (text.empty() ? "none" : text) + (same ? "" : "; " + majority_gpus_.host + " has " + majority_gpus_.value),
-        same ? "" : "hosts get a rank for each GPU: slots in -H or the host file say otherwise");
+        same ? "" : "each host gets one rank per GPU, unless -H or the host file has slots");
   }
 
   void check_mpi() {
     const std::string here = find_version(doctor_facts_.own_mpirun.out);
-    const std::string prefix = "install Open MPI" + (here.empty() ? "" : " " + here) +
-                               " there; where it is, but not in PATH: mpirun --prefix DIR, whose DIR/bin has orted";
-    if (found().orted.empty())
-      return add("MPI", Severity::kBad, "no orted in PATH of a login without a terminal", prefix);
+    const std::string prefix =
+        "install Open MPI" + (here.empty() ? "" : " " + here) +
+        " there; if it is installed outside PATH, use mpirun --prefix DIR, where DIR/bin contains orted";
+    if (facts().orted.empty()) return add("MPI", Severity::kBad, "no orted in PATH of a non-interactive login", prefix);
     if (own().open_mpi.empty())
-      return add("MPI", Severity::kUnknown, found().orted + ", but no mpirun beside it that tells the version", prefix);
+      return add("MPI", Severity::kUnknown, facts().orted + ", but no mpirun next to it to report the version", prefix);
     if (!here.empty() && own().open_mpi != here)
       return add("MPI", Severity::kBad,
-                 found().orted + " is of Open MPI " + own().open_mpi + ", mpirun here is " + here, prefix);
-    add("MPI", Severity::kOk, found().orted + " of Open MPI " + own().open_mpi);
+                 facts().orted + " belongs to Open MPI " + own().open_mpi + ", mpirun here is " + here, prefix);
+    add("MPI", Severity::kOk, facts().orted + " of Open MPI " + own().open_mpi);
   }
 
-  const HostFacts& found() const { return *doctor_facts_.hosts[host_].found; }
+  const HostFacts& facts() const { return *doctor_facts_.hosts[host_].facts; }
   const Software& own() const { return all_[host_]; }
 
   const DoctorFacts& doctor_facts_;
@@ -287,9 +290,9 @@ int min_driver_for(const std::string& cuda) {
   return 0;
 }
 
-Software parse_software(const HostFacts& found) {
+Software parse_software(const HostFacts& facts) {
   Software software;
-  const nlohmann::json probe = last_json_object(found.probe.out), python = last_json_object(found.python.out);
+  const nlohmann::json probe = last_json_object(facts.probe.out), python = last_json_object(facts.python.out);
   software.libtorch = text_at(probe, "libtorch");
   software.libtorch_cuda = text_at(probe, "cuda");
   software.probe_nccl = text_at(probe, "nccl");
@@ -298,9 +301,9 @@ Software parse_software(const HostFacts& found) {
   software.torch = text_at(python, "torch");
   software.torch_cuda = text_at(python, "cuda");
   software.torch_nccl = text_at(python, "nccl");
-  read_libraries(found.libraries.out, software);
-  if (found.nvidia_smi.succeeded()) read_gpus(found.nvidia_smi.out, software);
-  if (found.mpirun.succeeded()) software.open_mpi = find_version(found.mpirun.out);
+  read_libraries(facts.libraries.out, software);
+  if (facts.nvidia_smi.succeeded()) read_gpus(facts.nvidia_smi.out, software);
+  if (facts.mpirun.succeeded()) software.open_mpi = find_version(facts.mpirun.out);
   return software;
 }
 

@@ -17,22 +17,22 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kSecondSilence = 2s;  // whether it is silent, or this process has slept as well
+constexpr auto kSecondSilence = 2s;  // a second silence of this length, in case this process was suspended as well
 constexpr auto kSuspendThreshold = 1s;
 constexpr auto kExitTimeout = 5s;  // after its last frame
-constexpr auto kKillTimeout = 1s;  // unless it hangs in the kernel
+constexpr auto kKillTimeout = 1s;  // longer only if it is blocked in the kernel
 
 }  // namespace
 
-AgentLink::AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds max_silence)
-    : host_(std::move(host)), via_(std::move(way)), process_(std::move(process)), max_silence_(max_silence) {
+AgentLink::AgentLink(std::string host, std::string via, AgentProcess process, std::chrono::milliseconds max_silence)
+    : host_(std::move(host)), via_(std::move(via)), process_(std::move(process)), max_silence_(max_silence) {
   base::set_nonblocking(process_.to.get());
   base::set_nonblocking(process_.from.get());
   message_due_ = next_message_due();
 }
 
 Deadline AgentLink::next_message_due() const {
-  return max_silence_ > 0ms ? Deadline::in(max_silence_) : Deadline::never();  // bounded: as the user wants it
+  return max_silence_ > 0ms ? Deadline::in(max_silence_) : Deadline::never();  // bounded: --stall-timeout 0 asks for it
 }
 
 void AgentLink::send(const Frame& frame) {
@@ -45,14 +45,14 @@ void AgentLink::send(const Frame& frame) {
     else if (errno == EAGAIN && base::wait_writable(process_.to.get(), deadline))
       continue;
     else if (errno != EINTR)
-      process_.to.reset();  // it is gone, or ends its ranks when it sees this
+      process_.to.reset();  // the agent has ended, or ends its ranks when it reads the end of the pipe
   }
 }
 
 void AgentLink::feed(std::string_view bytes) {
   if (!staging_) return frames_.feed(bytes);
   script_output_ += bytes;
-  staging_->feed(script_output_);
+  staging_->consume(script_output_);
   if (!staging_->complete()) return;
   frames_.feed(script_output_);
   staging_.reset();
@@ -63,9 +63,9 @@ void AgentLink::continue_staging() {
   const ssize_t size =
       ::write(process_.to.get(), pending_bytes.data(), std::min(pending_bytes.size(), std::size_t{1} << 16));
   if (size > 0)
-    staging_->written(static_cast<std::size_t>(size));
+    staging_->advance(static_cast<std::size_t>(size));
   else if (errno != EAGAIN && errno != EINTR)
-    process_.to.reset();  // it is gone
+    process_.to.reset();  // the agent has ended
 }
 
 std::vector<Frame> AgentLink::read() {
@@ -89,12 +89,11 @@ bool AgentLink::check_timeouts() {
     exit_due_ = Deadline::never();
   }
   if (!message_due_.expired()) return false;
-  // All may have stood still, as when a machine is suspended: it has time to speak when this process has not slept in
-  // between.
+  // If this process slept as well (a suspended machine), the agent gets another kSecondSilence to send something.
   const bool we_slept = Deadline::Clock::now() - message_due_.when() > kSuspendThreshold;
   message_due_ = Deadline::in(kSecondSilence);
   if (we_slept || !std::exchange(is_second_silence_, true)) return false;
-  message_due_ = Deadline::never();  // bounded: it is killed
+  message_due_ = Deadline::never();  // bounded: the agent is killed
   ::kill(process_.pid, SIGKILL);
   return true;
 }
@@ -105,7 +104,7 @@ bool AgentLink::close_liveness_fd() {
   return base::is_unreachable(error);
 }
 
-std::string AgentLink::words() const {
+std::string AgentLink::stderr_text() const {
   char bytes[4096];
   const ssize_t size = process_.err ? ::pread(process_.err.get(), bytes, sizeof bytes, 0) : 0;
   std::string text(bytes, static_cast<std::size_t>(std::max<ssize_t>(size, 0)));

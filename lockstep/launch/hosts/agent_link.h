@@ -1,4 +1,4 @@
-// The launcher's end of one agent, whether that was started here or through ssh.
+// The launcher's end of the connection to one agent, local or started through ssh or srun.
 #pragma once
 
 #include <chrono>
@@ -17,52 +17,57 @@
 
 namespace lockstep::launcher {
 
+/// Owns the process of one agent (for a remote host the ssh or srun client) and its pipes. Used by one thread.
 class AgentLink {
  public:
-  /// `silence`: for how long it may tell nothing; 0: for ever. The process is ours to end.
-  AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds max_silence);
+  /// Takes ownership of `process`, which must be running. `max_silence`: how long the agent may send nothing; 0:
+  /// without limit. `via`: "ssh", "srun" or empty.
+  AgentLink(std::string host, std::string via, AgentProcess process, std::chrono::milliseconds max_silence);
 
   const std::string& host() const { return host_; }
-  /// The program between: "ssh", "srun" or, here, none.
-  const std::string& way() const { return via_; }
+  /// The program between launcher and agent: "ssh" or "srun"; empty for an agent on this host.
+  const std::string& via() const { return via_; }
   pid_t pid() const { return process_.pid; }
-  /// Readable when it tells something or is gone; -1 when it tells nothing any more.
+  /// Becomes readable when the agent has sent something or has ended; -1 after the end of its output.
   int descriptor() const { return process_.from ? process_.from.get() : -1; }
 
-  /// A connection to its host, which ends when that is out of reach; -1: none. Nothing is ever read from it.
+  /// A connection to the agent's host, which ends when the host becomes unreachable; -1: none. No data is read from it.
   int liveness_fd() const { return liveness_fd_ ? liveness_fd_.get() : -1; }
   void set_liveness_fd(base::Fd liveness_fd) { liveness_fd_ = std::move(liveness_fd); }
-  /// When the tether has become readable: it is dropped. True when that was because the host is out of reach, not
-  /// because the agent has ended.
+  /// Closes the liveness connection. Call it when liveness_fd() is readable. Returns true if the connection ended
+  /// because the host is unreachable, false if the agent ended.
   bool close_liveness_fd();
 
-  /// The program between does not become an agent before it has these files. To be called before anything is read.
-  void ship(std::shared_ptr<const std::vector<StagedFile>> cargo) { staging_.emplace(std::move(cargo)); }
-  /// Writable when continue_staging() has something to do; -1: nothing is to be shipped now.
+  /// Copies `files` to the host before its shell executes the agent. Must be called before the first read().
+  void stage_files(std::shared_ptr<const std::vector<StagedFile>> files) { staging_.emplace(std::move(files)); }
+  /// To be polled for writing: valid while continue_staging() has bytes to send, else -1.
   int staging_fd() const {
     return staging_ && process_.to && !staging_->pending_bytes().empty() ? process_.to.get() : -1;
   }
+  /// Writes the next bytes of the files without blocking.
   void continue_staging();
 
-  /// Waits 10 s at most for room in the pipe. An agent that is gone is told nothing.
+  /// Sends a frame. Blocks while the pipe is full; if it stays full for 10 s, closes it. Does nothing if the agent has
+  /// ended.
   void send(const Frame& frame);
-  /// What it has told. At the end of its output the descriptor is closed, after the last frames. Throws Error
-  /// kProtocol.
+  /// Returns the frames that have arrived; does not block. At the end of the agent's output it returns the last frames
+  /// and closes the descriptor. Throws Error kProtocol.
   std::vector<Frame> read();
 
-  /// It has been told to end its ranks and itself: when it is there at `deadline`, it is killed.
+  /// Kills the agent if it is still running at `deadline`. The caller has asked it to end its ranks and to exit.
   void kill_after(base::Deadline deadline) { exit_due_ = earlier(exit_due_, deadline); }
-  /// When check_timeouts() has something to do.
+  /// When check_timeouts() has to be called.
   base::Deadline next_deadline() const { return earlier(exit_due_, message_due_); }
-  /// Kills one that does not end. True, once, when it has told nothing for too long, and is killed for that.
+  /// Kills an agent whose deadline has passed. Returns true, once, if the agent was silent for too long and was killed
+  /// for that.
   bool check_timeouts();
 
-  /// What ssh has written to stderr so far, without the last newline; at most 4 KiB.
-  std::string words() const;
+  /// What ssh or srun has written to stderr so far, without trailing newlines; at most 4 KiB.
+  std::string stderr_text() const;
 
-  /// Ends it at once.
+  /// Kills the process; does not wait for it.
   void kill();
-  /// Waits for the process, at most 5 s before it gets SIGKILL, and then at most 1 s; how it has ended.
+  /// Waits for the process: at most 5 s before SIGKILL, and then at most 1 s. Returns how it ended.
   RankExit reap();
 
  private:
@@ -74,11 +79,11 @@ class AgentLink {
   base::Fd liveness_fd_;
   std::chrono::milliseconds max_silence_;
   std::optional<FileStaging> staging_;
-  std::string script_output_;  // by the script that takes it
+  std::string script_output_;  // output of the staging script that is not parsed
   FrameReader frames_{kMaxFrameBytes};
   base::Deadline exit_due_ = base::Deadline::never();
   base::Deadline message_due_ = base::Deadline::never();
-  bool is_second_silence_ = false;  // message_due_ is the second, short wait
+  bool is_second_silence_ = false;  // message_due_ ends the second, short wait
 };
 
 }  // namespace lockstep::launcher

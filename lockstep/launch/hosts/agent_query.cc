@@ -11,30 +11,32 @@
 
 namespace lockstep::launcher {
 
-/// True when it needs not be waited for any more.
-bool AgentQuery::read_reply(std::size_t i, FrameKind answer, const OnReply& take) {
+/// Returns true if the agent has replied or is lost.
+bool AgentQuery::read_reply(std::size_t i, FrameKind reply, const OnReply& take) {
   AgentLink& agent = agents_[i];
   std::string why;
   try {
     for (const Frame& frame : agent.read()) {
-      if (frame.kind != answer) throw base::Error(base::Cause::kProtocol, "another frame than was asked for");
+      if (frame.kind != reply)
+        throw base::Error(base::Cause::kProtocol, "a frame that is not the reply to the request");
       take(i, frame.payload);
       return true;
     }
   } catch (const base::Error& error) {
-    why = std::string("what came was not from an agent: ") + error.what();
+    why = std::string("its output is not from a Lockstep agent: ") + error.what();
   }
   if (why.empty() && agent.descriptor() >= 0) return false;
   if (why.empty())
-    why = "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512));
+    why = "its agent exited before it replied" +
+          (agent.stderr_text().empty() ? "" : ": " + base::quoted(agent.stderr_text(), 512));
   on_lost_(i, why);
   return true;
 }
 
-void AgentQuery::ask(const std::vector<std::size_t>& whom, FrameKind question, const MakePayload& payload,
-                     FrameKind answer, std::chrono::seconds limit, const OnReply& take) {
-  for (const std::size_t i : whom) agents_[i].send({question, -1, payload(i)});
-  std::vector<std::size_t> missing = whom;
+void AgentQuery::ask(const std::vector<std::size_t>& agents, FrameKind request, const MakePayload& payload,
+                     FrameKind reply, std::chrono::seconds limit, const OnReply& take) {
+  for (const std::size_t i : agents) agents_[i].send({request, -1, payload(i)});
+  std::vector<std::size_t> missing = agents;
   for (const base::Deadline deadline = base::Deadline::in(limit); !missing.empty() && !deadline.expired();) {
     std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
     for (const std::size_t i : missing) entries.push_back({agents_[i].descriptor(), POLLIN, 0});
@@ -45,11 +47,11 @@ void AgentQuery::ask(const std::vector<std::size_t>& whom, FrameKind question, c
     connectivity_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(missing.size()), entries.end()});
     std::vector<std::size_t> left;
     for (std::size_t k = 0; k < missing.size(); ++k)
-      if (!entries[k + 1].revents || !read_reply(missing[k], answer, take)) left.push_back(missing[k]);
+      if (!entries[k + 1].revents || !read_reply(missing[k], reply, take)) left.push_back(missing[k]);
     missing = std::move(left);
   }
   for (const std::size_t i : missing)
-    on_lost_(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
+    on_lost_(i, "its agent did not reply within " + std::to_string(limit.count()) + " s");
 }
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// Questions to agents that have no ranks yet, and their answers.
+// Requests to agents that have no ranks yet, and their replies.
 #pragma once
 
 #include <chrono>
@@ -13,25 +13,27 @@ namespace lockstep::launcher {
 class AgentLink;
 class ConnectivityProbe;
 
+/// Sends one request to several agents and waits for the replies. Used by one thread.
 class AgentQuery {
  public:
   using MakePayload = std::function<std::string(std::size_t agent)>;
   using OnReply = std::function<void(std::size_t agent, const std::string& payload)>;
-  /// Told of an agent that gives no answer, and why: words that follow its name. When it throws, the question ends.
+  /// Called for an agent that does not reply. `why` continues a sentence that begins with its name. If the callback
+  /// throws, ask() ends with that exception.
   using OnLost = std::function<void(std::size_t agent, const std::string& why)>;
 
-  /// While it waits it serves `crossing`, and heeds a person (Error kInterrupted, `signals` as for gather()). All of
-  /// these must outlive it.
-  AgentQuery(std::vector<AgentLink>& agents, ConnectivityProbe& connectivity, int signals, OnLost lose)
-      : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(lose)) {}
+  /// While ask() waits, it serves `connectivity` and throws Error kInterrupted on a user's signal (`signals` as for
+  /// start_agents()). All arguments must outlive this object.
+  AgentQuery(std::vector<AgentLink>& agents, ConnectivityProbe& connectivity, int signals, OnLost on_lost)
+      : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(on_lost)) {}
 
-  /// Sends `question` to agents `whom` and returns when each has answered by a frame of kind `answer`, or is lost. What
-  /// `take` throws as Error loses its agent, too.
-  void ask(const std::vector<std::size_t>& whom, FrameKind question, const MakePayload& payload, FrameKind answer,
+  /// Sends a frame of kind `request` to each agent in `agents` and returns when each has replied with a frame of kind
+  /// `reply` or is lost. Blocks for at most `limit`. An Error thrown by `take` makes its agent a lost one.
+  void ask(const std::vector<std::size_t>& agents, FrameKind request, const MakePayload& payload, FrameKind reply,
            std::chrono::seconds limit, const OnReply& take);
 
  private:
-  bool read_reply(std::size_t agent, FrameKind answer, const OnReply& take);
+  bool read_reply(std::size_t agent, FrameKind reply, const OnReply& take);
 
   std::vector<AgentLink>& agents_;
   ConnectivityProbe& connectivity_;

@@ -34,44 +34,45 @@ StagedFile read_staged_file(const std::string& path) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info{};
   if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) refuse("not a file");
+  if (!S_ISREG(info.st_mode)) refuse("not a regular file");
   const auto size = static_cast<std::size_t>(info.st_size);
-  if (size > kMaxFileBytes) refuse(std::to_string(size) + " bytes; allowed are " + std::to_string(kMaxFileBytes));
-  StagedFile cargo;
-  cargo.content.resize(size);
+  if (size > kMaxFileBytes) refuse(std::to_string(size) + " bytes; expected at most " + std::to_string(kMaxFileBytes));
+  StagedFile file;
+  file.content.resize(size);
   for (std::size_t have = 0; have < size;) {
-    const ssize_t got = ::read(fd.get(), cargo.content.data() + have, size - have);
+    const ssize_t got = ::read(fd.get(), file.content.data() + have, size - have);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) refuse(got < 0 ? std::strerror(errno) : "it became shorter while it was read");
+    if (got <= 0) refuse(got < 0 ? std::strerror(errno) : "the file shrank while it was read");
     have += static_cast<std::size_t>(got);
   }
   const std::string name = path.substr(path.rfind('/') + 1);
-  cargo.name = is_plain(name) ? name : "program";
+  file.name = is_plain(name) ? name : "program";
   base::ContentHash hash;
-  hash.add(cargo.content);
-  cargo.hash = hash.hex_digest();
-  return cargo;
+  hash.add(file.content);
+  file.hash = hash.hex_digest();
+  return file;
 }
 
-std::string staging_script(const std::vector<StagedFile>& cargo, const std::vector<std::string>& agent_arguments) {
-  // Two that come at once each write a file of their own, and either name is as good.
+std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments) {
+  // Concurrent copies write to temporary files of their own; whichever is renamed last has the same content.
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "put() { f=$c/$1/$2; if [ -x \"$f\" ]; then echo y; return; fi; "
       "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq "
       "$3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
-  for (const StagedFile& one : cargo)
+  for (const StagedFile& one : files)
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
-  script += "umask $m; exec \"$c/" + cargo.front().hash + "/" + cargo.front().name + "\"";
+  script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;
-  if (cargo.size() > 1) script += " --shipped \"$c/" + cargo[1].hash + "/" + cargo[1].name + "\"";
+  if (files.size() > 1) script += " --staged-program \"$c/" + files[1].hash + "/" + files[1].name + "\"";
   return script;
 }
 
 void FileStaging::consume(std::string& bytes) {
   while (next_ < files_->size() && bytes.size() >= 2) {
     if ((bytes[0] != 'y' && bytes[0] != 'n') || bytes[1] != '\n' || !pending_bytes().empty())
-      throw base::Error(base::Cause::kProtocol, "it does not say what it lacks but " + base::quoted(bytes, 80));
+      throw base::Error(base::Cause::kProtocol,
+                        "the staging script printed " + base::quoted(bytes, 80) + "; expected y or n");
     sending_ = bytes[0] == 'n';
     sent_ = 0;
     ++next_;

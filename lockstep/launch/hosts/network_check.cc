@@ -1,3 +1,4 @@
+// The launcher's side of the network check: every host connects to the launcher and to every other host.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -16,9 +17,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;       // its number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 7s;  // they give a connection 5
+constexpr auto kReplyTimeout = 7s;  // an agent gives each connection 5 s
 constexpr const char* kFirewallHint =
-    "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant";
+    "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
 std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
   std::string text;
@@ -39,7 +40,7 @@ class NetworkChecker {
   NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own);
 
  private:
-  void ask_all(FrameKind question, const AgentQuery::MakePayload& payload, FrameKind answer,
+  void ask_all(FrameKind request, const AgentQuery::MakePayload& payload, FrameKind reply,
                const AgentQuery::OnReply& take);
   int common_address(const std::vector<RouteReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
   void check(const std::vector<std::vector<ProbeFailure>>& failures, const NetworkPlan& network) const;
@@ -50,14 +51,14 @@ class NetworkChecker {
   AgentQuery query_;
 };
 
-void NetworkChecker::ask_all(FrameKind question, const AgentQuery::MakePayload& payload, FrameKind answer,
+void NetworkChecker::ask_all(FrameKind request, const AgentQuery::MakePayload& payload, FrameKind reply,
                              const AgentQuery::OnReply& take) {
   std::vector<std::size_t> all(agents_.size());
   std::iota(all.begin(), all.end(), 0);
-  query_.ask(all, question, payload, answer, kReplyTimeout, take);
+  query_.ask(all, request, payload, reply, kReplyTimeout, take);
 }
 
-/// The first of our addresses that all hosts reach.
+/// The index of the first of our addresses that all hosts reach.
 int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
                                    const std::vector<base::InterfaceAddress>& own) const {
   const auto reaches = [](const RouteReply& reply, int address_index) {
@@ -74,11 +75,11 @@ int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
     if (replies[i].error.empty()) continue;
     lost.push_back(i);
     const std::string line =
-        "host " + base::quoted(agents_[i].host(), 253) + " does not reach this host: " + replies[i].error;
+        "host " + base::quoted(agents_[i].host(), 253) + " cannot reach this host: " + replies[i].error;
     std::fprintf(stderr, "lockstep: %s\n", line.c_str());
     if (first.empty()) first = line;
   }
-  throw Unreachable(first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first,
+  throw Unreachable(first.empty() ? "no address of this host is reachable from all hosts: " + text_of(own) : first,
                     kFirewallHint, std::move(lost));
 }
 
@@ -93,7 +94,7 @@ void NetworkChecker::check(const std::vector<std::vector<ProbeFailure>>& failure
     for (const ProbeFailure& failure : failures[i]) {
       if (failure.node < 0 || failure.node >= static_cast<int>(agents_.size())) continue;
       const std::string line =
-          "host " + name(i) + " does not reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
+          "host " + name(i) + " cannot reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
       if (++count <= 100) std::fprintf(stderr, "lockstep: %s\n", line.c_str());
       if (first.empty()) first = line;
     }
@@ -107,10 +108,10 @@ NetworkPlan NetworkChecker::run(const std::vector<std::string>& interfaces, cons
   std::vector<base::Address> listen_addresses;
   for (const base::InterfaceAddress& one : addresses) listen_addresses.push_back(connectivity_.listen(one.address));
   std::vector<RouteReply> replies(agents_.size());
-  const auto order = [&](std::size_t i) {
+  const auto make_request = [&](std::size_t i) {
     return encode_route_request({static_cast<int>(i), token_, interfaces[i], listen_addresses});
   };
-  ask_all(FrameKind::kRouteRequest, order, FrameKind::kRouteReply,
+  ask_all(FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply,
           [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
   const int address_index = common_address(replies, addresses);
 
@@ -150,7 +151,7 @@ std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailu
     }
     const auto most =
         static_cast<std::size_t>(std::max_element(counts.rbegin(), counts.rend()).base() - counts.begin()) -
-        1;  // the last of them
+        1;  // the last of the hosts with the most failures
     std::erase_if(pairs, [&](const auto& pair) { return pair.first == most || pair.second == most; });
     found.push_back(most);
   }
@@ -164,8 +165,8 @@ std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
   });
   if (all.empty())
     throw base::Error(base::Cause::kPeerUnreachable,
-                      "this host has no address but those of its loopback, so no other host can reach it",
-                      "is its network up?");
+                      "this host has only loopback addresses, so no other host can reach it",
+                      "check that its network is up");
   if (own.empty()) return all;
   const InterfaceFilter filter = parse_interface_filter("--interface", own);
   std::vector<base::InterfaceAddress> chosen;

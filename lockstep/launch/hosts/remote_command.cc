@@ -9,40 +9,40 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr int kSshFailed = 255;
-constexpr int kNotExecutable = 126;  // a shell's codes
+constexpr int kNotExecutable = 126;  // exit codes of a shell
 constexpr int kNotFound = 127;
 
-/// What ssh or the loader say, and what it means; the first that fits.
+/// Texts of ssh, SLURM and the loader with their meaning; the first match counts.
 struct SshErrorMeaning {
-  const char* words;
+  const char* text;
   const char* meaning;
   const char* hint;
 };
 constexpr SshErrorMeaning kMeanings[] = {
-    {"Could not resolve hostname", "unknown host", "is it in DNS, /etc/hosts or ~/.ssh/config?"},
-    {"Connection refused", "refused: nobody listens there",
-     "is sshd running there, on this port? port= in a host file names another"},
-    {"Host key verification failed", "its host key is not known, or is another than before",
-     "connect once by hand, ssh HOST, and look at the key"},
-    {"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another than before",
-     "find out why before you remove the old one"},
-    {"Permission denied", "the key was not accepted", "ssh-copy-id HOST; a key with a passphrase needs ssh-agent"},
-    {"Too many authentication failures", "the key was not accepted",
-     "name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly)"},
-    {"timed out", "no answer", "is the host up, and does a firewall let port 22 through?"},
-    {"No route to host", "no route to it", "is the host up, and on a network that this one reaches?"},
-    {"Network is unreachable", "no route to it", "is this host's network up?"},
-    {"Invalid node name", "SLURM does not know it", "sinfo -N shows the names"},
-    {"Requested nodes are busy", "SLURM gives no step there now",
-     "is another step of this job running there without --overlap?"},
-    {"Unable to create step", "SLURM gives no step there",
-     "scontrol show job $SLURM_JOB_ID tells the state of the job"},
+    {"Could not resolve hostname", "unknown host", "add it to DNS, /etc/hosts or ~/.ssh/config"},
+    {"Connection refused", "connection refused",
+     "check that sshd listens there on this port; port= in a host file selects another one"},
+    {"Host key verification failed", "its host key is unknown or has changed",
+     "connect once by hand with ssh HOST and verify the key"},
+    {"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed",
+     "find out why before you remove the old key"},
+    {"Permission denied", "the key was rejected", "run ssh-copy-id HOST; a key with a passphrase needs ssh-agent"},
+    {"Too many authentication failures", "the key was rejected",
+     "name the right key in ~/.ssh/config (IdentityFile, IdentitiesOnly)"},
+    {"timed out", "no answer", "check that the host is up and that no firewall blocks port 22"},
+    {"No route to host", "no route to the host", "check that the host is up and on a network that this host can reach"},
+    {"Network is unreachable", "no route to the host", "check that this host's network is up"},
+    {"Invalid node name", "unknown to SLURM", "sinfo -N lists the names"},
+    {"Requested nodes are busy", "SLURM cannot start a step there now",
+     "check whether another step of this job runs there without --overlap"},
+    {"Unable to create step", "SLURM cannot start a step there",
+     "scontrol show job $SLURM_JOB_ID shows the state of the job"},
     {"execve(): ", "there is no such program",
      "install lockstep there at the same path, or name its path with --remote-path"},
-    {"No space left on device", "there is no room for what is to be shipped",
-     "--ship copies to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep there"},
-    {"error while loading shared libraries", "a library is missing there",
-     "install lockstep there as it was installed here"},
+    {"No space left on device", "no space left for the files that --ship copies",
+     "free some space in ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep there"},
+    {"error while loading shared libraries", "a shared library is missing there",
+     "install lockstep there in the same way as here"},
 };
 
 }  // namespace
@@ -56,13 +56,13 @@ Environment srun_environment(Environment environment) {
   return environment;
 }
 
-std::vector<std::string> agent_arguments(const Host& host, const std::string& slurm_step) {
+std::vector<std::string> agent_arguments(const HostSpec& host, const std::string& slurm_step) {
   std::vector<std::string> words = {"agent", "--guarded"};
-  if (host.step && !slurm_step.empty()) words.insert(words.end(), {"--attended", slurm_step});
+  if (host.is_slurm && !slurm_step.empty()) words.insert(words.end(), {"--slurm-step", slurm_step});
   return words;
 }
 
-std::vector<std::string> ssh_command(const Host& host, std::chrono::seconds connect_timeout,
+std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds connect_timeout,
                                      const std::string& script) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) {
@@ -71,8 +71,8 @@ std::vector<std::string> ssh_command(const Host& host, std::chrono::seconds conn
   };
   if (script.empty() && (path.empty() || path[0] == '-' || !std::all_of(path.begin(), path.end(), plain)))
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) +
-                               "; on other hosts allowed are letters, digits and any of / . _ - + @ ,",
-                           "--remote-path names another");
+                               "; for other hosts expected letters, digits and any of / . _ - + @ ,",
+                           "set another path with --remote-path");
   std::vector<std::string> words = {"ssh", "-T",
                                     "-o",  "BatchMode=yes",
                                     "-o",  "ConnectTimeout=" + std::to_string(connect_timeout.count()),
@@ -88,10 +88,10 @@ std::vector<std::string> ssh_command(const Host& host, std::chrono::seconds conn
   return words;
 }
 
-std::vector<std::string> srun_command(const Host& host, const std::vector<std::string>& agent,
+std::vector<std::string> srun_command(const HostSpec& host, const std::vector<std::string>& agent,
                                       const std::string& script) {
-  // --mem=0 is all that the job has there; --overlap takes no part of it from others; what the job says of its own
-  // steps is not meant for this one.
+  // --mem=0 gives the step all of the job's memory there, and --overlap takes no resources from other steps. The other
+  // options override what the job sets for its own steps.
   std::vector<std::string> words = {
       "srun",    "--nodes=1",           "--ntasks=1", "--ntasks-per-node=1", "--nodelist=" + host.name, "--overlap",
       "--mem=0", "--cpu-bind=none",     "--mpi=none", "--input=0",           "--kill-on-bad-exit=0",    "--wait=0",
@@ -105,19 +105,20 @@ std::vector<std::string> srun_command(const Host& host, const std::vector<std::s
   return words;
 }
 
-base::UsageError agent_start_error(const Host& host, int code, const std::string& text) {
+base::UsageError agent_start_error(const HostSpec& host, int code, const std::string& text) {
   const std::string name = "host " + base::quoted(host.name, 253) + ": ";
   if (code == kNotFound && text.find("shared librar") == std::string::npos)
     return base::UsageError(name + "there is no program " + base::quoted(host.remote_path, 256),
                             "install lockstep there at the same path, or name its path with --remote-path");
   if (code == kNotExecutable)
     return base::UsageError(name + base::quoted(host.remote_path, 256) + " cannot be executed there",
-                            "was it built for that machine?");
+                            "check that it was built for that machine");
   for (const SshErrorMeaning& one : kMeanings)
-    if (text.find(one.words) != std::string::npos)
+    if (text.find(one.text) != std::string::npos)
       return base::UsageError(name + one.meaning + ": " + base::quoted(text, 512), one.hint);
   return base::UsageError(
-      name + (code == kSshFailed && !host.step ? "ssh failed" : "the agent ended with code " + std::to_string(code)) +
+      name +
+      (code == kSshFailed && !host.is_slurm ? "ssh failed" : "the agent exited with code " + std::to_string(code)) +
       ": " + base::quoted(text, 512));
 }
 

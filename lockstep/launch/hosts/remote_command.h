@@ -1,4 +1,4 @@
-// How an agent is started on another host: what ssh or srun is told, and what it means when that does not work. Pure.
+// Command lines that start an agent on another host through ssh or srun, and the meaning of their failures. Pure.
 #pragma once
 
 #include <chrono>
@@ -11,26 +11,26 @@
 
 namespace lockstep::launcher {
 
-/// The words that start the agent on `host`, whose remote_path is where the program is: ssh without questions, which
-/// ends when the connection is silent for 6 s, and `exec PATH agent --guarded` there; or, when there is a `script`
-/// (without single quotes), that one, which does the same in the end. Throws UsageError when a shell there would not
-/// take the path as one plain word.
-std::vector<std::string> ssh_command(const Host& host, std::chrono::seconds connect_timeout,
+/// Returns the ssh command line that starts the agent on `host`, whose remote_path is the path of lockstep there. ssh
+/// asks no questions and exits when the connection is silent for 6 s. The remote command is `exec PATH agent
+/// --guarded`, or `script` if it is given (without single quotes), which must end by executing the agent. Throws
+/// UsageError if a shell would not take the path as one plain word.
+std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds connect_timeout,
                                      const std::string& script = {});
 
-/// The same for a host of the SLURM allocation that we are in: a step of one task, which shares what the job has there
-/// with all other steps.
-std::vector<std::string> srun_command(const Host& host, const std::vector<std::string>& agent_arguments,
+/// The same for a host of the current SLURM allocation: an srun command line for a step of one task that shares the
+/// job's resources on that host with all other steps.
+std::vector<std::string> srun_command(const HostSpec& host, const std::vector<std::string>& agent_arguments,
                                       const std::string& script = {});
 
-/// `environment` without what changes the bytes that srun passes on.
+/// Returns `environment` without the variables that change the bytes srun passes on.
 Environment srun_environment(Environment environment);
 
-/// What follows the path of the program. `attended`: as RunOptions has it.
-std::vector<std::string> agent_arguments(const Host& host, const std::string& slurm_step);
+/// The arguments after the path of lockstep. `slurm_step`: as in HostOptions.
+std::vector<std::string> agent_arguments(const HostSpec& host, const std::string& slurm_step);
 
-/// What an agent on another host that never spoke died of: in words, with a hint of what to do. `code` is ssh's or
-/// srun's, `text` what they and the shell there wrote.
-base::UsageError agent_start_error(const Host& host, int code, const std::string& text);
+/// Explains why an agent on another host never sent a frame, with a hint. `code` is the exit code of ssh or srun,
+/// `text` what they and the remote shell wrote to stderr.
+base::UsageError agent_start_error(const HostSpec& host, int code, const std::string& text);
 
 }  // namespace lockstep::launcher

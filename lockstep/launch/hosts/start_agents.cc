@@ -23,41 +23,41 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentStartTimeout = 10s;  // after its host was reached
-constexpr auto kPerHostAllowance =
-    100ms;  // of this host's own work, which all share: 64 ssh clients took 6 s of two cores
+constexpr auto kAgentStartTimeout = 10s;   // after the host was reached
+constexpr auto kPerHostAllowance = 100ms;  // this host's own work per agent: 64 ssh clients took 6 s of two cores
 
-AgentLink start_local_agent(const Host& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
+AgentLink start_local_agent(const HostSpec& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
   return {host.name.empty() ? base::host_name() : host.name, "",
           spawn_agent("/proc/self/exe", {"lockstep", "agent"}, current_environment(), false, max_files), max_silence};
 }
 
-AgentLink start_remote_agent(const Host& host, const HostOptions& options, const StagedFiles& cargo,
+AgentLink start_remote_agent(const HostSpec& host, const HostOptions& options, const StagedFiles& staged_files,
                              std::chrono::milliseconds max_silence, std::uint64_t max_files) {
-  const std::string way = host.step ? "srun" : "ssh";
+  const std::string via = host.is_slurm ? "srun" : "ssh";
   const std::vector<std::string> agent = agent_arguments(host, options.slurm_step);
-  const std::string script = cargo ? staging_script(*cargo, agent) : "";
+  const std::string script = staged_files ? staging_script(*staged_files, agent) : "";
   const std::vector<std::string> words =
-      host.step ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
-  const std::string path = find_program(way, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  AgentLink link(host.name, way,
-                 spawn_agent(path, words, host.step ? srun_environment(current_environment()) : current_environment(),
-                             true, max_files),
-                 max_silence);
-  if (cargo) link.ship(cargo);
+      host.is_slurm ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
+  const std::string path = find_program(via, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  AgentLink link(
+      host.name, via,
+      spawn_agent(path, words, host.is_slurm ? srun_environment(current_environment()) : current_environment(), true,
+                  max_files),
+      max_silence);
+  if (staged_files) link.stage_files(staged_files);
   return link;
 }
 
-/// At a megabyte a second at least.
-std::chrono::seconds staging_time(const std::vector<StagedFile>& cargo) {
+/// At 1 MiB/s or faster.
+std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
   std::size_t bytes = 0;
-  for (const StagedFile& one : cargo) bytes += one.content.size();
+  for (const StagedFile& one : staged_files) bytes += one.content.size();
   return std::chrono::seconds(bytes >> 20);
 }
 
 class AgentStartup {
  public:
-  AgentStartup(std::vector<Host> hosts, std::vector<AgentLink> agents)
+  AgentStartup(std::vector<HostSpec> hosts, std::vector<AgentLink> agents)
       : hosts_(std::move(hosts)),
         agents_(std::move(agents)),
         infos_(agents_.size()),
@@ -78,7 +78,7 @@ class AgentStartup {
   void take_host_info(std::size_t i, const Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
 
-  std::vector<Host> hosts_;
+  std::vector<HostSpec> hosts_;
   std::vector<AgentLink> agents_;
   std::vector<std::optional<HostInfo>> infos_;
   std::vector<std::optional<base::UsageError>> failed_;
@@ -90,17 +90,18 @@ class AgentStartup {
 void AgentStartup::take_host_info(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
   if (infos_[i] || frame.kind != FrameKind::kHostInfo)
-    throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
+    throw base::Error(base::Cause::kProtocol, "the first frame is not a HostInfo");
   infos_[i] = decode_host_info(frame.payload);
   startup_times_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
   if (infos_[i]->version != LOCKSTEP_VERSION)
-    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(infos_[i]->version, 80) +
-                                 ", this one " + LOCKSTEP_VERSION,
+    fail(i, base::UsageError(host + ": lockstep there is version " + base::quoted(infos_[i]->version, 80) +
+                                 "; expected " + LOCKSTEP_VERSION,
                              "install the same version there"));
   else if (infos_[i]->build != job::build_id(""))
-    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(infos_[i]->build, 80) +
-                                 ") than this one (" + job::build_id("") + ")",
-                             "install the same one there, name it with --remote-path, or let --ship copy this one"));
+    fail(i, base::UsageError(
+                host + ": lockstep there is build " + base::quoted(infos_[i]->build, 80) + "; expected " +
+                    job::build_id(""),
+                "install the same build there, name its path with --remote-path, or copy this one with --ship"));
 }
 
 void AgentStartup::read_agent(std::size_t i) {
@@ -108,16 +109,15 @@ void AgentStartup::read_agent(std::size_t i) {
   try {
     for (const Frame& frame : agent.read()) take_host_info(i, frame);
   } catch (const base::Error& error) {
-    return fail(
-        i,
-        base::UsageError(
-            "host " + base::quoted(hosts_[i].name, 253) + ": what came was not from lockstep (" + error.what() + ")",
-            "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
+    return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) +
+                                        ": the output there is not from lockstep (" + error.what() + ")",
+                                    "make sure that no start file of the shell there, such as ~/.bashrc, prints "
+                                    "anything in a non-interactive shell"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
   const RankExit end = agent.reap();
-  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
-  fail(i, agent_start_error(hosts_[i], end.exit_code(), agent.words()));
+  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent ended: " + to_text(end)));
+  fail(i, agent_start_error(hosts_[i], end.exit_code(), agent.stderr_text()));
 }
 
 void AgentStartup::poll_once(Deadline deadline, int signals) {
@@ -136,11 +136,12 @@ void AgentStartup::poll_once(Deadline deadline, int signals) {
 void AgentStartup::fail_unanswered() {
   for (std::size_t i = 0; i < agents_.size(); ++i) {
     if (infos_[i] || failed_[i]) continue;
-    const std::string words = agents_[i].words();
-    fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" +
-                                 (words.empty() ? "" : ": " + base::quoted(words, 512)),
-                             "does " + std::string(hosts_[i].step ? "srun --overlap --nodelist=" : "ssh ") +
-                                 hosts_[i].name + " true work at once, without a question?"));
+    const std::string text = agents_[i].stderr_text();
+    fail(i,
+         base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" +
+                              (text.empty() ? "" : ": " + base::quoted(text, 512)),
+                          "make sure that " + std::string(hosts_[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
+                              hosts_[i].name + " true works at once and asks no question"));
   }
 }
 
@@ -149,15 +150,15 @@ StartedAgents AgentStartup::take_result() {
                     .agents = std::move(agents_),
                     .infos = {},
                     .failed = std::move(failed_),
-                    .took = std::move(startup_times_)};
+                    .startup_times = std::move(startup_times_)};
   for (auto& info : infos_) all.infos.push_back(info ? std::move(*info) : HostInfo());
   return all;
 }
 
 }  // namespace
 
-bool is_local_host(const Host& host) {
-  if (host.step) return host.here;
+bool is_local_host(const HostSpec& host) {
+  if (host.is_slurm) return host.is_local;
   return host.user.empty() && host.port == 0 &&
          (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
 }
@@ -181,12 +182,13 @@ void kill_agents(std::vector<AgentLink>& agents) {
 void mark_duplicate_hosts(StartedAgents& started) {
   for (std::size_t i = 0; i < started.infos.size(); ++i)
     for (std::size_t j = i + 1; j < started.infos.size(); ++j)
-      if (!started.failed[i] && !started.failed[j] && !started.hosts[i].step && !started.hosts[j].step &&
+      if (!started.failed[i] && !started.failed[j] && !started.hosts[i].is_slurm && !started.hosts[j].is_slurm &&
           started.infos[i].machine == started.infos[j].machine)
-        started.failed[j] = base::UsageError(
-            "host " + base::quoted(started.hosts[j].name, 253) + ": it is the same machine as " +
-                base::quoted(started.hosts[i].name, 253),
-            "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
+        started.failed[j] =
+            base::UsageError("host " + base::quoted(started.hosts[j].name, 253) + ": it is the same machine as " +
+                                 base::quoted(started.hosts[i].name, 253),
+                             "list it once, with all its slots; containers that count as hosts need different values "
+                             "of LOCKSTEP_HOST_ID");
 }
 
 namespace {
@@ -203,7 +205,7 @@ void remove_failed(StartedAgents& started) {
     left.agents.push_back(std::move(started.agents[i]));
     left.infos.push_back(std::move(started.infos[i]));
     left.failed.emplace_back();
-    left.took.push_back(started.took[i]);
+    left.startup_times.push_back(started.startup_times[i]);
   }
   kill_agents(failed);
   started = std::move(left);
@@ -211,12 +213,12 @@ void remove_failed(StartedAgents& started) {
 
 }  // namespace
 
-/// A line each, so that one among many is seen; the first is what ends us.
-void require_hosts(StartedAgents& started, std::size_t least) {
+/// One line per host; the first failure is also the error that ends the launcher.
+void require_hosts(StartedAgents& started, std::size_t min_hosts) {
   const auto count = static_cast<std::size_t>(
       std::count_if(started.failed.begin(), started.failed.end(), [](const auto& error) { return error.has_value(); }));
   if (count == 0) return;
-  const bool enough = started.agents.size() - count >= least;
+  const bool enough = started.agents.size() - count >= min_hosts;
   std::optional<base::UsageError> first;
   for (const auto& failed : started.failed) {
     if (!failed) continue;
@@ -233,18 +235,19 @@ void require_hosts(StartedAgents& started, std::size_t least) {
                          first->hint());
 }
 
-StartedAgents start_agents(const HostOptions& options, const StagedFiles& cargo, std::chrono::milliseconds max_silence,
-                           std::uint64_t max_files, int signals) {
+StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
+                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals) {
   const std::string own = executable_path();
-  std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
-  for (Host& host : hosts)
+  std::vector<HostSpec> hosts = options.hosts.empty() ? std::vector<HostSpec>{{}} : options.hosts;
+  for (HostSpec& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
   std::vector<AgentLink> agents;
-  for (const Host& host : hosts)
+  for (const HostSpec& host : hosts)
     agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
-                                         : start_remote_agent(host, options, cargo, max_silence, max_files));
-  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStartTimeout +
-                                         agents.size() * kPerHostAllowance + (cargo ? staging_time(*cargo) : 0s));
+                                         : start_remote_agent(host, options, staged_files, max_silence, max_files));
+  const Deadline deadline =
+      Deadline::in(options.connect_timeout + kAgentStartTimeout + agents.size() * kPerHostAllowance +
+                   (staged_files ? staging_time(*staged_files) : 0s));
   AgentStartup startup(std::move(hosts), std::move(agents));
   while (!startup.complete() && !deadline.expired()) startup.poll_once(deadline, signals);
   startup.fail_unanswered();

@@ -1,4 +1,4 @@
-// The start of a job: an agent on each host, all at once, and what each finds there.
+// Starts one agent on each host, all at once, and collects what each finds there.
 #pragma once
 
 #include <chrono>
@@ -14,40 +14,42 @@
 
 namespace lockstep::launcher {
 
+/// The result of start_agents(): one entry per host in each vector.
 struct StartedAgents {
-  std::vector<Host> hosts;        ///< where; one that is empty: here
-  std::vector<AgentLink> agents;  ///< of each
-  std::vector<HostInfo> infos;    ///< empty where nothing was told
+  std::vector<HostSpec> hosts;  ///< an empty name: this host
+  std::vector<AgentLink> agents;
+  std::vector<HostInfo> infos;  ///< default-constructed for a host that sent none
   std::vector<std::optional<base::UsageError>>
-      failed;  ///< why a host cannot be used: it cannot be reached, or has another version of lockstep
-  std::vector<std::chrono::milliseconds> took;  ///< until each had told
+      failed;  ///< why a host cannot be used: it is unreachable, or runs another version of lockstep
+  std::vector<std::chrono::milliseconds> startup_times;  ///< from the start until each HostInfo arrived
 };
 
-/// Programs to ship; null: none.
+/// Programs to copy to other hosts (--ship); null: none.
 using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
 
-/// Starts, by ssh or srun, the agents of `options`' hosts (none: one here), elsewhere with `cargo`, and waits until
-/// each has told what it finds, or has failed. `signals` as of make_signal_fd(): a person's ends it (Error
-/// kInterrupted). `max_files`: soft limit of descriptors for agents.
-StartedAgents start_agents(const HostOptions& options, const StagedFiles& cargo, std::chrono::milliseconds max_silence,
-                           std::uint64_t max_files, int signals);
+/// Starts the agents of `options.hosts` (none: one agent on this host) through ssh or srun, copies `staged_files` to
+/// other hosts, and blocks until each agent has sent its HostInfo or has failed. `max_silence`: as for AgentLink.
+/// `max_files`: soft limit of file descriptors for agents. `signals` of make_signal_fd(): a user's signal ends the wait
+/// with Error kInterrupted.
+StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
+                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals);
 
-/// Of two hosts that are one machine, whose ranks would take the same cores and GPUs, the second has failed. Several
-/// nodes of SLURM may be on one.
+/// If two hosts are the same machine, whose ranks would share cores and GPUs, marks the second one as failed. Several
+/// nodes of SLURM may be on one machine.
 void mark_duplicate_hosts(StartedAgents& started);
 
-/// When hosts have failed: tells each in a line, and takes them out; nothing runs there. With fewer than `least` left
-/// lets nothing run anywhere, and throws UsageError that names the first one and how many there are.
-void require_hosts(StartedAgents& started, std::size_t least);
+/// Prints one line for each failed host and removes it; no process stays there. If fewer than `min_hosts` hosts are
+/// left, ends all agents and throws UsageError with the first failure and their number.
+void require_hosts(StartedAgents& started, std::size_t min_hosts);
 
-/// Lets nothing run there; waits 6 s at most for each.
+/// Kills all agents. Blocks for at most 6 s per agent.
 void kill_agents(std::vector<AgentLink>& agents);
 
-/// Throws Error kInterrupted when a person has asked us to stop, and kPreempted when somebody has asked the ranks to
-/// leave, of which there are none. `signals` as of make_signal_fd().
+/// Throws Error kInterrupted if a user's signal is pending, and kPreempted for SIGUSR1. `signals` of make_signal_fd().
+/// For use before any rank runs.
 void check_interrupted(int signals);
 
-/// Whether `host` means this machine: "localhost", its own name, or SLURM's for it. No ssh is needed for it.
-bool is_local_host(const Host& host);
+/// True if `host` is this machine: "localhost", its own name, or its SLURM name. It needs no ssh.
+bool is_local_host(const HostSpec& host);
 
 }  // namespace lockstep::launcher

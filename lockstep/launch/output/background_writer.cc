@@ -28,11 +28,11 @@ struct Entry {
 struct BackgroundWriter::Shared {
   const std::size_t limit;
   const bool announce;
-  mutable std::mutex mutex;  // guards all below
+  mutable std::mutex mutex;  // guards all members below
   std::condition_variable changed;
   std::deque<Entry> queue;
   std::size_t queued_bytes = 0;
-  std::uint64_t progress = 0;  // counts writes
+  std::uint64_t progress = 0;  // number of writes
   std::int64_t dropped = 0;
   std::int64_t announced = 0;
   bool busy = false;
@@ -54,12 +54,12 @@ struct BackgroundWriter::Shared {
     }
   }
 
-  /// The next entry, waiting for it as long as the BackgroundWriter lives; false when it is gone.
+  /// Blocks until there is an entry. Returns false once the BackgroundWriter has been destroyed.
   bool take(Entry& entry) {
     std::unique_lock lock(mutex);
     busy = false;
     changed.notify_all();
-    // bounded: the BackgroundWriter's end wakes it
+    // bounded: the destructor of BackgroundWriter sets closing and notifies
     changed.wait(lock, [&] { return closing || !queue.empty(); });
     if (closing) return false;
     entry = std::move(queue.front());
@@ -79,18 +79,18 @@ struct BackgroundWriter::Shared {
     for (std::size_t done = 0; done < entry.bytes.size();) {
       const ssize_t size =
           ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
-      const int problem = size < 0 ? errno : 0;
-      if (problem == EAGAIN) {
-        // Somebody else has made our terminal non-blocking. Bounded by the life of the process: this thread serves
-        // nobody.
+      const int write_error = size < 0 ? errno : 0;
+      if (write_error == EAGAIN) {
+        // Another process has made our terminal non-blocking. Bounded by the life of the process, because no other
+        // thread waits for this one.
         pollfd writable{entry.fd, POLLOUT, 0};
         ::poll(&writable, 1, 1000);
         continue;
       }
-      if (problem == EINTR) continue;
+      if (write_error == EINTR) continue;
       const std::lock_guard lock(mutex);
-      if (problem != 0) {
-        if (error == 0) error = problem;
+      if (write_error != 0) {
+        if (error == 0) error = write_error;
         failed.insert(entry.fd);
         return;
       }
@@ -116,7 +116,7 @@ BackgroundWriter::~BackgroundWriter() {
   if (busy)
     thread_.detach();
   else
-    thread_.join();  // bounded: it is between two entries, where it sees closing
+    thread_.join();  // bounded: the thread is between two entries, where it checks closing
 }
 
 void BackgroundWriter::write(int fd, std::string bytes, int lines, bool keep) {

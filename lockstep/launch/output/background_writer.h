@@ -1,4 +1,4 @@
-// Writes from a thread of its own, so that a terminal or disk that stands still stops nobody else.
+// Writes from a separate thread, so that a slow terminal or disk does not block the caller.
 #pragma once
 
 #include <chrono>
@@ -9,33 +9,35 @@
 
 namespace lockstep::launcher {
 
-/// A bounded queue in front of blocking descriptors. When it is full, the oldest entries are dropped and counted. Used
-/// by one thread.
+/// A bounded queue in front of blocking descriptors. When the queue is full, the oldest entries are dropped and
+/// counted. To be used by one thread.
 class BackgroundWriter {
  public:
-  /// `limit` bytes may wait. With `announce`, "lockstep: N lines dropped: the terminal was too slow" is written in the
-  /// place of what was dropped; otherwise only dropped() tells.
+  /// At most `limit` bytes are queued. With `announce`, the line "lockstep: N lines dropped: the terminal was too slow"
+  /// is written in place of dropped lines; otherwise only dropped() reports them.
   BackgroundWriter(std::size_t limit, bool announce);
-  /// What is still queued is lost. A write that hangs is not waited for: its thread ends with the process.
+  /// Discards what is still queued. Does not wait for a write that blocks: its thread continues until the process ends.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// Queues `bytes`, which hold `lines` lines, for `fd`. With `keep` they are never dropped.
+  /// Queues `bytes`, which contain `lines` lines, for `fd`. Does not block. Entries with `keep` are never dropped.
   void write(int fd, std::string bytes, int lines, bool keep = false);
 
-  /// Waits until all is written, at most `patience` without any progress and `most` in all. False: something is left.
+  /// Blocks until all is written, at most `stall_limit` without any progress and at most `total_limit` in all. Returns
+  /// false if something is left.
   bool drain(std::chrono::milliseconds stall_limit, std::chrono::milliseconds total_limit);
 
-  /// Lines dropped so far.
+  /// Returns the number of lines dropped.
   std::int64_t dropped() const;
-  /// errno of the first write that failed; 0: none. What goes to a descriptor after it failed is thrown away.
+  /// Returns the errno of the first write that failed; 0 if none has. Later bytes for a failed descriptor are
+  /// discarded.
   int error() const;
 
  private:
   struct Shared;
-  std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
-  std::thread thread_;              // started by the first write
+  std::shared_ptr<Shared> shared_;  // also held by the thread, which may outlive this object
+  std::thread thread_;              // started by the first write()
 };
 
 }  // namespace lockstep::launcher

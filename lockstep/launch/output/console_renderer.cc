@@ -10,7 +10,7 @@ const char* const kEraseRow = "\r\x1b[K";
 }  // namespace
 
 std::string clip_to_columns(std::string_view text, int columns) {
-  int columns_left = columns - 1;  // in the last column some terminals begin a new row
+  int columns_left = columns - 1;  // after the last column, some terminals begin a new row
   bool coloured = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\x1b' && i + 1 < text.size() && text[i + 1] == '[') {
@@ -37,7 +37,7 @@ std::string ConsoleRenderer::render_plain(const std::string& line, const LineSeg
   }
 }
 
-std::string ConsoleRenderer::show(const std::string& prefix, int owner, const LineSegment& segment) {
+std::string ConsoleRenderer::render(const std::string& prefix, int owner, const LineSegment& segment) {
   std::string line = prefix;
   if (segment.is_continuation) line.back() = '+';
   line += segment.text;

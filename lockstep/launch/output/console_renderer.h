@@ -1,4 +1,5 @@
-// How the pieces of many streams share one destination, so that a progress bar and whole lines do not spoil each other.
+// Combines the segments of many streams for one destination, so that progress bars and lines do not overwrite each
+// other.
 #pragma once
 
 #include <string>
@@ -8,22 +9,22 @@
 
 namespace lockstep::launcher {
 
-/// Pure but for what it remembers: which bar stands on the last row. On a terminal the newest bar stays there and lines
-/// appear above it; elsewhere bytes come as they are, with prefixes.
+/// Converts segments to the bytes to write; does no I/O. On a terminal, the newest progress bar stays in the last row
+/// and lines are printed above it; elsewhere, the bytes are passed through with their prefixes.
 class ConsoleRenderer {
  public:
   explicit ConsoleRenderer(bool terminal) : terminal_(terminal) {}
 
-  /// The terminal has so many columns now; 0: nobody knows. A bar that is wider is cut: one of two rows could not be
+  /// Sets the width of the terminal; 0 if unknown. A bar that is wider is clipped, because a bar of two rows cannot be
   /// erased.
   void resize(int columns) { columns_ = columns; }
 
-  /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a
-  /// line that was cut.
-  std::string show(const std::string& prefix, int owner, const LineSegment& segment);
-  /// The bytes that show a whole text of our own, which ends with \n.
-  std::string show(std::string_view text) const { return above_bar(std::string(text)); }
-  /// The bytes after which the cursor is at the beginning of a row.
+  /// Returns the bytes for `segment` of the stream `owner`, preceded by `prefix`, "[rank] ", or by "[rank]+" for the
+  /// rest of a line that was cut.
+  std::string render(const std::string& prefix, int owner, const LineSegment& segment);
+  /// Returns the bytes for a text of the launcher itself, which must end with \n.
+  std::string render(std::string_view text) const { return above_bar(std::string(text)); }
+  /// Returns the bytes that move the cursor to the beginning of an empty row.
   std::string close_bar();
 
  private:
@@ -33,11 +34,12 @@ class ConsoleRenderer {
 
   bool terminal_;
   int columns_ = 0;
-  std::string bar_;  // empty: none
+  std::string bar_;  // in the last row; empty if there is none
   int bar_owner_ = -1;
 };
 
-/// What of `text` has room in a row of `columns`. Sequences that colour it take none, and are ended. Pure.
+/// Returns the part of `text` that fits in a row of `columns`. Colour sequences take no column and are reset at the
+/// end. Pure.
 std::string clip_to_columns(std::string_view text, int columns);
 
 }  // namespace lockstep::launcher

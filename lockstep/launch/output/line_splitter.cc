@@ -14,7 +14,7 @@ void LineSplitter::emit(SegmentEnd end, std::vector<LineSegment>& segments) {
 void LineSplitter::append(std::string_view text, std::vector<LineSegment>& segments) {
   while (line_.size() + text.size() > kMaxLineBytes) {
     std::size_t size = kMaxLineBytes - line_.size();
-    // Not inside a UTF-8 character, unless there is none.
+    // Do not cut inside a UTF-8 character, unless the bytes are not UTF-8.
     for (int back = 0; back < 3 && size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80; ++back) --size;
     line_.append(text.substr(0, size));
     text.remove_prefix(size);
@@ -35,7 +35,7 @@ std::vector<LineSegment> LineSplitter::feed(std::string_view bytes) {
     if (newline || both) {
       emit(SegmentEnd::kNewline, segments);
     } else if (line_.empty()) {
-      overwrites_bar_ = true;  // \r in front of its text
+      overwrites_bar_ = true;  // the \r comes before the text of the bar
     } else {
       emit(SegmentEnd::kReturn, segments);
     }

@@ -1,4 +1,4 @@
-// A stream of bytes, cut into what may be shown on its own.
+// Splits a stream of bytes into lines and states of progress bars.
 #pragma once
 
 #include <cstddef>
@@ -8,29 +8,30 @@
 
 namespace lockstep::launcher {
 
-/// How a piece of output ended.
+/// How a segment of output ended.
 enum class SegmentEnd {
   kNewline,  ///< a whole line
-  kReturn,   ///< a progress bar: the next piece is written over it
-  kCut,      ///< the line is too long, and goes on in the next piece
-  kOpen,     ///< a progress bar that began with \r and may still grow; the next piece repeats what it holds
+  kReturn,   ///< a progress bar: the next segment overwrites it
+  kCut,      ///< the line is too long and continues in the next segment
+  kOpen,     ///< a progress bar that began with \r and may still grow; the next segment repeats its text
 };
 
 struct LineSegment {
   std::string text;  ///< without its \n or \r
   SegmentEnd end = SegmentEnd::kNewline;
-  bool is_continuation = false;  ///< the piece before was cut
-  bool overwrites_bar = false;   ///< a progress bar of this stream stands on the row
+  bool is_continuation = false;  ///< the previous segment ended with kCut
+  bool overwrites_bar = false;   ///< a progress bar of this stream is in the current row
 };
 
-/// Two styles of progress bars are in use: text then \r, and \r then text (tqdm). "\r\n" is one end of line.
+/// Handles both styles of progress bars: a text followed by \r, and \r followed by a text (tqdm). "\r\n" counts as one
+/// end of line.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
 
-  /// The pieces that `bytes` complete, in order.
+  /// Returns the segments that `bytes` complete, in order.
   std::vector<LineSegment> feed(std::string_view bytes);
-  /// What is left when the stream has ended: its last line without a newline, if there is one.
+  /// Returns the rest when the stream has ended: a last line without a newline, if there is one.
   std::vector<LineSegment> finish();
 
  private:
@@ -38,7 +39,7 @@ class LineSplitter {
   void emit(SegmentEnd end, std::vector<LineSegment>& segments);
 
   std::string line_;             // since the last \n, \r or cut
-  bool overwrites_bar_ = false;  // the last end was \r
+  bool overwrites_bar_ = false;  // the last segment ended with \r
   bool is_continuation_ = false;
 };
 

@@ -80,7 +80,7 @@ void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
   if (output.tail.size() > kTailLines) output.tail.pop_front();
 }
 
-void Output::show(int rank, Stream stream, const std::vector<LineSegment>& segments) {
+void Output::print(int rank, Stream stream, const std::vector<LineSegment>& segments) {
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   Destination& to = destination(stream);
   std::string bytes;
@@ -88,7 +88,7 @@ void Output::show(int rank, Stream stream, const std::vector<LineSegment>& segme
   for (const LineSegment& segment : segments) {
     if (stream == Stream::kErr) keep_tail(output, segment);
     if (rank == 0 || !only_rank_zero_)
-      bytes += to.renderer.show(output.prefix, 2 * rank + static_cast<int>(stream), segment);
+      bytes += to.renderer.render(output.prefix, 2 * rank + static_cast<int>(stream), segment);
   }
   to.writer.write(to.fd, std::move(bytes), static_cast<int>(segments.size()));
 }
@@ -100,19 +100,19 @@ void Output::add(int rank, Stream stream, std::string_view bytes) {
   if (disk_)
     disk_->write(output.files[index].get(), std::string(bytes),
                  static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
-  show(rank, stream, output.lines[index].feed(bytes));
+  print(rank, stream, output.splitters[index].feed(bytes));
 }
 
-void Output::end(int rank) {
+void Output::close_rank(int rank) {
   if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
   for (const Stream stream : {Stream::kOut, Stream::kErr})
-    show(rank, stream, ranks_[static_cast<std::size_t>(rank)].lines[static_cast<std::size_t>(stream)].finish());
+    print(rank, stream, ranks_[static_cast<std::size_t>(rank)].splitters[static_cast<std::size_t>(stream)].finish());
 }
 
 void Output::print_note(std::string_view text) {
   Destination& to = destination(Stream::kErr);
   to.renderer.resize(columns_of(to.fd));
-  to.writer.write(to.fd, to.renderer.show("lockstep: " + std::string(text) + "\n"), 1, true);
+  to.writer.write(to.fd, to.renderer.render("lockstep: " + std::string(text) + "\n"), 1, true);
 }
 
 std::string Output::tail(int rank) const {
@@ -123,7 +123,7 @@ std::string Output::tail(int rank) const {
 }
 
 void Output::finish(const std::string& last) {
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) end(rank);
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) close_rank(rank);
   if (disk_) {
     const bool all = disk_->drain(1s, 10s);
     if (disk_->error() != 0)
@@ -131,12 +131,12 @@ void Output::finish(const std::string& last) {
                  std::strerror(disk_->error()));
     else if (!all || disk_->dropped() > 0)
       print_note("warning: --output: the files in " + base::quoted(directory_, 256) +
-                 " are not complete: the disk was too slow");
+                 " are incomplete, because the disk was too slow");
   }
   for (Destination* to : {out_.get(), err_.get()})
     if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
   Destination& err = destination(Stream::kErr);
-  // Output comes first even when it goes elsewhere: a person reads the last line.
+  // The output is drained first, also if it goes to another file, so that `last` is the last line.
   if (err_) out_->writer.drain(1s, 10s);
   err.writer.write(err.fd, last, 1, true);
   err.writer.drain(1s, 10s);

@@ -1,4 +1,4 @@
-// All that the launcher shows: the ranks' output, its own lines, and at the end the reason of a failure.
+// Everything that the launcher prints: the output of the ranks, its own notes, and in the end the cause of a failure.
 #pragma once
 
 #include <deque>
@@ -17,31 +17,32 @@ namespace lockstep::launcher {
 
 enum class Stream { kOut = 0, kErr = 1 };
 
-/// Columns of the terminal that stdout is; 0: it is none, or one that cannot redraw a line.
+/// Returns the width of the terminal on stdout; 0 if stdout is not a terminal, or one that cannot redraw a row.
 int terminal_columns();
 
-/// Never waits for the terminal or the disk, but in finish().
+/// Prints on stdout and stderr, and writes the files of --output. Only finish() waits for the terminal or the disk. To
+/// be used by one thread.
 class Output {
  public:
-  /// `prefixes`: in front of each rank's lines. Makes options.output_dir and its files. Throws SystemError or
-  /// UsageError naming --output and the file.
+  /// `prefixes` holds the prefix of the lines of each rank. Creates options.output_dir and its files. Throws
+  /// SystemError with --output and the file.
   Output(const RunOptions& options, std::vector<std::string> prefixes);
 
-  /// Bytes that `rank` wrote to a stream.
+  /// Prints and stores bytes that `rank` has written to a stream. Ignores unknown ranks.
   void add(int rank, Stream stream, std::string_view bytes);
-  /// The process of `rank` has ended: a last line without a newline is shown.
-  void end(int rank);
-  /// "lockstep: TEXT" on stderr.
+  /// Prints the last line of `rank`, whose process has ended, if it has no newline.
+  void close_rank(int rank);
+  /// Prints "lockstep: TEXT" on stderr.
   void print_note(std::string_view text);
-  /// The last lines that `rank` wrote to stderr, at most 20, each with its prefix and newline.
+  /// Returns the last lines that `rank` has written to stderr, at most 20, each with its prefix and a newline.
   std::string tail(int rank) const;
   const std::string& prefix(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).prefix; }
-  /// Shows `last` on stderr, after everything else. Waits for the terminal 1 s after its last sign of life, 10 s at
-  /// most.
+  /// Prints `last` on stderr, after all other output. Blocks until everything is written, but at most 1 s without
+  /// progress and 10 s in all, for each of the terminal and the disk.
   void finish(const std::string& last);
 
  private:
-  /// One place where lines go. stdout and stderr share one when they are the same terminal or file.
+  /// A terminal or file. stdout and stderr share one if they are the same file.
   struct Destination {
     int fd;
     ConsoleRenderer renderer;
@@ -50,12 +51,12 @@ class Output {
   };
   struct RankOutput {
     std::string prefix;
-    LineSplitter lines[2];
+    LineSplitter splitters[2];
     base::Fd files[2];
     std::deque<std::string> tail;
   };
 
-  void show(int rank, Stream stream, const std::vector<LineSegment>& segments);
+  void print(int rank, Stream stream, const std::vector<LineSegment>& segments);
   void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
 
@@ -63,7 +64,7 @@ class Output {
   std::string directory_;
   std::vector<RankOutput> ranks_;
   std::unique_ptr<Destination> out_;
-  std::unique_ptr<Destination> err_;  // none: the same as out_
+  std::unique_ptr<Destination> err_;  // null if it is the same file as out_
   std::unique_ptr<BackgroundWriter> disk_;
 };
 

@@ -43,18 +43,18 @@ std::string json_line(const base::RankSnapshot& rank) {
 
 std::string table_line(const base::RankSnapshot& rank) {
   char line[200];
-  std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %9llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
+  std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %10llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
                 rank.transport.c_str(), static_cast<unsigned long long>(rank.gradient_reductions),
                 mib(rank.live_bytes).c_str(), mib(rank.peak_live_bytes).c_str(), mib(rank.resident_bytes).c_str());
   return line;
 }
 
-/// A table, and where the ranks are.
+/// The table of one job, and the operations of its ranks.
 std::string job_text(const std::vector<base::RankSnapshot>& ranks) {
   const base::RankSnapshot& first = ranks.front();
-  std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " +
+  std::string text = "job " + first.job + ": " + std::to_string(ranks.size()) + " of " +
                      std::to_string(first.world_size) + (first.world_size == 1 ? " rank" : " ranks") +
-                     " here\n rank      pid  transport  exchanges       arena     at most        held\n";
+                     " on this host\n rank      pid  transport  reductions       arena        peak    resident\n";
   for (const base::RankSnapshot& rank : ranks) text += table_line(rank);
   return text + job::progress_report(ranks);
 }
@@ -67,7 +67,7 @@ std::vector<base::RankSnapshot> find_local_ranks() {
   while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
     const auto pid = base::parse_int(entry->d_name);
     if (!pid) continue;
-    if (auto seen = base::find_rank_page(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*seen));
+    if (auto snapshot = base::find_rank_page(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*snapshot));
   }
   std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
     return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
@@ -81,7 +81,7 @@ std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json)
     for (const base::RankSnapshot& rank : ranks) text += json_line(rank);
     return text;
   }
-  if (ranks.empty()) return "no rank of yours runs on this machine\n";
+  if (ranks.empty()) return "no ranks of this user on this host\n";
   for (auto begin = ranks.begin(); begin != ranks.end();) {
     const auto end = std::find_if(begin, ranks.end(), [&](const auto& rank) { return rank.job != begin->job; });
     text += (text.empty() ? "" : "\n") + job_text({begin, end});

@@ -1,4 +1,4 @@
-// `lockstep status`: the ranks that run on this machine.
+// `lockstep status`: lists the ranks that run on this host.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace lockstep::launcher {
 
-/// The ranks of this user on this host, whoever started them, by job and rank. Asks nobody: it reads the pages that
-/// they show.
+/// Returns the ranks of this user on this host, whichever launcher started them, sorted by job and rank. Reads their
+/// pages in shared memory; sends nothing to the ranks.
 std::vector<base::RankSnapshot> find_local_ranks();
 
-/// A table for people; `json`: one object a line, with bytes.
+/// Returns a table per job, or, with `json`, one JSON object per line with sizes in bytes.
 std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json);
 
 }  // namespace lockstep::launcher

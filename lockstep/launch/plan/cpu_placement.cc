@@ -16,7 +16,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kMaxCpus = 8192;  // what Linux can be built for
+constexpr int kMaxCpus = 8192;  // the largest NR_CPUS of Linux
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -66,8 +66,8 @@ std::vector<Cpu> usable_cpus() {
   const std::map<int, int> nodes = node_of_cpu();
   std::vector<Cpu> cpus;
   for (const int id : affinity_mask()) {
-    const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(id) + "/topology/";
-    const std::vector<int> siblings = parse_cpu_list(first_line(folder + "thread_siblings_list"));
+    const std::string directory = "/sys/devices/system/cpu/cpu" + std::to_string(id) + "/topology/";
+    const std::vector<int> siblings = parse_cpu_list(first_line(directory + "thread_siblings_list"));
     const auto node = nodes.find(id);
     cpus.push_back({id, siblings.empty() ? id : *std::min_element(siblings.begin(), siblings.end()),
                     node == nodes.end() ? 0 : node->second});
@@ -94,7 +94,7 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
     if (ranks > cores) {
       for (auto& part : parts) part.push_back(cpu.id);
     } else {
-      // The rank r with r * cores / ranks <= core < (r + 1) * cores / ranks.
+      // Rank r gets the cores from r * cores / ranks up to, but not including, (r + 1) * cores / ranks.
       parts[static_cast<std::size_t>(((core + 1) * ranks - 1) / cores)].push_back(cpu.id);
     }
   }

@@ -12,7 +12,7 @@
 namespace lockstep::launcher {
 namespace {
 
-int num_gpus() {
+int count_gpus() {
   int count = 0;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
@@ -30,7 +30,7 @@ HostInfo collect_host_info() {
           .build = job::build_id(""),
           .machine = job::host_id(),
           .cpus = usable_cpus(),
-          .gpus = num_gpus(),
+          .gpus = count_gpus(),
           .visible_gpus = base::Env::this_process().cuda_visible_devices.value_or("")};
 }
 

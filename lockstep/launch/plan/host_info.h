@@ -1,4 +1,4 @@
-// What an agent finds on its host, told to the launcher before anything is planned.
+// The facts about a host that its agent sends to the launcher before the job is planned.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 namespace lockstep::launcher {
 
 struct HostInfo {
-  std::string host;               ///< its own name for itself
+  std::string host;               ///< its own host name
   std::string version;            ///< of its program lockstep
-  std::string build;              ///< the GNU build id of that
-  std::string machine;            ///< what no other has, as job::host_id() says it
-  std::vector<Cpu> cpus;          ///< that ranks may use
-  int gpus = 0;                   ///< device files of NVIDIA's driver
-  std::uint16_t master_port = 0;  ///< that the agent keeps for rank 0 of torch.distributed's programs
-  std::string visible_gpus;       ///< its own CUDA_VISIBLE_DEVICES, as SLURM sets it; empty: not set
+  std::string build;              ///< GNU build id of that program
+  std::string machine;            ///< identifies the host, see job::host_id()
+  std::vector<Cpu> cpus;          ///< CPUs that ranks may use
+  int gpus = 0;                   ///< number of device files of NVIDIA's driver
+  std::uint16_t master_port = 0;  ///< port that the agent reserves for rank 0 of programs with torch.distributed
+  std::string visible_gpus;       ///< the agent's CUDA_VISIBLE_DEVICES, which SLURM may set; empty: not set
 };
 
-/// Of this host, by its affinity mask, /dev and environment; without master_port.
+/// Returns the facts about this host, from its affinity mask, /dev and the environment. Does not set master_port.
 HostInfo collect_host_info();
 
 }  // namespace lockstep::launcher

@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::chrono::seconds kLauncherHeadStart{10};
+constexpr std::chrono::seconds kLauncherHeadStart{10};  // by which the launcher's limit is shorter than the ranks'
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
@@ -32,7 +32,8 @@ bool is_one_of(std::string_view name, const auto& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What an outer launcher says about the process it started; wrong for ours.
+/// True for variables with which an outer launcher describes the process that it started. They do not apply to our
+/// ranks.
 bool belongs_to_another_launcher(std::string_view name) {
   constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
   constexpr std::array kNames = {"SLURM_PROCID",      "SLURM_LOCALID", "SLURM_NODEID",
@@ -40,7 +41,7 @@ bool belongs_to_another_launcher(std::string_view name) {
   return begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames);
 }
 
-/// As the variable takes it: later than `limit`, unless there is none.
+/// The value of LOCKSTEP_TIMEOUT: `later` than `limit`, or 0 if there is no limit.
 std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds later) {
   char text[32];
   std::snprintf(text, sizeof text, "%.15g",
@@ -72,21 +73,21 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
-  // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.
+  // The launcher, which monitors all ranks, acts first. The ranks' own time limit applies if the launcher does not act.
   if (options.hang_timeout || !find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
     environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, kLauncherHeadStart));
-  // A rank's line has less room than the terminal: its prefix stands in front.
+  // The prefix of a rank's line takes some columns of the terminal.
   std::size_t widest = 0;
   for (const Node& node : nodes)
     widest = std::max(widest, rank_prefix(num_ranks - 1, nodes.size() > 1 ? node.name : "").size());
   const int columns = context.columns - static_cast<int>(widest);
   if (columns > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(columns));
-  // Python keeps lines back when it writes to a pipe.
+  // Python buffers its output when it writes to a pipe.
   if (!find_variable(context.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
   return environment;
 }
 
-/// Libraries of others take the address of the name of their host, which may be a loopback.
+/// Gloo and NCCL get the interface explicitly, because the address of a host's name may be a loopback address.
 Environment node_environment(std::size_t number, const Node& node, const RunOptions& options,
                              const Environment& inherited) {
   const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
@@ -100,7 +101,7 @@ Environment node_environment(std::size_t number, const Node& node, const RunOpti
   return environment;
 }
 
-/// The GPUs that the ranks of a host may use; nothing when nobody has named them.
+/// The GPUs that the ranks of a host may use; nullopt if neither an option nor a variable names them.
 std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, const Node& node,
                                                     const Environment& inherited) {
   const auto outer = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
@@ -108,7 +109,7 @@ std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, c
   if (options.gpus.empty() && !outer && !options.isolate_gpus) return std::nullopt;
   if (options.gpus.empty() && !outer)
     for (int gpu = 0; gpu < node.info.gpus; ++gpu) gpus.push_back(std::to_string(gpu));
-  // CUDA's rule: the list ends at the first entry that is no device.
+  // As in CUDA, the list ends at the first entry that is not a device.
   for (const std::string& gpu : base::split(!options.gpus.empty() ? options.gpus : outer.value_or(""), ',')) {
     if (gpu.empty() || gpu[0] == '-') break;
     gpus.push_back(gpu);
@@ -116,7 +117,7 @@ std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, c
   return gpus;
 }
 
-/// A rank uses the entry of its local rank, or, with --isolate-gpus, sees that one alone.
+/// Each rank sees the whole list and uses the entry of its local rank; with --isolate-gpus it sees that entry only.
 void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
   const auto gpus = usable_gpus(options, node, inherited);
   if (!gpus || (gpus->empty() && !options.isolate_gpus)) return;
@@ -124,8 +125,9 @@ void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, cons
   if (num_gpus == 0 || (num_gpus < num_ranks && !options.share_gpus))
     throw base::UsageError("host " + base::quoted(node.name, 253) + " has " + std::to_string(num_gpus) +
                                " GPUs in its list for " + std::to_string(num_ranks) + " ranks",
-                           num_gpus == 0 ? "--isolate-gpus needs GPUs"
-                                         : "fewer ranks, more GPUs (--gpus, CUDA_VISIBLE_DEVICES), or --share-gpus");
+                           num_gpus == 0 ? "remove --isolate-gpus on hosts without GPUs"
+                                         : "use fewer ranks, list more GPUs (--gpus, CUDA_VISIBLE_DEVICES), or add "
+                                           "--share-gpus");
   std::string all;
   for (const std::string& gpu : *gpus) all += (all.empty() ? "" : ",") + gpu;
   for (std::size_t local = 0; local < num_ranks; ++local) {
@@ -162,12 +164,12 @@ Environment inherited_environment(const Node& node, const LaunchContext& context
   Environment inherited;
   for (const std::string& variable : context.environment) {
     const std::string_view name = variable_name(variable);
-    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.step && !node.info.visible_gpus.empty() &&
+    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.is_slurm && !node.info.visible_gpus.empty() &&
                           !is_one_of(name, context.exported);
-    if (node.here || is_one_of(name, context.exported) || (is_forwarded(name) && !own_gpus))
+    if (node.is_local || is_one_of(name, context.exported) || (is_forwarded(name) && !own_gpus))
       inherited.push_back(variable);
   }
-  if (!node.here && !node.info.visible_gpus.empty() && !find_variable(inherited, "CUDA_VISIBLE_DEVICES"))
+  if (!node.is_local && !node.info.visible_gpus.empty() && !find_variable(inherited, "CUDA_VISIBLE_DEVICES"))
     inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.info.visible_gpus);
   return inherited;
 }
@@ -190,20 +192,20 @@ Environment apply_exports(Environment environment, const std::vector<std::string
       set.push_back(variable);
     else if (!find_variable(environment, variable))
       throw base::UsageError("-x " + base::quoted(variable, 80) +
-                             ": this variable is not set; allowed is one that is, or NAME=VALUE");
+                             ": this variable is not set; expected a variable that is set, or NAME=VALUE");
   }
   std::erase_if(environment, [&](const std::string& one) {
     return std::any_of(set.begin(), set.end(),
                        [&](const std::string& other) { return variable_name(one) == variable_name(other); });
   });
-  for (auto one = set.begin(); one != set.end(); ++one)  // the last of a name counts
+  for (auto one = set.begin(); one != set.end(); ++one)  // the last value of a name is used
     if (std::none_of(one + 1, set.end(),
                      [&](const std::string& other) { return variable_name(other) == variable_name(*one); }))
       environment.push_back(*one);
   return environment;
 }
 
-Environment merged(const Environment& own, const Environment& added) {
+Environment merge_environment(const Environment& own, const Environment& added) {
   std::set<std::string_view> replaced;
   for (const std::string& variable : added) replaced.insert(variable_name(variable));
   Environment all;
@@ -228,13 +230,14 @@ std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& c
   int first = 0;
   for (std::size_t number = 0; number < nodes.size(); first += nodes[number++].ranks) {
     const Node& node = nodes[number];
-    JobPlan job{.program = context.program,
-                .arguments = options.command,
-                .directory = context.directory.empty() && !node.here ? context.here : context.directory,
-                .extends_own_environment = !node.here,
-                .fail_grace = options.fail_grace,
-                .run_dir = context.run_dir,
-                .key = context.key};
+    JobPlan job{
+        .program = context.program,
+        .arguments = options.command,
+        .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
+        .extends_own_environment = !node.is_local,
+        .fail_grace = options.fail_grace,
+        .run_dir = context.run_dir,
+        .key = context.key};
     std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
     for (int local = 0; local < node.ranks; ++local)
       job.ranks.push_back(
@@ -243,7 +246,7 @@ std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& c
     assign_gpus(job, options, node, inherited);
     Environment ours = node_environment(number, node, options, inherited);
     ours.insert(ours.end(), for_all.begin(), for_all.end());
-    inherited = merged(inherited, ours);
+    inherited = merge_environment(inherited, ours);
     job.environment = remove_variables(std::move(inherited), job.ranks.front().environment);
     jobs.push_back(std::move(job));
   }
@@ -257,7 +260,7 @@ job::HealthLimits health_limits(const RunOptions& options, const Environment& en
   if (seconds && *seconds >= 0 && *seconds < 1e7)
     limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
-  limits.judge_last_rank = options.hang_timeout.has_value();  // whoever asks for a limit means each rank
+  limits.judge_last_rank = options.hang_timeout.has_value();  // an explicit limit applies to each rank
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
 }
@@ -268,15 +271,15 @@ int default_ranks(const RunOptions& options, const LaunchContext& context, const
   if (named && (gpus > 0 || !options.gpus.empty()))
     gpus =
         options.gpus.empty() ? std::min<int>(gpus, static_cast<int>(named->size())) : static_cast<int>(named->size());
-  const bool none = named && named->empty() && node.info.gpus > 0;  // somebody has hidden them
-  return std::max(1, gpus > 0 || none ? gpus : num_cores(node.info.cpus));
+  const bool hidden = named && named->empty() && node.info.gpus > 0;  // CUDA_VISIBLE_DEVICES is empty
+  return std::max(1, gpus > 0 || hidden ? gpus : num_cores(node.info.cpus));
 }
 
 std::vector<int> fill_slots(const std::vector<int>& slots, int ranks) {
   const int all = std::accumulate(slots.begin(), slots.end(), 0);
   if (ranks > all)
     throw base::UsageError("-n is " + std::to_string(ranks) + ", but the hosts have " + std::to_string(all) +
-                           " slots; allowed is an integer from 1 to " + std::to_string(all));
+                           " slots; expected an integer from 1 to " + std::to_string(all));
   int left = ranks == 0 ? all : ranks;
   std::vector<int> filled;
   for (const int slot : slots) {

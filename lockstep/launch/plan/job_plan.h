@@ -1,4 +1,5 @@
-// From what a person asked for to what every rank gets: a pure function.
+// Computes from the options of `lockstep run` what each rank gets: arguments, environment, cores and GPUs. Pure
+// functions.
 #pragma once
 
 #include <chrono>
@@ -15,93 +16,95 @@
 
 namespace lockstep::launcher {
 
-/// Variables as execve(2) takes them: "NAME=value".
+/// Environment variables in the form of execve(2): "NAME=value".
 using Environment = std::vector<std::string>;
 
-/// What one rank has that the others do not.
+/// What distinguishes one rank from the others of its host.
 struct RankPlan {
   int rank = 0;
-  Environment environment;             ///< on top of JobPlan::environment
+  Environment environment;             ///< in addition to JobPlan::environment
   std::vector<std::string> arguments;  ///< after JobPlan::arguments
   std::vector<int> cpus;               ///< empty: not bound
 };
 
-/// All that an agent has to know.
+/// Everything that an agent needs to run the ranks of its host.
 struct JobPlan {
-  std::string program;                 ///< path of an executable file
-  std::vector<std::string> arguments;  ///< argv, from argv[0]
-  std::string directory;               ///< entered first; empty: the agent's own
-  bool extends_own_environment =
-      false;  ///< the environment comes on top of the agent's own, as a login on another host gives it
+  std::string program;                   ///< path of an executable file
+  std::vector<std::string> arguments;    ///< argv, including argv[0]
+  std::string directory;                 ///< working directory of the ranks; empty: the agent's own
+  bool extends_own_environment = false;  ///< add `environment` to the agent's own, as a login on a remote host provides
   Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};
-  std::string run_dir;  ///< where stacks go; made when there is one
+  std::string run_dir;  ///< directory for stacks; created when the first one is written
   job::JobKey key{};    ///< for the ranks' pages
 };
 
-/// What the plan depends on besides the options.
+/// Everything that the plan depends on besides the options.
 struct LaunchContext {
   Environment environment;            ///< of the launcher
-  std::string program;                ///< where the program was found
-  std::string directory;              ///< that the ranks start in, absolute; empty: the launcher's
-  std::string here;                   ///< the launcher's
-  std::vector<std::string> exported;  ///< names of variables that go everywhere
+  std::string program;                ///< path at which the program was found
+  std::string directory;              ///< working directory of the ranks, absolute; empty: the launcher's
+  std::string launcher_directory;     ///< working directory of the launcher
+  std::vector<std::string> exported;  ///< names of the variables that all hosts get
   base::Address store;
   std::string job;
-  base::Address master;  ///< what torch.distributed's programs meet at
+  base::Address master;  ///< rendezvous address of programs with torch.distributed
   std::string run_dir;   ///< runs/NAME
-  int generation = 0;    ///< how often the job was started before
+  int generation = 0;    ///< number of earlier starts of the job
   job::JobKey key{};
-  int columns = 0;  ///< of the launcher's terminal; 0: stdout is none
+  int columns = 0;  ///< width of the launcher's terminal; 0: stdout is not a terminal
 };
 
 /// A host of the job.
 struct Node {
   HostInfo info;
-  std::string name;                ///< as a person has named it
-  int ranks = 0;                   ///< that it gets; neighbours in rank order, after those of the nodes before it
-  bool here = true;                ///< its agent was started by the launcher itself
-  bool step = false;               ///< SLURM has given it to us, with GPUs of its own choice
-  std::string wanted_interface{};  ///< its own, from the host list
-  std::string interface{};         ///< whose address its ranks use; empty: they are all on one host
-  std::size_t number = 0;          ///< among all hosts of the job, from 0
+  std::string name;                ///< as the user named it
+  int ranks = 0;                   ///< its number of ranks; they follow those of the nodes before it
+  bool is_local = true;            ///< the launcher started its agent directly
+  bool is_slurm = false;           ///< SLURM allocated it and chose its GPUs
+  std::string wanted_interface{};  ///< its own interface, from the host list
+  std::string interface{};         ///< whose address its ranks use; empty: all ranks are on one host
+  std::size_t number = 0;          ///< index among all hosts of the job
 };
 
-/// Of the launcher's variables those that the ranks of a host get.
+/// Returns the variables of the launcher that the ranks of a host inherit.
 Environment inherited_environment(const Node& node, const LaunchContext& context);
 
-/// A plan for the agent of each node. The ranks here inherit the launcher's environment, those elsewhere what a login
-/// there gives and of the launcher's what travels(); both without what another launcher (torchrun, SLURM, PMI) says
-/// about a rank. They get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS unless it is set. Each node has a rank at
-/// least.
+/// Returns one plan per node, for its agent. Every node must have at least one rank.
+///
+/// Ranks on the launcher's host inherit its environment. Ranks on other hosts get the environment of a login there and
+/// those variables of the launcher that are exported or for which is_forwarded() is true. Variables with which another
+/// launcher (torchrun, SLURM, PMI) describes a rank are removed in both cases. All ranks get LOCKSTEP_*, the variables
+/// of torchrun, and OMP_NUM_THREADS unless it is set. Throws UsageError if a host has too few GPUs.
 std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context, const std::vector<Node>& nodes);
 
-/// `environment` with the values that are in `exports`, NAME=VALUE. Throws UsageError for a NAME alone that is not set.
+/// Returns `environment` with the variables of `exports`, each NAME=VALUE or NAME. Throws UsageError for a NAME that is
+/// not set.
 Environment apply_exports(Environment environment, const std::vector<std::string>& exports);
 
-/// Whether a variable of the launcher's goes to other hosts without -x.
+/// True if the launcher's variable `name` is sent to other hosts without -x.
 bool is_forwarded(std::string_view name);
 
-/// The variables that `own` and `added` make together: those added replace, and what another launcher says about a rank
-/// is taken out of `own`.
-Environment merged(const Environment& own, const Environment& added);
+/// Returns `own` and `added` together. `added` takes precedence, and variables with which another launcher describes a
+/// rank are removed from `own`.
+Environment merge_environment(const Environment& own, const Environment& added);
 
-/// `environment` without the variables that `others` has: each rank has its own value of them.
+/// Returns `environment` without the variables in `others`, whose values differ between ranks.
 Environment remove_variables(Environment environment, const Environment& others);
 
-/// How many ranks a host gets when nobody says: its GPUs that --gpus or CUDA_VISIBLE_DEVICES leaves, else its cores; at
-/// least 1.
+/// Returns the number of ranks of a host if neither -n nor slots are given: one per GPU that --gpus or
+/// CUDA_VISIBLE_DEVICES leaves, else one per core; at least 1.
 int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node);
 
-/// Ranks of each host: -n `ranks` fills them in order, 0 takes all slots; hosts that are left without one get 0. Throws
-/// UsageError with both numbers when there are more ranks than slots.
+/// Returns the number of ranks of each host: fills the slots in order with `ranks` ranks, or all of them if `ranks` is
+/// 0. Hosts that are not needed get 0. Throws UsageError with both numbers if there are more ranks than slots.
 std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 
-/// When ranks count as hanging: as the options say, else LOCKSTEP_TIMEOUT.
+/// Returns the limits after which ranks count as hanging: from the options, else from LOCKSTEP_TIMEOUT.
 job::HealthLimits health_limits(const RunOptions& options, const Environment& environment);
 
-/// The "[rank] " in front of each line of output, "[host:rank] " when `host` is not empty.
+/// Returns the prefix of each line of a rank's output: "[rank] ", or "[host:rank] " if `host` is not empty.
 std::string rank_prefix(int rank, std::string_view host = {});
 
 }  // namespace lockstep::launcher

@@ -15,13 +15,14 @@
 namespace lockstep::launcher {
 namespace {
 
-/// 0 when it is gone. A zombie has one: its other threads may live, and if not, it is reaped soon.
+/// The parent of `pid`; 0 if the process is gone. A zombie has a parent: its other threads may be running, or it is
+/// about to be reaped.
 pid_t parent_of(pid_t pid) {
   const base::Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t size = fd ? ::read(fd.get(), text, sizeof text) : -1;
   if (size <= 0) return 0;
-  // pid (name) state parent ...; the name may hold anything, also ')'.
+  // The format is "pid (name) state parent ..."; the name may contain any character, including ')'.
   const std::string_view stat(text, static_cast<std::size_t>(size));
   const std::size_t close = stat.rfind(") ");
   if (close == std::string_view::npos || close + 4 >= stat.size()) return 0;
@@ -31,9 +32,9 @@ pid_t parent_of(pid_t pid) {
 
 std::map<pid_t, pid_t> all_parents() {
   std::map<pid_t, pid_t> parents;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
-  if (!folder) return parents;
-  while (const dirent* entry = ::readdir(folder.get()))
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
+  if (!directory) return parents;
+  while (const dirent* entry = ::readdir(directory.get()))
     if (const auto pid = base::parse_int(entry->d_name))
       if (const pid_t parent = parent_of(static_cast<pid_t>(*pid))) parents[static_cast<pid_t>(*pid)] = parent;
   return parents;
@@ -43,7 +44,7 @@ std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
   const std::map<pid_t, pid_t> parents = all_parents();
   const pid_t self = ::getpid();
   const auto below_us = [&](pid_t pid) {
-    // Bounded, because numbers that were used again while we looked could close a ring.
+    // Bounded, because pids that are reused while /proc is read could form a cycle.
     for (std::size_t hops = 0; hops < parents.size(); ++hops) {
       if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
       const auto entry = parents.find(pid);
@@ -70,8 +71,7 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
     const std::vector<pid_t> left = descendants_except(spared);
     if (left.empty() || deadline.expired()) return left;
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    // SIGCHLD is blocked and waited for here; a process that is not our child yet has no such sign, hence the short
-    // limit.
+    // SIGCHLD is blocked and is waited for here. A process that is not our child yet sends none, hence the short limit.
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

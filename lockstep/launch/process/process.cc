@@ -20,8 +20,8 @@
 namespace lockstep::launcher {
 namespace {
 
-/// argv or envp; the strings must outlive it.
-std::vector<char*> pointers(const std::vector<const std::vector<std::string>*>& lists) {
+/// Builds an argv or envp for execve() from the strings of `lists`, which must outlive it.
+std::vector<char*> make_argv(const std::vector<const std::vector<std::string>*>& lists) {
   std::vector<char*> all;
   for (const auto* list : lists)
     for (const std::string& text : *list) all.push_back(const_cast<char*>(text.c_str()));
@@ -29,12 +29,13 @@ std::vector<char*> pointers(const std::vector<const std::vector<std::string>*>& 
   return all;
 }
 
-// What follows runs between fork and exec, where only async-signal-safe calls are allowed: the launcher has a thread.
+// The functions below run between fork and exec. They make async-signal-safe calls only, because the launcher has more
+// than one thread.
 
 void close_on_exec_from(unsigned first) {
   constexpr unsigned kCloexec = 1U << 2;  // CLOSE_RANGE_CLOEXEC
   if (::syscall(SYS_close_range, first, ~0U, kCloexec) == 0) return;
-  // Kernels before 5.11.
+  // Kernels before 5.11 do not have CLOSE_RANGE_CLOEXEC.
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   for (int fd = static_cast<int>(first); fd < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)); ++fd)
@@ -77,13 +78,13 @@ bool bind_to(const std::vector<int>& cpus) {
 
 AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment,
                          bool is_remote, std::uint64_t max_files) {
-  const std::vector<char*> words = pointers({&argv}), variables = pointers({&environment});
+  const std::vector<char*> arguments = make_argv({&argv}), variables = make_argv({&environment});
   const pid_t launcher = ::getpid();
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   base::Fd err;
   if (is_remote && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC))))
-    throw base::SystemError("cannot make a file in memory", errno);
+    throw base::SystemError("cannot create a file for the messages of ssh", errno);
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
@@ -96,16 +97,16 @@ AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>
     if (is_remote) ::dup2(err.get(), STDERR_FILENO);
     close_on_exec_from(3);
     reset_signals();
-    ::execve(path.c_str(), words.data(), variables.data());
+    ::execve(path.c_str(), arguments.data(), variables.data());
     ::_exit(127);
   }
   return {pid, std::move(in.write), std::move(out.read), std::move(err)};
 }
 
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams) {
-  std::vector<char*> arguments = pointers({&job.arguments, &rank.arguments});
+  std::vector<char*> arguments = make_argv({&job.arguments, &rank.arguments});
   const std::vector<std::string> page = {"LOCKSTEP_PAGE=" + std::to_string(streams.page)};
-  std::vector<char*> environment = pointers({&job.environment, &rank.environment, &page});
+  std::vector<char*> environment = make_argv({&job.environment, &rank.environment, &page});
   const pid_t agent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start rank " + std::to_string(rank.rank), errno);
@@ -113,7 +114,7 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != agent) ::_exit(127);  // it died before the line above
+  if (::getppid() != agent) ::_exit(127);  // the agent died before the prctl() above
   if (!bind_to(rank.cpus)) exit_with_failure(streams.failure, rank.rank, StartStep::kBind);
   limit_files(streams.max_files);
   ::dup2(streams.in, STDIN_FILENO);
@@ -128,8 +129,8 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment,
                  const std::string& directory, const ToolStreams& streams) {
-  std::vector<char*> words = pointers({&arguments});
-  std::vector<char*> variables = pointers({&environment});
+  std::vector<char*> argv = make_argv({&arguments});
+  std::vector<char*> variables = make_argv({&environment});
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start " + path, errno);
@@ -143,7 +144,7 @@ pid_t spawn_tool(const std::string& path, const std::vector<std::string>& argume
   ::dup2(streams.err, STDERR_FILENO);
   close_on_exec_from(3);
   reset_signals();
-  ::execve(path.c_str(), words.data(), variables.data());
+  ::execve(path.c_str(), argv.data(), variables.data());
   ::_exit(127);
 }
 
@@ -171,7 +172,7 @@ base::Fd make_signal_fd(const std::vector<int>& signals) {
   sigemptyset(&read);
   for (const int signal : signals) sigaddset(&read, signal);
   base::Fd fd(::signalfd(-1, &read, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) throw base::SystemError("cannot make a descriptor for signals", errno);
+  if (!fd) throw base::SystemError("cannot create a descriptor for signals", errno);
   return fd;
 }
 

@@ -1,6 +1,5 @@
 #include "lockstep/launch/process/program.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::launcher {
@@ -19,12 +17,12 @@ void check_executable(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0)
     throw base::UsageError("program " + base::quoted(path, 256) + ": " + std::strerror(errno) +
-                           "; allowed is an executable file");
+                           "; expected an executable file");
   if (!S_ISREG(info.st_mode))
-    throw base::UsageError("program " + base::quoted(path, 256) + ": not a file; allowed is an executable file");
+    throw base::UsageError("program " + base::quoted(path, 256) + ": not a file; expected an executable file");
   if (::access(path.c_str(), X_OK) != 0)
     throw base::UsageError(
-        "program " + base::quoted(path, 256) + ": not executable; allowed is an executable file",
+        "program " + base::quoted(path, 256) + ": not executable; expected an executable file",
         path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
 }
 
@@ -44,28 +42,8 @@ std::string find_program(const std::string& name, std::string_view search_path) 
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
     if (is_executable(path)) return path;
   }
-  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; allowed is an executable file",
+  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; expected an executable file",
                          is_executable("./" + name) ? "./" + name : "");
-}
-
-std::string read_option_file(const char* what, const std::string& file) {
-  constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
-  const auto refuse = [&](const std::string& why) {
-    throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why +
-                           "; allowed is a text file");
-  };
-  const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info{};
-  if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) refuse("a directory");
-  std::string text;
-  char bytes[1 << 14];
-  while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
-    if (size < 0) refuse(std::strerror(errno));
-    text.append(bytes, static_cast<std::size_t>(size));
-    if (text.size() > kMaxBytes) refuse("longer than " + std::to_string(kMaxBytes) + " bytes");
-  }
-  return text;
 }
 
 std::string executable_path() {
@@ -75,14 +53,15 @@ std::string executable_path() {
   return std::string(path, static_cast<std::size_t>(size));
 }
 
-void exec_companion(const std::string& name, const std::vector<std::string>& words) {
+void exec_companion(const std::string& name, const std::vector<std::string>& arguments) {
   const std::string own = executable_path();
   const std::string path = own.substr(0, own.rfind('/') + 1) + name;
   if (!is_executable(path))
-    throw base::UsageError("the program " + base::quoted(path, 256) +
-                           " was not found; it is built and installed with lockstep");
+    throw base::UsageError(
+        "program " + base::quoted(path, 256) +
+        ": not found; expected in the directory of the program lockstep, with which it is installed");
   std::vector<char*> pointers = {const_cast<char*>(name.c_str())};
-  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
   ::execv(path.c_str(), pointers.data());
   throw base::SystemError("cannot execute " + base::quoted(path, 256), errno);

@@ -1,4 +1,4 @@
-// Finding a program as a shell would.
+// Finds executable files as a shell does, and replaces this process by one of them.
 #pragma once
 
 #include <string>
@@ -7,22 +7,19 @@
 
 namespace lockstep::launcher {
 
-/// The path of the executable file that `name` means: `name` itself when it has a slash, else the first one in the
-/// folders of `search_path` (the value of PATH). Throws UsageError saying what is wrong: not found, a folder, not
-/// executable.
+/// Returns the path of the executable file that `name` stands for: `name` itself if it has a slash, else the first
+/// match in the directories of `search_path` (the value of PATH). Throws UsageError with the reason: not found, not a
+/// file, or not executable.
 std::string find_program(const std::string& name, std::string_view search_path);
 
-/// The whole content of a text file, at most 1 MiB. Throws UsageError that names `what`, the file and what is wrong.
-std::string read_option_file(const char* what, const std::string& file);
-
-/// True when `path` is a file that this process may execute.
+/// True if `path` is a regular file that this process may execute.
 bool is_executable(const std::string& path);
 
-/// The path of the running program.
+/// Returns the path of the running program. Throws SystemError.
 std::string executable_path();
 
-/// Becomes the program `name` that was installed with this one, with these arguments. Does not return. Throws
-/// UsageError when it is not there, SystemError when the system does not start it.
-[[noreturn]] void exec_companion(const std::string& name, const std::vector<std::string>& words);
+/// Replaces this process by the program `name` in the directory of the running program. Does not return. Throws
+/// UsageError if there is no such program, and SystemError if the system cannot execute it.
+[[noreturn]] void exec_companion(const std::string& name, const std::vector<std::string>& arguments);
 
 }  // namespace lockstep::launcher

@@ -28,7 +28,7 @@ std::string read_file(const std::filesystem::path& path) {
   return all;
 }
 
-/// The state stands behind the name, which may have any characters but ends at the last ')'.
+/// Finds the process state, which follows the name. The name may contain any character, and ends at the last ')'.
 char find_state(const std::string& stat) {
   const std::size_t end = stat.rfind(')');
   return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
@@ -45,7 +45,7 @@ std::string kernel_report(int rank, pid_t pid) {
     const std::string where = read_file(thread.path() / "wchan");
     text += "thread " + thread.path().filename().string() + " (" + read_file(thread.path() / "comm") + "): state " +
             find_state(read_file(thread.path() / "stat")) +
-            (where.empty() || where == "0" ? "" : ", in the kernel's " + where) + "\n";
+            (where.empty() || where == "0" ? "" : ", in the kernel function " + where) + "\n";
   }
   return text + "\n";
 }
@@ -79,27 +79,27 @@ std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) 
       command[0] = find_program(command[0], search_path);
       return command;
     } catch (const base::UsageError&) {
-      // The next one.
+      // Try the next tool.
     }
   }
   return {};
 }
 
-StackDump::StackDump(int rank, pid_t pid, const std::string& folder) {
+StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
   std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const std::string path = folder + "/" + stack_file_name(rank);
+  std::filesystem::create_directories(directory, error);
+  const std::string path = directory + "/" + stack_file_name(rank);
   file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
   write_all(file_.get(), kernel_report(rank, pid));
   const auto command = stack_command(pid, kSearchPath);
   if (command.empty()) {
-    write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed\n");
+    write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed; install one of them\n");
     return;
   }
-  const base::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const base::Fd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "",
-                     {nothing.get(), file_.get(), file_.get()});
+                     {no_input.get(), file_.get(), file_.get()});
 }
 
 void StackDump::give_up() {

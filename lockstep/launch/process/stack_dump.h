@@ -1,4 +1,4 @@
-// Where the threads of a process are that does not get on.
+// Writes the stacks of the threads of a process that makes no progress.
 #pragma once
 
 #include <sys/types.h>
@@ -12,26 +12,29 @@
 
 namespace lockstep::launcher {
 
-/// The state of a process as /proc shows it: R, S, D, T ...; '?' when it is not there.
+/// Returns the state of a process from /proc: R, S, D, T and so on; '?' if there is no such process.
 char process_state(pid_t pid);
-/// True while the kernel writes its memory to a file, because it has died.
+/// True while the kernel writes a core file of a process that has died.
 bool is_dumping_core(pid_t pid);
 
-/// Writes runs/NAME/stack.RANK.txt: what the kernel says of each thread, which always works, and the threads' stacks as
-/// eu-stack (elfutils) prints them. Why that: it is kept by those who keep the ELF and DWARF libraries, small (gdb
-/// takes 20 times its memory and some seconds for libtorch), needs nothing inside the process, and so works for one
-/// whose every thread is stuck. gdb is asked where there is no eu-stack.
+/// Writes runs/NAME/stack.RANK.txt: the kernel's state of each thread, which is always available, and then the stacks
+/// of the threads, printed by eu-stack (elfutils).
+///
+/// eu-stack belongs to the project that maintains the ELF and DWARF libraries, is small (gdb takes 20 times its memory
+/// and some seconds for libtorch), and needs nothing inside the process, so it also works if every thread is stuck. gdb
+/// is used if eu-stack is not installed.
 class StackDump {
  public:
-  /// Starts; the tool is a child of this process. `path` and its folder are made. Where something cannot be done the
-  /// file says so, if it can be made at all. Throws SystemError or UsageError when it cannot.
-  StackDump(int rank, pid_t pid, const std::string& folder);
+  /// Creates `directory` and the file, and starts the tool as a child of this process. Does not wait for it. The file
+  /// contains the reason if there is no tool. Throws SystemError if the file cannot be created or the tool cannot be
+  /// started.
+  StackDump(int rank, pid_t pid, const std::string& directory);
   StackDump(StackDump&&) = default;
   StackDump& operator=(StackDump&&) = default;
 
-  /// The child; -1 when there is none to wait for.
+  /// The pid of the tool, which the owner must reap; -1 if there is none.
   pid_t tool() const { return tool_; }
-  /// Gives up waiting for it.
+  /// Kills the tool.
   void give_up();
 
  private:
@@ -39,10 +42,10 @@ class StackDump {
   pid_t tool_ = -1;
 };
 
-/// The file's name.
+/// Returns "stack.RANK.txt".
 std::string stack_file_name(int rank);
 
-/// What to start: the first of these that is there, and its arguments for `pid`. Empty when there is none.
+/// Returns the command line of the first installed tool, for `pid`; empty if none is installed.
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path);
 
 }  // namespace lockstep::launcher

@@ -22,27 +22,27 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kPollInterval =
-    50ms;  // what a tool leaves behind may hold its pipe open, so its end is looked for as well
+// A process that a tool leaves behind may keep its pipe open, so the end of the tool itself is polled for as well.
+constexpr auto kPollInterval = 50ms;
 
-/// A file without a name, to be read from its beginning.
+/// Returns an unnamed file with `content`, at the beginning of the file.
 base::Fd memory_file(std::string_view content) {
   base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
-  if (!fd) throw base::SystemError("cannot make a file without a name", errno);
+  if (!fd) throw base::SystemError("cannot create a file for the input of a tool", errno);
   for (std::size_t done = 0; done < content.size();) {
     const ssize_t size = ::pwrite(fd.get(), content.data() + done, content.size() - done, static_cast<off_t>(done));
-    if (size <= 0) throw base::SystemError("cannot write to a file without a name", errno);
+    if (size <= 0) throw base::SystemError("cannot write the input of a tool", errno);
     done += static_cast<std::size_t>(size);
   }
   return fd;
 }
 
-/// What one of its streams brings.
+/// Collects one output stream of a tool.
 class OutputPipe {
  public:
   explicit OutputPipe(std::string& text) : text_(text) {}
 
-  /// The end that the tool writes to.
+  /// Creates the pipe and returns the end that the tool writes to.
   base::Fd open() {
     base::Pipe pipe = base::make_pipe();
     base::set_nonblocking(pipe.read.get());
@@ -68,16 +68,16 @@ class OutputPipe {
   base::Fd read_;
 };
 
-/// One that runs.
+/// A tool that has been started, and its result.
 class RunningTool {
  public:
-  RunningTool(const ToolCommand& call, ToolResult& said)
-      : result_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
+  RunningTool(const ToolCommand& call, ToolResult& result)
+      : result_(result), deadline_(Deadline::in(call.limit)), out_(result.out), err_(result.err) {
     result_.path = call.path;
     if (call.path.empty()) return;
     try {
       const base::Fd in = memory_file(call.input), out = out_.open(), err = err_.open();
-      pid_ = spawn_tool(call.path, call.words, call.environment, call.directory, {in.get(), out.get(), err.get()});
+      pid_ = spawn_tool(call.path, call.argv, call.environment, call.directory, {in.get(), out.get(), err.get()});
     } catch (const base::SystemError& error) {
       result_.err = error.what();
     }
@@ -93,10 +93,10 @@ class RunningTool {
     int status = 0;
     const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
     if (ended == 0 && !quit && !deadline_.expired()) return;
-    ::kill(-pid_, SIGKILL);  // and what it has left
-    ::kill(pid_, SIGKILL);   // before it has its session
+    ::kill(-pid_, SIGKILL);  // the tool and the processes that it has left behind
+    ::kill(pid_, SIGKILL);   // the tool, if it has not created its session yet
     if (ended == 0) {
-      // bounded: it was killed
+      // bounded: the tool was killed
       while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
       }
       result_.code = ToolResult::kTimedOut;
@@ -124,9 +124,9 @@ class RunningTool {
 }  // namespace
 
 std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int quit) {
-  std::vector<ToolResult> said(calls.size());
+  std::vector<ToolResult> results(calls.size());
   std::vector<RunningTool> tools;
-  for (std::size_t i = 0; i < calls.size(); ++i) tools.emplace_back(calls[i], said[i]);
+  for (std::size_t i = 0; i < calls.size(); ++i) tools.emplace_back(calls[i], results[i]);
   while (std::any_of(tools.begin(), tools.end(), [](const RunningTool& tool) { return tool.is_running(); })) {
     std::vector<pollfd> entries = {{quit, POLLRDHUP, 0}};
     Deadline first = Deadline::in(kPollInterval);
@@ -137,7 +137,7 @@ std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int qui
     ::poll(entries.data(), entries.size(), first.poll_ms());
     for (RunningTool& tool : tools) tool.poll(entries[0].revents != 0);
   }
-  return said;
+  return results;
 }
 
 ToolResult run_tool(const ToolCommand& call, int quit) { return std::move(run_tools({call}, quit).front()); }

@@ -1,4 +1,4 @@
-// Other programs that are asked something: found, started, heard and ended within a bound. No shell is between.
+// Runs other programs with a time limit and collects their output. No shell is involved.
 #pragma once
 
 #include <chrono>
@@ -10,36 +10,36 @@
 namespace lockstep::launcher {
 
 struct ToolCommand {
-  std::string path;                ///< of an executable file; empty: there is none, and nothing is done
-  std::vector<std::string> words;  ///< argv, from argv[0]
+  std::string path;               ///< of an executable file; empty: the tool does not exist, and nothing is run
+  std::vector<std::string> argv;  ///< including argv[0]
   Environment environment;
-  std::string directory;  ///< entered first; empty: this process's
+  std::string directory;  ///< working directory; empty: this process's
   std::chrono::milliseconds limit{10000};
-  std::string input = {};  ///< at its stdin
+  std::string input = {};  ///< content of its stdin
 };
 
-/// What came of it.
 struct ToolResult {
   static constexpr int kNotRun = -1;
-  static constexpr int kTimedOut = -2;  ///< it was killed at its limit
+  static constexpr int kTimedOut = -2;  ///< it was killed at its time limit
 
-  std::string path;      ///< as in the call
+  std::string path;      ///< as in the command
   int code = kNotRun;    ///< its exit code, or 128 + the signal that ended it
-  std::string out, err;  ///< at most kMaxOutputBytes bytes of each; when it was not started, `err` says why
+  std::string out, err;  ///< the first kMaxOutputBytes of each; `err` is the reason if the tool could not be started
 
   bool succeeded() const { return code == 0; }
-  /// For a message: what it complained of.
-  const std::string& words() const { return err.empty() ? out : err; }
+  /// Returns the text for an error message: stderr, or stdout if stderr is empty.
+  const std::string& message() const { return err.empty() ? out : err; }
 };
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{32} << 10;
 
-/// Runs all of them at once, each in a session of its own, and returns when the last has ended; at its limit, or when
-/// the other end of `quit` (-1: none) is closed, a tool gets SIGKILL with all that it has started in its session. Call
-/// it from the main thread.
+/// Runs all commands at once, each in a session of its own. Blocks until the last one has ended. A tool that reaches
+/// its time limit gets SIGKILL, with all processes of its session; so do all tools if the other end of `quit` (-1:
+/// none) is closed. Call it from the main thread.
 std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int quit);
+/// Runs one command, as run_tools().
 ToolResult run_tool(const ToolCommand& call, int quit = -1);
 
-/// The executable file that `name` means in `environment`'s PATH; empty when there is none.
+/// Returns the path of the executable `name` in the PATH of `environment`; empty if there is none.
 std::string find_tool(const std::string& name, const Environment& environment);
 
 }  // namespace lockstep::launcher

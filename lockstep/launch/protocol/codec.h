@@ -1,4 +1,4 @@
-// The values inside frames: little endian, texts and lists with their length in front.
+// The values inside frames: numbers in little endian, texts and lists preceded by their length.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lockstep::launcher {
 
-/// Throws Error kProtocol.
+/// Throws Error kProtocol for a frame that this program would not have written.
 [[noreturn]] inline void throw_protocol_error(const std::string& what) {
   throw base::Error(base::Cause::kProtocol, "launcher and agent: " + what);
 }
@@ -38,29 +38,32 @@ inline void put_texts(std::string& out, const std::vector<std::string>& texts) {
   for (const std::string& text : texts) put_text(out, text);
 }
 
-/// Takes values from the front of a payload. What is not there is refused before memory is taken.
+/// Reads values from the front of a payload. Throws Error kProtocol, before memory is allocated, if the payload is too
+/// short.
 class PayloadReader {
  public:
   explicit PayloadReader(std::string_view bytes) : rest_(bytes) {}
 
   std::string_view bytes(std::size_t size) {
     if (size > rest_.size())
-      throw_protocol_error("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) +
-                           " are left");
-    const std::string_view taken = rest_.substr(0, size);
+      throw_protocol_error("a value of " + std::to_string(size) + " bytes; expected at most " +
+                           std::to_string(rest_.size()));
+    const std::string_view value = rest_.substr(0, size);
     rest_.remove_prefix(size);
-    return taken;
+    return value;
   }
   template <typename T>
   T number() {
     return number_at<T>(bytes(sizeof(T)));
   }
   std::string text() { return std::string(bytes(number<std::uint32_t>())); }
-  /// A count of things that take at least `least` bytes each, so that a wild count cannot ask for memory.
-  std::size_t count(std::size_t least) {
+  /// Reads the length of a list whose elements take at least `min_bytes` each. A length that the rest of the payload
+  /// cannot hold is an error, so that it does not cause an allocation.
+  std::size_t count(std::size_t min_bytes) {
     const auto n = number<std::uint32_t>();
-    if (n > rest_.size() / least)
-      throw_protocol_error("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
+    if (n > rest_.size() / min_bytes)
+      throw_protocol_error("a list of " + std::to_string(n) + " elements in " + std::to_string(rest_.size()) +
+                           " bytes");
     return n;
   }
   std::vector<std::string> texts() {
@@ -68,8 +71,9 @@ class PayloadReader {
     for (std::string& one : all) one = text();
     return all;
   }
+  /// Throws if a part of the payload has not been read.
   void end() const {
-    if (!rest_.empty()) throw_protocol_error(std::to_string(rest_.size()) + " bytes too many");
+    if (!rest_.empty()) throw_protocol_error(std::to_string(rest_.size()) + " unexpected bytes at the end");
   }
 
  private:

@@ -29,13 +29,15 @@ int number_in(const std::string& bytes) {
   return static_cast<int>(number);
 }
 
+/// Compares in a time that does not depend on the position of the first difference.
 bool equal(const std::string& a, const std::string& b) {
   unsigned char difference = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
   return difference == 0;
 }
 
-/// Reads on until `text` has `size` bytes. False when the other end is gone; the errno is then in `error`.
+/// Reads what is available until `text` has `size` bytes. Returns false if the connection is lost, and stores the errno
+/// in `error`.
 bool read_up_to(int fd, std::string& text, std::size_t size, int& error) {
   char bytes[64];
   while (text.size() < size) {
@@ -95,27 +97,28 @@ std::vector<pollfd> ConnectivityProbe::entries() const {
 
 void ConnectivityProbe::advance(std::size_t index) {
   Outgoing& outgoing = outgoing_[index];
-  OutgoingState& attempt = outgoing_states_[index];
-  if (!attempt.connected) {
+  OutgoingState& state = outgoing_states_[index];
+  if (!state.connected) {
     if (const int error = base::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
     const std::string greeting = token_ + bytes_of(static_cast<std::uint32_t>(self_)) + bytes_of(index);
     if (::send(outgoing.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(greeting.size()))
       return fail(index, std::strerror(errno));
-    attempt.connected = true;
+    state.connected = true;
     return;
   }
   int error = 0;
-  if (!read_up_to(outgoing.fd.get(), attempt.answer, kNumberBytes, error))
-    return fail(index, error == ECONNRESET ? "a stranger listens there" : std::strerror(error));
-  if (attempt.answer.size() < kNumberBytes) return;
-  if (number_in(attempt.answer) != attempt.node)
-    return fail(index, number_in(attempt.answer) == self_ ? "that is this host itself" : "another host answers there");
+  if (!read_up_to(outgoing.fd.get(), state.answer, kNumberBytes, error))
+    return fail(index, error == ECONNRESET ? "the listener there does not belong to this job" : std::strerror(error));
+  if (state.answer.size() < kNumberBytes) return;
+  if (number_in(state.answer) != state.node)
+    return fail(index, number_in(state.answer) == self_ ? "the address belongs to this host itself"
+                                                        : "another host of the job answers there");
   outgoing.from = base::local_address(outgoing.fd.get()).host;
   outgoing.decided = true;
 }
 
-/// False when it is of no more interest.
+/// Returns false once the entry is no longer needed.
 bool ConnectivityProbe::read_greeting(Unauthenticated& unauthenticated) {
   int error = 0;
   if (!read_up_to(unauthenticated.fd.get(), unauthenticated.greeting, kTokenBytes + 2 * kNumberBytes, error))
@@ -126,8 +129,9 @@ bool ConnectivityProbe::read_greeting(Unauthenticated& unauthenticated) {
   if (::send(unauthenticated.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(answer.size()))
     return false;
-  const auto dial = static_cast<std::uint32_t>(number_in(unauthenticated.greeting.substr(kTokenBytes + kNumberBytes)));
-  incoming_[{number_in(unauthenticated.greeting.substr(kTokenBytes)), unauthenticated.listener, dial}] =
+  const auto connection =
+      static_cast<std::uint32_t>(number_in(unauthenticated.greeting.substr(kTokenBytes + kNumberBytes)));
+  incoming_[{number_in(unauthenticated.greeting.substr(kTokenBytes)), unauthenticated.listener, connection}] =
       std::move(unauthenticated.fd);
   return false;
 }
@@ -156,8 +160,8 @@ void ConnectivityProbe::fail_undecided() {
     if (!outgoing_[i].decided) fail(i, "no answer");
 }
 
-base::Fd ConnectivityProbe::take_incoming(int node, std::size_t index, std::size_t dial) {
-  const auto found = incoming_.find({node, index, dial});
+base::Fd ConnectivityProbe::take_incoming(int node, std::size_t index, std::size_t connection) {
+  const auto found = incoming_.find({node, index, connection});
   return found == incoming_.end() ? base::Fd() : std::move(found->second);
 }
 

@@ -1,5 +1,5 @@
-// Connections between the hosts of a job, tried before a rank starts: whoever listens proves to be the host that is
-// meant, and whoever connects to be of this job.
+// Authenticated connections between the hosts of a job, tested before a rank starts: each listener proves which host it
+// is, and each connecting host proves that it belongs to the job.
 #pragma once
 
 #include <poll.h>
@@ -15,41 +15,44 @@
 
 namespace lockstep::launcher {
 
-/// One end. Nothing here waits: its owner polls entries() and passes them to handle(). The token is a secret of the
-/// job, which came with its description; a stranger without it is dropped unanswered.
+/// The listeners and the outgoing connections of one host. Never blocks: the owner polls entries() and passes the
+/// result to handle(). The token is a secret of the job; a connection that does not present it is closed without an
+/// answer.
 class ConnectivityProbe {
  public:
   static constexpr std::size_t kTokenBytes = 32;
 
-  /// A secret that nobody guesses. Throws SystemError.
+  /// Returns a random token. Throws SystemError.
   static std::string make_token();
   const std::string& token() const { return token_; }
 
-  /// `self`: the number by which others know this end.
+  /// `self` is the number of this host.
   ConnectivityProbe(int self, std::string token);
 
-  /// Listens on `host`, a number, at a free port, which it returns. Throws SystemError.
+  /// Listens at the numeric address `host` on a free port, and returns the address. Throws SystemError.
   base::Address listen(const std::string& host);
-  /// Begins to connect to where `node` should listen, from `source` if that is not empty.
+  /// Starts to connect to `address`, where host `node` should listen, from the address `source` if it is not empty.
   void connect_to(const base::Address& address, int node, const std::string& source = {});
 
+  /// Returns the descriptors to poll.
   std::vector<pollfd> entries() const;
+  /// Handles the events that poll() has stored in `entries`.
   void handle(const std::vector<pollfd>& entries);
 
-  /// What came of one connect_to().
+  /// The state of one connect_to().
   struct Outgoing {
     bool decided = false;
-    std::string error;  ///< why it did not succeed
-    std::string from;   ///< this end's address
+    std::string error;  ///< the reason if it failed
+    std::string from;   ///< local address of the connection
     base::Fd fd;        ///< the connection
   };
-  /// In the order of connect_to().
+  /// In the order of the calls of connect_to().
   std::vector<Outgoing>& outgoing() { return outgoing_; }
   bool all_decided() const;
-  /// Whoever has no answer yet gets none.
+  /// Fails all connections that are not decided.
   void fail_undecided();
-  /// The connection that `node` made to the listener `index` as its `dial`th; none when there is none.
-  base::Fd take_incoming(int node, std::size_t index, std::size_t dial);
+  /// Returns the connection number `connection` of host `node` to the listener number `index`; empty if there is none.
+  base::Fd take_incoming(int node, std::size_t index, std::size_t connection);
 
  private:
   struct OutgoingState {
@@ -73,7 +76,7 @@ class ConnectivityProbe {
   std::vector<Outgoing> outgoing_;
   std::vector<OutgoingState> outgoing_states_;  // one for each of outgoing_
   std::vector<Unauthenticated> unauthenticated_;
-  std::map<std::tuple<int, std::size_t, std::size_t>, base::Fd> incoming_;  // node, listener, dial
+  std::map<std::tuple<int, std::size_t, std::size_t>, base::Fd> incoming_;  // by node, listener and connection
 };
 
 }  // namespace lockstep::launcher

@@ -32,11 +32,12 @@ std::optional<Frame> FrameReader::next() {
     length = header.number<std::uint32_t>();
     const auto kind = header.number<std::uint32_t>();
     if (length > limit_)
-      throw_protocol_error("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
+      throw_protocol_error("a frame of " + std::to_string(length) + " bytes; expected at most " +
+                           std::to_string(limit_));
     if (kind < static_cast<std::uint32_t>(FrameKind::kJob) || kind > static_cast<std::uint32_t>(FrameKind::kDone))
-      throw_protocol_error("a frame of kind " + std::to_string(kind));
+      throw_protocol_error("a frame of the unknown kind " + std::to_string(kind));
     if (rest.size() > kHeaderBytes + length) {
-      if (rest[kHeaderBytes + length] != '\n') throw_protocol_error("a frame without its last byte");
+      if (rest[kHeaderBytes + length] != '\n') throw_protocol_error("a frame that does not end with a newline");
       begin_ += kHeaderBytes + length + 1;
       return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(),
                    std::string(rest.substr(kHeaderBytes, length))};
@@ -54,10 +55,10 @@ std::string encode_numbers(const std::vector<std::int64_t>& numbers) {
 }
 
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   std::vector<std::int64_t> numbers(count);
-  for (std::int64_t& number : numbers) number = parser.number<std::int64_t>();
-  parser.end();
+  for (std::int64_t& number : numbers) number = reader.number<std::int64_t>();
+  reader.end();
   return numbers;
 }
 
@@ -77,9 +78,9 @@ StopRequest decode_stop(std::string_view bytes) {
   return {static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]), std::chrono::milliseconds(numbers[2])};
 }
 
-std::string encode_rank_health(const job::RankHealth& pulse) {
-  return encode_numbers({pulse.rank, pulse.since_heartbeat.count(), pulse.since_progress.count(), pulse.is_in_world,
-                         pulse.process_state});
+std::string encode_rank_health(const job::RankHealth& health) {
+  return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(), health.is_in_world,
+                         health.process_state});
 }
 
 job::RankHealth decode_rank_health(std::string_view bytes) {
@@ -88,12 +89,12 @@ job::RankHealth decode_rank_health(std::string_view bytes) {
           .since_heartbeat = std::chrono::milliseconds(numbers[1]),
           .since_progress = std::chrono::milliseconds(numbers[2]),
           .is_in_world = numbers[3] != 0,
-          .state = static_cast<char>(numbers[4])};
+          .process_state = static_cast<char>(numbers[4])};
 }
 
 namespace {
 
-constexpr std::size_t kMaxPerKind = 32;  // operations that go on, and that have ended
+constexpr std::size_t kMaxPerKind = 32;  // running operations, and finished ones
 
 void put_operation(std::string& out, const base::OperationRecord& operation) {
   for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) put(out, number);
@@ -102,58 +103,59 @@ void put_operation(std::string& out, const base::OperationRecord& operation) {
     put_text(out, *text);
 }
 
-base::OperationRecord read_operation(PayloadReader& parser) {
+base::OperationRecord read_operation(PayloadReader& reader) {
   base::OperationRecord operation;
   for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes})
-    *number = parser.number<std::uint64_t>();
+    *number = reader.number<std::uint64_t>();
   for (std::int64_t* number : {&operation.step, &operation.started, &operation.ended})
-    *number = parser.number<std::int64_t>();
+    *number = reader.number<std::int64_t>();
   for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
-    *text = base::printable(parser.text());
+    *text = base::printable(reader.text());
   return operation;
 }
 
-/// In the order in which they began.
+/// The most recent operations of each kind, in the order in which they began.
 std::vector<const base::OperationRecord*> recent_operations(const std::vector<base::OperationRecord>& operations) {
   std::vector<const base::OperationRecord*> recent;
-  std::size_t going_on = 0, ended = 0;
+  std::size_t running = 0, finished = 0;
   for (auto one = operations.rbegin(); one != operations.rend(); ++one)
-    if ((one->is_running() ? going_on : ended)++ < kMaxPerKind) recent.push_back(&*one);
+    if ((one->is_running() ? running : finished)++ < kMaxPerKind) recent.push_back(&*one);
   std::reverse(recent.begin(), recent.end());
   return recent;
 }
 
 }  // namespace
 
-std::string encode_snapshot(const base::RankSnapshot& seen) {
+std::string encode_snapshot(const base::RankSnapshot& snapshot) {
   std::string bytes;
   for (const std::int64_t number :
-       {std::int64_t{seen.rank}, std::int64_t{seen.pid}, std::int64_t{seen.world_size}, seen.steps, seen.batches,
-        std::int64_t{seen.waiting}, std::int64_t{seen.has_left}, seen.read_at_ns})
+       {std::int64_t{snapshot.rank}, std::int64_t{snapshot.pid}, std::int64_t{snapshot.world_size}, snapshot.steps,
+        snapshot.batches, std::int64_t{snapshot.waiting}, std::int64_t{snapshot.has_left}, snapshot.read_at_ns})
     put(bytes, number);
-  for (const std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) put_text(bytes, *text);
-  const auto operations = recent_operations(seen.operations);
+  for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with}) put_text(bytes, *text);
+  const auto operations = recent_operations(snapshot.operations);
   put(bytes, static_cast<std::uint32_t>(operations.size()));
   for (const auto* operation : operations) put_operation(bytes, *operation);
   return bytes;
 }
 
 base::RankSnapshot decode_snapshot(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  base::RankSnapshot seen;
-  seen.rank = static_cast<int>(parser.number<std::int64_t>());
-  seen.pid = static_cast<pid_t>(parser.number<std::int64_t>());
-  seen.world_size = static_cast<int>(parser.number<std::int64_t>());
-  seen.steps = parser.number<std::int64_t>();
-  seen.batches = parser.number<std::int64_t>();
-  seen.waiting = parser.number<std::int64_t>() != 0;
-  seen.has_left = parser.number<std::int64_t>() != 0;
-  seen.read_at_ns = parser.number<std::int64_t>();
-  for (std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) *text = base::printable(parser.text());
-  seen.operations.resize(parser.count(64));
-  for (base::OperationRecord& operation : seen.operations) operation = read_operation(parser);
-  parser.end();
-  return seen;
+  PayloadReader reader(bytes);
+  base::RankSnapshot snapshot;
+  snapshot.rank = static_cast<int>(reader.number<std::int64_t>());
+  snapshot.pid = static_cast<pid_t>(reader.number<std::int64_t>());
+  snapshot.world_size = static_cast<int>(reader.number<std::int64_t>());
+  snapshot.steps = reader.number<std::int64_t>();
+  snapshot.batches = reader.number<std::int64_t>();
+  snapshot.waiting = reader.number<std::int64_t>() != 0;
+  snapshot.has_left = reader.number<std::int64_t>() != 0;
+  snapshot.read_at_ns = reader.number<std::int64_t>();
+  for (std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
+    *text = base::printable(reader.text());
+  snapshot.operations.resize(reader.count(64));
+  for (base::OperationRecord& operation : snapshot.operations) operation = read_operation(reader);
+  reader.end();
+  return snapshot;
 }
 
 std::string encode_rank_exit(const RankExit& end) {
@@ -182,18 +184,18 @@ std::string encode_host_info(const HostInfo& info) {
 }
 
 HostInfo decode_host_info(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   HostInfo info;
   for (std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
-    *text = base::printable(parser.text());
+    *text = base::printable(reader.text());
   if (info.version != LOCKSTEP_VERSION || info.build != job::build_id(""))
-    return info;  // what follows may have another form
-  info.master_port = parser.number<std::uint16_t>();
-  info.gpus = parser.number<std::int32_t>();
-  info.cpus.resize(parser.count(12));
+    return info;  // the format of the rest may differ
+  info.master_port = reader.number<std::uint16_t>();
+  info.gpus = reader.number<std::int32_t>();
+  info.cpus.resize(reader.count(12));
   for (Cpu& cpu : info.cpus)
-    for (int* number : {&cpu.id, &cpu.core, &cpu.node}) *number = parser.number<std::int32_t>();
-  parser.end();
+    for (int* number : {&cpu.id, &cpu.core, &cpu.node}) *number = reader.number<std::int32_t>();
+  reader.end();
   return info;
 }
 
@@ -207,37 +209,37 @@ void put_addresses(std::string& out, const std::vector<base::Address>& addresses
   }
 }
 
-base::Address read_address(PayloadReader& parser) {
-  std::string host = base::printable(parser.text());
-  return {std::move(host), parser.number<std::uint16_t>()};
+base::Address read_address(PayloadReader& reader) {
+  std::string host = base::printable(reader.text());
+  return {std::move(host), reader.number<std::uint16_t>()};
 }
 
-std::vector<base::Address> read_addresses(PayloadReader& parser) {
-  std::vector<base::Address> addresses(parser.count(6));
-  for (base::Address& address : addresses) address = read_address(parser);
+std::vector<base::Address> read_addresses(PayloadReader& reader) {
+  std::vector<base::Address> addresses(reader.count(6));
+  for (base::Address& address : addresses) address = read_address(reader);
   return addresses;
 }
 
 }  // namespace
 
-std::string encode_route_request(const RouteRequest& order) {
+std::string encode_route_request(const RouteRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(order.self));
-  put_text(bytes, order.token);
-  put_text(bytes, order.interface);
-  put_addresses(bytes, order.launcher);
+  put(bytes, static_cast<std::int32_t>(request.self));
+  put_text(bytes, request.token);
+  put_text(bytes, request.interface);
+  put_addresses(bytes, request.launcher);
   return bytes;
 }
 
 RouteRequest decode_route_request(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  RouteRequest order;
-  order.self = parser.number<std::int32_t>();
-  order.token = parser.text();
-  order.interface = parser.text();
-  order.launcher = read_addresses(parser);
-  parser.end();
-  return order;
+  PayloadReader reader(bytes);
+  RouteRequest request;
+  request.self = reader.number<std::int32_t>();
+  request.token = reader.text();
+  request.interface = reader.text();
+  request.launcher = read_addresses(reader);
+  reader.end();
+  return request;
 }
 
 std::string encode_route_reply(const RouteReply& reply) {
@@ -255,34 +257,34 @@ std::string encode_route_reply(const RouteReply& reply) {
 }
 
 RouteReply decode_route_reply(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   RouteReply reply;
-  reply.error = base::printable(parser.text());
-  reply.routes.resize(parser.count(18));
+  reply.error = base::printable(reader.text());
+  reply.routes.resize(reader.count(18));
   for (Route& route : reply.routes) {
-    route.launcher = parser.number<std::int32_t>();
-    route.connection = parser.number<std::uint32_t>();
-    route.address = read_address(parser);
-    route.interface = base::printable(parser.text());
+    route.launcher = reader.number<std::int32_t>();
+    route.connection = reader.number<std::uint32_t>();
+    route.address = read_address(reader);
+    route.interface = base::printable(reader.text());
   }
-  parser.end();
+  reader.end();
   return reply;
 }
 
-std::string encode_probe_request(const ProbeRequest& order) {
+std::string encode_probe_request(const ProbeRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(order.launcher));
-  put_addresses(bytes, order.peers);
+  put(bytes, static_cast<std::int32_t>(request.launcher));
+  put_addresses(bytes, request.peers);
   return bytes;
 }
 
 ProbeRequest decode_probe_request(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  ProbeRequest order;
-  order.launcher = parser.number<std::int32_t>();
-  order.peers = read_addresses(parser);
-  parser.end();
-  return order;
+  PayloadReader reader(bytes);
+  ProbeRequest request;
+  request.launcher = reader.number<std::int32_t>();
+  request.peers = read_addresses(reader);
+  reader.end();
+  return request;
 }
 
 std::string encode_probe_failures(const std::vector<ProbeFailure>& failures) {
@@ -296,13 +298,13 @@ std::string encode_probe_failures(const std::vector<ProbeFailure>& failures) {
 }
 
 std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
-  PayloadReader parser(bytes);
-  std::vector<ProbeFailure> failures(parser.count(8));
+  PayloadReader reader(bytes);
+  std::vector<ProbeFailure> failures(reader.count(8));
   for (ProbeFailure& failure : failures) {
-    failure.node = parser.number<std::int32_t>();
-    failure.why = base::printable(parser.text());
+    failure.node = reader.number<std::int32_t>();
+    failure.why = base::printable(reader.text());
   }
-  parser.end();
+  reader.end();
   return failures;
 }
 
@@ -313,11 +315,11 @@ std::string encode_texts(const std::vector<std::string>& texts) {
 }
 
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count) {
-  PayloadReader parser(bytes);
-  std::vector<std::string> texts = parser.texts();
-  parser.end();
+  PayloadReader reader(bytes);
+  std::vector<std::string> texts = reader.texts();
+  reader.end();
   if (texts.size() != count)
-    throw_protocol_error(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
+    throw_protocol_error(std::to_string(texts.size()) + " texts; expected " + std::to_string(count));
   for (std::string& text : texts) text = base::printable(text);
   return texts;
 }
@@ -344,25 +346,25 @@ std::string encode_job(const JobPlan& job) {
 }
 
 JobPlan decode_job(std::string_view bytes) {
-  PayloadReader parser(bytes);
+  PayloadReader reader(bytes);
   JobPlan job;
-  job.program = parser.text();
-  job.arguments = parser.texts();
-  job.directory = parser.text();
-  job.extends_own_environment = parser.number<std::uint8_t>() != 0;
-  job.environment = parser.texts();
-  job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
-  job.run_dir = parser.text();
-  job.key = job::JobKey(parser.bytes(job::JobKey::kBytes));
-  job.ranks.resize(parser.count(16));
+  job.program = reader.text();
+  job.arguments = reader.texts();
+  job.directory = reader.text();
+  job.extends_own_environment = reader.number<std::uint8_t>() != 0;
+  job.environment = reader.texts();
+  job.fail_grace = std::chrono::milliseconds(reader.number<std::int64_t>());
+  job.run_dir = reader.text();
+  job.key = job::JobKey(reader.bytes(job::JobKey::kBytes));
+  job.ranks.resize(reader.count(16));
   for (RankPlan& rank : job.ranks) {
-    rank.rank = parser.number<std::int32_t>();
-    rank.environment = parser.texts();
-    rank.arguments = parser.texts();
-    rank.cpus.resize(parser.count(4));
-    for (int& cpu : rank.cpus) cpu = parser.number<std::int32_t>();
+    rank.rank = reader.number<std::int32_t>();
+    rank.environment = reader.texts();
+    rank.arguments = reader.texts();
+    rank.cpus.resize(reader.count(4));
+    for (int& cpu : rank.cpus) cpu = reader.number<std::int32_t>();
   }
-  parser.end();
+  reader.end();
   return job;
 }
 

@@ -1,5 +1,5 @@
-// The bytes between launcher and agent: frames, and the values inside them. Both ends are the same program, but lengths
-// are checked as if they were strangers.
+// The protocol between launcher and agent: frames, and the encoding of their payloads. Both ends are the same program;
+// received data is validated nevertheless, as if it came from an untrusted peer.
 #pragma once
 
 #include <cstdint>
@@ -17,44 +17,42 @@
 
 namespace lockstep::launcher {
 
+/// The kind of a frame, and its payload.
 enum class FrameKind : std::uint32_t {
-  // launcher to agent
+  // Launcher to agent.
   kJob = 1,          ///< JobPlan; the first frame
   kStop,             ///< StopRequest
   kSignal,           ///< one number: a signal for the ranks' processes
-  kSnapshotRequest,  ///< what have the ranks done? The answer is kSnapshot for each that has shown itself, and
-                     ///< kSnapshotsDone
-  kRouteRequest,     ///< RouteRequest; before kJob, when there are several hosts
+  kSnapshotRequest,  ///< empty; the replies are one kSnapshot per rank with a published page, and kSnapshotsDone
+  kRouteRequest,     ///< RouteRequest; before kJob if there are several hosts
   kProbeRequest,     ///< ProbeRequest
-  kWriteStacks,      ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
-  // the same, of `lockstep doctor`, which starts no job; doctor_wire.h
-  kClockRequest,      ///< nothing: what does its clock say?
+  kWriteStacks,      ///< numbers: ranks whose stacks are to be written; a later kStop is delayed until they are
+  // Launcher to agent for `lockstep doctor`, which starts no job; see doctor_messages.h.
+  kClockRequest,      ///< empty
   kHostFactsRequest,  ///< HostFactsRequest
   kListenRequest,     ///< ListenRequest
   kMeasureRequest,    ///< MeasureRequest
-  // agent to launcher
+  // Agent to launcher.
   kHostInfo,     ///< HostInfo; the first frame
   kRouteReply,   ///< RouteReply
   kProbeReply,   ///< a list of ProbeFailure
-  kClockReply,   ///< one number: ns since 1970, by its clock
+  kClockReply,   ///< one number: ns since 1970 by the host's clock
   kHostFacts,    ///< HostFacts
   kListenReply,  ///< ListenReply
   kLinkSpeed,    ///< LinkSpeed
-  kRefused,      ///< two texts: why it starts no rank at all, and a hint
-  kStarted,      ///< one number: pid
-  kStartFailed,  ///< two numbers: StartStep, errno
-  kStdout,       ///< bytes that `rank` wrote
+  kRefused,      ///< two texts: the reason why no rank is started, and a hint
+  kStarted,      ///< one number: the pid of `rank`
+  kStartFailed,  ///< two numbers: StartStep and errno
+  kStdout,       ///< bytes that `rank` has written
   kStderr,
-  kRankHealth,       ///< job::RankHealth; about once a second
-  kAlive,            ///< nothing to tell of any rank; about once a second
-  kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what
-                     ///< was told
-                     ///< before
+  kRankHealth,       ///< job::RankHealth; about once per second
+  kAlive,            ///< empty; about once per second if there is no health to report
+  kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes
   kSnapshot,         ///< base::RankSnapshot
   kSnapshotsDone,
-  kRankExited,     ///< RankExit; after all that the rank has written
-  kOutputDropped,  ///< one number: bytes of output lost because the launcher did not read
-  kUnkillable,     ///< one number: a pid that SIGKILL did not end
+  kRankExited,     ///< RankExit; after all output of the rank
+  kOutputDropped,  ///< one number: bytes of output that were lost because the launcher did not read them
+  kUnkillable,     ///< one number: the pid of a process that SIGKILL did not end
   kDone,           ///< no process of the job is left; the last frame
 };
 
@@ -65,74 +63,76 @@ struct Frame {
 };
 
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{1} << 20;
-inline constexpr std::size_t kMaxJobFrameBytes = std::size_t{64}
-                                                 << 20;  ///< arguments and environment are at most 6 MiB on Linux
+/// Arguments and environment are at most 6 MiB on Linux.
+inline constexpr std::size_t kMaxJobFrameBytes = std::size_t{64} << 20;
 
-/// Header (length, kind, rank: 12 bytes, little endian), payload, and a newline: srun passes on what has ended a line.
+/// Encodes a frame as a header (length, kind and rank: 12 bytes, little endian), the payload, and a newline, because
+/// srun forwards whole lines only.
 std::string encode(const Frame& frame);
 
-/// Cuts a stream into frames.
+/// Splits a stream into frames.
 class FrameReader {
  public:
   explicit FrameReader(std::size_t limit) : limit_(limit) {}
   void feed(std::string_view bytes) { buffer_.append(bytes); }
-  /// The next whole frame; nothing when bytes are missing. Throws Error kProtocol for a length over the limit or a kind
-  /// that does not exist, before memory is taken.
+  /// Returns the next whole frame, or nullopt if bytes are missing. Throws Error kProtocol for a length above the limit
+  /// or an unknown kind, before memory is allocated.
   std::optional<Frame> next();
 
  private:
   std::size_t limit_;
   std::string buffer_;
-  std::size_t begin_ = 0;  // of what is not read yet
+  std::size_t begin_ = 0;  // of the bytes that have not been read
 };
 
+// All functions decode_X() throw Error kProtocol for anything that encode_X() does not write.
+
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);
-/// Exactly `count` numbers. Throws Error kProtocol.
+/// Expects exactly `count` numbers.
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count);
 
-/// How the ranks are to end.
+/// How the ranks are to be ended.
 struct StopRequest {
   int signal = 0;
-  std::chrono::milliseconds notice_period{
-      0};  ///< for ranks that know of Lockstep: time to learn the cause and to end by themselves, before the signal
+  /// Time before the signal in which ranks that use Lockstep may read the cause and end by themselves.
+  std::chrono::milliseconds notice_period{0};
   std::chrono::milliseconds grace{0};  ///< from the signal to SIGKILL
 };
 std::string encode_stop(const StopRequest& stop);
 StopRequest decode_stop(std::string_view bytes);
 
 std::string encode_ranks(const std::vector<int>& ranks);
-/// As many as there are. Throws Error kProtocol.
+/// Accepts any number of ranks.
 std::vector<int> decode_ranks(std::string_view bytes);
 
-std::string encode_rank_health(const job::RankHealth& pulse);
+std::string encode_rank_health(const job::RankHealth& health);
 job::RankHealth decode_rank_health(std::string_view bytes);
 
-/// The operations that go on and the last of those that have ended, 32 and 32.
-std::string encode_snapshot(const base::RankSnapshot& seen);
+/// Encodes at most 32 running operations and the last 32 finished ones.
+std::string encode_snapshot(const base::RankSnapshot& snapshot);
 base::RankSnapshot decode_snapshot(std::string_view bytes);
 
 std::string encode_rank_exit(const RankExit& end);
 RankExit decode_rank_exit(std::string_view bytes);
 
 std::string encode_host_info(const HostInfo& info);
-/// Of another version or build only these two are there, and the host. Throws Error kProtocol.
+/// From another version or build of Lockstep, decodes the texts only: host, version, build, machine and visible_gpus.
 HostInfo decode_host_info(std::string_view bytes);
 
-std::string encode_route_request(const RouteRequest& order);
+std::string encode_route_request(const RouteRequest& request);
 RouteRequest decode_route_request(std::string_view bytes);
 std::string encode_route_reply(const RouteReply& reply);
 RouteReply decode_route_reply(std::string_view bytes);
-std::string encode_probe_request(const ProbeRequest& order);
+std::string encode_probe_request(const ProbeRequest& request);
 ProbeRequest decode_probe_request(std::string_view bytes);
 std::string encode_probe_failures(const std::vector<ProbeFailure>& failures);
 std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes);
 
 std::string encode_texts(const std::vector<std::string>& texts);
-/// Exactly `count` texts, made printable. Throws Error kProtocol.
+/// Expects exactly `count` texts, and makes them printable.
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count);
 
 std::string encode_job(const JobPlan& job);
-/// Throws Error kProtocol for anything that encode_job() does not write.
 JobPlan decode_job(std::string_view bytes);
 
 }  // namespace lockstep::launcher

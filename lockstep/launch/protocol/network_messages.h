@@ -1,5 +1,5 @@
-// Before ranks start, every host shows that it reaches the launcher and every other host, at the address that the ranks
-// will use.
+// The check that every host reaches the launcher and every other host, at the addresses that the ranks will use. It
+// runs before the ranks start.
 #pragma once
 
 #include <cstddef>
@@ -16,50 +16,50 @@ namespace lockstep::launcher {
 
 class AgentLink;
 
-/// To an agent: reach the launcher.
+/// To an agent: connect to the launcher.
 struct RouteRequest {
-  int self = 0;           ///< the agent's number
+  int self = 0;           ///< number of the agent's host
   std::string token;      ///< of the job, for ConnectivityProbe
-  std::string interface;  ///< as parse_interface_filter() takes it; empty: the address that routes to the launcher
-  std::vector<base::Address> launcher;  ///< where it listens: any of them may be the one that this host reaches
+  std::string interface;  ///< as parse_interface_filter() parses it; empty: the address that routes to the launcher
+  std::vector<base::Address> launcher;  ///< where the launcher listens; the host may reach some of them only
 };
 
-/// A way from an agent to the launcher.
+/// A route from an agent to the launcher.
 struct Route {
   int launcher = 0;              ///< index in RouteRequest::launcher
-  std::uint32_t connection = 0;  ///< which of the agent's connections it is
-  base::Address address;         ///< of the agent's host on this way; there it listens for the other hosts
-  std::string interface;         ///< which has that address
+  std::uint32_t connection = 0;  ///< number of the agent's connection
+  base::Address address;         ///< of the agent's host on this route, at which it listens for the other hosts
+  std::string interface;         ///< that has this address
 };
 
-/// Its answer: all the ways that it has found.
+/// The agent's reply: all routes that it has found.
 struct RouteReply {
   std::vector<Route> routes;
-  std::string error;  ///< when there is none
+  std::string error;  ///< the reason if there are no routes
 };
 
-/// To an agent: reach all others. The first connection to the launcher at this index stays for the job: when it ends,
-/// the agent's ranks do.
+/// To an agent: connect to all other hosts. The first connection to the launcher at index `launcher` remains open for
+/// the job; when it ends, the agent ends its ranks.
 struct ProbeRequest {
   int launcher = 0;
-  std::vector<base::Address> peers;  ///< of each host of the job
+  std::vector<base::Address> peers;  ///< one per host of the job
 };
 
-/// Its answer: whom it does not reach.
+/// The agent's reply contains one of these for each host that it does not reach.
 struct ProbeFailure {
   int node = 0;
   std::string why;
 };
 
-/// What the hosts have found.
+/// The result of the check.
 struct NetworkPlan {
-  std::string launcher;                ///< address at which all hosts reach this one
-  std::vector<Route> routes;           ///< of each host
-  std::vector<base::Fd> liveness_fds;  ///< a connection to each agent, which ends within base::kPeerHostTimeout when
-                                       ///< its host cannot be reached
+  std::string launcher;                ///< address at which all hosts reach the launcher
+  std::vector<Route> routes;           ///< one per host
+  std::vector<base::Fd> liveness_fds;  ///< one connection per agent; it ends within base::kPeerHostTimeout if the host
+                                       ///< becomes unreachable
 };
 
-/// They have not met (kPeerUnreachable). `agents`: numbers of those without whom the others may.
+/// Some hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may.
 class Unreachable : public base::Error {
  public:
   Unreachable(const std::string& what, const std::string& hint, std::vector<std::size_t> agents)
@@ -70,18 +70,19 @@ class Unreachable : public base::Error {
   std::vector<std::size_t> agents_;
 };
 
-/// Few hosts without which none of `failures`, whom each does not reach, is left: those with the most, of equals the
-/// later. Pure.
+/// Returns a small set of hosts without which no failure is left; `failures` holds the failures of each host. Chooses
+/// the hosts with the most failures, and the last of equals. Pure.
 std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures);
 
-/// Lets the agents meet. `interfaces` of each: as RouteRequest has it; `own`: the choice here. Waits 15 s at most. A
-/// host that does not reach the launcher or another one is told in a line each; what is thrown (Unreachable) says what
-/// to do. `signals` as for gather().
+/// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` is
+/// RouteRequest::interface of each agent, `own` that of this host, and `signals` is as for start_agents(). Blocks for
+/// at most 15 s. Prints one line for each host that does not reach the launcher or another host. Throws Unreachable,
+/// whose hint is the remedy.
 NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
                           const std::string& own, int signals);
 
-/// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here
-/// excludes nothing. Throws Error kPeerUnreachable when there is no address.
+/// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts: it is
+/// ignored if it matches no interface of this host. Throws Error kPeerUnreachable if there is no address.
 std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
 
 }  // namespace lockstep::launcher

@@ -6,7 +6,7 @@
 
 namespace lockstep::launcher {
 
-/// Where a rank runs.
+/// The host and process of a rank.
 struct RankLocation {
   std::string host;
   std::int64_t pid = -1;  ///< -1: not started yet
@@ -15,21 +15,20 @@ struct RankLocation {
 struct RankExit {
   int rank = -1;
   std::int64_t pid = -1;
-  int code = 0;                ///< exit code, when signal is 0
+  int code = 0;                ///< exit code if signal is 0
   int signal = 0;              ///< the signal that ended it; 0: it exited
-  std::int64_t oom_kills = 0;  ///< that the kernel has counted on its host, in the agent's cgroup, since the start; of
-                               ///< a rank that SIGKILL has ended
-  bool preempted = false;      ///< it has left its world in good order, to be started again
+  std::int64_t oom_kills = 0;  ///< out-of-memory kills in the agent's cgroup since the start, if SIGKILL ended the rank
+  bool preempted = false;      ///< it left its world in good order, to be started again; set by the launcher, not sent
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
-  /// As a shell says it: the code, or 128 + signal.
+  /// Returns the exit code as a shell reports it: the code, or 128 + the signal.
   int exit_code() const { return signal != 0 ? 128 + signal : code; }
 };
 
-/// "exited with code 7", "killed by SIGKILL".
+/// Returns "exited with code 7" or "killed by SIGKILL".
 std::string to_text(const RankExit& end);
 
-/// "SIGKILL"; "signal 40" for one without a name.
+/// Returns "SIGKILL"; "signal 40" for a signal without a name.
 std::string signal_name(int signal);
 
 }  // namespace lockstep::launcher

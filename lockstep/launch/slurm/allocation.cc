@@ -9,31 +9,31 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // a batch script, an interactive shell
+constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // step ids from here on: a batch script, an interactive shell
 
 bool is_in_step(const base::Env& env) {
   const auto step = base::parse_int(env.slurm_step_id.value_or(""));
   return env.slurm_procid && step && *step < kFirstSpecialStep;
 }
 
-std::vector<Host> allocated_hosts(const base::Env& env) {
+std::vector<HostSpec> allocated_hosts(const base::Env& env) {
   const std::vector<std::string> names = job::expand_hosts("SLURM_JOB_NODELIST", *env.slurm_job_nodelist);
   const bool asked = env.slurm_ntasks || env.slurm_ntasks_per_node;
   std::vector<int> counts = asked && env.slurm_tasks_per_node
                                 ? job::expand_counts("SLURM_TASKS_PER_NODE", *env.slurm_tasks_per_node)
                                 : std::vector<int>();
-  if (is_in_step(env)) counts.clear();  // there it says what the step has
+  if (is_in_step(env)) counts.clear();  // in a step the variable describes the step
   if (!counts.empty() && counts.size() != names.size())
-    throw base::UsageError("SLURM_TASKS_PER_NODE is " + base::quoted(*env.slurm_tasks_per_node, 80) + ", counts for " +
-                           std::to_string(counts.size()) + " hosts, but SLURM_JOB_NODELIST names " +
-                           std::to_string(names.size()));
-  std::vector<Host> hosts;
+    throw base::UsageError("SLURM_TASKS_PER_NODE: " + base::quoted(*env.slurm_tasks_per_node, 80) + " has counts for " +
+                           std::to_string(counts.size()) + " hosts; expected the " + std::to_string(names.size()) +
+                           " hosts of SLURM_JOB_NODELIST");
+  std::vector<HostSpec> hosts;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    Host host;
+    HostSpec host;
     host.name = names[i];
     host.slots = counts.empty() ? 0 : counts[i];
-    host.step = true;
-    host.here = env.slurmd_nodename == names[i];
+    host.is_slurm = true;
+    host.is_local = env.slurmd_nodename == names[i];
     hosts.push_back(std::move(host));
   }
   return hosts;
@@ -41,23 +41,24 @@ std::vector<Host> allocated_hosts(const base::Env& env) {
 
 }  // namespace
 
-std::vector<Host> resolve_hosts(std::vector<Host> named, const std::string& env_from, const base::Env& env) {
-  const bool there = env.slurm_job_id && env.slurm_job_nodelist;
-  if (env_from == "slurm" && !there)
+std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::string& env_from, const base::Env& env) {
+  const bool allocated = env.slurm_job_id && env.slurm_job_nodelist;
+  if (env_from == "slurm" && !allocated)
     throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
-                           "salloc or sbatch make an allocation");
-  if (env_from == "none" || !there) return named;
+                           "create an allocation with salloc or sbatch");
+  if (env_from == "none" || !allocated) return named;
   if (named.empty() && is_in_step(env) && base::parse_int(env.slurm_ntasks.value_or("")).value_or(1) > 1)
-    throw base::UsageError(
-        "srun has started lockstep run " + *env.slurm_ntasks + " times; it starts the ranks of all hosts itself",
-        "call it once, without srun; or let srun start the program: srun ./train");
-  const std::vector<Host> given = allocated_hosts(env);
+    throw base::UsageError("srun has started lockstep run " + *env.slurm_ntasks +
+                               " times; expected once: it starts the ranks of all hosts itself",
+                           "call it once, without srun, or let srun start the program: srun ./train");
+  const std::vector<HostSpec> given = allocated_hosts(env);
   if (named.empty()) return given;
-  for (Host& host : named) {
-    const auto found = std::find_if(given.begin(), given.end(), [&](const Host& one) { return one.name == host.name; });
+  for (HostSpec& host : named) {
+    const auto found =
+        std::find_if(given.begin(), given.end(), [&](const HostSpec& one) { return one.name == host.name; });
     if (found == given.end() || !host.user.empty() || host.port != 0) continue;
-    host.step = true;
-    host.here = found->here;
+    host.is_slurm = true;
+    host.is_local = found->is_local;
   }
   return named;
 }

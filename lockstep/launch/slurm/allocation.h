@@ -1,4 +1,4 @@
-// The hosts that SLURM has given to a job. Pure.
+// The hosts that SLURM has allocated to a job. Pure.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace lockstep::launcher {
 
-/// Where a job runs whose list of hosts is `named`: with an empty one, inside an allocation or a batch script of SLURM,
-/// on all hosts of that; each with as many slots as tasks were asked for, or none when nobody said. Hosts of the
-/// allocation that are named without user and port get Host::step, so that srun reaches them, which needs no key.
-/// `env_from`: auto, slurm (there must be an allocation) or none (there is none, whatever the environment says). Throws
-/// UsageError, also when srun starts several of us: one is enough.
-std::vector<Host> resolve_hosts(std::vector<Host> named, const std::string& env_from, const base::Env& env);
+/// Returns the hosts of a job whose host list is `named`. If the list is empty, inside a SLURM allocation or batch
+/// script these are all of its hosts, with as many slots as tasks were requested, or 0 slots if no number was given. A
+/// host that is named without user and port and belongs to the allocation gets HostSpec::is_slurm: srun reaches it
+/// without an ssh key. `env_from`: auto, slurm (requires an allocation) or none (ignores it). Throws UsageError, also
+/// if srun has started lockstep run several times.
+std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::string& env_from, const base::Env& env);
 
 }  // namespace lockstep::launcher

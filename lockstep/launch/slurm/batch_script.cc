@@ -10,7 +10,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kMaxCommentColumn = 44;  // column
+constexpr std::size_t kMaxCommentColumn = 44;  // longer directives do not move the comments of others
 
 /// One #SBATCH line.
 struct Directive {
@@ -32,7 +32,7 @@ std::string duration_text(std::int64_t seconds) {
   return text.empty() ? "no limit" : text;
 }
 
-/// The folder of logs as SLURM's patterns have it.
+/// Escapes the output directory for SLURM's filename patterns.
 std::string slurm_pattern(const std::string& directory) {
   std::string pattern;
   for (const char c : directory) pattern += c == '%' ? "%%" : std::string(1, c);
@@ -48,10 +48,10 @@ std::vector<Directive> directives(const SubmitOptions& submit, const BatchContex
   add("--job-name=", submit.name);
   add("--nodes=", submit.nodes);
   add("--gpus-per-node=", submit.gpus_per_node);
-  add("--ntasks=", number(submit.ranks), "ranks in all");
-  add("--ntasks-per-node=", number(submit.ranks_per_node), "ranks");
-  add("--cpus-per-task=", number(submit.cpus_per_rank), "cores of a rank");
-  add("--mem=", submit.mem, "of each node");
+  add("--ntasks=", number(submit.ranks), "total number of ranks");
+  add("--ntasks-per-node=", number(submit.ranks_per_node), "ranks per node");
+  add("--cpus-per-task=", number(submit.cpus_per_rank), "cores per rank");
+  add("--mem=", submit.mem, "memory per node");
   add("--time=", submit.time, duration_text(parse_time_limit(submit.time).value_or(0)));
   add("--partition=", submit.partition);
   add("--account=", submit.account);
@@ -59,9 +59,9 @@ std::vector<Directive> directives(const SubmitOptions& submit, const BatchContex
   add("--chdir=", context.directory);
   const std::string job = submit.array.empty() ? "%j" : "%A_%a";
   add("--output=", slurm_pattern(submit.output) + "/" + job + ".out",
-      "what each rank prints is in " + job + "/ as well");
-  all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "when it ends with code 75" : ""});
-  if (submit.requeue) add("--open-mode=", "append", "it then goes on in the same file");
+      "the output of each rank is also in " + job + "/");
+  all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "if the exit code is 75" : ""});
+  if (submit.requeue) add("--open-mode=", "append", "a requeued job appends to the file");
   if (submit.signal_before > 0)
     add("--signal=", "B:USR1@" + std::to_string(submit.signal_before),
         "to this shell, " + duration_text(submit.signal_before) + " before the limit");
@@ -101,13 +101,13 @@ std::string job_variables(const SubmitOptions& submit) {
 }
 
 const char* const kSignalForwarding =
-    "# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.\n"
+    "# SLURM sends USR1 to this shell only: forward it, so that the ranks save and exit.\n"
     "trap 'kill -USR1 \"$ranks\"' USR1\n";
 
-// bash 5.2 lost the code in 31 of 500 runs when a signal came within 25 ms of the end.
+// bash 5.2 lost the exit code in 31 of 500 runs when a signal arrived within 25 ms of the end.
 const char* const kWaiting =
     "\n"
-    "# Not wait alone: bash can lose the code of what ends while a signal interrupts it.\n"
+    "# Not only wait: bash can lose the exit code if a signal interrupts wait.\n"
     "while [ \"$(jobs -r)\" ]; do\n"
     "  sleep 0.5\n"
     "done\n"
@@ -117,9 +117,9 @@ const char* const kWaiting =
 
 const char* const kRequeueing =
     "\n"
-    "# 75: all ranks have left together, and are to be started again.\n"
+    "# 75: all ranks have exited together and want to be restarted.\n"
     "if [ $code -eq 75 ] && [ $ended = no ]; then\n"
-    "  echo \"$job: requeued, because its ranks ended with code 75\" >&2\n"
+    "  echo \"$job: requeued, because its ranks exited with code 75\" >&2\n"
     "  scontrol requeue \"$job\"\n"
     "fi\n";
 
@@ -127,14 +127,14 @@ const char* const kRequeueing =
 
 std::string batch_script(const SubmitOptions& submit, const BatchContext& context) {
   if (context.directory.find_first_of("\r\n") != std::string::npos)
-    throw base::UsageError("lockstep submit: the folder is " + base::quoted(context.directory, 256) +
-                           "; allowed is one without line breaks, which #SBATCH lines cannot have");
+    throw base::UsageError("lockstep submit: the current directory is " + base::quoted(context.directory, 256) +
+                           "; expected a path without line breaks, which #SBATCH lines cannot contain");
   std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, context)) +
                      "\nset -u\n" + job_variables(submit) + "\n";
   if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_line(submit, context) + "\n";
   text += (submit.requeue ? "ended=no\n" : "") + run_line(submit, context) + " &\nranks=$!\n\n";
   if (submit.signal_before > 0) text += kSignalForwarding;
-  text += "# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.\n";
+  text += "# At the time limit and on scancel, SLURM sends TERM to the ranks as well: do not forward it.\n";
   text += std::string("trap '") + (submit.requeue ? "ended=yes" : ":") + "' TERM\n" + kWaiting;
   if (submit.requeue) text += kRequeueing;
   return text + "exit $code\n";
@@ -153,7 +153,7 @@ std::string shell_quote(std::string_view word) {
   };
   if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  // sbatch refuses scripts with carriage returns, and a person may take a second line for a command.
+  // sbatch rejects scripts with carriage returns, and a reader could take a second line for another command.
   const bool escapes = std::any_of(word.begin(), word.end(), is_control);
   std::string text = escapes ? "$'" : "'";
   for (const char c : word) {

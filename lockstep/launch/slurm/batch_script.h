@@ -1,4 +1,4 @@
-// The batch script of `lockstep submit`.
+// Writes the batch script of `lockstep submit`.
 #pragma once
 
 #include <string>
@@ -9,32 +9,31 @@
 
 namespace lockstep::launcher {
 
-/// What a script depends on beside its options.
+/// What a script depends on besides the options.
 struct BatchContext {
-  std::string directory;  ///< absolute; where it is submitted, and where the job runs
-  std::string lockstep;   ///< path of the program on the nodes
+  std::string directory;  ///< absolute path; where the job is submitted and runs
+  std::string lockstep;   ///< path of lockstep on the nodes
 };
 
-/// The script: #SBATCH lines, then `lockstep run` with every word quoted for bash. Pure. For bash from 4.2 and sbatch
-/// from 22.05.
-/// - Logs: OUTPUT/JOB.out of the job, OUTPUT/JOB/rank.N.out and .err of ranks; when it was requeued K times
-/// OUTPUT/JOB.K/. JOB is the job's number,
-///   of an array ARRAY_INDEX.
-/// - SIGUSR1, which SLURM sends to the shell alone, goes on to `lockstep run`. SIGTERM, which SLURM sends to every
-/// process of a job that it ends,
-///   does not, for a second one there kills; after it the job is not requeued.
-/// - The exit code is that of `lockstep run`. With code 75 the job is requeued.
-/// Throws UsageError when folder has line breaks.
+/// Returns the script: #SBATCH lines, then `lockstep run` with every word quoted for bash. Requires bash 4.2 and sbatch
+/// 22.05 or newer. Pure.
+/// - Output: OUTPUT/JOB.out for the job, OUTPUT/JOB/rank.N.out and .err for the ranks; after K requeues OUTPUT/JOB.K/.
+/// JOB is the job id, in an array ARRAY_INDEX.
+/// - SLURM sends SIGUSR1 to the shell alone, which forwards it to `lockstep run`. SLURM sends SIGTERM to every process
+/// of a job that it ends; the shell does not forward it, because `lockstep run` kills its ranks on a second one. After
+/// SIGTERM the job is not requeued.
+/// - The exit code is that of `lockstep run`. Exit code 75 requeues the job.
+/// Throws UsageError if `context.directory` contains line breaks.
 std::string batch_script(const SubmitOptions& submit, const BatchContext& context);
 
-/// The words of the script's #SBATCH lines, for sbatch's own command line, where SBATCH_* variables do not take their
-/// place.
+/// The options of the script's #SBATCH lines for sbatch's own command line, where they take precedence over SBATCH_*
+/// variables.
 std::vector<std::string> sbatch_arguments(const SubmitOptions& submit, const BatchContext& context);
 
-/// `word` as bash reads it as one word, on one line whatever is in it; as it is when that does.
+/// Quotes `word` so that bash reads it as one word on one line; returns it unchanged if bash already does.
 std::string shell_quote(std::string_view word);
 
-/// `word` as sbatch reads it as one word of an #SBATCH line; it has no line breaks.
+/// Quotes `word` so that sbatch reads it as one word of an #SBATCH line. It must not contain line breaks.
 std::string sbatch_quote(std::string_view word);
 
 }  // namespace lockstep::launcher

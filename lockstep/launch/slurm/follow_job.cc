@@ -23,8 +23,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLogInterval = 500ms;         // the log
-constexpr auto kFirstPollInterval = 1000ms;  // SLURM; every client's question costs its controller work
+constexpr auto kLogInterval = 500ms;         // between reads of the log
+constexpr auto kFirstPollInterval = 1000ms;  // between queries of SLURM, each of which costs its controller work
 constexpr auto kMaxPollInterval = 15000ms;
 constexpr auto kReplyTimeout = 30s;
 constexpr auto kGiveUpAfter = 5min;
@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 10> kFinalStates = {"COMPLETED", "FAILED"
                                                            "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",
                                                            "DEADLINE",  "REVOKED"};
 
-/// Of "... NAME=VALUE ..." the value.
+/// The value in "... NAME=VALUE ...".
 std::string field_value(std::string_view line, std::string_view name) {
   const std::string key = " " + std::string(name) + "=";
   const std::size_t begin = line.find(key);
@@ -50,46 +50,46 @@ int parse_exit_code(const std::string& text) {
   return static_cast<int>(signal.value_or(0) > 0 ? 128 + *signal : code.value_or(0));
 }
 
-/// Nothing when SLURM does not answer.
+/// Returns nothing if SLURM does not reply.
 std::optional<SlurmJobState> query_job(const SlurmJob& job) {
-  const auto call = [&](std::vector<std::string> words) {
-    if (!job.cluster.empty()) words.insert(words.begin() + 1, "--clusters=" + job.cluster);
-    return run_tool({.path = find_tool(words[0], current_environment()),
-                     .words = words,
+  const auto call = [&](std::vector<std::string> argv) {
+    if (!job.cluster.empty()) argv.insert(argv.begin() + 1, "--clusters=" + job.cluster);
+    return run_tool({.path = find_tool(argv[0], current_environment()),
+                     .argv = argv,
                      .environment = current_environment(),
                      .directory = {},
                      .limit = kReplyTimeout});
   };
-  const ToolResult shown = call({"scontrol", "--oneliner", "show", "job", job.id});
-  if (shown.succeeded()) return parse_scontrol(shown.out);
-  if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
-  // It has ended some minutes ago.
-  const ToolResult counted =
+  const ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
+  if (scontrol.succeeded()) return parse_scontrol(scontrol.out);
+  if (scontrol.err.find("Invalid job id") == std::string::npos) return std::nullopt;
+  // scontrol forgets a job some minutes after its end.
+  const ToolResult accounting =
       call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
-  if (counted.code == ToolResult::kTimedOut) return std::nullopt;
-  return counted.succeeded() ? parse_sacct(counted.out) : SlurmJobState{};
+  if (accounting.code == ToolResult::kTimedOut) return std::nullopt;
+  return accounting.succeeded() ? parse_sacct(accounting.out) : SlurmJobState{};
 }
 
-/// Shows a file as it grows. It is opened each time: so a file on another machine is seen as it is there.
+/// Prints a file as it grows. Opens it for each read, so that changes made on another machine are visible.
 class LogTail {
  public:
   explicit LogTail(std::string path) : path_(std::move(path)) {}
 
-  /// False when nobody reads what is shown.
+  /// Returns false if stdout is closed.
   bool print_new() {
     const base::Fd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     char block[65536];
-    for (ssize_t size = 0; file && (size = ::pread(file.get(), block, sizeof block, shown_)) > 0; shown_ += size)
+    for (ssize_t size = 0; file && (size = ::pread(file.get(), block, sizeof block, printed_)) > 0; printed_ += size)
       if (std::fwrite(block, 1, static_cast<std::size_t>(size), stdout) != static_cast<std::size_t>(size)) return false;
     return std::fflush(stdout) == 0;
   }
 
  private:
   std::string path_;
-  off_t shown_ = 0;
+  off_t printed_ = 0;
 };
 
-/// Asks, less and less often, and says what has changed.
+/// Queries the state of a job at growing intervals and reports changes.
 class SlurmJobPoller {
  public:
   explicit SlurmJobPoller(SlurmJob job) : job_(std::move(job)) {}
@@ -101,12 +101,12 @@ class SlurmJobPoller {
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kMaxPollInterval);
     if (!now && give_up_.expired())
       throw base::Error(base::Cause::kCoordinatorLost,
-                        "job " + job_.id + ": SLURM has not answered for 5 minutes; the job may go on");
+                        "job " + job_.id + ": no reply from SLURM for 5 minutes; the job may still be running");
     if (!now) return {};
     give_up_ = base::Deadline::in(kGiveUpAfter);
     if (now->state.empty())
       throw base::Error(base::Cause::kCoordinatorLost,
-                        "job " + job_.id + " has ended, and SLURM does not know any more how");
+                        "job " + job_.id + " has ended, and SLURM has no record of its exit code");
     report_change(*now);
     return *now;
   }
@@ -129,8 +129,7 @@ class SlurmJobPoller {
 }  // namespace
 
 SlurmJobState parse_scontrol(std::string_view line) {
-  return {field_value(line, "SlurmJobState"), field_value(line, "Reason"),
-          parse_exit_code(field_value(line, "ExitCode"))};
+  return {field_value(line, "JobState"), field_value(line, "Reason"), parse_exit_code(field_value(line, "ExitCode"))};
 }
 
 SlurmJobState parse_sacct(std::string_view text) {
@@ -148,16 +147,16 @@ int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.
 int follow_job(const SlurmJob& job, const std::string& log) {
   const base::Fd signals = make_signal_fd({SIGINT, SIGTERM});
   LogTail tail(log);
-  SlurmJobPoller watch(job);
+  SlurmJobPoller poller(job);
   for (;;) {
-    const SlurmJobState state = watch.is_due() ? watch.poll() : SlurmJobState{};
+    const SlurmJobState state = poller.is_due() ? poller.poll() : SlurmJobState{};
     if (!tail.print_new()) return 128 + SIGPIPE;
     if (has_ended(state)) return exit_code_for(state);
     pollfd wait{signals.get(), POLLIN, 0};
     ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
     if (const auto signal = read_signal(signals.get())) {
-      std::fprintf(stderr, "lockstep: job %s goes on; squeue -j %s shows it, scancel %s ends it\n", job.id.c_str(),
-                   job.id.c_str(), job.id.c_str());
+      std::fprintf(stderr, "lockstep: job %s keeps running; squeue -j %s shows it, scancel %s cancels it\n",
+                   job.id.c_str(), job.id.c_str(), job.id.c_str());
       return 128 + *signal;
     }
   }

@@ -1,4 +1,4 @@
-// Showing what a job of SLURM's prints until it has ended.
+// Prints the output of a SLURM job until it has ended.
 #pragma once
 
 #include <string>
@@ -9,30 +9,31 @@ namespace lockstep::launcher {
 /// A job as sbatch names it.
 struct SlurmJob {
   std::string id;
-  std::string cluster;  ///< empty: the one of this machine
+  std::string cluster;  ///< empty: the cluster of this machine
 };
 
-/// What SLURM says of a job.
+/// The state of a job as SLURM reports it.
 struct SlurmJobState {
-  std::string state;   ///< RUNNING, COMPLETED, ...; empty: it does not know the job
-  std::string reason;  ///< why it waits
-  int code = 0;        ///< its exit code, 128 + the signal that ended it
+  std::string state;   ///< RUNNING, COMPLETED, ...; empty: SLURM does not know the job
+  std::string reason;  ///< why the job is pending
+  int code = 0;        ///< the exit code, or 128 + the signal that ended it
 };
 
-/// Reads a line of `scontrol --oneliner show job`.
+/// Parses a line of `scontrol --oneliner show job`.
 SlurmJobState parse_scontrol(std::string_view line);
-/// Reads `sacct --parsable2 --noheader --format=State,ExitCode`.
+/// Parses the output of `sacct --parsable2 --noheader --format=State,ExitCode`.
 SlurmJobState parse_sacct(std::string_view text);
 
-/// Whether a job in this state stays so.
+/// True if a job in this state has ended and stays so.
 bool has_ended(const SlurmJobState& state);
-/// What to exit with for a job that has ended: its code, and 1 where that is 0 but the job was not completed.
+/// The exit code for a job that has ended: the job's own, but 1 if that is 0 and the job did not complete.
 int exit_code_for(const SlurmJobState& state);
 
-/// Copies what is added to `log`, which need not exist yet, to stdout, and tells on stderr how the job is doing, until
-/// it has ended; returns its exit code. Ctrl-C or SIGTERM ends this, not the job; then it returns 128 + the signal.
-/// SLURM is asked every second at first, later every 15 s. Blocks all signals of the calling thread, which must be the
-/// only one. Throws Error when SLURM has not answered for five minutes, or does not know how the job ended.
+/// Copies what is appended to `log`, which need not exist yet, to stdout and reports changes of the job's state on
+/// stderr. Blocks until the job has ended and returns its exit code. Ctrl-C and SIGTERM end the call, not the job; it
+/// then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
+/// calling thread, which must be the only one. Throws Error if SLURM has not replied for five minutes or has no record
+/// of how the job ended.
 int follow_job(const SlurmJob& job, const std::string& log);
 
 }  // namespace lockstep::launcher

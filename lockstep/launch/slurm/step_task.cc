@@ -23,11 +23,11 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentTimeout = 60s;  // the launcher gives hosts 20 s by default
-constexpr auto kTaskTimeout = 15s;   // it may load its libraries more slowly than the agent is started
+constexpr auto kAgentTimeout = 60s;  // the launcher waits 20 s for hosts by default
+constexpr auto kTaskTimeout = 15s;   // the task may load its libraries more slowly than the agent starts
 constexpr int kNoAgentExitCode = 69;
 
-/// A name in no file system, of this host as SLURM calls it: several of them may be on one machine.
+/// An abstract socket name that includes SLURM's name of this host: several of its nodes may be on one machine.
 socklen_t socket_address(const std::string& step, sockaddr_un& address) {
   const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
                            base::Env::this_process().slurmd_nodename.value_or(base::host_name());
@@ -45,7 +45,7 @@ bool is_same_user(int fd) {
 
 base::Fd make_socket() {
   base::Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) throw base::SystemError("cannot make a socket", errno);
+  if (!fd) throw base::SystemError("cannot create a socket", errno);
   return fd;
 }
 
@@ -60,16 +60,16 @@ std::optional<std::vector<std::string>> task_arguments(int ranks, const base::En
   const std::vector<int> tasks = job::expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
   if (std::any_of(tasks.begin(), tasks.end(), [](int count) { return count != 1; })) return std::nullopt;
   const std::string step = *env.slurm_job_id + "." + *env.slurm_step_id;
-  if (number(env.slurm_procid) > 0) return std::vector<std::string>{"agent", "--attend", step};
+  if (number(env.slurm_procid) > 0) return std::vector<std::string>{"agent", "--wait-in-step", step};
   std::string hosts;
   for (const std::string& host : job::expand_hosts("SLURM_STEP_NODELIST", *env.slurm_step_nodelist))
     hosts += (hosts.empty() ? "" : ",") + host + (ranks > 0 ? ":" + std::to_string(ranks) : "");
-  return std::vector<std::string>{"run", "-H", hosts, "--attended", step};
+  return std::vector<std::string>{"run", "-H", hosts, "--slurm-step", step};
 }
 
 int wait_for_agent(const std::string& step) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
-    ::signal(signal, SIG_IGN);  // the launcher's to heed
+    ::signal(signal, SIG_IGN);  // the launcher handles them
   sockaddr_un address{};
   const socklen_t size = socket_address(step, address);
   const base::Fd listener = make_socket();
@@ -80,7 +80,7 @@ int wait_for_agent(const std::string& step) {
   while (base::wait_readable(listener.get(), deadline)) {
     const base::Fd agent(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!agent || !is_same_user(agent.get())) continue;
-    base::wait_readable(agent.get(), Deadline::never());  // bounded: it ends with the agent, whatever that dies of
+    base::wait_readable(agent.get(), Deadline::never());  // bounded: it ends when the agent ends
     return 0;
   }
   return kNoAgentExitCode;

@@ -32,29 +32,28 @@ std::string find_sbatch() {
   try {
     return find_program("sbatch", base::Env::this_process().path.value_or(""));
   } catch (const base::UsageError&) {
-    throw base::UsageError(
-        "lockstep submit: sbatch was not found in PATH, so SLURM is not installed here; allowed is --dry-run, which "
-        "only shows the script");
+    throw base::UsageError("lockstep submit: sbatch not found in PATH: SLURM is not installed here",
+                           "--dry-run prints the script only");
   }
 }
 
-/// What can be seen here of a program that the nodes will start. One without a slash is looked for there.
+/// Checks a program that is given by a path. A program without a slash is looked up in PATH on the nodes.
 void check_program(const std::string& program) {
   if (program.find('/') == std::string::npos) return;
   try {
     find_program(program, "");
   } catch (const base::UsageError& error) {
-    throw base::UsageError(error.what(), "where only the nodes have it: env " + program);
+    throw base::UsageError(error.what(), "if only the nodes have it: env " + program);
   }
 }
 
 void create_directory(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw base::SystemError("--output: cannot make the folder " + base::quoted(folder, 256), error.value());
+  if (error) throw base::SystemError("--output: cannot create directory " + base::quoted(folder, 256), error.value());
 }
 
-/// On one line.
+/// Joins the lines of `text` with "; ".
 std::string join_lines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::string line;
@@ -63,26 +62,26 @@ std::string join_lines(std::string text) {
 }
 
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
-  std::vector<std::string> words = {"sbatch", "--parsable"};
-  words.insert(words.end(), options.begin(), options.end());
-  const ToolResult answer = run_tool({.path = sbatch,
-                                      .words = words,
+  std::vector<std::string> argv = {"sbatch", "--parsable"};
+  argv.insert(argv.end(), options.begin(), options.end());
+  const ToolResult result = run_tool({.path = sbatch,
+                                      .argv = argv,
                                       .environment = current_environment(),
                                       .directory = {},
                                       .limit = kSbatchTimeout,
                                       .input = script});
-  if (answer.code == ToolResult::kTimedOut)
+  if (result.code == ToolResult::kTimedOut)
     throw base::Error(base::Cause::kCoordinatorLost,
-                      "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless",
-                      "squeue --me");
-  if (answer.code != 0)
-    throw base::UsageError("lockstep submit: sbatch ended with code " + std::to_string(answer.code) + ": " +
-                           (answer.err.empty() ? "it gave no reason" : join_lines(answer.err)));
-  std::fputs(answer.err.c_str(), stderr);
-  const auto parts = base::split(join_lines(answer.out), ';');
+                      "lockstep submit: sbatch did not finish within 60 s; the job may have been submitted",
+                      "check with squeue --me");
+  if (result.code != 0)
+    throw base::UsageError("lockstep submit: sbatch exited with code " + std::to_string(result.code) + ": " +
+                           (result.err.empty() ? "no error message" : join_lines(result.err)));
+  std::fputs(result.err.c_str(), stderr);
+  const auto parts = base::split(join_lines(result.out), ';');
   if (!base::parse_int(parts[0]))
-    throw base::UsageError("lockstep submit: sbatch printed " + base::quoted(answer.out, 160) +
-                           "; allowed is the number of a job");
+    throw base::UsageError("lockstep submit: sbatch printed " + base::quoted(result.out, 160) +
+                           "; expected a job number");
   return {parts[0], parts.size() > 1 ? parts[1] : ""};
 }
 
@@ -94,8 +93,8 @@ void save_script(const std::string& path, const std::string& script) {
 
 }  // namespace
 
-int submit(std::vector<std::string> words) {
-  const SubmitCommand submission = parse_submit_options(std::move(words));
+int submit(std::vector<std::string> arguments) {
+  const SubmitCommand submission = parse_submit_options(std::move(arguments));
   const SubmitOptions& options = submission.options;
   if (!submission.help.empty()) {
     print(submission.help);
@@ -116,7 +115,7 @@ int submit(std::vector<std::string> words) {
   const std::string log = options.output + "/" + job.id;
   save_script(log + ".sh", script);
   print("submitted batch job " + job.id + "; its output: " + log + (options.array.empty() ? "" : "_INDEX") + ".out\n");
-  return options.follow ? follow(job, log + ".out") : 0;
+  return options.follow ? follow_job(job, log + ".out") : 0;
 }
 
 }  // namespace lockstep::launcher

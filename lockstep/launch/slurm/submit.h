@@ -1,4 +1,4 @@
-// `lockstep submit`.
+// The command `lockstep submit`.
 #pragma once
 
 #include <string>
@@ -6,11 +6,11 @@
 
 namespace lockstep::launcher {
 
-/// Does what the words after `lockstep submit` ask for: shows the script, makes the folder of logs, hands the script to
-/// sbatch, prints the job's number, keeps the script as OUTPUT/JOB.sh, and follows the job. Returns the exit code: 0,
-/// or with --follow the job's. Waits for sbatch a minute at most; with --follow until the job ends. Throws UsageError
-/// when the words are not allowed, SLURM is not installed or sbatch refuses the job, and SystemError; then nothing was
-/// submitted, unless the error says that it may have been.
-int submit(std::vector<std::string> words);
+/// Runs `lockstep submit` with the arguments after it: prints the script, creates the output directory, passes the
+/// script to sbatch, prints the job id, saves the script as OUTPUT/JOB.sh and, with --follow, follows the job. Returns
+/// the exit code: 0, or with --follow the job's. Blocks for at most one minute for sbatch; with --follow until the job
+/// has ended. Throws UsageError for invalid arguments and if SLURM is not installed or sbatch rejects the job, and
+/// SystemError. In these cases nothing was submitted, unless the error says that it may have been.
+int submit(std::vector<std::string> arguments);
 
 }  // namespace lockstep::launcher

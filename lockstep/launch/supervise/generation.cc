@@ -26,8 +26,8 @@ RunOptions options_for(const JobSpec& job, int generation, const std::vector<std
   if (!options.hosts.empty()) options.hosts.clear();
   for (const std::size_t host : hosts)
     if (!job.options.hosts.empty()) options.hosts.push_back(job.options.hosts[host]);
-  options.slurm_step.clear();  // whoever waited has seen an agent go
-  options.inject.clear();      // a fault that happens each time would show nothing
+  options.slurm_step.clear();  // the waiting tasks ended with the agents of generation 0
+  options.inject.clear();      // an injected fault happens once per job, not in each generation
   if (!options.output_dir.empty()) options.output_dir += generation_folder(generation);
   return options;
 }
@@ -37,15 +37,15 @@ std::vector<Node> make_nodes(StartedAgents& started, const std::vector<std::size
   for (std::size_t i = 0; i < started.hosts.size(); ++i)
     nodes.push_back({.info = std::move(started.infos[i]),
                      .name = started.agents[i].host(),
-                     .here = is_local_host(started.hosts[i]),
-                     .step = started.hosts[i].step,
+                     .is_local = is_local_host(started.hosts[i]),
+                     .is_slurm = started.hosts[i].is_slurm,
                      .wanted_interface = started.hosts[i].interface,
                      .number = numbers[i]});
   return nodes;
 }
 
-/// Ranks of each host. The agents of those that get none end with their input. Where hosts are missing there may be
-/// `fewer` ranks than were asked for.
+/// Assigns ranks to hosts. Agents of hosts without ranks are dropped and exit at the end of their input. With `fewer`,
+/// hosts may be missing, so there may be fewer ranks than requested.
 void assign_ranks(const RunOptions& options, const LaunchContext& context, StartedAgents& started,
                   std::vector<Node>& nodes, bool fewer) {
   std::vector<int> slots;
@@ -67,13 +67,13 @@ void assign_ranks(const RunOptions& options, const LaunchContext& context, Start
   nodes = std::move(used);
 }
 
-/// Where the store and the ranks of torch.distributed meet. Hosts elsewhere show first that they reach us and each
-/// other.
+/// Chooses the addresses of the store and of torch.distributed's rendezvous. If there are remote hosts, checks first
+/// that each reaches the launcher and the other hosts.
 void choose_addresses(const RunOptions& options, LaunchContext& context, std::vector<AgentLink>& agents,
                       std::vector<Node>& nodes, int signals) {
   context.store.host = context.master.host = kLoopback;
   context.master.port = nodes.front().info.master_port;
-  if (std::all_of(nodes.begin(), nodes.end(), [](const Node& node) { return node.here; })) return;
+  if (std::all_of(nodes.begin(), nodes.end(), [](const Node& node) { return node.is_local; })) return;
   std::vector<std::string> interfaces;
   for (const Node& node : nodes)
     interfaces.push_back(node.wanted_interface.empty() ? options.interface : node.wanted_interface);
@@ -95,37 +95,38 @@ std::string text_of(const WorldSize& world) {
          (world.hosts == 1 ? " host" : " hosts");
 }
 
-/// The job goes to these hosts and no others. Those that keep them from meeting are `lost`.
+/// Assigns ranks to the started hosts and checks the network. Hosts that prevent connectivity are added to `lost`.
 PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int generation, StartedAgents started,
                         const std::vector<std::size_t>& numbers, WorldSize& world, std::set<std::size_t>& lost) {
-  PreparedJob start{.context = job.context, .agents = {}, .nodes = make_nodes(started, numbers), .start_note = {}};
-  start.context.generation = generation;
-  start.context.run_dir += generation_folder(generation);
-  assign_ranks(options, start.context, started, start.nodes, generation > 0);
-  start.agents = std::move(started.agents);
-  const WorldSize now{count_ranks(start.nodes), start.nodes.size()};
+  PreparedJob prepared{.context = job.context, .agents = {}, .nodes = make_nodes(started, numbers), .start_note = {}};
+  prepared.context.generation = generation;
+  prepared.context.run_dir += generation_folder(generation);
+  assign_ranks(options, prepared.context, started, prepared.nodes, generation > 0);
+  prepared.agents = std::move(started.agents);
+  const WorldSize now{count_ranks(prepared.nodes), prepared.nodes.size()};
   if (generation > 0 && world.ranks > 0 && now != world)
-    start.start_note = "the job goes on with " + text_of(now) + " instead of " + text_of(world);
+    prepared.start_note = "the job continues with " + text_of(now) + " instead of " + text_of(world);
   world = now;
-  // Beside the store two files of output of each rank, a meeting at each of our addresses, and our own.
+  // Descriptors: the store's, two output files per rank, the connections of the network check at each of our addresses,
+  // and our own.
   base::raise_fd_limit(job::store_fd_count(now.ranks) +
                        static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * now.ranks) +
                        (now.hosts > 1 ? now.hosts * (8 + base::interface_addresses().size()) : 8) + 56);
   try {
-    choose_addresses(options, start.context, start.agents, start.nodes, job.signals);
+    choose_addresses(options, prepared.context, prepared.agents, prepared.nodes, job.signals);
   } catch (const base::Error& error) {
     if (const auto* unreachable = dynamic_cast<const Unreachable*>(&error))
-      for (const std::size_t agent : unreachable->agents()) lost.insert(start.nodes[agent].number);
-    kill_agents(start.agents);
+      for (const std::size_t agent : unreachable->agents()) lost.insert(prepared.nodes[agent].number);
+    kill_agents(prepared.agents);
     throw;
   }
-  return start;
+  return prepared;
 }
 
-/// Later the same hosts were there before: that they are not any more is no mistake of a person's.
-void require_hosts_again(StartedAgents& started, std::size_t least, int generation) {
+/// A later generation uses hosts that worked before, so a failure is not a usage error.
+void require_hosts_again(StartedAgents& started, std::size_t min_hosts, int generation) {
   try {
-    require_hosts(started, least);
+    require_hosts(started, min_hosts);
   } catch (const base::UsageError& error) {
     if (generation == 0) throw;
     throw base::Error(base::Cause::kPeerUnreachable, error.what(), error.hint());
@@ -134,13 +135,13 @@ void require_hosts_again(StartedAgents& started, std::size_t least, int generati
 
 }  // namespace
 
-JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts, std::size_t least,
-                          WorldSize& world) {
+JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts,
+                          std::size_t min_hosts, WorldSize& world) {
   const RunOptions options = options_for(job, generation, hosts);
   std::set<std::size_t> lost;
   try {
     StartedAgents started =
-        start_agents(options, job.cargo, agent_silence_limit(health_limits(options, job.context.environment)),
+        start_agents(options, job.staged_files, agent_silence_limit(health_limits(options, job.context.environment)),
                      job.max_files, job.signals);
     mark_duplicate_hosts(started);
     std::vector<std::size_t> numbers;
@@ -149,21 +150,21 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
         lost.insert(hosts[i]);
       else
         numbers.push_back(hosts[i]);
-    require_hosts_again(started, least, generation);
-    JobOutcome ended =
+    require_hosts_again(started, min_hosts, generation);
+    JobOutcome outcome =
         supervise(options, prepare_job(job, options, generation, std::move(started), numbers, world, lost), job.signals,
                   job.inherited_children);
-    ended.lost.merge(lost);
-    return ended;
+    outcome.lost_hosts.merge(lost);
+    return outcome;
   } catch (const base::Error& error) {
     if (generation == 0) throw;
     job::Fatal fatal = to_fatal(error);
     fatal.gen = generation;
-    JobOutcome ended;
-    ended.verdict = Verdict{std::move(fatal), base::exit_code(error.cause()), {}};
-    ended.attempt.started = false;
-    ended.lost = std::move(lost);
-    return ended;
+    JobOutcome outcome;
+    outcome.verdict = Verdict{std::move(fatal), base::exit_code(error.cause()), {}};
+    outcome.attempt.started = false;
+    outcome.lost_hosts = std::move(lost);
+    return outcome;
   }
 }
 

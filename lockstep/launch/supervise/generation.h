@@ -1,4 +1,4 @@
-// One start of a job, from its hosts to its end.
+// One generation of a job: from starting its agents to the end of its ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -14,14 +14,14 @@
 
 namespace lockstep::launcher {
 
-/// What all starts of a job have in common.
+/// What all generations of a job have in common.
 struct JobSpec {
-  RunOptions options;     ///< with all hosts
-  LaunchContext context;  ///< but for what each start has of its own: addresses, key and generation
-  StagedFiles cargo;
-  std::uint64_t max_files = 0;            ///< soft limit of descriptors for agents
-  int signals = -1;                       ///< of make_signal_fd(), as supervise() takes it
-  std::vector<pid_t> inherited_children;  ///< likewise
+  RunOptions options;     ///< with all hosts of the job
+  LaunchContext context;  ///< without what each generation sets: addresses, key and generation
+  StagedFiles staged_files;
+  std::uint64_t max_files = 0;            ///< soft limit of file descriptors for agents
+  int signals = -1;                       ///< of make_signal_fd(), as for supervise()
+  std::vector<pid_t> inherited_children;  ///< as for supervise()
 };
 
 struct WorldSize {
@@ -31,11 +31,11 @@ struct WorldSize {
   friend bool operator==(const WorldSize&, const WorldSize&) = default;
 };
 
-/// Starts the job on those of its hosts whose numbers are in `hosts`, of which it needs `least`, and stays until it has
-/// ended. For the first start, generation 0, throws Error before anything was started, for what is not allowed; of a
-/// later one that is the verdict. `world` is that of the start before, and becomes that of this one, which says in a
-/// line how they differ. What it writes about itself goes into folders gen.N of its own.
-JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts, std::size_t least,
-                          WorldSize& world);
+/// Starts the job on the hosts with the numbers `hosts`, of which it needs `min_hosts`, and blocks until it has ended.
+/// In generation 0, throws Error before any rank has started if the request is invalid; in later generations such an
+/// error becomes the verdict. `world`: the size in the previous generation; set to the size in this one, and a
+/// difference is reported in one line. Later generations write their files into directories gen.N.
+JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts,
+                          std::size_t min_hosts, WorldSize& world);
 
 }  // namespace lockstep::launcher

@@ -15,10 +15,10 @@ std::string seconds(std::chrono::milliseconds time) {
 
 std::string process_state_text(char state) {
   switch (state) {
-    case 'T': return "; it is stopped by a signal (state T)";
-    case 'D': return "; it hangs in the kernel (state D)";
+    case 'T': return "; the process is stopped by a signal (state T)";
+    case 'D': return "; the process is blocked in the kernel (state D)";
     case '?': return "";
-    default: return std::string("; its process is in state ") + state;
+    default: return std::string("; the process is in state ") + state;
   }
 }
 
@@ -32,7 +32,7 @@ job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<RankLoca
   return fatal;
 }
 
-/// "ranks 0,1 wait in all_reduce(fc)#12 of world": those of the largest group that waits.
+/// "ranks 0,1 wait in all_reduce(fc)#12 of world": the largest group of ranks that wait in one operation.
 std::string waiting_text(const std::vector<base::RankSnapshot>& ranks) {
   std::map<std::string, std::vector<int>> groups;
   for (const base::RankSnapshot& rank : ranks)
@@ -54,11 +54,11 @@ std::string location_text(const base::RankSnapshot& rank) {
 
 }  // namespace
 
-job::Fatal stall_warning(const job::RankHealth& pulse, const std::vector<RankLocation>& locations,
+job::Fatal stall_warning(const job::RankHealth& health, const std::vector<RankLocation>& locations,
                          const job::HealthLimits& limits) {
-  job::Fatal fatal = fatal_of_rank(base::Cause::kRankStalled, pulse.rank, locations);
-  fatal.detail = "no sign of life for " + seconds(pulse.since_heartbeat) + process_state_text(pulse.process_state);
-  fatal.hint = "the job ends when it lasts " + seconds(limits.stall) + " (--stall-timeout)";
+  job::Fatal fatal = fatal_of_rank(base::Cause::kRankStalled, health.rank, locations);
+  fatal.detail = "no heartbeat for " + seconds(health.since_heartbeat) + process_state_text(health.process_state);
+  fatal.hint = "the job is stopped after " + seconds(limits.stall) + " without a heartbeat (--stall-timeout)";
   return fatal;
 }
 
@@ -72,20 +72,21 @@ Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::Ran
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const int rank = verdict.stacks.front();
   verdict.fatal = fatal_of_rank(finding.cause, rank, evidence.locations);
-  const auto pulse = health.find(rank);
+  const auto rank_health = health.find(rank);
   if (stalled) {
-    verdict.fatal.detail = "no sign of life for " + seconds(evidence.limits.stall) +
-                           (pulse == health.end() ? "" : process_state_text(pulse->second.state));
+    verdict.fatal.detail = "no heartbeat for " + seconds(evidence.limits.stall) +
+                           (rank_health == health.end() ? "" : process_state_text(rank_health->second.process_state));
   } else {
     verdict.fatal.detail = "no progress for " + seconds(evidence.limits.hang);
-    if (pulse != health.end() && pulse->second.state == 'T') verdict.fatal.detail += process_state_text('T');
+    if (rank_health != health.end() && rank_health->second.process_state == 'T')
+      verdict.fatal.detail += process_state_text('T');
   }
   verdict.fatal.detail += waiting_text(ranks);
-  const auto seen =
+  const auto snapshot =
       std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSnapshot& one) { return one.rank == rank; });
-  if (seen != ranks.end() && !stalled) verdict.fatal.detail += location_text(*seen);
+  if (snapshot != ranks.end() && !stalled) verdict.fatal.detail += location_text(*snapshot);
   verdict.fatal.hint = "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
-                       (stalled ? "" : "; long work goes under world.busy(), --hang-timeout sets the limit");
+                       (stalled ? "" : "; wrap long work in world.busy(), or raise --hang-timeout");
   return verdict;
 }
 

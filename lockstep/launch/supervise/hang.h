@@ -1,4 +1,4 @@
-// Why a run ended whose ranks live: none of them gets on, or one shows no sign of life.
+// Verdicts on jobs that hang: all ranks are alive, but none makes progress or one has no heartbeat.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@
 
 namespace lockstep::launcher {
 
-/// What is known besides the ranks that do not get on.
+/// What is known besides the ranks without progress.
 struct HangEvidence {
   job::HealthLimits limits;
-  std::string run_dir;                  ///< where stacks go
-  std::vector<RankLocation> locations;  ///< of the ranks
+  std::string run_dir;  ///< where stack files are written
+  std::vector<RankLocation> locations;
 };
 
-/// The verdict on ranks that are silent or stuck, by what all had done. Pure.
+/// Returns the verdict on ranks that are stalled or stuck, from the snapshots of all ranks. Pure.
 Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::RankHealth>& health,
                    const std::vector<base::RankSnapshot>& ranks, const HangEvidence& evidence);
 
-/// kRankStalled of a rank that may yet go on, for a warning. Pure.
-job::Fatal stall_warning(const job::RankHealth& pulse, const std::vector<RankLocation>& locations,
+/// Returns a kRankStalled warning about a rank that may still recover. Pure.
+job::Fatal stall_warning(const job::RankHealth& health, const std::vector<RankLocation>& locations,
                          const job::HealthLimits& limits);
 
 }  // namespace lockstep::launcher

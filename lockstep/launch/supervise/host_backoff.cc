@@ -9,7 +9,7 @@ constexpr std::chrono::seconds kMinBackoff{10}, kMaxBackoff{600};
 
 }  // namespace
 
-void HostBackoff::failed(std::size_t host, Time now) {
+void HostBackoff::record_failure(std::size_t host, Time now) {
   Backoff& one = hosts_.at(host);
   one.last = std::clamp(2 * one.last, kMinBackoff, kMaxBackoff);
   one.until = now + one.last;

@@ -1,4 +1,4 @@
-// Hosts that have failed rest: 10 s at first, each time twice as long, 600 s at most.
+// Exponential backoff for hosts that have failed: 10 s, doubled with each failure, at most 600 s.
 #pragma once
 
 #include <chrono>
@@ -7,26 +7,26 @@
 
 namespace lockstep::launcher {
 
-/// Hosts are named by their numbers, from 0. Knows no clock: whoever asks says what time it is.
+/// Hosts are identified by their numbers, from 0. Has no clock: callers pass the time.
 class HostBackoff {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   explicit HostBackoff(std::size_t num_hosts) : hosts_(num_hosts) {}
 
-  /// `host` is not to be used for a while.
-  void failed(std::size_t host, Time now);
-  /// A job has got on there: its next rest is the shortest again.
+  /// Marks `host` as unavailable for its next backoff time.
+  void record_failure(std::size_t host, Time now);
+  /// A job has made progress on `host`: its backoff starts again at 10 s.
   void record_success(std::size_t host) { hosts_.at(host) = {}; }
-  /// Those that may be used at `now`, in their order.
+  /// The hosts that may be used at `now`, in ascending order.
   std::vector<std::size_t> available(Time now) const;
-  /// From when on `count` of them may be used, at most all.
+  /// The time from which `count` hosts (at most all of them) may be used.
   Time when_available(std::size_t count) const;
 
  private:
   struct Backoff {
     Time until{};
-    std::chrono::seconds last{0};  // how long; 0: it has not failed
+    std::chrono::seconds last{0};  // the last backoff time; 0: the host has not failed
   };
   std::vector<Backoff> hosts_;
 };

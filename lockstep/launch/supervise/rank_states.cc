@@ -13,42 +13,42 @@ constexpr std::chrono::seconds kSilenceWarning{5};
 
 }  // namespace
 
-bool RankStates::add(const job::RankHealth& pulse) {
-  const auto before = health_.find(pulse.rank);
-  if (before != health_.end() && before->second.is_in_world && !pulse.is_in_world) last_left_ = Clock::now();
-  health_[pulse.rank] = pulse;
-  if (pulse.since_heartbeat >= kSilenceWarning) return limits_.stall.count() > 0 && warned_.insert(pulse.rank).second;
-  warned_.erase(pulse.rank);
+bool RankStates::add(const job::RankHealth& health) {
+  const auto before = health_.find(health.rank);
+  if (before != health_.end() && before->second.is_in_world && !health.is_in_world) last_left_ = Clock::now();
+  health_[health.rank] = health;
+  if (health.since_heartbeat >= kSilenceWarning) return limits_.stall.count() > 0 && warned_.insert(health.rank).second;
+  warned_.erase(health.rank);
   return false;
 }
 
-void RankStates::ended(int rank) {
+void RankStates::on_rank_exit(int rank) {
   if (health_.erase(rank) > 0) last_left_ = Clock::now();
 }
 
-void RankStates::add(base::RankSnapshot seen) {
-  const int rank = seen.rank;
-  snapshots_[rank] = std::move(seen);
+void RankStates::add(base::RankSnapshot snapshot) {
+  const int rank = snapshot.rank;
+  snapshots_[rank] = std::move(snapshot);
 }
 
 std::optional<job::HangFinding> RankStates::find_hang() const {
   std::vector<job::RankHealth> all;
-  for (const auto& [rank, pulse] : health_) all.push_back(pulse);
+  for (const auto& [rank, health] : health_) all.push_back(health);
   const auto finding = job::find_hang(all, world_size_, limits_);
   const bool just_left = last_left_ && Clock::now() - *last_left_ < limits_.hang;
   return finding && finding->cause == base::Cause::kRankStuck && just_left ? std::nullopt : finding;
 }
 
-std::vector<base::RankSnapshot> RankStates::ranks() const {
+std::vector<base::RankSnapshot> RankStates::snapshots() const {
   std::vector<base::RankSnapshot> all;
-  for (const auto& [rank, seen] : snapshots_) all.push_back(seen);
+  for (const auto& [rank, snapshot] : snapshots_) all.push_back(snapshot);
   return all;
 }
 
 std::string RankStates::text() const {
   const auto has_done = [](const auto& flight) { return !flight.second.operations.empty(); };
   if (std::none_of(snapshots_.begin(), snapshots_.end(), has_done)) return "";
-  return "lockstep: where the ranks were:\n" + job::progress_report(ranks());
+  return "lockstep: where the ranks were:\n" + job::progress_report(snapshots());
 }
 
 }  // namespace lockstep::launcher

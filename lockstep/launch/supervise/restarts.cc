@@ -12,20 +12,20 @@ namespace {
 using base::Cause;
 using namespace std::chrono_literals;
 
-constexpr int kMaxRestartsWithoutProgress = 3;  // restarts
+constexpr int kMaxRestartsWithoutProgress = 3;
 constexpr std::chrono::milliseconds kMaxRestartPause = 60s;
-constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // of a program that tells of no checkpoint
+constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // for a program that reports no checkpoints
 
 bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
-/// What a rank returns, or a shell in its place, that a person must look at: 2 as argparse and shells say it, a command
-/// that is not there, and of the codes of causes those that are not worth it.
+/// Exit codes of a rank, or of a shell in its place, that a user must handle: 2 (argparse, shells), 126 and 127
+/// (command not found), and the codes of causes that are not worth a restart.
 bool is_user_error(int code) {
   constexpr std::array kCodes = {2, 64, 65, 70, 75, 76, 126, 127};
   return contains(kCodes, code);
 }
 
-/// By a person or a scheduler.
+/// Signals that a user or a scheduler sends.
 bool is_stop_signal(int signal) {
   constexpr std::array kSignals = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
   return contains(kSignals, signal);
@@ -35,7 +35,7 @@ Verdict no_progress(const Verdict& last) {
   Verdict verdict{last.fatal, base::exit_code(Cause::kNoProgress), {}};
   verdict.fatal.cause = Cause::kNoProgress;
   verdict.fatal.detail = std::to_string(kMaxRestartsWithoutProgress) +
-                         " restarts in a row have brought no newer checkpoint; the last ended by " +
+                         " restarts in a row produced no newer checkpoint; the last failure was " +
                          std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
   return verdict;
 }
@@ -46,7 +46,7 @@ bool is_restartable(const Verdict& verdict) {
   switch (verdict.fatal.cause) {
     case Cause::kRankExited:
     case Cause::kRankDied: return !is_user_error(verdict.exit_code) && !is_stop_signal(verdict.exit_code - 128);
-    // The machine, the network, or nobody knows what.
+    // The machine, the network, or an unknown cause.
     case Cause::kPeerUnreachable:
     case Cause::kCoordinatorLost:
     case Cause::kUnkillable:
@@ -55,10 +55,11 @@ bool is_restartable(const Verdict& verdict) {
     case Cause::kJoinTimeout:
     case Cause::kRankStuck:
     case Cause::kRankStalled: return true;
-    // Somebody wanted it.
+    // The stop was requested.
     case Cause::kInterrupted:
     case Cause::kPreempted:
-    // A person has to mend it; a full disk, too, which would cost all that is computed until the next save.
+    // A user has to fix these, a full disk as well: the job would fail again at its next save and lose the work up to
+    // it.
     case Cause::kBadArg:
     case Cause::kBadFile:
     case Cause::kPortInUse:
@@ -68,7 +69,7 @@ bool is_restartable(const Verdict& verdict) {
     case Cause::kWrongJob:
     case Cause::kAuthFailed:
     case Cause::kStaleGen:
-    // The same steps from the same state would come to the same; of replicas that differ nobody knows which one was
+    // A restart from the same state would fail in the same way; with replicas that differ, it is unknown which one was
     // saved.
     case Cause::kDesync:
     case Cause::kUnevenInput:
@@ -81,9 +82,9 @@ bool is_restartable(const Verdict& verdict) {
 }
 
 void Restarts::record(const Attempt& attempt) {
-  made_progress_ = attempt.saved > newest_checkpoint_ ||
+  made_progress_ = attempt.newest_checkpoint > newest_checkpoint_ ||
                    (attempt.started && newest_checkpoint_ == 0 && attempt.duration >= kMinProgressDuration);
-  newest_checkpoint_ = std::max(newest_checkpoint_, attempt.saved);
+  newest_checkpoint_ = std::max(newest_checkpoint_, attempt.newest_checkpoint);
   if (made_progress_) {
     without_progress_ = 0;
     pause_ = first_pause_;
@@ -100,7 +101,7 @@ std::optional<std::chrono::milliseconds> Restarts::next(const Attempt& attempt, 
     return std::nullopt;
   }
   if (num_restarts_ == max_restarts_) {
-    verdict.fatal.detail += max_restarts_ == 1 ? "; the one restart is used up"
+    verdict.fatal.detail += max_restarts_ == 1 ? "; the only restart is used up"
                                                : "; all " + std::to_string(max_restarts_) + " restarts are used up";
     return std::nullopt;
   }

@@ -32,10 +32,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kUnreachableExitTime = 10s;  // in which ranks end whose agent has lost us
-constexpr std::size_t kMaxListedHosts = 8;  // that a line names one by one
+constexpr auto kUnreachableExitTime = 10s;  // within which ranks end when their agent has lost the launcher
+constexpr std::size_t kMaxListedHosts = 8;  // more hosts are only counted
 
-/// "train-20261122-091503-4711": of no other run.
+/// "train-20261122-091503-4711": unique to this run.
 std::string default_run_name(const std::string& program) {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -45,18 +45,18 @@ std::string default_run_name(const std::string& program) {
   return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
 }
 
-/// This program, and the one to run where it was named by a path: what PATH finds is there as well.
+/// Lockstep itself, and the user's program if it was given by a path; a program found in PATH is expected on all hosts.
 StagedFiles files_to_stage(const RunOptions& options) {
   if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), is_local_host)) return nullptr;
-  std::vector<StagedFile> cargo = {read_staged_file(executable_path())};
+  std::vector<StagedFile> files = {read_staged_file(executable_path())};
   const std::string& program = options.command.front();
   if (program.find('/') != std::string::npos)
-    cargo.push_back(
+    files.push_back(
         read_staged_file(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
-  return std::make_shared<const std::vector<StagedFile>>(std::move(cargo));
+  return std::make_shared<const std::vector<StagedFile>>(std::move(files));
 }
 
-/// The same for all starts of a job: their generations keep them apart.
+/// One id for all generations of a job.
 std::string random_job_id() {
   unsigned char bytes[16];
   if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
@@ -70,8 +70,8 @@ std::size_t count_hosts(const RunOptions& options) { return std::max<std::size_t
 
 void check_min_hosts(const RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
-    throw base::UsageError("--min-hosts is " + std::to_string(options.min_hosts) + ", but the job has " +
-                           std::to_string(count_hosts(options)) + (count_hosts(options) == 1 ? " host" : " hosts"));
+    throw base::UsageError("--min-hosts: " + std::to_string(options.min_hosts) + "; expected at most " +
+                           std::to_string(count_hosts(options)) + ", the number of hosts of the job");
 }
 
 std::string seconds_text(Clock::duration time) {
@@ -80,7 +80,7 @@ std::string seconds_text(Clock::duration time) {
   return text;
 }
 
-/// The starts of a job, one after another, until one is the last.
+/// Runs the generations of a job one after another until there is no restart.
 class RestartLoop {
  public:
   explicit RestartLoop(const JobSpec& job)
@@ -92,49 +92,51 @@ class RestartLoop {
   int run();
 
  private:
-  std::optional<std::chrono::milliseconds> next_pause(JobOutcome& ended);
-  Clock::time_point back_off_hosts(const JobOutcome& ended, Clock::time_point next);
+  std::optional<std::chrono::milliseconds> next_pause(JobOutcome& outcome);
+  Clock::time_point back_off_hosts(const JobOutcome& outcome, Clock::time_point next);
   std::string restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const;
   std::string host_names(const std::vector<std::size_t>& hosts) const;
   std::optional<Verdict> wait_until(Clock::time_point next) const;
   std::optional<Verdict> signal_verdict(int signal) const;
-  static int finish(JobOutcome& ended);
+  static int finish(JobOutcome& outcome);
 
   const JobSpec& job_;
   const std::size_t num_hosts_, min_hosts_;
   Restarts restarts_;
   HostBackoff backoff_;
-  std::vector<std::size_t> hosts_;  // of the last start
+  std::vector<std::size_t> hosts_;  // numbers of the hosts of the current generation
 };
 
-/// The last line; the exit code.
-int RestartLoop::finish(JobOutcome& ended) {
-  const std::string last = ended.verdict ? ended.failure_report + job::format_fatal(ended.verdict->fatal) + "\n" : "";
-  if (ended.output)
-    ended.output->finish(last);
+/// Prints the failure report and the FATAL line; returns the exit code.
+int RestartLoop::finish(JobOutcome& outcome) {
+  const std::string last =
+      outcome.verdict ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
+  if (outcome.output)
+    outcome.output->finish(last);
   else
     std::fputs(last.c_str(), stderr);
-  return ended.verdict ? ended.verdict->exit_code : 0;
+  return outcome.verdict ? outcome.verdict->exit_code : 0;
 }
 
-/// The pause before the next start; nothing when this was the last.
-std::optional<std::chrono::milliseconds> RestartLoop::next_pause(JobOutcome& ended) {
-  if (!ended.verdict || ended.is_stopped) return std::nullopt;
-  const auto pause = restarts_.next(ended.attempt, *ended.verdict);
-  if (!pause || !ended.preempted_too_late) return pause;
-  ended.verdict = signal_verdict(SIGUSR1);
+/// The pause before the next generation; nothing if there is none.
+std::optional<std::chrono::milliseconds> RestartLoop::next_pause(JobOutcome& outcome) {
+  if (!outcome.verdict || outcome.is_stopped) return std::nullopt;
+  const auto pause = restarts_.next(outcome.attempt, *outcome.verdict);
+  if (!pause || !outcome.preempted_too_late) return pause;
+  outcome.verdict = signal_verdict(SIGUSR1);
   return std::nullopt;
 }
 
-/// When the next start may be: later than `next` where the hosts that are left are too few, or one may yet have ranks.
-Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& ended, Clock::time_point next) {
+/// When the next generation may start: later than `next` if too few hosts are available, or if an unreachable host may
+/// still have ranks.
+Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& outcome, Clock::time_point next) {
   const auto now = Clock::now();
   for (const std::size_t host : hosts_)
-    if (ended.lost.contains(host))
-      backoff_.failed(host, now);
+    if (outcome.lost_hosts.contains(host))
+      backoff_.record_failure(host, now);
     else if (restarts_.made_progress())
       backoff_.record_success(host);
-  if (ended.has_unreachable_host) next = std::max(next, now + kUnreachableExitTime);
+  if (outcome.has_unreachable_host) next = std::max(next, now + kUnreachableExitTime);
   return std::max(next, backoff_.when_available(min_hosts_));
 }
 
@@ -145,7 +147,7 @@ std::string RestartLoop::host_names(const std::vector<std::size_t>& hosts) const
   return names;
 }
 
-/// Why, which restart of how many, after which pause, and where it goes on.
+/// The line that announces a restart: the failure, the restart's number, the pause, and the hosts.
 std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const {
   const job::Fatal& fatal = verdict.fatal;
   std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
@@ -155,22 +157,20 @@ std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point 
                      std::to_string(job_.options.max_restarts) + " in " + seconds_text(next - now);
   if (num_hosts_ > 1) {
     const std::vector<std::size_t> used = backoff_.available(next);
-    std::vector<std::size_t> resting(num_hosts_);
-    for (std::size_t host = 0; host < num_hosts_; ++host) resting[host] = host;
-    std::erase_if(resting, [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
+    std::vector<std::size_t> excluded(num_hosts_);
+    for (std::size_t host = 0; host < num_hosts_; ++host) excluded[host] = host;
+    std::erase_if(excluded, [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
     text += " on " + host_names(used) +
-            (resting.empty()
-                 ? ""
-                 : ", without " + host_names(resting) + (resting.size() == 1 ? ", which rests" : ", which rest"));
+            (excluded.empty() ? "" : ", without " + host_names(excluded) + " (failed recently)");
   }
   return text +
          (restarts_.newest_checkpoint() > 0
               ? "; the newest checkpoint is number " + std::to_string(restarts_.newest_checkpoint())
-              : "; no checkpoint is known of") +
+              : "; no checkpoint was reported") +
          "\n";
 }
 
-/// Of a wish that the job end while none of its ranks runs; nothing for other signals.
+/// The verdict for a stop request that arrives while no rank runs; nothing for other signals.
 std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
   job::Fatal fatal;
   fatal.host = base::host_name();
@@ -180,7 +180,7 @@ std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
                             std::to_string(job_.options.max_restarts);
   if (signal == SIGUSR1) {
     fatal.cause = base::Cause::kPreempted;
-    fatal.detail = "asked to leave (SIGUSR1)" + where;
+    fatal.detail = "preempted (SIGUSR1)" + where;
     fatal.hint = "start the same command again";
     return Verdict{fatal, base::exit_code(fatal.cause), {}};
   }
@@ -206,20 +206,20 @@ int RestartLoop::run() {
   hosts_ = backoff_.available({});
   for (;;) {
     const auto begun = Clock::now();
-    JobOutcome ended = run_generation(job_, restarts_.num_restarts(), hosts_,
-                                      restarts_.num_restarts() == 0 ? num_hosts_ : min_hosts_, world);
+    JobOutcome outcome = run_generation(job_, restarts_.num_restarts(), hosts_,
+                                        restarts_.num_restarts() == 0 ? num_hosts_ : min_hosts_, world);
     const auto now = Clock::now();
-    ended.attempt.duration = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun);
-    const auto pause = next_pause(ended);
-    if (!pause) return finish(ended);
-    const auto next = back_off_hosts(ended, now + *pause);
-    const std::string said = ended.failure_report + restart_text(*ended.verdict, now, next);
-    if (ended.output)
-      ended.output->finish(said);
+    outcome.attempt.duration = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun);
+    const auto pause = next_pause(outcome);
+    if (!pause) return finish(outcome);
+    const auto next = back_off_hosts(outcome, now + *pause);
+    const std::string report = outcome.failure_report + restart_text(*outcome.verdict, now, next);
+    if (outcome.output)
+      outcome.output->finish(report);
     else
-      std::fputs(said.c_str(), stderr);
-    ended.failure_report.clear();
-    if ((ended.verdict = wait_until(next))) return finish(ended);
+      std::fputs(report.c_str(), stderr);
+    outcome.failure_report.clear();
+    if ((outcome.verdict = wait_until(next))) return finish(outcome);
     hosts_ = backoff_.available(Clock::now());
   }
 }
@@ -236,9 +236,9 @@ std::vector<int> handled_signals() {
 }
 
 std::string resolve_program(const HostOptions& options, const std::string& name) {
-  const bool here = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
+  const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
-  if (name.find('/') != std::string::npos && (!here || (relative && !options.directory.empty()))) return name;
+  if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
   return find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
 }
 
@@ -258,7 +258,7 @@ int run(RunOptions options) {
   JobSpec job;
   LaunchContext& context = job.context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
-  context.here = std::filesystem::current_path();
+  context.launcher_directory = std::filesystem::current_path();
   context.program = resolve_program(options, options.command.front());
   context.environment = apply_exports(current_environment(), options.exports);
   for (const std::string& variable : options.exports)
@@ -266,12 +266,13 @@ int run(RunOptions options) {
   context.columns = terminal_columns();
   context.job = random_job_id();
   context.run_dir = "runs/" + (options.name.empty() ? default_run_name(context.program) : options.name);
-  job.inherited_children = has_children() ? descendants() : std::vector<pid_t>();  // left us by a shell's exec
-  const base::Fd signals(make_signal_fd(handled_signals()));  // before any thread exists, so that none takes a signal
+  job.inherited_children = has_children() ? descendants() : std::vector<pid_t>();  // left to us by a shell's exec
+  const base::Fd signals(
+      make_signal_fd(handled_signals()));  // before any thread exists, so that none receives a signal
   job.signals = signals.get();
   become_subreaper();
   job.max_files = base::raise_fd_limit(8 * options.hosts.size() + 64);
-  job.cargo = files_to_stage(options);
+  job.staged_files = files_to_stage(options);
   job.options = std::move(options);
   return RestartLoop(job).run();
 }

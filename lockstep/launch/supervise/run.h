@@ -1,4 +1,4 @@
-// `lockstep run`: the life of one job, seen from where the person is.
+// The command `lockstep run`: runs one job from the launcher's side.
 #pragma once
 
 #include <string>
@@ -9,20 +9,21 @@
 
 namespace lockstep::launcher {
 
-/// Starts the ranks, shows what they print, and returns when no process of the job is left: 0 when all ranks returned
-/// 0, else the code that the FATAL line, which is printed last, stands for. Call it from the main thread before others
-/// exist; it takes over signal handling. Throws Error before anything was started, for what is not allowed.
+/// Starts the ranks, prints their output and blocks until no process of the job is left. Returns 0 if all ranks
+/// returned 0, else the exit code that belongs to the FATAL line, which is printed last. Call it from the main thread
+/// before other threads exist; it takes over signal handling. Throws Error before any rank has started if the request
+/// is invalid.
 int run(RunOptions options);
 
-/// The path of the program `name`, as a shell here finds it; other hosts get the same. What is not to run here need not
-/// be here. Throws UsageError.
+/// Returns the path of the program `name` as a shell on this host would find it; other hosts get the same path. If the
+/// program does not run on this host, it need not exist here. Throws UsageError.
 std::string resolve_program(const HostOptions& options, const std::string& name);
 
-/// The signals that a person stops us with, without those that whoever started us has switched off (nohup), and
+/// The signals that a user stops lockstep with, except those that its parent has set to be ignored (nohup), and
 /// SIGCHLD, SIGUSR1 and SIGUSR2.
 std::vector<int> handled_signals();
 
-/// The FATAL line of an error that stopped the launcher itself.
+/// The content of the FATAL line for an error that stopped the launcher itself.
 job::Fatal to_fatal(const base::Error& error);
 
 }  // namespace lockstep::launcher

@@ -28,14 +28,14 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kFirstFailureWindow = 100ms;  // a dead rank and those that lose it end within a few milliseconds
-constexpr auto kSnapshotTimeout = 1s;        // it answers within a few milliseconds
-constexpr auto kFailureNotice = 1s;    // a rank that waits hears of a failure within 0.1 s, and then ends by itself
-constexpr auto kStackWait = 5s;        // the agent gives them 4
-constexpr auto kMinAgentSilence = 5s;  // at least; it tells of its ranks every second
+constexpr auto kFirstFailureWindow = 100ms;  // exits with one cause arrive within a few milliseconds
+constexpr auto kSnapshotTimeout = 1s;        // an agent replies within a few milliseconds
+constexpr auto kFailureNotice = 1s;          // a waiting rank reads the cause within 0.1 s and then exits by itself
+constexpr auto kStackWait = 5s;              // the agent allows 4 s
+constexpr auto kMinAgentSilence = 5s;        // an agent sends health reports every second
 constexpr int kSshFailed = 255;
 constexpr auto kOrphanTimeout = 5s;
-constexpr auto kAgentExitTimeout = 8s;  // after the SIGKILL that it was to send; it gives up itself after 5
+constexpr auto kAgentExitTimeout = 8s;  // after the SIGKILL that it was to send; the agent itself gives up after 5 s
 
 job::Fatal make_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
   job::Fatal fatal;
@@ -48,11 +48,11 @@ job::Fatal make_fatal(base::Cause cause, int rank, std::int64_t pid, std::string
 
 class Supervisor {
  public:
-  Supervisor(const RunOptions& options, PreparedJob start, int signals, const std::vector<pid_t>& inherited_children);
+  Supervisor(const RunOptions& options, PreparedJob job, int signals, const std::vector<pid_t>& inherited_children);
   JobOutcome run();
 
  private:
-  void start(LaunchContext context);
+  void send_jobs(LaunchContext context);
   void mark_host_lost(std::size_t index);
   bool has_agent() const;
   Deadline next_deadline() const;
@@ -69,11 +69,11 @@ class Supervisor {
   void decide();
   void request_snapshots();
   void on_snapshots();
-  void on_rank_health(const job::RankHealth& pulse);
+  void on_rank_health(const job::RankHealth& health);
   Verdict exit_verdict(const RankExit& end);
   Verdict hang_verdict(const std::vector<base::RankSnapshot>& ranks);
   void use_own_exit_code();
-  void send_stop(const StopRequest& order);
+  void send_stop(const StopRequest& request);
   std::string failure_report();
   void broadcast(const Frame& frame);
   void on_agent_silent(std::size_t index);
@@ -86,7 +86,7 @@ class Supervisor {
   const int signals_;
   const int generation_;
   std::vector<AgentLink> agents_;
-  const std::vector<Node> nodes_;  // one for each agent
+  const std::vector<Node> nodes_;  // one per agent
   std::vector<RankLocation> locations_;
   std::unique_ptr<Output> output_;
   const std::string run_dir_;
@@ -95,14 +95,14 @@ class Supervisor {
   std::vector<RankExit> exits_;
   std::size_t num_ended_ = 0;
   RankStates rank_states_;
-  std::optional<job::HangFinding> finding_;  // what made us look, if no rank had ended
-  bool snapshots_requested_ = false;         // the first failure has been seen, and what the ranks do is being asked
+  std::optional<job::HangFinding> finding_;  // why snapshots were requested, if no rank had exited
+  bool snapshots_requested_ = false;         // after the first failure: the agents were asked what the ranks do
   Deadline snapshot_deadline_ = Deadline::never();
-  std::set<std::size_t> awaited_snapshots_;  // agents that have not answered
-  int stop_signal_ = 0;                      // a person's
-  Deadline decide_at_ = Deadline::never();   // when the first failure is looked at
-  std::optional<Verdict> verdict_;           // the first one stays
-  std::set<std::size_t> done_agents_;        // agents that said that no process is left
+  std::set<std::size_t> awaited_snapshots_;  // agents whose snapshots are awaited
+  int stop_signal_ = 0;                      // the user's signal
+  Deadline decide_at_ = Deadline::never();   // when the first failure is judged
+  std::optional<Verdict> verdict_;           // the first verdict is kept
+  std::set<std::size_t> done_agents_;        // agents that reported that no process is left
   JobOutcome outcome_;
 };
 
@@ -113,7 +113,7 @@ std::vector<RankLocation> rank_locations(const std::vector<Node>& nodes) {
   return locations;
 }
 
-/// In front of each rank's lines.
+/// The prefix of each rank's lines.
 std::vector<std::string> rank_prefixes(const std::vector<RankLocation>& locations, bool with_hosts) {
   std::vector<std::string> prefixes;
   for (const RankLocation& location : locations)
@@ -121,24 +121,24 @@ std::vector<std::string> rank_prefixes(const std::vector<RankLocation>& location
   return prefixes;
 }
 
-Supervisor::Supervisor(const RunOptions& options, PreparedJob plan, int signals,
+Supervisor::Supervisor(const RunOptions& options, PreparedJob job, int signals,
                        const std::vector<pid_t>& inherited_children)
     : options_(options),
       inherited_children_(inherited_children),
       signals_(signals),
-      generation_(plan.context.generation),
-      agents_(std::move(plan.agents)),
-      nodes_(std::move(plan.nodes)),
+      generation_(job.context.generation),
+      agents_(std::move(job.agents)),
+      nodes_(std::move(job.nodes)),
       locations_(rank_locations(nodes_)),
       output_(std::make_unique<Output>(options, rank_prefixes(locations_, nodes_.size() > 1))),
-      run_dir_(plan.context.run_dir),
-      limits_(health_limits(options, plan.context.environment)),
+      run_dir_(job.context.run_dir),
+      limits_(health_limits(options, job.context.environment)),
       rank_states_(static_cast<int>(locations_.size()), limits_) {
-  if (!plan.start_note.empty()) output_->print_note(plan.start_note);
-  start(std::move(plan.context));
+  if (!job.start_note.empty()) output_->print_note(job.start_note);
+  send_jobs(std::move(job.context));
 }
 
-void Supervisor::start(LaunchContext context) {
+void Supervisor::send_jobs(LaunchContext context) {
   context.key = job::JobKey::random();
   store_.emplace(base::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
   context.store = store_->address();
@@ -150,11 +150,11 @@ void Supervisor::broadcast(const Frame& frame) {
   for (AgentLink& agent : agents_) agent.send(frame);
 }
 
-void Supervisor::send_stop(const StopRequest& order) {
-  broadcast({FrameKind::kStop, -1, encode_stop(order)});
+void Supervisor::send_stop(const StopRequest& request) {
+  broadcast({FrameKind::kStop, -1, encode_stop(request)});
   const auto stacks = verdict_ && !verdict_->stacks.empty() ? kStackWait : 0s;
   for (AgentLink& agent : agents_)
-    agent.kill_after(Deadline::in(stacks + order.notice_period + order.grace + kAgentExitTimeout));
+    agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + kAgentExitTimeout));
 }
 
 void Supervisor::conclude(job::Fatal fatal, int exit_code) {
@@ -173,7 +173,7 @@ Verdict Supervisor::exit_verdict(const RankExit& end) {
                           .locations = locations_});
 }
 
-/// A cause that a rank has published before was the first.
+/// A published cause precedes the hang.
 Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
   Verdict verdict = judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_});
   if (auto published = published_cause()) {
@@ -183,7 +183,7 @@ Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
   return verdict;
 }
 
-/// The first failure has been seen; what the ranks were doing is asked before anybody is told.
+/// Asks for snapshots after the first failure, before the verdict is published.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
   if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
@@ -197,12 +197,12 @@ void Supervisor::request_snapshots() {
   snapshot_deadline_ = Deadline::in(kSnapshotTimeout);
 }
 
-/// The agents have said what the ranks were doing, or will not.
+/// All snapshots have arrived, or their time is over: decides on the verdict, publishes it and stops the ranks.
 void Supervisor::on_snapshots() {
   snapshot_deadline_ = Deadline::never();
   if (verdict_ || stop_signal_ != 0) return;
   const RankExit* end = first_failure(exits_);
-  const std::vector<base::RankSnapshot> ranks = rank_states_.ranks();
+  const std::vector<base::RankSnapshot> ranks = rank_states_.snapshots();
   if (end)
     verdict_ = exit_verdict(*end);
   else if (finding_)
@@ -216,11 +216,11 @@ void Supervisor::on_snapshots() {
   send_stop({.signal = SIGTERM, .notice_period = kFailureNotice, .grace = options_.fail_grace});
 }
 
-void Supervisor::on_rank_health(const job::RankHealth& pulse) {
-  if (rank_states_.add(pulse) && !verdict_) {
-    job::Fatal silence = stall_warning(pulse, locations_, limits_);
-    silence.gen = generation_;
-    output_->print_note(job::format_warning(silence));
+void Supervisor::on_rank_health(const job::RankHealth& health) {
+  if (rank_states_.add(health) && !verdict_) {
+    job::Fatal warning = stall_warning(health, locations_, limits_);
+    warning.gen = generation_;
+    output_->print_note(job::format_warning(warning));
   }
   if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
   finding_ = rank_states_.find_hang();
@@ -230,18 +230,18 @@ void Supervisor::on_rank_health(const job::RankHealth& pulse) {
 void Supervisor::on_rank_exit(RankExit end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
-  output_->end(end.rank);
+  output_->close_rank(end.rank);
   exits_.push_back(end);
   ++num_ended_;
-  rank_states_.ended(end.rank);
+  rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), to_text(end), Deadline::in(1s));
   if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
     decide_at_ = Deadline::in(kFirstFailureWindow);
   if (num_ended_ == locations_.size()) decide();
 }
 
-/// The host is to blame, or nobody looks after its ranks any more.
-void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost.insert(nodes_[index].number); }
+/// The host is the cause, or its ranks are no longer monitored.
+void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
 void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
   const std::string why = std::string(": ") + std::strerror(error);
@@ -249,11 +249,11 @@ void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, in
   if (step == StartStep::kExec) {
     fatal.cause = base::Cause::kBadArg;
     fatal.detail = "program " + base::quoted(options_.command.front(), 256) + ": cannot be executed" + why;
-    if (error == ENOEXEC) fatal.hint = "a script needs a first line such as #!/bin/sh";
+    if (error == ENOEXEC) fatal.hint = "start the script with a line such as #!/bin/sh";
   } else {
-    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") +
+    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind the cores of rank ") +
                    std::to_string(rank) + why;
-    fatal.hint = step == StartStep::kFork ? "fewer ranks, or raise ulimit -u" : "--bind none";
+    fatal.hint = step == StartStep::kFork ? "use fewer ranks, or raise ulimit -u" : "use --bind none";
     mark_host_lost(agent);
   }
   const int code = base::exit_code(fatal.cause);
@@ -273,9 +273,9 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
   mark_host_lost(agent);
   const std::string& host = agents_[agent].host();
   const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
-                           " on host " + host + " did not end within 5 s after SIGKILL";
-  const std::string hint = "it hangs in the kernel: look there at /proc/" + std::to_string(pid) + "/stack";
-  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // a failure, which came first
+                           " on host " + host + " did not exit within 5 s of SIGKILL";
+  const std::string hint = "it is blocked in the kernel: see /proc/" + std::to_string(pid) + "/stack on that host";
+  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // an earlier failure is the cause
     verdict_->fatal.detail += "; " + what + ": " + hint;
     return;
   }
@@ -300,15 +300,16 @@ void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
     }
     case FrameKind::kOutputDropped:
       output_->print_note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
-                          " bytes of output dropped: the launcher stood still");
+                          " bytes of output dropped: the launcher was suspended");
       break;
     case FrameKind::kRankHealth: on_rank_health(decode_rank_health(frame.payload)); break;
     case FrameKind::kCheckpointSaved:
-      outcome_.attempt.saved = std::max(outcome_.attempt.saved, decode_numbers(frame.payload, 1)[0]);
+      outcome_.attempt.newest_checkpoint =
+          std::max(outcome_.attempt.newest_checkpoint, decode_numbers(frame.payload, 1)[0]);
       break;
     case FrameKind::kSnapshot:
       if (!verdict_)
-        rank_states_.add(decode_snapshot(frame.payload));  // what ranks do that are to end is of no interest
+        rank_states_.add(decode_snapshot(frame.payload));  // snapshots of ranks that are being stopped are of no use
       break;
     case FrameKind::kAlive: break;
     case FrameKind::kSnapshotsDone:
@@ -340,32 +341,32 @@ void Supervisor::on_signal(int signal) {
     return send_stop({.signal = SIGKILL});
   }
   output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) +
-                      " s" + (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
+                      " s" + (signal == SIGINT ? "; press Ctrl-C again to kill them at once" : ""));
   job::Fatal fatal = make_fatal(base::Cause::kInterrupted, -1, ::getpid());
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
   send_stop({.signal = SIGTERM, .grace = options_.grace});
 }
 
-/// Nobody watches its ranks any more, and nobody passes on what they write.
+/// The ranks of this agent are not monitored and their output is not read.
 void Supervisor::on_agent_silent(std::size_t index) {
   const AgentLink& agent = agents_[index];
   mark_host_lost(index);
   job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
-  fatal.detail = "the agent, which watches the ranks, has told nothing for " +
+  fatal.detail = "the agent, which monitors the ranks, has sent nothing for " +
                  std::to_string(agent_silence_limit(limits_) / 1s) + " s";
-  fatal.hint = "was it stopped by a signal?";
+  fatal.hint = "check whether it was stopped by a signal";
   conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
   send_stop({.signal = SIGKILL});
 }
 
-std::string text_of(const std::string& words) { return words.empty() ? "" : ": " + base::quoted(words, 512); }
+std::string text_of(const std::string& text) { return text.empty() ? "" : ": " + base::quoted(text, 512); }
 
-/// The connection to its host ended by itself; its ranks end for the same reason.
+/// The connection to the host has timed out; the host's ranks end for the same reason.
 void Supervisor::on_host_unreachable(std::size_t index) {
   mark_host_lost(index);
   job::Fatal fatal = make_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
-  fatal.detail = "host " + agents_[index].host() + " cannot be reached any more: nothing was heard of it for " +
+  fatal.detail = "host " + agents_[index].host() + " is unreachable: no packet arrived from it for " +
                  std::to_string(base::kPeerHostTimeout / 1s) + " s";
   fatal.hint = "its ranks end by themselves within 10 s";
   conclude(std::move(fatal), base::exit_code(base::Cause::kPeerUnreachable));
@@ -373,32 +374,33 @@ void Supervisor::on_host_unreachable(std::size_t index) {
   send_stop({.signal = SIGKILL});
 }
 
-/// Its pipe has ended. Without the last frame it was killed, or its host is out of reach; on this host the kernel has
-/// ended its ranks, and what they had started has become ours; elsewhere they end when the agent's connection does.
+/// The agent's output has ended. Without a kDone frame the agent was killed or its host is unreachable. On this host
+/// the kernel has killed its ranks, and their children have become ours; on other hosts they end with the agent's
+/// connection.
 void Supervisor::on_agent_lost(std::size_t index) {
   const RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
-  if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // at what it had told before
+  if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
   if (done_agents_.contains(index)) return;
   mark_host_lost(index);
-  outcome_.has_unreachable_host |= !nodes_[index].here;
+  outcome_.has_unreachable_host |= !nodes_[index].is_local;
   job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
-  if (nodes_[index].here || (end.signal == 0 && end.code != kSshFailed)) {
-    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard has told it
-    fatal.detail = "the agent, which watches the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
-                   text_of(agents_[index].words());
+  if (nodes_[index].is_local || (end.signal == 0 && end.code != kSshFailed)) {
+    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard reports it
+    fatal.detail = "the agent, which monitors the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
+                   text_of(agents_[index].stderr_text());
     fatal.hint = "all ranks of this host ended with it";
   } else {
     fatal.cause = base::Cause::kPeerUnreachable;
-    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].way() +
-                   " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
-    fatal.hint = "its ranks end with it, within 10 s";
+    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].via() +
+                   " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].stderr_text());
+    fatal.hint = "its ranks end by themselves within 10 s";
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
   send_stop({.signal = SIGKILL});
-  if (nodes_[index].here &&
-      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
+  if (nodes_[index].is_local &&
+      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_local; }) == 1)
     for (const pid_t pid : kill_descendants(inherited_children_, Deadline::in(kOrphanTimeout)))
       on_unkillable(index, -1, pid);
 }
@@ -445,21 +447,22 @@ JobOutcome Supervisor::run() {
   return std::move(outcome_);
 }
 
-/// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is
-/// a person who waits.
+/// If all ranks exited together because they were asked to (SIGTERM or SIGUSR1), the verdict is kPreempted. After
+/// Ctrl-C it stays kInterrupted: the user is waiting.
 void Supervisor::conclude_preemption() {
   const bool all = std::all_of(exits_.begin(), exits_.end(), [](const RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
   job::Fatal fatal = make_fatal(base::Cause::kPreempted, exits_.front().rank, exits_.front().pid,
                                 locations_.at(static_cast<std::size_t>(exits_.front().rank)).host);
-  add_step_and_operation(fatal, rank_states_.ranks());
+  add_step_and_operation(fatal, rank_states_.snapshots());
   fatal.op.clear();
-  fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";
+  fatal.detail = "all ranks exited together because one of them was asked to stop (SIGTERM or SIGUSR1)";
   fatal.hint = "start the same command again";
   verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kPreempted), {}};
 }
 
-/// A rank that died or exited may have told why before its process had ended, and others may have ended before it.
+/// The culprit may have published its cause before it exited, and other ranks may have exited before it: takes its own
+/// exit code.
 void Supervisor::use_own_exit_code() {
   if (!verdict_ ||
       (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
@@ -468,7 +471,7 @@ void Supervisor::use_own_exit_code() {
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
-/// Where the ranks were, and what the one at fault wrote.
+/// Where the ranks were, and the last stderr lines of the culprit.
 std::string Supervisor::failure_report() {
   const std::string tail = output_->tail(verdict_->fatal.rank);
   return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : rank_states_.text()) +
@@ -483,9 +486,9 @@ std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits) {
   return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kMinAgentSilence) : 0ms;
 }
 
-JobOutcome supervise(const RunOptions& options, PreparedJob start, int signals,
+JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children) {
-  return Supervisor(options, std::move(start), signals, inherited_children).run();
+  return Supervisor(options, std::move(job), signals, inherited_children).run();
 }
 
 }  // namespace lockstep::launcher

@@ -1,5 +1,5 @@
-// The launcher's part while ranks run: it passes on their output, finds out who failed first, and brings all down
-// together.
+// The launcher's side of one generation: passes on the output of the ranks, determines which rank failed first, and
+// stops all ranks together.
 #pragma once
 
 #include <sys/types.h>
@@ -21,32 +21,33 @@
 
 namespace lockstep::launcher {
 
-/// A job whose hosts are there, and have met.
+/// A job whose agents run and whose hosts reach each other.
 struct PreparedJob {
-  LaunchContext context;  ///< store.host is where the store is to listen; key and port are made by supervise()
+  LaunchContext context;  ///< store.host is the address to listen on; supervise() sets key and port
   std::vector<AgentLink> agents;
-  std::vector<Node> nodes;  ///< of each agent
-  std::string start_note;   ///< a line about it; empty: none
+  std::vector<Node> nodes;  ///< one per agent
+  std::string start_note;   ///< a line to print at the start; empty: none
 };
 
-/// How it has ended: nothing of it is left, but on hosts out of sight.
+/// How a generation ended. None of its processes is left, except on unreachable hosts.
 struct JobOutcome {
   std::optional<Verdict> verdict;   ///< none: all ranks returned 0
-  bool is_stopped = false;          ///< a person has asked for it, before or after that
-  bool preempted_too_late = false;  ///< somebody has asked the ranks to leave (SIGUSR1) when they were ending already
+  bool is_stopped = false;          ///< a user has stopped the job, before or after the verdict
+  bool preempted_too_late = false;  ///< SIGUSR1 arrived when the ranks were already ending
   Attempt attempt;
-  std::set<std::size_t> lost;         ///< numbers of hosts that failed themselves
-  bool has_unreachable_host = false;  ///< of what runs on one of them it is only known that it ends within 10 s
-  std::string failure_report;         ///< lines: where the ranks were, and what the one at fault wrote
-  std::unique_ptr<Output> output;     ///< to be finished; null: it never began
+  std::set<std::size_t> lost_hosts;   ///< numbers of hosts that failed themselves
+  bool has_unreachable_host = false;  ///< some host is unreachable; its processes end within 10 s
+  std::string failure_report;      ///< lines to print: where the ranks were, and the last stderr lines of the culprit
+  std::unique_ptr<Output> output;  ///< the caller calls finish(); null: no output was created
 };
 
-/// Gives each agent its job and stays until no process of it is left. `signals` of make_signal_fd(), those of a
-/// person, SIGCHLD, SIGUSR1 and SIGUSR2; `inherited_children`: processes below this one that were there before it.
-JobOutcome supervise(const RunOptions& options, PreparedJob start, int signals,
+/// Sends each agent its job and blocks until none of its processes is left. `signals` of make_signal_fd(): the user's
+/// signals, SIGCHLD, SIGUSR1 and SIGUSR2. `inherited_children`: descendants of this process that existed before the
+/// job; they are not killed.
+JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children);
 
-/// For how long an agent may tell nothing; 0: for ever.
+/// How long an agent may be silent; 0: without limit.
 std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits);
 
 }  // namespace lockstep::launcher

@@ -14,37 +14,38 @@ namespace {
 bool is_killed(const RankExit& end) { return end.signal != 0 && end.signal != SIGABRT; }
 
 std::string hint_for(const RankExit& end, const ExitEvidence& evidence) {
-  const std::string shown = !evidence.tail.empty() ? "the last lines of its stderr stand above" : "";
+  const std::string stderr_hint = !evidence.tail.empty() ? "the last lines of its stderr are above" : "";
   switch (end.signal) {
-    case 0: return shown;
+    case 0: return stderr_hint;
     case SIGKILL:
-      return end.oom_kills > 0 ? "lower batch_size, or run fewer ranks on this host"
-                               : "Lockstep did not send it: a person or the out-of-memory killer did (dmesg tells)";
+      return end.oom_kills > 0
+                 ? "lower batch_size, or run fewer ranks on this host"
+                 : "Lockstep did not send it: check dmesg for the out-of-memory killer, or who else sent it";
     case SIGSEGV:
     case SIGBUS:
     case SIGILL:
-    case SIGFPE: return "a defect in the program or a library: start it with ulimit -c unlimited, or under gdb";
-    default: return shown;
+    case SIGFPE: return "find the defect in the program or a library: run it with ulimit -c unlimited, or under gdb";
+    default: return stderr_hint;
   }
 }
 
-/// What a process that aborts has said about it: what() of an exception, else its last words. `prefix` stands in front
-/// of each line.
+/// The message of a process that aborted: what() of an exception, else its last line. `prefix` is removed from each
+/// line.
 std::string last_message(const std::string& tail, const std::string& prefix) {
-  std::string said;
+  std::string message;
   for (std::string line : base::split(tail, '\n')) {
     if (line.starts_with(prefix)) line.erase(0, prefix.size());
     const std::size_t what = line.find("  what():  ");
     if (what != std::string::npos) return line.substr(what + 2);
-    if (line.find_first_not_of(" \t\r") != std::string::npos) said = line;
+    if (line.find_first_not_of(" \t\r") != std::string::npos) message = line;
   }
-  return said;
+  return message;
 }
 
 std::string detail_for(const RankExit& end, const ExitEvidence& evidence) {
   std::string detail = to_text(end);
   if (end.signal == SIGABRT && !evidence.tail.empty())
-    detail += "; it said: " + last_message(evidence.tail, evidence.prefix);
+    detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
     detail += "; the kernel counts " + std::to_string(end.oom_kills) +
               (end.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
@@ -86,14 +87,14 @@ Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence) {
 }
 
 void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks) {
-  const auto seen =
+  const auto snapshot =
       std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSnapshot& one) { return one.rank == fatal.rank; });
-  if (seen == ranks.end()) return;
-  if (fatal.step < 0) fatal.step = seen->steps;
+  if (snapshot == ranks.end()) return;
+  if (fatal.step < 0) fatal.step = snapshot->steps;
   if (!fatal.op.empty()) return;
-  if (const auto* now = job::current_operation(*seen))
+  if (const auto* now = job::current_operation(*snapshot))
     fatal.op = job::operation_label(*now);
-  else if (const auto* last = job::last_finished_operation(*seen))
+  else if (const auto* last = job::last_finished_operation(*snapshot))
     fatal.detail += "; the last operation that it finished was " + job::describe(*last);
 }
 

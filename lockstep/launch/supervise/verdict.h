@@ -1,4 +1,4 @@
-// Why a run ended: one cause out of all that was seen, and the code that the launcher returns for it.
+// The verdict on a failed job: one cause out of everything that was observed, and the launcher's exit code for it.
 #pragma once
 
 #include <cstdint>
@@ -16,35 +16,35 @@ namespace lockstep::launcher {
 struct Verdict {
   job::Fatal fatal;
   int exit_code = 70;
-  std::vector<int> stacks{};  ///< ranks whose stacks tell more
+  std::vector<int> stacks{};  ///< ranks whose stacks are written to files
 };
 
-/// The end that is the cause of the others, from all ends so far in the order in which they were seen; null when none
-/// has failed. A death by a signal outranks an exit code and SIGABRT, because a rank that loses its peer exits or
-/// aborts, and may be seen first. Pure.
+/// Returns the exit that caused the others, from all exits so far in the order of their arrival; null if none is a
+/// failure. A death by a signal outranks an exit code and SIGABRT, because a rank that loses a peer exits or aborts,
+/// and its exit may arrive first. Pure.
 const RankExit* first_failure(const std::vector<RankExit>& exits);
 
-/// What is known besides how the ranks ended.
+/// What is known besides the exits.
 struct ExitEvidence {
-  std::string tail;                     ///< of the rank's stderr, as it stands above the line
-  std::string prefix;                   ///< in front of each of its lines
-  std::optional<job::Fatal> published;  ///< the cause that a rank left in the store
-  std::vector<RankLocation> locations;  ///< of the ranks
+  std::string tail;                     ///< the last lines of the rank's stderr, as printed above the FATAL line
+  std::string prefix;                   ///< the prefix of each of these lines
+  std::optional<job::Fatal> published;  ///< the cause that a rank has published in the store
+  std::vector<RankLocation> locations;
 };
 
-/// The verdict on a run in which `end` failed first. A cause that a rank has published explains more than how its
-/// process ended, so it is preferred. Pure.
+/// Returns the verdict on a job in which `end` was the first failure. A published cause explains more than the exit of
+/// a process, so it takes precedence. Pure.
 Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence);
 
-/// Adds to `fatal` the step and the operation that its rank was in, where it has none. Pure.
+/// Sets the step and the operation of the rank in `fatal`, unless they are set. Pure.
 void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks);
 
-/// A rank that others have waited for too long, as they say themselves, and that lives: its stack tells more. `ends`:
-/// of those that have ended. Pure.
+/// Requests the stack of a rank that is alive and that other ranks reported as kRankStuck. `exits`: of the ranks that
+/// have ended. Pure.
 void request_stack(Verdict& verdict, const std::vector<RankExit>& exits, const std::string& run_dir,
                    const std::vector<RankLocation>& locations);
 
-/// Where the stack of `rank` is written, with its host when ranks are on several. Pure.
+/// Returns the path of the stack file of `rank`, with the host if the ranks are on several hosts. Pure.
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<RankLocation>& locations);
 
 }  // namespace lockstep::launcher

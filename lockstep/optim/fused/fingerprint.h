@@ -1,4 +1,4 @@
-// One number for many, by which ranks compare what they are about to do.
+// A hash of numbers that ranks compare before they run the same operation.
 #pragma once
 
 #include <bit>
@@ -7,10 +7,11 @@
 
 namespace lockstep::optim {
 
-/// Of the numbers' bits, in their order: a difference in one number alone is always seen.
+/// A 64-bit hash of the numbers' bits, in their order. Two lists that differ in exactly one number never have the same
+/// hash.
 inline std::uint64_t fingerprint(std::span<const double> numbers) {
   std::uint64_t hash = 14695981039346656037U;
-  for (const double number : numbers) {  // each step can be undone, so that nothing is lost
+  for (const double number : numbers) {  // each step is a bijection, so no difference is lost
     hash = (hash ^ std::bit_cast<std::uint64_t>(number)) * 0x9e3779b97f4a7c15U;
     hash ^= hash >> 32;
   }

@@ -1,3 +1,4 @@
+// Groups parameters into batches and runs one foreach update per batch.
 #include "lockstep/optim/fused/foreach_pass.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +12,7 @@
 
 namespace lockstep::optim {
 
-/// Parts that one operation updates.
+/// Parameters that one operation updates.
 struct ForeachPass::Batch {
   at::ScalarType dtype;
   std::vector<std::size_t> indices;
@@ -21,10 +22,10 @@ ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool
     : storage_(storage), rule_(rule), sharded_(sharded) {
   if (sharded_ && rule_.needs_norms())
     throw base::UsageError(
-        "shard_state: this optimizer needs the norms of whole parameters, which are on a device and divided; allowed "
-        "are optimizers that do not",
-        "do without shard_state");
-  // One allocation on each device.
+        "shard_state: this optimizer needs the norms of whole parameters, but the parameters are on a device and their "
+        "state is sharded",
+        "disable shard_state");
+  // One allocation per device.
   std::map<at::Device, std::vector<std::size_t>, bool (*)(const at::Device&, const at::Device&)> of_device(
       [](const at::Device& a, const at::Device& b) {
         return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
@@ -39,7 +40,7 @@ ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool
   }
 }
 
-/// In the parameter's strides and dtype.
+/// The gradient in the parameter's strides and dtype.
 at::Tensor ForeachPass::gradient_like(std::size_t index) const {
   const auto& [name, tensor] = storage_.parameters()[index];
   const at::Tensor& gradient = tensor.grad();
@@ -48,9 +49,9 @@ at::Tensor ForeachPass::gradient_like(std::size_t index) const {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
 }
 
-at::Tensor ForeachPass::own(std::size_t index, const at::Tensor& whole) const {
+at::Tensor ForeachPass::shard_view(std::size_t index, const at::Tensor& whole) const {
   if (!sharded_) return whole;
-  const ElementRange range = storage_.own(index);
+  const ElementRange range = storage_.shard_of(index);
   return whole.as_strided({static_cast<std::int64_t>(range.count)}, {1},
                           whole.storage_offset() + static_cast<std::int64_t>(range.first));
 }
@@ -62,24 +63,25 @@ std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
     const at::Tensor& tensor = storage_.parameters()[index].tensor;
     if (!tensor.grad().defined()) continue;
     updated.push_back(index);
-    if (storage_.own(index).count == 0) continue;
-    Batch& alike = batches[{rule_.alike(index), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}];
-    alike.dtype = tensor.scalar_type();
-    alike.indices.push_back(index);
+    if (storage_.shard_of(index).count == 0) continue;
+    Batch& batch =
+        batches[{rule_.batch_key(index), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}];
+    batch.dtype = tensor.scalar_type();
+    batch.indices.push_back(index);
   }
-  for (const auto& [key, alike] : batches) update_batch(alike.indices.front(), alike, found_inf);
+  for (const auto& [key, batch] : batches) update_batch(batch.indices.front(), batch, found_inf);
   step_counts_stale_ |= found_inf.defined();
   return updated;
 }
 
-void ForeachPass::update_batch(std::size_t index, const Batch& alike, const at::Tensor& found_inf) {
+void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf) {
   ForeachArgs list;
-  std::vector<at::Tensor> stored;  // where what is computed in float comes from, and goes to
-  const bool widen = alike.dtype == at::kBFloat16 || alike.dtype == at::kHalf;
+  std::vector<at::Tensor> stored;  // low-precision parameters, whose update is computed in float
+  const bool widen = batch.dtype == at::kBFloat16 || batch.dtype == at::kHalf;
   list.states.resize(rule_.state_names().size());
-  for (const std::size_t one : alike.indices) {
-    at::Tensor parameter = own(one, storage_.parameters()[one].tensor.detach()),
-               gradient = own(one, gradient_like(one));
+  for (const std::size_t one : batch.indices) {
+    at::Tensor parameter = shard_view(one, storage_.parameters()[one].tensor.detach()),
+               gradient = shard_view(one, gradient_like(one));
     if (widen) stored.push_back(parameter);
     list.parameters.push_back(widen ? parameter.to(at::kFloat) : std::move(parameter));
     list.gradients.push_back(widen ? gradient.to(at::kFloat) : std::move(gradient));

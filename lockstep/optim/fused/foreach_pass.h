@@ -1,4 +1,4 @@
-// An update of parameters on a device: lists of tensors instead of pieces.
+// Updates of parameters on a device by ATen's foreach operations on lists of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,35 +11,39 @@
 
 namespace lockstep::optim {
 
-/// From gradients that are means already. What is alike (one group of options, dtype and device, as many updates) is
-/// updated by one operation on all its tensors; of bfloat16 and half sums and state are in float.
+/// Updates parameters from gradients that are means already. Parameters that share options, dtype, device and step
+/// count form a batch, and each operation handles all tensors of a batch. For bfloat16 and half, sums and state are in
+/// float.
 class ForeachPass {
  public:
-  /// Both outlive this. Throws UsageError when an option of `rule` has no such update.
+  /// `storage` and `rule` must outlive this object. `sharded`: state covers only this owner's elements. Throws
+  /// UsageError if `rule` needs norms of whole parameters while state is sharded.
   ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool sharded);
 
-  /// After rule.prepare(). Calls updated(part) for each that has a gradient. With `skip`, a tensor of one element,
-  /// nothing changes where it is not 0, and nobody waits to know; the rule's counts are behind then until settle().
+  /// Updates all parameters that have a gradient and calls updated(index) for each. Call rule.prepare() before.
+  /// `found_inf` is undefined or a tensor of one element; if that is not 0, the device leaves everything unchanged. The
+  /// host does not wait for it, so the rule's step counts may be too high until sync_step_counts().
   template <typename Updated>
   void update(const at::Tensor& found_inf, const Updated& updated) {
     for (const std::size_t index : update_all(found_inf)) updated(index);
   }
-  /// The rule's counts of steps become those of updates that were made. Waits for the device, if they can differ.
+  /// Sets the rule's step counts to the number of updates that the device has made. Blocks until the device is done, if
+  /// the counts can differ.
   void sync_step_counts();
-  /// The reverse, after the rule's counts were set.
+  /// Copies the rule's step counts to the device. Call it after they were changed.
   void reset_step_counts();
 
  private:
   struct Batch;
   std::vector<std::size_t> update_all(const at::Tensor& found_inf);
-  void update_batch(std::size_t index, const Batch& alike, const at::Tensor& found_inf);
+  void update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf);
   at::Tensor gradient_like(std::size_t index) const;
-  at::Tensor own(std::size_t index, const at::Tensor& whole) const;
+  at::Tensor shard_view(std::size_t index, const at::Tensor& whole) const;
 
   const ParameterStorage& storage_;
   UpdateRule& rule_;
-  const bool sharded_;             // states are of a part of the elements
-  std::vector<at::Tensor> steps_;  // of each part, on its device
+  const bool sharded_;             // states cover only this owner's elements
+  std::vector<at::Tensor> steps_;  // the step count of each parameter, on its device
   bool step_counts_stale_ = false;
 };
 

@@ -1,3 +1,4 @@
+// Forwards FusedOptimizer's functions to FusedUpdate.
 #include "lockstep/optim/fused/fused_optimizer.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,4 +1,4 @@
-// What all optimizers of lockstep::optim can do besides torch's.
+// FusedOptimizer: the functions that all optimizers of lockstep::optim have in addition to those of torch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,88 +20,90 @@ namespace lockstep::optim {
 class FusedUpdate;
 class UpdateRule;
 
-/// What concerns an optimizer as a whole.
+/// Options of a fused optimizer as a whole, in addition to those of its parameter groups.
 struct FusedOptions {
-  /// ZeRO's first stage: each rank keeps the state of its part of the elements, updates these, and gets the others' new
-  /// values from their owners at the end of step(). Where ranks of a host share one copy of everything these hosts are
-  /// the owners; on a single such host there is nothing left to divide. Between hosts and over gloo or mpi it costs one
-  /// more pass of all parameters over the wire. Not together with join().
+  /// ZeRO stage 1: each rank holds the state of its own shard of the elements, updates these, and receives the other
+  /// elements from their owners at the end of step(). Where the ranks of a host share one copy of parameters and state,
+  /// the hosts are the owners; with a single such host nothing is divided. Between hosts, and over Gloo or MPI, all
+  /// parameters are sent once more per step. Cannot be combined with join().
   bool shard_state = false;
-  /// Updates by ATen's operations on whole lists of tensors (_fused_adamw_, _foreach_…) instead of loops of our own,
-  /// from gradients that backward() averages; nothing is shared then. Where a parameter is not on the CPU it is always
-  /// so.
+  /// Updates with ATen's operations on lists of tensors (_fused_adamw_, _foreach_…) instead of this library's kernels,
+  /// from gradients that backward() averages; ranks then share no memory. Always on if a parameter is not on the CPU.
   bool foreach = false;
 };
 
-/// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks'
-/// gradients. All ranks make it alike, and call step() and what is here alike; each waits for the others.
+/// An optimizer that is constructed from a DistributedDataParallel and updates parameters in the same pass that reads
+/// all ranks' gradients. All ranks construct it with the same arguments and make the same calls in the same order.
+/// Construction, step() and every function below that is not documented otherwise are collectives: they block until all
+/// ranks have called them, and throw CommError.
 ///
-/// Ranks of one host that reach each other's memory (the transport is shm, or hierarchy between hosts) have one copy of
-/// parameters and state, from construction to destruction; each updates what it has time for. Between steps that means:
-///  - parameters may be read at any time but during step(). A write by the user reaches all ranks of the host: it is a
-///  UsageError of the next step(), unless
-///    it was made in change_parameters(). Loading weights, too. A write through .data() is not noticed.
-///  - a child made by fork() must not touch them.
-///  - parameters that are part of a larger tensor are a UsageError.
-/// When all ranks are of one host (shm), also between backward() and step():
-///  - after backward() gradients are this rank's own, their mean is never stored. Whoever wants it calls
-///  average_gradients() first. A gradient
-///    that was changed without it is a UsageError of step(), as far as it can be seen. Several backward() calls add up;
-///    no_sync() is not needed, and changes nothing.
-/// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse
-/// gradients are a UsageError everywhere.
+/// Ranks of one host that can access each other's memory (transport shm, or hierarchy between hosts) share one copy of
+/// parameters and state from construction to destruction, and each rank updates as much as it has time for. Therefore:
+///  - Parameters may be read at any time except during step(). A write by the user, such as loading weights, affects
+///    all ranks of the host: the next step() throws UsageError unless the write was made in change_parameters(). A
+///    write through .data() is not detected.
+///  - A child process created by fork() must not access the parameters.
+///  - A parameter that is a part of a larger tensor throws UsageError.
+/// If all ranks are on one host (transport shm), the following also holds between backward() and step():
+///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
+///    obtain it. If a gradient is changed without that call, step() throws UsageError as far as the change can be
+///    detected. Several backward() calls accumulate; no_sync() is not needed and has no effect.
+/// With every other transport backward() averages gradients, and each rank updates its own parameters from them in one
+/// pass. Sparse gradients throw UsageError everywhere.
 ///
-/// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward()
-/// has averaged. Nobody waits for the device there: not in step(), not in clipping, which then writes .grad(), and not
-/// in GradScaler::step(), but for the first update of SGD with dampening.
+/// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward() has
+/// averaged. The host does not wait for the device in step(), in clipping (which then writes .grad()) or in
+/// GradScaler::step(), with one exception: the first update of SGD with dampening under a GradScaler.
 ///
-/// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every
-/// run. Gradients, options and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums
-/// and state are in float. Ranks that share parameters, or divide state, and whose options differ get a DesyncError in
-/// step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python.
-/// step() ends the step of the group (Group::step()).
+/// Results equal those of torch::optim on the averaged gradients within rounding, and have the same bits on every rank
+/// and in every run. Gradients, options and state may have any dtype that has a kernel (kernels/kernels.h); for
+/// bfloat16 and half, sums and state are in float. If options differ between ranks that share parameters or divide
+/// state, step() throws DesyncError. An update bumps the parameters' version counters: backward() through a graph from
+/// before it fails, as in Python. step() also ends the step of the group (Group::step()).
 class FusedOptimizer : public amp::UnscalingOptimizer {
  public:
   FusedOptimizer(const FusedOptimizer&) = delete;
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
 
-  /// Makes each gradient the mean over the ranks, where backward() has not. It may be read and changed then, on all
-  /// ranks alike.
+  /// Makes each .grad() the mean over the ranks, if backward() has not done so. Afterwards gradients may be read, and
+  /// changed if all ranks change them alike.
   void average_gradients();
-  /// The 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it; the next step()
-  /// scales them by min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does
-  /// not change. A float64 scalar, on the gradients' device. After amp::GradScaler's unscale_() the norm is that of the
-  /// unscaled gradients.
+  /// Returns the 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it: a float64
+  /// scalar on the gradients' device. The next step() multiplies the gradients by min(1, max_norm / (norm + 1e-6)); a
+  /// backward() before that cancels it. Does not change .grad(), except in foreach mode, which scales .grad() at once.
+  /// After amp::GradScaler::unscale_(), the norm is that of the unscaled gradients.
   at::Tensor clip_grad_norm(double max_norm);
-  /// The next step() takes what is more than `max` in any averaged gradient as `max`, and what is less than -max as
-  /// -max, unless another backward() comes first; a NaN stays. What .grad() shows does not change, and no pass over it
-  /// is made. After clip_grad_norm() and GradScaler's unscale_(), where these are called, it clips what they leave.
-  /// Waits for nobody.
+  /// The next step() clamps all averaged gradients to [-max, max]; a backward() before that cancels it. A NaN stays.
+  /// Does not change .grad() and makes no extra pass over it, except in foreach mode, which clamps .grad() at once.
+  /// Clamping happens after the scaling of clip_grad_norm() and GradScaler::unscale_(), which must be called before.
+  /// Does not block.
   void clip_grad_value(double max);
-  /// Calls `change` once for each copy of the parameters, which it may write; on some ranks it is not called at all. It
-  /// must not call anything that waits for other ranks.
+  /// Calls `change` once per copy of the parameters, on one of the ranks that share it; `change` may write the
+  /// parameters. It must not call a collective.
   void change_parameters(const std::function<void()>& change);
-  /// From now on parameters are updated in backward(): where all ranks are on one host (shm) each as soon as all ranks
-  /// have its gradient, while others are still computed; elsewhere at the end. When backward() returns all are updated,
-  /// by options as they were at its beginning; step() ends the step. It saves a pass over memory that is cold by then
-  /// where gradients are large and few; measure it. Some things cannot be had with it: UsageError of whatever comes
-  /// first are clip_grad_norm(), average_gradients(), no_sync(), gradients that were there before backward(), a second
-  /// backward() before step(), a model that runs backward() inside backward() (gradient checkpointing), parameters that
-  /// share a storage, gradients changed before step(). A graph that uses a parameter's values without needing its
-  /// gradient (W.detach()) fails as autograd's other writes in place do; one that uses W.variable_data() computes with
-  /// new values. After an error of backward() parameters are unspecified. All ranks call it alike, between steps; waits
-  /// for nobody.
+  /// Switches updates in backward() on or off. If on, backward() updates the parameters: where all ranks are on one
+  /// host (transport shm), each parameter as soon as all ranks have its gradient, while other gradients are still being
+  /// computed; elsewhere at the end. When backward() returns, all parameters are updated, with the options as they were
+  /// at its beginning; step() then only ends the step. This saves a pass over memory that is no longer in cache if
+  /// gradients are large and few; measure it.
+  ///
+  /// The following throw UsageError in this mode: clip_grad_norm(), clip_grad_value(), average_gradients(), no_sync(),
+  /// GradScaler::unscale_(), gradients that exist before backward(), a second backward() before step(), a nested
+  /// backward() (gradient checkpointing), parameters that share a storage, and gradients changed before step(). A graph
+  /// that uses a parameter's values but not its gradient (W.detach()) fails, as after any other in-place write; one
+  /// that uses W.variable_data() computes with the new values. After an error in backward(), the contents of parameters
+  /// are unspecified. All ranks must call it alike, between steps. Does not block.
   void update_in_backward(bool on = true);
-  /// True when the ranks of this host have one copy of the parameters.
+  /// True if the ranks of this host share one copy of the parameters. Does not block.
   bool shares_parameters() const;
 
-  /// "fc.weight.exp_avg", "fc.weight.step" …: copies, whole, of parameters that have been updated. Waits for nobody;
-  /// with FusedOptions.shard_state all ranks call it alike, and wait for each other. It can be loaded with any number
-  /// of ranks. Without `copies` tensors are those in use where this rank has the whole of them: who saves them copies
-  /// them before its next step, as Checkpointer::save_async() does.
+  /// Returns the state of all parameters that have been updated, as "fc.weight.exp_avg", "fc.weight.step" and so on, in
+  /// whole tensors that can be loaded with any number of ranks. Does not block; with FusedOptions.shard_state it is a
+  /// collective. `copies` false: tensors that this rank holds as a whole alias the optimizer's state, and the caller
+  /// must copy them before the next step, as Checkpointer::save_async() does.
   std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies = true) const;
-  /// The reverse, on all ranks with the same values. Throws UsageError for names that are missing or belong to no
-  /// parameter: nothing has changed then.
+  /// Loads what state_dict() returned; all ranks pass the same values. Throws UsageError for missing or unknown names
+  /// and for other shapes, in which case nothing has changed.
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 
  protected:
@@ -111,7 +113,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
                   const FusedOptions& options);
   at::Tensor step_fused(const std::function<at::Tensor()>& closure);
   void import_loaded_state();
-  /// Before torch's counts of steps are saved. Waits for the device.
+  /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
   void sync_step_counts() const;
 
  private:

@@ -1,3 +1,4 @@
+// The passes of a fused optimizer: norms, updates, clipping, unscaling and state.
 #include "lockstep/optim/fused/fused_update.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -21,7 +22,7 @@ using base::UsageError;
 
 constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 
-/// Null when there is nothing to divide: each owner is the only one.
+/// Null if state is not sharded, or if there is only one owner.
 std::unique_ptr<StateSharding> make_shards(ddp::GradientSource& source, const FusedOptions& options) {
   if (!options.shard_state) return nullptr;
   auto shards = std::make_unique<StateSharding>(source);
@@ -50,8 +51,8 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule
       storage_(source_, rule.state_names().size(), rule.needs_norms() ? 2 : 1, attachment_.can_run_pass,
                shards_.get()) {
   if (foreach_) foreach_pass_.emplace(storage_, rule_, shards_ != nullptr);
-  for (std::size_t part = 0; part < storage_.parameters().size() && rule_.initial_state() != 0; ++part)
-    initialize_state(part);
+  for (std::size_t index = 0; index < storage_.parameters().size() && rule_.initial_state() != 0; ++index)
+    initialize_state(index);
 }
 
 FusedUpdate::~FusedUpdate() = default;
@@ -65,7 +66,7 @@ void FusedUpdate::step() {
   check_not_scaled_twice();
   if (source_->num_backwards() != clip_.backward) clip_ = {};
   update_all(prepare());
-  storage_.record_changes();  // parameters may have been averaged between hosts besides
+  storage_.record_changes();  // averaging between hosts may have changed them as well
   end_step();
 }
 
@@ -73,10 +74,10 @@ void FusedUpdate::skip_step() { end_step(); }
 
 bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
   if (!foreach_pass_ || updates_in_backward_) return false;
-  const std::uint64_t options = prepare();
+  const std::uint64_t options_hash = prepare();
   if (!rule_.can_skip()) return false;
   found_inf_ = found_inf;
-  update_all(options);
+  update_all(options_hash);
   found_inf_.reset();
   end_step();
   return true;
@@ -92,49 +93,52 @@ void FusedUpdate::end_step() {
   source_->host_group().step();
 }
 
-double FusedUpdate::factor() const { return unscaling_ ? unscaling_->inverse * clip_.factor : clip_.factor; }
+double FusedUpdate::gradient_scale() const { return unscaling_ ? unscaling_->inverse * clip_.factor : clip_.factor; }
 
-/// What came after unscale() is scaled.
+/// Throws UsageError if a backward() has added scaled gradients to unscaled ones.
 void FusedUpdate::check_not_scaled_twice() {
   if (!unscaling_ || unscaling_->backward == source_->num_backwards()) return;
   unscaling_.reset();
-  throw UsageError("backward() came after GradScaler::unscale_(), so that scaled gradients were added to unscaled ones",
-                   "call zero_grad(), and in each step unscale_() after the last backward()");
+  throw UsageError(
+      "lockstep::optim: backward() was called after GradScaler::unscale_(), so scaled gradients were added to unscaled "
+      "ones",
+      "call zero_grad(), and call unscale_() after the last backward() of each step");
 }
 
-/// Of an update; a fingerprint of it.
+/// Begins an update and returns a hash of it.
 std::uint64_t FusedUpdate::prepare() {
   storage_.require_unmodified();
-  return fingerprint({factor(), clip_.max, std::bit_cast<double>(rule_.prepare())});
+  return fingerprint({gradient_scale(), clip_.max, std::bit_cast<double>(rule_.prepare())});
 }
 
-/// Before the first update of a part; one of those who share the memory writes it, before it takes part in an update.
-void FusedUpdate::initialize_state(std::size_t part) {
-  for (const at::Tensor& state : storage_.states(part))
-    if (storage_.first()) state.fill_(rule_.initial_state());
+/// Sets a parameter's state to its initial value. If ranks share the memory, one of them writes it, before it takes
+/// part in an update.
+void FusedUpdate::initialize_state(std::size_t index) {
+  for (const at::Tensor& state : storage_.states(index))
+    if (storage_.is_primary()) state.fill_(rule_.initial_state());
 }
 
-void FusedUpdate::measure_norms(std::uint64_t options) {
+void FusedUpdate::measure_norms(std::uint64_t options_hash) {
   has_sums_.assign(storage_.parameters().size(), false);
   measuring_norms_ = true;
-  run_pass(comm::GradientUse::kNorm, options);
+  run_pass(comm::GradientUse::kNorm, options_hash);
   if (shards_) shards_->all_reduce_sums(storage_.all_partial_sums());
-  for (std::size_t part = 0; part < has_sums_.size(); ++part) {
+  for (std::size_t index = 0; index < has_sums_.size(); ++index) {
     SquaredNorms all{};
-    for (std::size_t i = 0; has_sums_[part] && i < storage_.num_partial_sums(part); ++i) {
-      all.parameter += storage_.partial_sums(part, 0)[i];
-      all.step += storage_.partial_sums(part, 1)[i];
+    for (std::size_t i = 0; has_sums_[index] && i < storage_.num_partial_sums(index); ++i) {
+      all.parameter += storage_.partial_sums(index, 0)[i];
+      all.step += storage_.partial_sums(index, 1)[i];
     }
-    if (has_sums_[part]) rule_.set_norms(part, all);
+    if (has_sums_[index]) rule_.set_norms(index, all);
   }
 }
 
 void FusedUpdate::update_in_backward(bool on) {
   if (on && rule_.needs_norms())
     throw UsageError(
-        "update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before it "
-        "updates",
-        "do without update_in_backward()");
+        "update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before the "
+        "update",
+        "disable update_in_backward()");
   if (on) storage_.require_unaliased();
   source_->update_in_backward(on ? this : nullptr);
   updates_in_backward_ = on;
@@ -146,21 +150,23 @@ void FusedUpdate::update_in_backward(bool on) {
 std::uint64_t FusedUpdate::begin_update() {
   if (updated_in_backward_)
     throw UsageError(
-        "backward(): the one before has updated parameters (update_in_backward()), and step() has not been called "
+        "backward(): an earlier backward() has updated parameters (update_in_backward()), and step() has not been "
+        "called "
         "since",
-        "to accumulate gradients, do without update_in_backward()");
-  return options_fingerprint_ = prepare();
+        "call step() after each backward(), or disable update_in_backward() to accumulate gradients");
+  return options_hash_ = prepare();
 }
 
 void FusedUpdate::end_update(bool consumed_chunks) {
-  if (!consumed_chunks) update_all(options_fingerprint_);
+  if (!consumed_chunks) update_all(options_hash_);
   storage_.record_changes();
   updated_in_backward_ = true;
 }
 
 void FusedUpdate::average_gradients() {
   if (updates_in_backward_)
-    throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
+    throw UsageError("average_gradients(): backward() has already updated parameters (update_in_backward())",
+                     "disable update_in_backward()");
   check_not_scaled_twice();
   source_->average_gradients();
   if (!unscaling_) return;
@@ -174,46 +180,48 @@ amp::UnscaleResult FusedUpdate::unscale(double inverse_scale) {
   if (updates_in_backward_)
     throw UsageError(
         "GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
-        "do without update_in_backward()");
+        "disable update_in_backward()");
   if (clip_.requested && clip_.backward == source_->num_backwards())
     throw UsageError(
-        "GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, for scaled gradients",
-        "call unscale_() before they are clipped");
+        "GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, on scaled gradients",
+        "call unscale_() before gradients are clipped");
   unscaling_.reset();
   if (!source_->has_local_gradients()) return amp::UnscaleResult::kUnscaleInPlace;
   storage_.require_unmodified();
-  const double sum = squares();
+  const double sum = sum_squared_gradients();
   if (std::find(has_sums_.begin(), has_sums_.end(), true) == has_sums_.end()) return amp::UnscaleResult::kNoGradients;
   unscaling_ = {inverse_scale, source_->num_backwards(), sum};
   return std::isfinite(sum) ? amp::UnscaleResult::kFinite : amp::UnscaleResult::kNonFinite;
 }
 
-/// Before what `call` asks for gradients of the last backward().
+/// Throws UsageError if `call` cannot clip the gradients of the last backward().
 void FusedUpdate::require_clippable(const std::string& call) const {
   if (updates_in_backward_)
-    throw UsageError(call + "(): backward() has updated parameters already (update_in_backward())",
-                     "do without update_in_backward()");
+    throw UsageError(call + "(): backward() has already updated parameters (update_in_backward())",
+                     "disable update_in_backward()");
   storage_.require_unmodified();
 }
 
 at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
-  require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
+  base::check_option(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   require_clippable("clip_grad_norm");
   if (foreach_pass_) return optim::clip_grad_norm(tensors_of(storage_), max_norm);
   check_not_scaled_twice();
   if (clip_.backward != source_->num_backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
-    throw UsageError("clip_grad_norm(): clip_grad_value() has been called before, and cuts values when they are read",
-                     "call clip_grad_norm() before clip_grad_value()");
-  // Gradients that are this rank's own are not changed in between: step() would refuse them.
-  const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
+    throw UsageError(
+        "clip_grad_norm(): clip_grad_value() has been called before, so the norm would be of unclamped values",
+        "call clip_grad_norm() before clip_grad_value()");
+  // Local gradients cannot have changed since unscale(): step() would throw.
+  const double norm =
+      unscaling_ ? std::sqrt(unscaling_->squared_norm) * unscaling_->inverse : std::sqrt(sum_squared_gradients());
   const double coefficient = max_norm / (norm + kClipEpsilon);
   clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->num_backwards(), .requested = true};
   return at::scalar_tensor(norm, at::kDouble);
 }
 
 void FusedUpdate::clip_grad_value(double max) {
-  require(max > 0, "clip_grad_value", "max", max, "more than 0");
+  base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   require_clippable("clip_grad_value");
   if (foreach_pass_) return optim::clip_grad_value(tensors_of(storage_), max);
   check_not_scaled_twice();
@@ -223,27 +231,27 @@ void FusedUpdate::clip_grad_value(double max) {
   clip_.requested = true;
 }
 
-/// Of all gradients, summed in one pass.
-double FusedUpdate::squares() {
+/// The sum of squares of all gradients, computed in one pass.
+double FusedUpdate::sum_squared_gradients() {
   has_sums_.assign(storage_.parameters().size(), false);
   measuring_norms_ = false;
   run_pass(comm::GradientUse::kNorm, 0);
   double sum = 0;
-  for (std::size_t part = 0; part < has_sums_.size(); ++part)
-    for (std::size_t i = 0; has_sums_[part] && i < storage_.num_partial_sums(part); ++i)
-      sum += storage_.partial_sums(part)[i];
+  for (std::size_t index = 0; index < has_sums_.size(); ++index)
+    for (std::size_t i = 0; has_sums_[index] && i < storage_.num_partial_sums(index); ++i)
+      sum += storage_.partial_sums(index)[i];
   return sum;
 }
 
-void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options) {
+void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options_hash) {
   struct UseScope {
     UseScope(comm::GradientUse& place, comm::GradientUse now) : place_(place) { place_ = now; }
-    ~UseScope() { place_ = comm::GradientUse::kUpdate; }  // for those whom this rank keeps company
+    ~UseScope() { place_ = comm::GradientUse::kUpdate; }  // for other ranks' updates after join()
     comm::GradientUse& place_;
   } const use_scope(gradient_use_, use);
   const at::NoGradGuard no_grad;
   if (attachment_.can_run_pass)
-    source_->run_pass(use, options, *this);
+    source_->run_pass(use, options_hash, *this);
   else if (foreach_pass_)
     run_foreach_pass();
   else
@@ -251,62 +259,63 @@ void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options) {
 }
 
 void FusedUpdate::run_foreach_pass() {
-  foreach_pass_->update(found_inf_, [this](std::size_t part) { rule_.updated(part, storage_.states(part)); });
+  foreach_pass_->update(found_inf_, [this](std::size_t index) { rule_.on_updated(index, storage_.states(index)); });
 }
 
-void FusedUpdate::update_all(std::uint64_t options) {
-  if (rule_.needs_norms() && !foreach_pass_) measure_norms(options);
-  run_pass(comm::GradientUse::kUpdate, options);
-  if (shards_) shards_->all_gather_parameters(options);
-  source_->updated();
+void FusedUpdate::update_all(std::uint64_t options_hash) {
+  if (rule_.needs_norms() && !foreach_pass_) measure_norms(options_hash);
+  run_pass(comm::GradientUse::kUpdate, options_hash);
+  if (shards_) shards_->all_gather_parameters(options_hash);
+  source_->on_parameters_updated();
 }
 
-/// Over this rank's own gradients.
+/// Runs the pass over this rank's own gradients.
 void FusedUpdate::run_local_pass() {
   const auto& parameters = storage_.parameters();
-  for (std::size_t part = 0; part < parameters.size(); ++part) {
-    const at::Tensor& tensor = parameters[part].tensor;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    const at::Tensor& tensor = parameters[index].tensor;
     const at::Tensor& gradient = tensor.grad();
     if (!gradient.defined()) continue;
-    if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(parameters[part].name);
+    if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(parameters[index].name);
     at::Tensor gradient_copy;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
       gradient_copy =
           at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
     const void* data = gradient_copy.defined() ? gradient_copy.const_data_ptr() : gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
-    if (count > 0) take({.part = part, .count = count, .gradients = &data, .num_gradients = 1});
-    finish_gradient(part);
+    if (count > 0) consume({.gradient_index = index, .count = count, .gradients = &data, .num_gradients = 1});
+    finish_gradient(index);
   }
 }
 
-KernelArgs FusedUpdate::make_args(const comm::Piece& chunk) const {
+KernelArgs FusedUpdate::make_args(const comm::GradientChunk& chunk) const {
   const bool raw_gradients = gradient_use_ == comm::GradientUse::kNorm && !measuring_norms_;
-  const at::Tensor& tensor = storage_.parameters()[chunk.part].tensor;
+  const at::Tensor& tensor = storage_.parameters()[chunk.gradient_index].tensor;
   return {.dtype = tensor.scalar_type(),
           .gradients = chunk.gradients,
           .num_gradients = chunk.num_gradients,
           .divisor = static_cast<double>(chunk.divisor),
-          .scale = raw_gradients ? 1 : factor(),
+          .scale = raw_gradients ? 1 : gradient_scale(),
           .max = raw_gradients ? std::numeric_limits<double>::infinity() : clip_.max,
-          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + chunk.first * tensor.element_size(),
+          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + chunk.offset * tensor.element_size(),
           .states = nullptr,
           .count = chunk.count};
 }
 
-/// Calls act(run) for the elements [first, end) of a piece, with their state if all of it is here.
+/// Calls act(args) for the elements [first, end) of a chunk, with their state if all of it is here.
 template <typename Act>
-void FusedUpdate::with_args(const comm::Piece& chunk, std::size_t first, std::size_t end, const Act& act) const {
+void FusedUpdate::with_args(const comm::GradientChunk& chunk, std::size_t first, std::size_t end,
+                            const Act& act) const {
   KernelArgs args = make_args(chunk);
-  const std::size_t skipped = (first - chunk.first) * c10::elementSize(args.dtype);
+  const std::size_t skipped = (first - chunk.offset) * c10::elementSize(args.dtype);
   c10::SmallVector<const void*, 16> gradients(chunk.gradients, chunk.gradients + chunk.num_gradients);
   for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
   c10::SmallVector<void*, 4> states;
-  const ElementRange own = storage_.own(chunk.part);
-  const bool here = first >= own.first && end <= own.first + own.count;
-  for (std::size_t i = 0; here && i < storage_.states(chunk.part).size(); ++i) {
-    const at::Tensor& state = storage_.states(chunk.part)[i];
-    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own.first) * state.element_size());
+  const ElementRange shard = storage_.shard_of(chunk.gradient_index);
+  const bool here = first >= shard.first && end <= shard.first + shard.count;
+  for (std::size_t i = 0; here && i < storage_.states(chunk.gradient_index).size(); ++i) {
+    const at::Tensor& state = storage_.states(chunk.gradient_index)[i];
+    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - shard.first) * state.element_size());
   }
   args.gradients = gradients.data();
   args.parameter = static_cast<char*>(args.parameter) + skipped;
@@ -315,42 +324,43 @@ void FusedUpdate::with_args(const comm::Piece& chunk, std::size_t first, std::si
   act(args);
 }
 
-void FusedUpdate::take(const comm::Piece& chunk) {
-  const ElementRange own = storage_.own(chunk.part);
+void FusedUpdate::consume(const comm::GradientChunk& chunk) {
+  const ElementRange shard = storage_.shard_of(chunk.gradient_index);
   const auto with_state = [&](std::size_t first, std::size_t end, const auto& act) {
-    first = std::max(first, own.first);
-    end = std::min(end, own.first + own.count);
+    first = std::max(first, shard.first);
+    end = std::min(end, shard.first + shard.count);
     if (first < end) with_args(chunk, first, end, act);
   };
-  const std::size_t stop = chunk.first + chunk.count;
+  const std::size_t stop = chunk.offset + chunk.count;
   if (gradient_use_ == comm::GradientUse::kUpdate)
-    return with_state(chunk.first, stop, [&](const KernelArgs& args) { rule_.update(chunk.part, args); });
-  for (std::size_t first = chunk.first; first < stop; first += ParameterStorage::kElementsPerSum) {
+    return with_state(chunk.offset, stop, [&](const KernelArgs& args) { rule_.update(chunk.gradient_index, args); });
+  for (std::size_t first = chunk.offset; first < stop; first += ParameterStorage::kElementsPerSum) {
     const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop),
                       place = first / ParameterStorage::kElementsPerSum;
     SquaredNorms squares{};
     if (measuring_norms_)
-      with_state(first, end, [&](const KernelArgs& args) { squares = rule_.measure_norms(chunk.part, args); });
+      with_state(first, end,
+                 [&](const KernelArgs& args) { squares = rule_.measure_norms(chunk.gradient_index, args); });
     else
       with_args(chunk, first, end, [&](const KernelArgs& args) { squares.parameter = sum_of_squares(args); });
-    storage_.partial_sums(chunk.part, 0)[place] = squares.parameter;
-    if (measuring_norms_) storage_.partial_sums(chunk.part, 1)[place] = squares.step;
+    storage_.partial_sums(chunk.gradient_index, 0)[place] = squares.parameter;
+    if (measuring_norms_) storage_.partial_sums(chunk.gradient_index, 1)[place] = squares.step;
   }
 }
 
-void FusedUpdate::finish_gradient(std::size_t part) {
+void FusedUpdate::finish_gradient(std::size_t index) {
   if (gradient_use_ == comm::GradientUse::kNorm) {
-    has_sums_[part] = true;
+    has_sums_[index] = true;
     return;
   }
-  rule_.updated(part, storage_.states(part));
-  storage_.record_update(part);
+  rule_.on_updated(index, storage_.states(index));
+  storage_.record_update(index);
 }
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
   comm::Group& group = source_->host_group();
-  group.barrier({.name = "change_parameters"});  // nobody reads them any more
-  if (storage_.first()) change();
+  group.barrier({.name = "change_parameters"});  // no rank reads the parameters any more
+  if (storage_.is_primary()) change();
   group.barrier({.name = "change_parameters"});
   storage_.record_changes();
 }
@@ -359,76 +369,77 @@ void FusedUpdate::import_loaded_state() {
   const at::NoGradGuard no_grad;
   if (foreach_pass_) foreach_pass_->reset_step_counts();
   std::vector<std::vector<at::Tensor>> loaded;
-  std::string misshapen;  // all are looked at before any is kept
-  for (std::size_t part = 0; part < storage_.parameters().size(); ++part) {
-    loaded.push_back(rule_.states(part));
-    for (std::size_t i = 0; i < loaded[part].size(); ++i) {
-      at::Tensor& one = loaded[part][i];
-      if (one.defined() && one.is_same(storage_.states(part)[i])) one.reset();
-      if (one.defined() && one.sizes() != storage_.parameters()[part].tensor.sizes())
-        misshapen = rule_.state_names()[i] + " of " + storage_.parameters()[part].name;
+  std::string misshapen;  // all are checked before any is copied
+  for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
+    loaded.push_back(rule_.states(index));
+    for (std::size_t i = 0; i < loaded[index].size(); ++i) {
+      at::Tensor& one = loaded[index][i];
+      if (one.defined() && one.is_same(storage_.states(index)[i])) one.reset();
+      if (one.defined() && one.sizes() != storage_.parameters()[index].tensor.sizes())
+        misshapen = rule_.state_names()[i] + " of " + storage_.parameters()[index].name;
     }
-    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), storage_.states(part));
+    if (rule_.steps(index) > 0) rule_.set_states(index, rule_.steps(index), storage_.states(index));
   }
   if (!misshapen.empty())
     throw UsageError("lockstep::optim: the loaded " + misshapen +
-                         " has another shape; the counts of steps have been loaded, the rest has not",
-                     shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict() "
-                               "and load_state_dict()"
-                             : "");
-  for (std::size_t part = 0; part < loaded.size(); ++part)
-    for (std::size_t i = 0; i < loaded[part].size(); ++i)
-      if (loaded[part][i].defined()) storage_.set_state(part, i, loaded[part][i]);
+                         " has another shape than its parameter; only the step counts have been loaded",
+                     shards_
+                         ? "use state_dict() and load_state_dict(), because an archive that torch saves contains only "
+                           "this rank's shard"
+                         : "");
+  for (std::size_t index = 0; index < loaded.size(); ++index)
+    for (std::size_t i = 0; i < loaded[index].size(); ++i)
+      if (loaded[index][i].defined()) storage_.set_state(index, i, loaded[index][i]);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict(bool copies) {
   sync_step_counts();
   std::vector<std::pair<std::string, at::Tensor>> all;
-  for (std::size_t part = 0; part < storage_.parameters().size(); ++part) {
-    if (rule_.steps(part) == 0) continue;
-    const std::string& name = storage_.parameters()[part].name;
-    all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
-    for (std::size_t i = 0; i < storage_.states(part).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i], shards_
-                                                                ? shards_->gather_state(part, storage_.states(part)[i])
-                                                            : copies ? storage_.states(part)[i].clone()
-                                                                     : storage_.states(part)[i].detach());
+  for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
+    if (rule_.steps(index) == 0) continue;
+    const std::string& name = storage_.parameters()[index].name;
+    all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(index), at::kLong));
+    for (std::size_t i = 0; i < storage_.states(index).size(); ++i)
+      all.emplace_back(name + "." + rule_.state_names()[i],
+                       shards_  ? shards_->gather_state(index, storage_.states(index)[i])
+                       : copies ? storage_.states(index)[i].clone()
+                                : storage_.states(index)[i].detach());
   }
   return all;
 }
 
 void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
   std::map<std::string, at::Tensor> left(state.begin(), state.end());
-  const auto require = [&](const std::string& name, at::IntArrayRef sizes) {
+  const auto take_tensor = [&](const std::string& name, at::IntArrayRef sizes) {
     const auto found = left.find(name);
     if (found == left.end()) throw UsageError("load_state_dict: \"" + name + "\" is missing");
     if (found->second.sizes() != sizes)
       throw UsageError("load_state_dict: \"" + name + "\" has " + std::to_string(found->second.numel()) +
-                       " elements in another shape than its parameter");
+                       " elements in another shape than expected");
     return left.extract(found).mapped();
   };
   struct Loaded {
     std::int64_t steps = 0;
     std::vector<at::Tensor> states;
   };
-  std::vector<Loaded> loaded;  // checked whole before anything changes
+  std::vector<Loaded> loaded;  // checked completely before anything changes
   for (const auto& [name, tensor] : storage_.parameters()) {
     Loaded& one = loaded.emplace_back();
     if (!left.contains(name + ".step")) continue;
-    one.steps = require(name + ".step", {}).item<std::int64_t>();
+    one.steps = take_tensor(name + ".step", {}).item<std::int64_t>();
     for (const std::string& kind : rule_.state_names())
-      one.states.push_back(require(name + "." + kind, tensor.sizes()));
+      one.states.push_back(take_tensor(name + "." + kind, tensor.sizes()));
   }
   if (!left.empty())
-    throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " +
+    throw UsageError("load_state_dict: \"" + left.begin()->first + "\" does not belong to a parameter; " +
                      std::to_string(left.size()) + " names are unexpected");
   const at::NoGradGuard no_grad;
   source_->host_group().barrier({.name = "load_state_dict"});
-  for (std::size_t part = 0; part < loaded.size(); ++part) {
-    for (std::size_t i = 0; storage_.first() && i < loaded[part].states.size(); ++i)
-      storage_.set_state(part, i, loaded[part].states[i]);
-    if (loaded[part].steps == 0) initialize_state(part);
-    rule_.set_states(part, loaded[part].steps, storage_.states(part));
+  for (std::size_t index = 0; index < loaded.size(); ++index) {
+    for (std::size_t i = 0; storage_.is_primary() && i < loaded[index].states.size(); ++i)
+      storage_.set_state(index, i, loaded[index].states[i]);
+    if (loaded[index].steps == 0) initialize_state(index);
+    rule_.set_states(index, loaded[index].steps, storage_.states(index));
   }
   if (foreach_pass_) foreach_pass_->reset_step_counts();
   source_->host_group().barrier({.name = "load_state_dict"});

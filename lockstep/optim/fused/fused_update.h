@@ -1,4 +1,4 @@
-// One pass over all ranks' gradients that updates parameters and state.
+// Updates parameters and optimizer state in the same pass that reads all ranks' gradients.
 #pragma once
 
 #include <functional>
@@ -19,16 +19,16 @@
 
 namespace lockstep::optim {
 
-/// What FusedOptimizer (fused_optimizer.h) does. Where ranks reach each other's memory, each takes pieces of the work
-/// as it has time, and parameters and state are there once; elsewhere each rank updates its own from gradients that
-/// backward() has averaged.
+/// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
+/// copy of parameters and state, and each rank updates chunks as it has time. Elsewhere each rank updates its own copy
+/// from gradients that backward() has averaged.
 class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater {
  public:
-  /// `rule` outlives this.
+  /// `rule` must outlive this object. A collective of all ranks.
   FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
   ~FusedUpdate() override;
 
-  bool shares_parameters() const { return storage_.shared(); }
+  bool shares_parameters() const { return storage_.is_shared(); }
   void step();
   void average_gradients();
   at::Tensor clip_grad_norm(double max_norm);
@@ -40,7 +40,8 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   void skip_step();
   void sync_step_counts();
 
-  /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
+  /// Copies the state that torch's Optimizer::load() has read into this object's memory. Throws UsageError for state of
+  /// another shape.
   void import_loaded_state();
   std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies);
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
@@ -49,57 +50,57 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   struct OptimizerAttachment {
     OptimizerAttachment(ddp::GradientSource& from, comm::ChunkSink* sink)
         : source(from), can_run_pass(from.attach_optimizer(sink)) {}
-    ~OptimizerAttachment() { source.detach(); }
+    ~OptimizerAttachment() { source.detach_optimizer(); }
     ddp::GradientSource& source;
     const bool can_run_pass;
   };
 
-  void take(const comm::Piece& chunk) override;
-  void finish_gradient(std::size_t part) override;
+  void consume(const comm::GradientChunk& chunk) override;
+  void finish_gradient(std::size_t index) override;
   std::uint64_t begin_update() override;
   void end_update(bool consumed_chunks) override;
   std::uint64_t prepare();
-  double squares();
-  double factor() const;
+  double sum_squared_gradients();
+  double gradient_scale() const;
   void check_not_scaled_twice();
   void end_step();
   void require_clippable(const std::string& call) const;
-  void measure_norms(std::uint64_t options);
-  void initialize_state(std::size_t part);
-  void run_pass(comm::GradientUse use, std::uint64_t options);
-  void update_all(std::uint64_t options);
+  void measure_norms(std::uint64_t options_hash);
+  void initialize_state(std::size_t index);
+  void run_pass(comm::GradientUse use, std::uint64_t options_hash);
+  void update_all(std::uint64_t options_hash);
   template <typename Act>
-  void with_args(const comm::Piece& chunk, std::size_t first, std::size_t end, const Act& act) const;
+  void with_args(const comm::GradientChunk& chunk, std::size_t first, std::size_t end, const Act& act) const;
   void run_local_pass();
   void run_foreach_pass();
-  KernelArgs make_args(const comm::Piece& chunk) const;
+  KernelArgs make_args(const comm::GradientChunk& chunk) const;
 
   const std::shared_ptr<ddp::GradientSource> source_;
   UpdateRule& rule_;
   const bool foreach_;
   const OptimizerAttachment attachment_;
-  const std::unique_ptr<StateSharding> shards_;  // null: state is not divided
+  const std::unique_ptr<StateSharding> shards_;  // null: state is not sharded
   ParameterStorage storage_;
   std::optional<ForeachPass> foreach_pass_;                      // if foreach_
-  at::Tensor found_inf_;                                         // of the step that goes on; undefined: it is made
-  comm::GradientUse gradient_use_ = comm::GradientUse::kUpdate;  // of the pass that goes on
-  std::vector<bool> has_sums_;                                   // parts whose squares the last pass has summed
-  bool measuring_norms_ = false;                                 // what is summed is what the rule measures
+  at::Tensor found_inf_;                                         // of the running step; undefined: the update is made
+  comm::GradientUse gradient_use_ = comm::GradientUse::kUpdate;  // of the running pass
+  std::vector<bool> has_sums_;                                   // parameters whose squares the last pass has summed
+  bool measuring_norms_ = false;                                 // the pass sums what rule_.measure_norms() returns
   struct Clip {
-    double factor = 1;                                     // scales gradients,
-    double max = std::numeric_limits<double>::infinity();  // beyond which, then, their values are cut
-    std::uint64_t backward = 0;                            // of the backward() of this number
-    bool requested = false;                                // since the last step()
+    double factor = 1;                                     // multiplies gradients
+    double max = std::numeric_limits<double>::infinity();  // values are then clamped to [-max, max]
+    std::uint64_t backward = 0;                            // number of the backward() that it applies to
+    bool requested = false;                                // clipping was requested since the last step()
   } clip_;
   struct Unscaling {
     double inverse;
-    std::uint64_t backward;  // its number
-    double squares;          // summed, of the scaled gradients
+    std::uint64_t backward;  // number of the backward() that it applies to
+    double squared_norm;     // sum of squares of the scaled gradients
   };
-  std::optional<Unscaling> unscaling_;  // of gradients that are this rank's own, in the next step()
+  std::optional<Unscaling> unscaling_;  // of local gradients; applied in the next step()
   bool updates_in_backward_ = false;
-  bool updated_in_backward_ = false;       // in a backward(), since the last step()
-  std::uint64_t options_fingerprint_ = 0;  // of that update
+  bool updated_in_backward_ = false;  // a backward() has updated since the last step()
+  std::uint64_t options_hash_ = 0;    // of that update, from prepare()
 };
 
 }  // namespace lockstep::optim

@@ -1,3 +1,4 @@
+// Allocates shared or local memory for parameters, state and partial sums, and checks parameters for writes.
 #include "lockstep/optim/fused/parameter_storage.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -10,6 +11,7 @@
 #include <map>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim {
@@ -18,13 +20,11 @@ namespace {
 using base::UsageError;
 using Parameter = ddp::GradientSource::Parameter;
 
-constexpr std::size_t kCacheLineBytes = 64;  // everything begins on a cache line of its own
-
 std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
 
 c10::StorageImpl* impl_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-/// A pointer into memory that lives as long as it.
+/// A DataPtr at `offset` that keeps `memory` alive.
 at::DataPtr pointer_into(const std::shared_ptr<void>& memory, std::size_t offset) {
   auto* owner = new std::shared_ptr<void>(memory);
   const auto release = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
@@ -38,7 +38,7 @@ at::TensorOptions state_options(const at::Tensor& parameter) {
 }  // namespace
 
 ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states,
-                                   std::size_t num_partial_sums, bool shared, const StateSharding* shards)
+                                   std::size_t num_partial_sums, bool share, const StateSharding* shards)
     : source_(std::move(source)), parameters_(source_->parameters()), shards_(shards) {
   for (const Parameter& parameter : parameters_) check_parameter(parameter);
   sum_offsets_.push_back(0);
@@ -46,7 +46,7 @@ ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, 
     sum_offsets_.push_back(sum_offsets_.back() +
                            (static_cast<std::size_t>(parameter.tensor.numel()) + kElementsPerSum - 1) /
                                kElementsPerSum);
-  if (shared) {
+  if (share) {
     check_storages();
     std::size_t bytes = assign_offsets() + aligned(num_partial_sums * sum_offsets_.back() * sizeof(double));
     for (std::size_t index = 0; index < parameters_.size(); ++index) bytes += num_states * state_bytes(index);
@@ -62,15 +62,15 @@ ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, 
 }
 
 ParameterStorage::~ParameterStorage() {
-  if (!shared()) return;
+  if (!is_shared()) return;
   try {
     for (StorageSlot& one : storages_) {
-      at::DataPtr own = c10::GetCPUAllocator()->allocate(one.storage.nbytes());
-      std::memcpy(own.get(), one.storage.data(), one.storage.nbytes());
-      one.storage.set_data_ptr_noswap(std::move(own));
+      at::DataPtr copy = c10::GetCPUAllocator()->allocate(one.storage.nbytes());
+      std::memcpy(copy.get(), one.storage.data(), one.storage.nbytes());
+      one.storage.set_data_ptr_noswap(std::move(copy));
     }
   } catch (const std::exception&) {
-    // No memory for them: they stay where they are, which is right as long as nobody writes.
+    // Out of memory: the parameters stay in shared memory, which is correct as long as no rank writes them.
   }
 }
 
@@ -84,22 +84,25 @@ void ParameterStorage::check_parameter(const Parameter& parameter) const {
     case at::kHalf: break;
     default:
       throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
-                       "; allowed are float, double, bfloat16 and half");
+                       "; expected float, double, bfloat16 or half");
   }
   if (!tensor.is_non_overlapping_and_dense())
-    throw UsageError(start + "has holes in its memory, or elements in the same place", "use its contiguous()");
+    throw UsageError(start + "has gaps or overlapping elements in its memory; expected a dense tensor",
+                     "use its contiguous()");
 }
 
-/// Ranks may differ in what else lies in a storage, and only parameters are meant to be shared.
+/// Rejects storages that also hold anything else: its values may differ between ranks, and only parameters may be
+/// shared.
 void ParameterStorage::check_storages() const {
   std::map<c10::StorageImpl*, std::size_t> used;
   for (const Parameter& parameter : parameters_) used[impl_of(parameter.tensor)] += parameter.tensor.nbytes();
   for (const Parameter& parameter : parameters_)
     if (used[impl_of(parameter.tensor)] < parameter.tensor.storage().nbytes())
-      throw UsageError("lockstep::optim: parameter " + parameter.name + " is a part of a tensor of " +
-                           std::to_string(parameter.tensor.storage().nbytes()) +
-                           " bytes whose rest is no parameter; only parameters can be shared by the ranks of a host",
-                       "give it memory of its own: clone() it before it is registered");
+      throw UsageError(
+          "lockstep::optim: parameter " + parameter.name + " is a part of a tensor of " +
+              std::to_string(parameter.tensor.storage().nbytes()) +
+              " bytes whose other elements are not parameters; the ranks of a host can share only parameters",
+          "clone() the tensor before it is registered");
 }
 
 void ParameterStorage::find_aliases() {
@@ -123,7 +126,7 @@ std::size_t ParameterStorage::assign_offsets() {
 
 void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
   memory_ = source_->allocate_shared(bytes);
-  if (memory_.first)
+  if (memory_.is_first)
     for (const StorageSlot& one : storages_)
       std::memcpy(static_cast<char*>(memory_.data.get()) + one.offset, one.storage.data(), one.storage.nbytes());
   source_->host_group().barrier({.name = "parameters of an optimizer"});
@@ -131,7 +134,7 @@ void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
 }
 
 std::size_t ParameterStorage::state_bytes(std::size_t index) const {
-  return aligned(own(index).count * c10::elementSize(state_dtype(parameters_[index].tensor.scalar_type())));
+  return aligned(shard_of(index).count * c10::elementSize(state_dtype(parameters_[index].tensor.scalar_type())));
 }
 
 void ParameterStorage::allocate_states(std::size_t num_states) {
@@ -139,11 +142,11 @@ void ParameterStorage::allocate_states(std::size_t num_states) {
     const at::Tensor& tensor = parameters_[index].tensor;
     const auto options = state_options(tensor);
     const std::vector<std::int64_t> sizes =
-        shards_ ? std::vector{static_cast<std::int64_t>(own(index).count)} : tensor.sizes().vec();
+        shards_ ? std::vector{static_cast<std::int64_t>(shard_of(index).count)} : tensor.sizes().vec();
     const std::vector<std::int64_t> strides = shards_ ? std::vector{std::int64_t{1}} : tensor.strides().vec();
     std::vector<at::Tensor> states;
     for (std::size_t i = 0; i < num_states; ++i) {
-      if (!shared()) {
+      if (!is_shared()) {
         states.push_back(at::empty_strided(sizes, strides, options).zero_());
         continue;
       }
@@ -163,14 +166,14 @@ void ParameterStorage::set_state(std::size_t index, std::size_t i, const at::Ten
   }
   const at::Tensor& like = parameters_[index].tensor;
   const at::Tensor in_memory_order = at::empty_strided(like.sizes(), like.strides(), whole.options()).copy_(whole);
-  const ElementRange range = own(index);
+  const ElementRange range = shard_of(index);
   state.copy_(in_memory_order.as_strided({static_cast<std::int64_t>(range.count)}, {1},
                                          static_cast<std::int64_t>(range.first)));
 }
 
 void ParameterStorage::allocate_sums(std::size_t num_partial_sums) {
   num_sum_kinds_ = num_partial_sums;
-  if (shared()) {
+  if (is_shared()) {
     sums_ = reinterpret_cast<double*>(static_cast<char*>(memory_.data.get()) + used_bytes_);
   } else {
     local_sums_.resize(num_partial_sums * sum_offsets_.back());
@@ -184,14 +187,14 @@ void ParameterStorage::require_unmodified() const {
     const std::string& name = parameters_[i].name;
     const Snapshot& snapshot = snapshots_[i];
     if (tensor.scalar_type() != snapshot.dtype || tensor.strides() != at::IntArrayRef(snapshot.strides) ||
-        (shared() && tensor.const_data_ptr() != snapshot.data))
-      throw UsageError(
-          "lockstep::optim: parameter " + name + " has got another dtype, shape or place since its optimizer was made",
-          "make the optimizer after the last to() of the module");
-    if (shared() && tensor._version() != snapshot.version)
+        (is_shared() && tensor.const_data_ptr() != snapshot.data))
+      throw UsageError("lockstep::optim: the dtype, shape or memory of parameter " + name +
+                           " has changed since its optimizer was made",
+                       "make the optimizer after the last to() of the module");
+    if (is_shared() && tensor._version() != snapshot.version)
       throw UsageError("lockstep::optim: parameter " + name +
-                           " was changed outside step(); the ranks of this host have one copy of it, so that "
-                           "each rank's change was made to all",
+                           " was changed outside step(); the ranks of this host share one copy of it, so each rank's "
+                           "write changed it for all of them",
                        "make the change in change_parameters() of the optimizer, or before the optimizer is made");
   }
 }
@@ -201,18 +204,18 @@ void ParameterStorage::require_unaliased() const {
     if (aliases.size() > 1)
       throw UsageError("update_in_backward(): parameters " + parameters_[aliases[0]].name + " and " +
                            parameters_[aliases[1]].name +
-                           " are in one storage, so that one would be updated while a graph may need the other",
-                       "do without update_in_backward(), or give them memory of their own");
+                           " are in one storage, so one could be updated while a graph still needs the other",
+                       "disable update_in_backward(), or give each parameter its own memory");
 }
 
 void ParameterStorage::record_update(std::size_t index) {
   torch::autograd::impl::bump_version(parameters_[index].tensor);
-  if (!shared()) return;  // nobody asks which version was the last
+  if (!is_shared()) return;  // the recorded version is only used for shared parameters
   for (const std::size_t other : aliases_[index]) snapshots_[other].version = parameters_[other].tensor._version();
 }
 
 void ParameterStorage::record_changes() {
-  if (!shared()) return;
+  if (!is_shared()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) snapshots_[i].version = parameters_[i].tensor._version();
 }
 

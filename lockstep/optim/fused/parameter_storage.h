@@ -1,4 +1,4 @@
-// Where parameters and the state of their optimizer lie.
+// The memory that holds parameters and the state of their optimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,62 +13,65 @@
 
 namespace lockstep::optim {
 
-/// In memory that the ranks of a host have in common, once for all; or, without such memory, where each rank has them.
+/// Holds parameters and state once per host, in memory that the ranks of the host share; or, where ranks share no
+/// memory, in each rank's own memory.
 class ParameterStorage {
  public:
-  /// Neighbouring elements of a parameter whose squares are summed apart.
-  static constexpr std::size_t kElementsPerSum = comm::Piece::kAlignment;
+  /// Squares are summed separately for each run of this many adjacent elements of a parameter.
+  static constexpr std::size_t kElementsPerSum = comm::GradientChunk::kAlignment;
 
-  /// `shared`: all ranks call it and wait for each other; parameters, which are equal on all of them, move into common
-  /// memory with everything that refers to the same storage. Each gets `num_states` tensors of state, zeroed, and room
-  /// for `num_partial_sums` sums over each kElementsPerSum. Throws UsageError that names a parameter which has a dtype
-  /// that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none
-  /// of the parameters. With `shards` (null: none), which outlives this, there is state for their own elements alone.
+  /// Allocates `num_states` zeroed tensors of state per parameter, and `num_partial_sums` sums for each kElementsPerSum
+  /// of its elements. `share`: moves the parameters, which must be equal on all ranks, into shared memory together with
+  /// every tensor that uses the same storage; a collective of all ranks. `shards` (null: none) must outlive this
+  /// object; with it, state covers only the elements of shard_of(). Throws UsageError, which names the parameter, for a
+  /// dtype without a kernel, for memory with gaps, and with `share` for a parameter whose storage also holds anything
+  /// that is not a parameter.
   ParameterStorage(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_partial_sums,
-                   bool shared, const StateSharding* shards);
-  /// Parameters move back into memory of this process alone.
+                   bool share, const StateSharding* shards);
+  /// Moves the parameters back into memory of this process.
   ~ParameterStorage();
   ParameterStorage(const ParameterStorage&) = delete;
   ParameterStorage& operator=(const ParameterStorage&) = delete;
 
   const std::vector<ddp::GradientSource::Parameter>& parameters() const { return parameters_; }
-  bool shared() const { return memory_.data != nullptr; }
-  /// One of the ranks that share a copy; each rank when nothing is shared.
-  bool first() const { return memory_.first; }
+  bool is_shared() const { return memory_.data != nullptr; }
+  /// True on exactly one of the ranks that share a copy; true on every rank if nothing is shared.
+  bool is_primary() const { return memory_.is_first; }
 
-  /// Of the parameter's shape and strides, or, with shards, of the elements of own() one after the other; float for
-  /// bfloat16 and half. Kept until the end.
+  /// The state tensors of a parameter: in its shape and strides, or with shards a flat tensor of the elements of
+  /// shard_of(). Float for bfloat16 and half. The tensors stay the same for the lifetime of this object.
   const std::vector<at::Tensor>& states(std::size_t index) const { return states_[index]; }
-  /// Of `whole`, which has the parameter's shape, what belongs here becomes state number `i`.
+  /// Copies `whole`, which has the parameter's shape, or this owner's shard of it, into state tensor `i`.
   void set_state(std::size_t index, std::size_t i, const at::Tensor& whole);
-  /// The elements, in the order in which they lie, of which there is state here.
-  ElementRange own(std::size_t index) const {
-    return shards_ ? shards_->own(index) : ElementRange{0, static_cast<std::size_t>(parameters_[index].tensor.numel())};
+  /// The range of elements, in memory order, whose state is here.
+  ElementRange shard_of(std::size_t index) const {
+    return shards_ ? shards_->shard_of(index)
+                   : ElementRange{0, static_cast<std::size_t>(parameters_[index].tensor.numel())};
   }
-  /// For each kElementsPerSum of a part; whoever shares the memory sees what others wrote.
+  /// Sums of kind `which` for each kElementsPerSum of a parameter. Ranks that share the memory share the sums.
   double* partial_sums(std::size_t index, std::size_t which = 0) const {
     return sums_ + which * sum_offsets_.back() + sum_offsets_[index];
   }
-  /// All of them.
+  /// The sums of all kinds and parameters.
   std::span<double> all_partial_sums() const { return {sums_, num_sum_kinds_ * sum_offsets_.back()}; }
   std::size_t num_partial_sums(std::size_t index) const { return sum_offsets_[index + 1] - sum_offsets_[index]; }
 
-  /// Throws UsageError when a parameter is not what it was: another dtype or shape, and, if shared, another place, or
-  /// values that somebody wrote, as far as autograd's count of changes tells.
+  /// Throws UsageError if a parameter's dtype or strides have changed; if parameters are shared, also if its address
+  /// has changed or if its version counter shows a write since record_update() or record_changes().
   void require_unmodified() const;
-  /// Throws UsageError when two parameters have their elements in one storage: then one may be updated while a graph
-  /// still needs the other.
+  /// Throws UsageError if two parameters use the same storage: one of them could be updated while a graph still needs
+  /// the other.
   void require_unaliased() const;
-  /// This part has been changed with leave: autograd is told, so that a graph which needs the old values fails instead
-  /// of using new ones.
+  /// Records that the optimizer has updated a parameter: bumps its version counter, so that a graph that needs the old
+  /// values fails instead of using the new ones.
   void record_update(std::size_t index);
-  /// Whatever has been changed was allowed.
+  /// Accepts the current version counters of all parameters.
   void record_changes();
 
  private:
   struct StorageSlot {
-    c10::StorageSlot storage;
-    std::size_t offset = 0;  // in the common memory
+    c10::Storage storage;
+    std::size_t offset = 0;  // in memory_
   };
   void check_parameter(const ddp::GradientSource::Parameter& parameter) const;
   void check_storages() const;
@@ -84,12 +87,12 @@ class ParameterStorage {
   const StateSharding* const shards_;
   std::vector<StorageSlot> storages_;
   comm::SharedAllocation memory_;
-  std::size_t used_bytes_ = 0;  // bytes of memory_
+  std::size_t used_bytes_ = 0;  // bytes of memory_ that are allocated
   std::vector<std::vector<at::Tensor>> states_;
   std::vector<std::size_t> sum_offsets_;
   std::vector<double> local_sums_;
   double* sums_ = nullptr;
-  std::size_t num_sum_kinds_ = 0;  // of sums
+  std::size_t num_sum_kinds_ = 0;  // kinds of sums per parameter
   struct Snapshot {
     const void* data;
     at::ScalarType dtype;
@@ -98,7 +101,7 @@ class ParameterStorage {
   };
   std::vector<Snapshot> snapshots_;
   std::vector<std::vector<std::size_t>>
-      aliases_;  // parameters of the same storage, itself included: views count changes together
+      aliases_;  // by parameter: all that use its storage, itself included; views share a version counter
 };
 
 }  // namespace lockstep::optim

@@ -1,3 +1,4 @@
+// The pure function that divides optimizer state between owners.
 #include "lockstep/optim/fused/shard_plan.h"
 
 #include <algorithm>
@@ -5,9 +6,8 @@
 namespace lockstep::optim {
 namespace {
 
-constexpr std::size_t kCacheLineBytes = 64;
-
-/// How many elements of a parameter, whose state begins at byte `begin`, lie before byte `cut`.
+/// The number of elements before byte `cut` of a parameter whose state begins at byte `begin`, rounded down to a whole
+/// cache line.
 std::size_t elements_before(const StateSize& parameter, std::size_t begin, std::size_t cut) {
   if (cut <= begin) return 0;
   const std::size_t elements_per_line = std::max<std::size_t>(1, kCacheLineBytes / parameter.bytes_each);
@@ -21,7 +21,7 @@ std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, i
   std::size_t all = 0;
   for (const StateSize& parameter : parameters) all += parameter.elements * parameter.bytes_each;
   const auto owners = static_cast<std::size_t>(num_owners), self = static_cast<std::size_t>(owner);
-  // Not all * self / owners, which overflows; the last one ends where all do.
+  // all * k / owners would overflow. The last interval ends at `all`.
   const auto cut = [&](std::size_t k) { return k == owners ? all : all / owners * k + all % owners * k / owners; };
   std::vector<ElementRange> ranges;
   std::size_t begin = 0;

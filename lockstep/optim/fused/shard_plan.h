@@ -1,4 +1,4 @@
-// Which owner keeps the state of which elements.
+// Plans which owner holds the state of which elements.
 #pragma once
 
 #include <cstddef>
@@ -6,20 +6,23 @@
 
 namespace lockstep::optim {
 
-/// Neighbouring elements of a parameter.
+/// Allocations and shards begin on a cache line.
+constexpr std::size_t kCacheLineBytes = 64;
+
+/// A range of adjacent elements of a parameter.
 struct ElementRange {
   std::size_t first = 0;
   std::size_t count = 0;
 };
 
-/// What a parameter needs of one tensor of state.
+/// The size of one state tensor of a parameter.
 struct StateSize {
   std::size_t elements = 0;
   std::size_t bytes_each = 0;
 };
 
-/// All parameters' state, one after the other, is cut into `num_owners` intervals of equally many bytes, as far as
-/// whole cache lines allow. What `owner` has of each parameter.
+/// Divides the concatenated state of all parameters into `num_owners` intervals of the same number of bytes, rounded to
+/// cache lines, and returns the range of each parameter that belongs to `owner`. Pure.
 std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
 }  // namespace lockstep::optim

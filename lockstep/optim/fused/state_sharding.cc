@@ -1,3 +1,4 @@
+// Gathers parameters, norms and state from their owners in rounds of at most 1 MiB per owner.
 #include "lockstep/optim/fused/state_sharding.h"
 
 #include <ATen/ops/empty.h>
@@ -31,7 +32,7 @@ std::vector<StateSize> state_sizes(const std::vector<ddp::GradientSource::Parame
 }  // namespace
 
 StateSharding::StateSharding(ddp::GradientSource& source)
-    : source_(source), parameters_(source.parameters()), owners_(source.owners()) {
+    : source_(source), parameters_(source.parameters()), owners_(source.shard_owners()) {
   std::size_t most = 0;
   for (int owner = 0; owner < owners_.count; ++owner) {
     ranges_.push_back(plan_shard(state_sizes(parameters_), owner, owners_.count));
@@ -46,7 +47,7 @@ StateSharding::StateSharding(ddp::GradientSource& source)
   for (const auto& [name, tensor] : parameters_)
     if (tensor.device() != device_)
       throw base::UsageError("shard_state: parameter " + name + " is on " + tensor.device().str() +
-                             "; allowed is the device of the first, " + device_.str());
+                             "; expected the device of the first parameter, " + device_.str());
   chunk_bytes_ = std::min(most, kMaxChunkBytes);
   rounds_ = chunk_bytes_ == 0 ? 1 : (most + chunk_bytes_ - 1) / chunk_bytes_;
   const auto size = static_cast<std::int64_t>(kHeaderBytes + chunk_bytes_);
@@ -55,8 +56,8 @@ StateSharding::StateSharding(ddp::GradientSource& source)
   output_ = at::empty({owners_.count, size}, bytes);
 }
 
-/// Calls copy(address, bytes, place) for the bytes [begin, begin + size) of what `owner` has; the first of them has
-/// place 0.
+/// Calls copy(address, bytes, place) for each contiguous segment of the bytes [begin, begin + size) of the owner's
+/// elements. `place` is the segment's offset from `begin`.
 template <typename Copy>
 void StateSharding::for_each_segment(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const {
   const std::vector<std::size_t>& ends = ends_[owner];
@@ -73,23 +74,24 @@ void StateSharding::for_each_segment(std::size_t owner, std::size_t begin, std::
   }
 }
 
-void StateSharding::check_fingerprints(std::uint64_t options) const {
+void StateSharding::check_fingerprints(std::uint64_t options_hash) const {
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
     std::memcpy(&other, output_[owner].const_data_ptr(), kHeaderBytes);
-    if (other != options) fail_on_mismatch(owner, other, options);
+    if (other != options_hash) fail_on_mismatch(owner, other, options_hash);
   }
 }
 
-/// Before anything moves; where what the parameters travel in cannot be read without waiting for the device.
-void StateSharding::gather_and_check_fingerprints(std::uint64_t options) const {
+/// Compares the hashes in a collective of their own, before any parameter is sent: reading a header from a device
+/// tensor would block until the device is done.
+void StateSharding::gather_and_check_fingerprints(std::uint64_t options_hash) const {
   at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({owners_.count}, at::kLong);
-  std::memcpy(mine.mutable_data_ptr(), &options, kHeaderBytes);
+  std::memcpy(mine.mutable_data_ptr(), &options_hash, kHeaderBytes);
   comm::Group(*owners_.group).all_gather(all, mine, {.name = kOperationName});
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
     std::memcpy(&other, all.const_data_ptr<std::int64_t>() + owner, kHeaderBytes);
-    if (other != options) fail_on_mismatch(owner, other, options);
+    if (other != options_hash) fail_on_mismatch(owner, other, options_hash);
   }
 }
 
@@ -105,31 +107,31 @@ void StateSharding::copy(void* to, const void* from, std::size_t bytes) const {
   tensor(to).copy_(tensor(from));
 }
 
-void StateSharding::fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options) const {
+void StateSharding::fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options_hash) const {
   comm::Group group = *owners_.group;
   const int self = group.global_rank(group.rank()), peer = group.global_rank(owner);
   std::ostringstream text;
-  text << "rank " << peer << " has an optimizer whose options or steps have the fingerprint " << other << ", rank "
-       << self << " one of " << options;
+  text << "rank " << peer << " has an optimizer whose options or steps have the hash " << other << "; rank " << self
+       << " has the hash " << options_hash;
   group.fail(base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kOperationName + ")", self, peer,
-                               text.str(), "all ranks need the same options, and the same calls of step()"));
+                               text.str(), "use the same options and the same calls of step() on all ranks"));
 }
 
-void StateSharding::all_gather_rounds(std::uint64_t options) {
+void StateSharding::all_gather_rounds(std::uint64_t options_hash) {
   comm::Group group = *owners_.group;
   const auto self = static_cast<std::size_t>(owners_.index);
   auto* mine = static_cast<char*>(input_.mutable_data_ptr());
   if (device_.is_cpu())
-    std::memcpy(mine, &options, kHeaderBytes);
+    std::memcpy(mine, &options_hash, kHeaderBytes);
   else
-    gather_and_check_fingerprints(options);
+    gather_and_check_fingerprints(options_hash);
   for (std::size_t round = 0; round < rounds_; ++round) {
     for_each_segment(self, round * chunk_bytes_, chunk_bytes_,
                      [&](const char* data, std::size_t bytes, std::size_t place) {
                        copy(mine + kHeaderBytes + place, data, bytes);
                      });
     group.all_gather(output_, input_, {.name = kOperationName});
-    if (round == 0 && device_.is_cpu()) check_fingerprints(options);
+    if (round == 0 && device_.is_cpu()) check_fingerprints(options_hash);
     for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
       if (owner == self) continue;
       const char* theirs =
@@ -140,9 +142,9 @@ void StateSharding::all_gather_rounds(std::uint64_t options) {
   }
 }
 
-void StateSharding::all_gather_parameters(std::uint64_t options) {
+void StateSharding::all_gather_parameters(std::uint64_t options_hash) {
   if (!is_sharded()) return;
-  if (owners_.group) all_gather_rounds(options);
+  if (owners_.group) all_gather_rounds(options_hash);
   if (owners_.has_several_ranks) source_.host_group().barrier({.name = kOperationName});
 }
 
@@ -154,16 +156,16 @@ void StateSharding::all_reduce_sums(std::span<double> sums) {
   if (owners_.has_several_ranks) source_.host_group().barrier({.name = "norms of an optimizer"});
 }
 
-at::Tensor StateSharding::gather_state(std::size_t index, const at::Tensor& own) {
+at::Tensor StateSharding::gather_state(std::size_t index, const at::Tensor& shard) {
   const at::Tensor& like = parameters_[index].tensor;
-  const at::Tensor whole = at::empty_strided(like.sizes(), like.strides(), own.options());
+  const at::Tensor whole = at::empty_strided(like.sizes(), like.strides(), shard.options());
   const at::Tensor flat = whole.as_strided({like.numel()}, {1});
   for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
     const ElementRange& range = ranges_[owner][index];
     if (range.count == 0) continue;
     const at::Tensor slice =
         flat.narrow(0, static_cast<std::int64_t>(range.first), static_cast<std::int64_t>(range.count));
-    if (static_cast<int>(owner) == owners_.index) slice.copy_(own);
+    if (static_cast<int>(owner) == owners_.index) slice.copy_(shard);
     if (owners_.group)
       comm::Group(*owners_.group).broadcast(slice, static_cast<int>(owner), {.name = "state of an optimizer"});
   }

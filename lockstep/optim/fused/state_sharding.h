@@ -1,4 +1,4 @@
-// State of an optimizer that is divided between owners: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054).
+// Optimizer state divided between owners: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,45 +12,47 @@
 
 namespace lockstep::optim {
 
-/// An owner is a rank, or the ranks of a host that share memory. Each updates the elements whose state it has, and then
-/// gives them to the others.
+/// An owner is a rank, or the set of ranks of a host that share memory. Each owner updates the elements whose state it
+/// holds and then sends them to the others. All collectives below are called by all ranks in the same order; each call
+/// blocks until all ranks have made it. They throw CommError.
 class StateSharding {
  public:
-  /// All ranks call it alike, and wait for each other.
+  /// A collective. Throws UsageError if parameters are on different devices. `source` must outlive this object.
   explicit StateSharding(ddp::GradientSource& source);
 
-  /// False where there is one owner, which has everything.
+  /// False if there is only one owner, which holds all state.
   bool is_sharded() const { return owners_.count > 1; }
-  /// What this rank's owner has of a parameter.
-  const ElementRange& own(std::size_t index) const { return ranges_[static_cast<std::size_t>(owners_.index)][index]; }
+  /// The range of a parameter's elements that this rank's owner holds.
+  const ElementRange& shard_of(std::size_t index) const {
+    return ranges_[static_cast<std::size_t>(owners_.index)][index];
+  }
 
-  /// After an update: every owner's elements reach all. `options` is a fingerprint of the update; ranks that differ in
-  /// it get a DesyncError. All ranks call it alike; waits for them. Takes (owners + 1) times 1 MiB of memory at most.
-  void all_gather_parameters(std::uint64_t options);
-  /// Sums over each owner's own elements become sums over all, the same bits on all ranks. Where an owner is several
-  /// ranks they have these in one place. All ranks call it alike, and wait for each other.
+  /// A collective, for use after an update: sends every owner's elements to all ranks. `options_hash` is a hash of the
+  /// update; if it differs between ranks, they throw DesyncError. Uses at most (owners + 1) * 1 MiB of memory.
+  void all_gather_parameters(std::uint64_t options_hash);
+  /// A collective: adds up the owners' sums in place, with the same bits on all ranks. The ranks of one owner pass the
+  /// same shared memory.
   void all_reduce_sums(std::span<double> sums);
-  /// A tensor of state of all elements, in the parameter's shape and strides, from each owner's own. All ranks call it
-  /// alike, and wait for each other.
-  at::Tensor gather_state(std::size_t index, const at::Tensor& own);
+  /// A collective: assembles a whole state tensor, in the parameter's shape and strides, from the owners' shards.
+  at::Tensor gather_state(std::size_t index, const at::Tensor& shard);
 
  private:
-  void all_gather_rounds(std::uint64_t options);
-  void check_fingerprints(std::uint64_t options) const;
-  void gather_and_check_fingerprints(std::uint64_t options) const;
+  void all_gather_rounds(std::uint64_t options_hash);
+  void check_fingerprints(std::uint64_t options_hash) const;
+  void gather_and_check_fingerprints(std::uint64_t options_hash) const;
   void copy(void* to, const void* from, std::size_t bytes) const;
-  [[noreturn]] void fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options) const;
+  [[noreturn]] void fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options_hash) const;
   template <typename Copy>
   void for_each_segment(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const;
 
   ddp::GradientSource& source_;
   const std::vector<ddp::GradientSource::Parameter> parameters_;
   const ddp::GradientSource::ShardOwners owners_;
-  std::vector<std::vector<ElementRange>> ranges_;  // of each owner
-  std::vector<std::vector<std::size_t>> ends_;     // of each owner: bytes up to the end of each part
-  std::size_t chunk_bytes_ = 0;                    // bytes of an owner in one operation
+  std::vector<std::vector<ElementRange>> ranges_;  // by owner and parameter
+  std::vector<std::vector<std::size_t>> ends_;     // by owner and parameter: bytes up to the end of the shard
+  std::size_t chunk_bytes_ = 0;                    // bytes that an owner sends in one round
   std::size_t rounds_ = 0;
-  at::Device device_ = at::kCPU;  // of the parameters
+  at::Device device_ = at::kCPU;  // of all parameters
   at::Tensor input_, output_;
 };
 

@@ -1,3 +1,4 @@
+// Construction of torch's parameter groups.
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 #include <set>
@@ -17,7 +18,7 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
       if (left.erase(tensor.unsafeGetTensorImpl()) == 0)
         throw UsageError(
             "lockstep::optim: group " + std::to_string(i) +
-            " names a parameter that is not of the DistributedDataParallel, or that a group before it names");
+            " lists a parameter that does not belong to the DistributedDataParallel or is in an earlier group");
     named.emplace_back(std::move(param_group_options[i].first), std::move(param_group_options[i].second));
   }
   std::vector<at::Tensor> rest;

@@ -1,4 +1,4 @@
-// A rule whose options and state are those of an optimizer of torch.
+// TorchUpdateRule: an UpdateRule whose options and state are those of an optimizer of torch.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -18,16 +18,17 @@
 
 namespace lockstep::optim {
 
-/// Parameters and what is wanted for them instead of the optimizer's options.
+/// Parameters with options of their own.
 using ParamGroupOptions = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
 
-/// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws
-/// UsageError for one that is not of the source, or is in two groups.
+/// Builds torch's parameter groups for all parameters of `source`. The first group holds the parameters that
+/// `param_group_options` does not list; they get the optimizer's defaults. Throws UsageError for a parameter that does
+/// not belong to `source` or is listed in two groups.
 std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
                                                                  std::vector<ParamGroupOptions> param_group_options);
 
-/// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had
-/// `steps` updates before.
+/// `Scalars` holds the arguments of a kernel for one parameter; make_scalars() computes it from torch's `Options` and
+/// the number of updates that the parameter has had before.
 template <typename Options, typename State, typename Scalars>
 class TorchUpdateRule : public UpdateRule {
  public:
@@ -49,7 +50,7 @@ class TorchUpdateRule : public UpdateRule {
     std::size_t place = 0, batch_key = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
-      // Neighbours that have had equally many updates, as nearly all have, get the same: it is read once.
+      // Consecutive parameters with the same step count, which is the normal case, share one make_scalars() call.
       std::int64_t scalars_steps = -1;
       Scalars last_scalars{};
       for (const at::Tensor& tensor : group.params()) {
@@ -72,9 +73,9 @@ class TorchUpdateRule : public UpdateRule {
   bool can_skip() const override {
     return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return can_skip_update(one); });
   }
-  void updated(std::size_t index, const std::vector<at::Tensor>& states) override {
-    if (state_names_.empty()) return;  // nothing to keep
-    if (State* state = find(index))
+  void on_updated(std::size_t index, const std::vector<at::Tensor>& states) override {
+    if (state_names_.empty()) return;  // there is no state
+    if (State* state = find_state(index))
       write_state(*state, step_count(*state) + 1, states);
     else
       set_states(index, 1, states);
@@ -82,11 +83,11 @@ class TorchUpdateRule : public UpdateRule {
 
   std::int64_t steps(std::size_t index) const override {
     if (state_names_.empty()) return 0;
-    const State* state = find(index);
+    const State* state = find_state(index);
     return state ? step_count(*state) : 0;
   }
   std::vector<at::Tensor> states(std::size_t index) const override {
-    const State* state = find(index);
+    const State* state = find_state(index);
     return state ? state_tensors(*state) : std::vector<at::Tensor>(state_names_.size());
   }
   void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) override {
@@ -100,8 +101,8 @@ class TorchUpdateRule : public UpdateRule {
   }
 
  protected:
-  /// Appends what must be equal on all ranks to `numbers`. Throws UsageError when it needs state that the optimizer was
-  /// made without.
+  /// Also appends everything that must be equal on all ranks to `numbers`. Throws UsageError if the options need state
+  /// that the optimizer was made without.
   virtual Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
   virtual std::int64_t step_count(const State& state) const = 0;
   virtual std::vector<at::Tensor> state_tensors(const State& state) const = 0;
@@ -113,12 +114,13 @@ class TorchUpdateRule : public UpdateRule {
   const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
 
  private:
-  State* find(std::size_t index) const {
+  State* find_state(std::size_t index) const {
     const auto& all = optimizer_.state();
     const auto found = all.find(keys_[index]);
     return found == all.end() ? nullptr : static_cast<State*>(found->second.get());
   }
-  /// Of the parameter at `place` of all groups' together; the last answer is asked first.
+  /// The index of the parameter at position `place` in the concatenation of all groups. Tries the previous answer
+  /// first.
   std::size_t index_of(const at::Tensor& tensor, std::size_t place) {
     if (place >= last_indices_.size()) last_indices_.resize(place + 1);
     std::size_t& index = last_indices_[place];
@@ -126,18 +128,19 @@ class TorchUpdateRule : public UpdateRule {
     const auto found = index_by_parameter_.find(tensor.unsafeGetTensorImpl());
     if (found == index_by_parameter_.end())
       throw base::UsageError(
-          "lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
+          "lockstep::optim: a parameter group contains a parameter that does not belong to the optimizer's "
+          "DistributedDataParallel");
     return index = found->second;
   }
 
   torch::optim::Optimizer& optimizer_;
   const std::vector<std::string> state_names_;
-  std::vector<void*> keys_;  // of torch's state, by part
+  std::vector<void*> keys_;  // keys of torch's state, by index
   std::unordered_map<const void*, std::size_t> index_by_parameter_;
-  std::vector<std::size_t> last_indices_;  // of index_of()
+  std::vector<std::size_t> last_indices_;  // cache of index_of(), by place
   std::vector<Scalars> scalars_;
   std::vector<std::size_t> batch_keys_;
-  std::vector<double> numbers_;  // of prepare()
+  std::vector<double> numbers_;  // scratch of prepare()
 };
 
 }  // namespace lockstep::optim

@@ -1,4 +1,4 @@
-// What one optimizer does, as its fused pass asks it.
+// UpdateRule: the interface between the fused pass and one optimizer's update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,43 +12,43 @@
 
 namespace lockstep::optim {
 
-/// `part` is a parameter's place in GradientSource::parameters().
+/// An optimizer's options, state and arithmetic. `index` is a parameter's position in GradientSource::parameters().
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
 
-  /// Names of the tensors of state, as in a state_dict of Python; their shape is the parameter's.
+  /// Names of the state tensors, as in PyTorch's state_dict(); each has the parameter's shape.
   virtual const std::vector<std::string>& state_names() const = 0;
 
-  /// An update begins: options are read. Returns a fingerprint of everything that must be equal on all ranks. Throws
-  /// UsageError.
+  /// Begins an update: reads the options. Returns a hash of everything that must be equal on all ranks. Throws
+  /// UsageError for options that this optimizer cannot use.
   virtual std::uint64_t prepare() = 0;
-  /// `run.states` are in the order of state_names().
+  /// Updates a range of elements. `args.states` are in the order of state_names(). Any thread of the running pass.
   virtual void update(std::size_t index, const KernelArgs& args) const = 0;
-  /// Where parameters are on a device: of parts that are alike, `part` being one of them.
+  /// Updates a batch of parameters on a device; `index` is one of them.
   virtual void update(std::size_t index, const ForeachArgs& args) const = 0;
-  /// After prepare(): parts of the same number are updated alike.
+  /// Valid after prepare(): parameters with the same key have the same options and step count.
   virtual std::size_t batch_key(std::size_t index) const = 0;
-  /// After prepare(): what a ForeachArgs's `skip` leaves as it was is all there is to skip an update.
+  /// Valid after prepare(): true if ForeachArgs::found_inf alone is enough to skip this update.
   virtual bool can_skip() const = 0;
-  /// All of this part has been updated; its state is in `states`.
-  virtual void updated(std::size_t index, const std::vector<at::Tensor>& states) = 0;
+  /// All elements of the parameter have been updated; `states` are its state tensors.
+  virtual void on_updated(std::size_t index, const std::vector<at::Tensor>& states) = 0;
 
-  /// All elements of the tensors of state of a part that has not been updated.
+  /// The value of all state elements before a parameter's first update.
   virtual double initial_state() const { return 0; }
 
-  // Where an update depends on norms of whole parameters (measures()), a pass over all parts comes before it, after
-  // prepare():
+  // If an update depends on norms of whole parameters (needs_norms()), a pass over all gradients computes them between
+  // prepare() and update():
   virtual bool needs_norms() const { return false; }
-  /// Of at most ParameterStorage::kElementsPerSum elements.
+  /// The sums of at most ParameterStorage::kElementsPerSum elements.
   virtual SquaredNorms measure_norms(std::size_t, const KernelArgs&) const { return {}; }
-  /// The sums over all of this part, on every rank.
+  /// Receives the sums over the whole parameter, on every rank.
   virtual void set_norms(std::size_t, const SquaredNorms&) {}
 
-  // What torch::optim::Optimizer keeps:
-  /// How many updates a part has had; 1 for any number where that is not counted.
+  // Access to the state that torch::optim::Optimizer holds:
+  /// Number of updates of a parameter. An optimizer without a step count returns 1 for any number above 0.
   virtual std::int64_t steps(std::size_t index) const = 0;
-  /// Undefined where there is none.
+  /// The state tensors; undefined tensors if the parameter has no state.
   virtual std::vector<at::Tensor> states(std::size_t index) const = 0;
   virtual void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) = 0;
 };

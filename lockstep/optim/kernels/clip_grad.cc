@@ -1,3 +1,4 @@
+// Clips gradients in blocks, on several threads, with a fixed order of additions.
 #include "lockstep/optim/kernels/clip_grad.h"
 
 #include <ATen/Parallel.h>
@@ -23,10 +24,10 @@ namespace {
 using base::UsageError;
 
 constexpr double kEpsilon = 1e-6;                    // torch::nn::utils::clip_grad_norm_'s
-constexpr std::size_t kBlockElements = 32768;        // summed apart, whoever sums them
-constexpr std::size_t kElementsPerThread = 1 << 16;  // fewer are not worth waking one
+constexpr std::size_t kBlockElements = 32768;        // each block has its own sum, whichever thread computes it
+constexpr std::size_t kElementsPerThread = 1 << 16;  // fewer do not justify waking a thread
 
-/// A part of a gradient's memory.
+/// A contiguous range of a gradient's memory.
 struct GradientBlock {
   at::ScalarType dtype;
   char* data;
@@ -34,10 +35,10 @@ struct GradientBlock {
 };
 
 struct GradientBlocks {
-  std::vector<GradientBlock> blocks;  // on the CPU, without holes
-  std::size_t num_elements = 0;       // of blocks
+  std::vector<GradientBlock> blocks;  // of dense gradients on the CPU
+  std::size_t num_elements = 0;       // in `blocks`
   std::vector<at::Tensor> all;
-  std::vector<at::Tensor> unblocked;  // what is not in blocks
+  std::vector<at::Tensor> unblocked;  // gradients that are not in `blocks`
   at::Device device = at::kCPU;
 };
 
@@ -58,15 +59,15 @@ GradientBlocks collect_gradients(const std::vector<at::Tensor>& parameters, cons
     const at::Tensor& gradient = parameters[i].grad();
     if (!gradient.defined()) continue;
     const auto refuse = [&](const std::string& what, const std::string& expected) {
-      throw UsageError(call + ": the gradient of parameter " + std::to_string(i) + " is " + what + "; allowed is " +
+      throw UsageError(call + ": the gradient of parameter " + std::to_string(i) + " is " + what + "; expected " +
                        expected);
     };
-    if (gradient.layout() != at::kStrided) refuse("sparse", "a dense one");
+    if (gradient.layout() != at::kStrided) refuse("sparse", "a dense gradient");
     if (!gradient.is_floating_point())
       refuse(std::string("of ") + c10::toString(gradient.scalar_type()), "a floating dtype");
     if (found.all.empty()) found.device = gradient.device();
     if (gradient.device() != found.device)
-      refuse("on " + gradient.device().str(), "the device of the first, " + found.device.str());
+      refuse("on " + gradient.device().str(), "the device of the first gradient, " + found.device.str());
     const at::ScalarType dtype = gradient.scalar_type();
     const bool has_loop = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
     if (has_loop && gradient.is_cpu() && gradient.is_non_overlapping_and_dense())
@@ -81,7 +82,7 @@ GradientBlocks collect_gradients(const std::vector<at::Tensor>& parameters, cons
 enum class BlockOrder {
   kForwards,
   kBackwards
-};  // of a thread's blocks; backwards it begins with those that the pass before left in cache
+};  // of a thread's blocks; kBackwards begins with the blocks that the previous pass left in cache
 
 template <typename Body>
 void for_each_block(const GradientBlocks& gradients, BlockOrder order, const Body& body) {
@@ -110,7 +111,7 @@ double sum_of_squares(const GradientBlocks& gradients) {
   return sum;
 }
 
-/// Autograd, and whoever watches a gradient, learns that it was written.
+/// Bumps the version counters, so that autograd and GradientFingerprint detect the write.
 void bump_versions(const GradientBlocks& gradients) {
   for (const at::Tensor& gradient : gradients.all)
     if (!gradient.is_inference()) torch::autograd::impl::bump_version(gradient);
@@ -131,7 +132,7 @@ void scale_unblocked(const GradientBlocks& gradients, const at::Tensor& coeffici
 }  // namespace
 
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
-  require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
+  base::check_option(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   const at::NoGradGuard no_grad;
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_norm");
   if (!gradients.device.is_cpu()) {
@@ -154,7 +155,7 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
 }
 
 void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
-  require(max > 0, "clip_grad_value", "max", max, "more than 0");
+  base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_value");
   for_each_block(gradients, BlockOrder::kForwards,

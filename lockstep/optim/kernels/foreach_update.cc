@@ -1,3 +1,4 @@
+// Updates by ATen's fused and foreach operations, skipped on the device where found_inf is set.
 #include "lockstep/optim/kernels/foreach_update.h"
 
 #include <ATen/ATen.h>
@@ -9,11 +10,11 @@
 namespace lockstep::optim {
 namespace {
 
-std::optional<at::Tensor> found_inf(const ForeachArgs& args) {
+std::optional<at::Tensor> optional_found_inf(const ForeachArgs& args) {
   return args.found_inf.defined() ? std::optional(args.found_inf) : std::nullopt;
 }
 
-/// ATen's fused updates read the counts, and leave counting to the caller.
+/// Increments the step counts around `update`: ATen's fused updates only read them.
 template <typename Update>
 void with_step_counts(const ForeachArgs& args, const Update& update) {
   at::_foreach_add_(args.steps, 1);
@@ -22,7 +23,7 @@ void with_step_counts(const ForeachArgs& args, const Update& update) {
     at::_foreach_sub_(args.steps, std::vector<at::Tensor>(args.steps.size(), args.found_inf));
 }
 
-/// For updates that have no `skip` of their own: where it says so, everything becomes what it was.
+/// Saves the tensors of an update that does not support found_inf, and restores them if found_inf is set.
 class SkipRollback {
  public:
   explicit SkipRollback(const ForeachArgs& args) : found_inf_(args.found_inf) {
@@ -31,7 +32,7 @@ class SkipRollback {
     for (const auto& states : args.states) save(states);
   }
   void restore_if_skipped() const {
-    for (const auto& [now, before] : saved_) now.copy_(at::where(found_inf_.ne(0), before, now));
+    for (const auto& [now, saved] : saved_) now.copy_(at::where(found_inf_.ne(0), saved, now));
   }
 
  private:
@@ -43,12 +44,12 @@ class SkipRollback {
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
-/// 1 - beta^n of each tensor, n updates with this one.
+/// 1 - beta^n for each tensor, where n counts this update.
 at::Tensor bias_correction(const ForeachArgs& args, double beta) {
   return at::pow(beta, at::stack(args.steps).to(at::kDouble)).neg_().add_(1).to(args.parameters.front().scalar_type());
 }
 
-/// a / b of norms of each tensor, and 1 where one of them is 0.
+/// `trust_ratio` for each tensor, and 1 where one of the norms `a` and `b` is 0.
 std::vector<at::Tensor> trust_ratios(const at::Tensor& a, const at::Tensor& b, const at::Tensor& trust_ratio) {
   return at::where(a.ne(0).logical_and(b.ne(0)), trust_ratio, at::ones_like(trust_ratio)).unbind();
 }
@@ -59,7 +60,8 @@ void update(const ForeachArgs& args, const SgdScalars& scalars) {
   const std::vector<at::Tensor> momentum = scalars.momentum == 0 ? std::vector<at::Tensor>() : args.states[0];
   with_step_counts(args, [&] {
     at::_fused_sgd_(args.parameters, args.gradients, momentum, scalars.weight_decay, scalars.momentum, scalars.lr,
-                    scalars.dampening, scalars.nesterov, /*maximize=*/false, scalars.first, {}, found_inf(args));
+                    scalars.dampening, scalars.nesterov, /*maximize=*/false, scalars.first, {},
+                    optional_found_inf(args));
   });
 }
 
@@ -68,7 +70,7 @@ void update(const ForeachArgs& args, const AdamScalars& scalars) {
   const auto with = [&](const auto& fused) {
     fused(args.parameters, args.gradients, args.states[0], args.states[1], max_second_moment, args.steps, scalars.lr,
           scalars.beta1, scalars.beta2, scalars.weight_decay, scalars.eps, scalars.amsgrad, /*maximize=*/false,
-          std::optional<at::Tensor>(), found_inf(args));
+          std::optional<at::Tensor>(), optional_found_inf(args));
   };
   with_step_counts(args, [&] {
     if (scalars.decoupled)
@@ -81,12 +83,12 @@ void update(const ForeachArgs& args, const AdamScalars& scalars) {
 void update(const ForeachArgs& args, const AdagradScalars& scalars) {
   with_step_counts(args, [&] {
     at::_fused_adagrad_(args.parameters, args.gradients, args.states[0], args.steps, scalars.lr, scalars.lr_decay,
-                        scalars.weight_decay, scalars.eps, /*maximize=*/false, {}, found_inf(args));
+                        scalars.weight_decay, scalars.eps, /*maximize=*/false, {}, optional_found_inf(args));
   });
 }
 
 void update(const ForeachArgs& args, const LambScalars& scalars) {
-  const SkipRollback before(args);
+  const SkipRollback rollback(args);
   const auto& first = args.states[0];
   const auto& second = args.states[1];
   with_step_counts(args, [&] {
@@ -106,11 +108,11 @@ void update(const ForeachArgs& args, const LambScalars& scalars) {
     }
     at::_foreach_add_(args.parameters, step, -scalars.lr);
   });
-  before.restore_if_skipped();
+  rollback.restore_if_skipped();
 }
 
 void update(const ForeachArgs& args, const LarsScalars& scalars) {
-  const SkipRollback before(args);
+  const SkipRollback rollback(args);
   const auto& momentum = args.states[0];
   with_step_counts(args, [&] {
     std::vector<at::Tensor> step = at::_foreach_add(args.gradients, args.parameters, scalars.weight_decay);
@@ -121,7 +123,7 @@ void update(const ForeachArgs& args, const LarsScalars& scalars) {
                                            scalars.trust_coefficient * weights /
                                                (gradients + scalars.weight_decay * weights + scalars.eps)));
     }
-    at::_foreach_mul_(momentum, scalars.momentum);  // of zeros, before the first update
+    at::_foreach_mul_(momentum, scalars.momentum);  // before the first update, the buffers are zero
     at::_foreach_add_(momentum, step);
     if (scalars.nesterov)
       at::_foreach_add_(step, momentum, scalars.momentum);
@@ -129,7 +131,7 @@ void update(const ForeachArgs& args, const LarsScalars& scalars) {
       step = momentum;
     at::_foreach_add_(args.parameters, step, -scalars.lr);
   });
-  before.restore_if_skipped();
+  rollback.restore_if_skipped();
 }
 
 }  // namespace lockstep::optim

@@ -1,4 +1,4 @@
-// What optimizers do to whole tensors by ATen's operations: where there is no loop of loops.h, on a device.
+// Optimizer updates of whole tensors by ATen's operations, for parameters on a device, where kernels.h has no kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,21 +9,21 @@
 
 namespace lockstep::optim {
 
-/// Tensors of one device and one dtype, float or double, each list in the same order; a gradient and state have their
-/// parameter's shape and strides.
+/// Tensors of one device and one dtype, float or double. All lists have the same order; gradients and states have the
+/// shape and strides of their parameter.
 struct ForeachArgs {
   std::vector<at::Tensor> parameters, gradients;
-  std::vector<std::vector<at::Tensor>> states;  ///< of each kind of state
-  std::vector<at::Tensor> steps;                ///< float, of one element: how many updates each has had; counted here
-  at::Tensor found_inf;  ///< undefined, or float of one element on the same device: not 0, and nothing changes
+  std::vector<std::vector<at::Tensor>> states;  ///< by kind of state, then by parameter
+  std::vector<at::Tensor> steps;  ///< step counts, float tensors of one element; the update increments them
+  at::Tensor found_inf;  ///< undefined, or a float of one element on the same device; if not 0, nothing changes
 };
 
-// The results are those of the loops within rounding. Nothing is read on the host. The counts in `steps` are what
-// corrections of bias and decays of rates come from, not those of the rule.
+// The results equal those of the kernels within rounding. The host does not wait for the device. Bias corrections and
+// learning rate decay use the counts in `steps`, not the values in `scalars`.
 void update(const ForeachArgs& args, const SgdScalars& scalars);
 void update(const ForeachArgs& args, const AdamScalars& scalars);
 void update(const ForeachArgs& args, const AdagradScalars& scalars);
-// These need the norms of whole parameters. With `skip`, copies of what they change.
+// These compute the norms of whole parameters. If `found_inf` is defined, they copy everything that they change.
 void update(const ForeachArgs& args, const LambScalars& scalars);
 void update(const ForeachArgs& args, const LarsScalars& scalars);
 

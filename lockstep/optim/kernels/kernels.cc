@@ -1,3 +1,4 @@
+// Chooses the kernels of the best instruction set once per process and forwards to them.
 #include "lockstep/optim/kernels/kernels.h"
 
 #include "lockstep/optim/kernels/kernels_isa.h"
@@ -20,7 +21,7 @@ struct OptimizerKernels {
   void (*update_ema)(at::ScalarType, void*, const void*, std::size_t, double);
 };
 
-/// Of one instruction set, a namespace.
+/// The kernels in namespace `isa`, one per instruction set.
 #define LOCKSTEP_OPTIMIZER_KERNELS(isa)                                                                        \
   {isa::update,        isa::update,         isa::update,         isa::update, isa::update, isa::measure_norms, \
    isa::measure_norms, isa::sum_of_squares, isa::sum_of_squares, isa::scale,  isa::clamp,  isa::update_ema}
@@ -63,8 +64,8 @@ void scale(at::ScalarType dtype, void* data, std::size_t count, double factor) {
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max) {
   kernels().clamp(dtype, data, count, max);
 }
-void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep) {
-  kernels().update_ema(dtype, average, data, count, keep);
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay) {
+  kernels().update_ema(dtype, average, data, count, decay);
 }
 
 at::ScalarType state_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }

@@ -1,4 +1,4 @@
-// What optimizers do to a run of elements, in one pass over gradients, parameter and state.
+// The optimizers' kernels: they update a range of elements in one pass over gradients, parameter and state.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -7,30 +7,30 @@
 
 namespace lockstep::optim {
 
-/// `count` elements of a parameter, of its state, and of the gradients of the ranks that have one, each contiguous. The
-/// dtypes are float, double, bfloat16 and half; gradients have the parameter's. State is of double for double, else of
-/// float.
+/// The arguments of a kernel: `count` contiguous elements of a parameter, of its state tensors, and of the gradient of
+/// each rank that has one. The dtypes are float, double, bfloat16 and half; gradients have the parameter's dtype. State
+/// is double for double and float otherwise.
 struct KernelArgs {
   at::ScalarType dtype;
   const void* const* gradients;
   std::size_t num_gradients;
-  double divisor = 1;            // the gradient is their sum, added in this order, divided by it
-  double scale = 1;              // and then multiplied by this
-  double max = __builtin_inf();  // and what is beyond [-max, max] becomes the nearer end; a NaN stays
+  double divisor = 1;            // the gradient is the sum of `gradients`, added in their order, divided by this,
+  double scale = 1;              // multiplied by this,
+  double max = __builtin_inf();  // and clamped to [-max, max]; a NaN stays
   void* parameter;
   void* const* states;
   std::size_t count;
 };
 
-/// torch::optim::SGD's. One state, the momentum, if `momentum` is not 0.
+/// As torch::optim::SGD. Has one state tensor, the momentum buffer, if `momentum` is not 0.
 struct SgdScalars {
   double lr, momentum, dampening, weight_decay;
   bool nesterov;
-  bool first;  // the momentum becomes the gradient
+  bool first;  // first update: the momentum buffer is set to the gradient
 };
-/// torch::optim::Adam's, after Kingma and Ba, arXiv:1412.6980; `decoupled`: AdamW's, after Loshchilov and Hutter,
-/// arXiv:1711.05101. States are the two moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237), the
-/// greatest second one.
+/// As torch::optim::Adam (Kingma and Ba, arXiv:1412.6980); with `decoupled` as AdamW (Loshchilov and Hutter,
+/// arXiv:1711.05101). State: the first and second moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237),
+/// the maximum of the second moment.
 struct AdamScalars {
   double lr, beta1, beta2, eps, weight_decay;
   double bias_correction1, bias_correction2;  // 1 - beta^step
@@ -38,56 +38,57 @@ struct AdamScalars {
   bool amsgrad;
 };
 
-/// torch::optim::Adagrad's, after Duchi, Hazan and Singer, JMLR 12 (2011). The state is the sum of squares.
+/// As torch::optim::Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011). State: the sum of squares.
 struct AdagradScalars {
-  double current_lr;    // of this step
-  double lr, lr_decay;  // what it comes from
+  double current_lr;    // lr after decay, for this step; used by the kernels
+  double lr, lr_decay;  // used by the foreach update, which has its own step counts
   double eps, weight_decay;
 };
-/// After You et al., arXiv:1904.00962, algorithm 2. States are the two moments.
+/// LAMB (You et al., arXiv:1904.00962, algorithm 2). State: the first and second moments.
 struct LambScalars {
   double lr, beta1, beta2, eps, weight_decay;
   double bias_correction1, bias_correction2;  // 1 - beta^step, or 1
-  bool correct_bias;                          // which says the same
+  bool correct_bias;                          // false: both are 1
   bool adapt;
-  double trust_ratio;  // of the norms of parameter and step
+  double trust_ratio;  // norm of the parameter / norm of the step
 };
-/// After You, Gitman and Ginsburg, arXiv:1708.03888. The state is the momentum.
+/// LARS (You, Gitman and Ginsburg, arXiv:1708.03888). State: the momentum buffer.
 struct LarsScalars {
   double lr, momentum, weight_decay, trust_coefficient, eps;
   bool nesterov, adapt;
-  bool first;          // the momentum becomes the step
-  double trust_ratio;  // of this parameter's rate to lr
+  bool first;          // first update: the momentum buffer is set to the step
+  double trust_ratio;  // this parameter's learning rate / lr
 };
-/// Sums of squares of a run, added in an order that depends on `count` alone.
+/// Sums of squares of a range of elements. The order of additions depends on `count` alone.
 struct SquaredNorms {
   double parameter, step;
 };
 
-// They use the widest vectors that this machine has; the bits are the same with all.
+// Each function uses the widest vectors that the processor supports; the results have the same bits with every width.
+// All are thread-safe for disjoint ranges.
 void update(const KernelArgs& args, const SgdScalars& scalars);
 void update(const KernelArgs& args, const AdamScalars& scalars);
 void update(const KernelArgs& args, const AdagradScalars& scalars);
-/// From the moments, which measure() has updated; gradients are not read.
+/// Uses the moments that measure_norms() has updated; does not read the gradients.
 void update(const KernelArgs& args, const LambScalars& scalars);
 void update(const KernelArgs& args, const LarsScalars& scalars);
-/// Updates the moments. `step` is of what the rate is multiplied with.
+/// Updates the moments. `step` is the sum of squares of the step before it is multiplied by the learning rate.
 SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars);
-/// Changes nothing. `step` is of the gradient.
+/// Changes nothing. `step` is the sum of squares of the gradient.
 SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars);
-/// Of the gradient, added in an order that depends on `count` alone.
+/// The sum of squares of the gradient. The order of additions depends on `count` alone.
 double sum_of_squares(const KernelArgs& args);
 
-// Over `count` elements of one tensor, of the dtypes of a KernelArgs.
-/// Added in an order that depends on `count` alone.
+// These work in place on `count` elements of one tensor, of the dtypes of KernelArgs.
+/// The order of additions depends on `count` alone.
 double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
-/// Into [-max, max]; a NaN stays.
+/// Clamps to [-max, max]; a NaN stays.
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
-/// average = keep * average + (1 - keep) * data; `average` is of state_dtype(dtype).
-void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
+/// average = decay * average + (1 - decay) * data; `average` has state_dtype(dtype).
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay);
 
-/// The dtype of the state of a parameter of `dtype`.
+/// The dtype of the state of a parameter of `dtype`: double for double, otherwise float.
 at::ScalarType state_dtype(at::ScalarType dtype);
 
 }  // namespace lockstep::optim

@@ -1,3 +1,4 @@
+// The optimizers' kernels, compiled for AVX2.
 #if defined(__x86_64__)
 #include <bit>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// The optimizers' kernels, compiled without instruction set extensions.
 #include <bit>
 #include <cstddef>
 #include <cstdint>

@@ -1,10 +1,13 @@
-// More loops of loops.h: of optimizers that need norms before they update. After loops_body.h, in the same way.
+// The kernels of kernels.h for optimizers that need norms before the update (LAMB, LARS). Included like
+// update_kernels_body.h.
 #pragma once
+
+#include "lockstep/optim/kernels/update_kernels_body.h"
 
 namespace lockstep::optim::LOCKSTEP_ISA {
 namespace {
 
-/// body(k, gradient) for each element, whose results are what is measured beside the parameter.
+/// Returns the sums of squares of the parameter and of the values that body(k, gradient, parameter) returns.
 template <typename Element, typename Body>
 SquaredNorms measure_norms_each(const KernelArgs& args, Body body) {
   using Value = typename Element::Value;
@@ -25,7 +28,7 @@ SquaredNorms measure_norms_each(const KernelArgs& args, Body body) {
   return {of_parameter.total(), of_steps.total()};
 }
 
-/// What LAMB multiplies with the rate.
+/// LAMB's step before it is multiplied by the learning rate.
 template <typename Element>
 struct LambStep {
   using Value = typename Element::Value;

@@ -1,5 +1,7 @@
-// More loops of loops.h: over one tensor, in place. After loops_body.h, in the same way.
+// The kernels of kernels.h that work in place on one tensor. Included after update_kernels_body.h, in the same way.
 #pragma once
+
+#include "lockstep/optim/kernels/update_kernels_body.h"
 
 namespace lockstep::optim::LOCKSTEP_ISA {
 namespace {
@@ -44,13 +46,13 @@ void clamp_typed(void* data, std::size_t count, double max) {
   }
 }
 
-/// From `Stored` into averages of `Value`.
+/// Reads elements of type `Stored` and updates averages of type `Value`.
 template <typename Element>
-void update_ema_typed(void* average, const void* data, std::size_t count, double keep) {
+void update_ema_typed(void* average, const void* data, std::size_t count, double decay) {
   using Value = typename Element::Value;
   auto* averages = static_cast<Value*>(average);
   const auto* values = static_cast<const typename Element::Stored*>(data);
-  const auto old = static_cast<Value>(keep), rest = static_cast<Value>(1 - keep);
+  const auto old = static_cast<Value>(decay), rest = static_cast<Value>(1 - decay);
 #pragma GCC ivdep
   for (std::size_t k = 0; k < count; ++k) averages[k] = old * averages[k] + rest * Element::load(values[k]);
 }
@@ -87,12 +89,12 @@ void clamp(at::ScalarType dtype, void* data, std::size_t count, double max) {
   }
 }
 
-void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep) {
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay) {
   switch (dtype) {
-    case at::kFloat: return update_ema_typed<NativeElement<float>>(average, data, count, keep);
-    case at::kDouble: return update_ema_typed<NativeElement<double>>(average, data, count, keep);
-    case at::kBFloat16: return update_ema_typed<Bfloat16>(average, data, count, keep);
-    case at::kHalf: return update_ema_typed<Half>(average, data, count, keep);
+    case at::kFloat: return update_ema_typed<NativeElement<float>>(average, data, count, decay);
+    case at::kDouble: return update_ema_typed<NativeElement<double>>(average, data, count, decay);
+    case at::kBFloat16: return update_ema_typed<Bfloat16>(average, data, count, decay);
+    case at::kHalf: return update_ema_typed<Half>(average, data, count, decay);
     default: return;
   }
 }

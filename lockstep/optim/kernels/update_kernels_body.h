@@ -1,5 +1,5 @@
-// The loops of loops.h, compiled once for each instruction set: the includer gives LOCKSTEP_ISA, a namespace.
-// No include of other headers here: see elements.h.
+// The update kernels of kernels.h, compiled once per instruction set: the including file defines LOCKSTEP_ISA, a
+// namespace. This file must not include other headers; element_types.h explains why.
 #pragma once
 
 #include "lockstep/comm/interface/element_types.h"
@@ -11,9 +11,9 @@ using comm::LOCKSTEP_ISA::Bfloat16;
 using comm::LOCKSTEP_ISA::Half;
 using comm::LOCKSTEP_ISA::NativeElement;
 
-constexpr std::size_t kTile = 1024;  // elements of a sum of more than two gradients, in cache
+constexpr std::size_t kTile = 1024;  // elements per block when more than two gradients are added; fits in cache
 
-/// Gradients [begin, begin + n) of a run.
+/// Writes the reduced gradient of elements [begin, begin + n) to `tile`.
 template <typename Element>
 void read_gradients(const KernelArgs& args, std::size_t begin, std::size_t n, typename Element::Value* tile) {
   using Value = typename Element::Value;
@@ -38,8 +38,9 @@ void read_gradients(const KernelArgs& args, std::size_t begin, std::size_t n, ty
   }
 }
 
-/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not
-/// divided (a half is exact); others, and those that are to be clamped, come by way of a tile.
+/// Calls body(k, gradient) for each element. Gradients of one or two ranks are read in the same loop, with the division
+/// folded into the scale (a factor of 1/2 is exact); others, and gradients that must be clamped, are first reduced into
+/// a tile.
 template <typename Element, typename Body>
 void for_each(const KernelArgs& args, Body body) {
   using Stored = typename Element::Stored;
@@ -139,12 +140,12 @@ void adagrad(const KernelArgs& args, const AdagradScalars& scalars) {
   });
 }
 
-/// A sum of squares as 32 sums side by side, so that its order is the same with vectors of any width, and no addition
-/// waits for the one before.
+/// A sum of squares in 32 accumulators: the order of additions is the same for every vector width, and consecutive
+/// additions do not depend on each other.
 struct SquareSum {
   static constexpr std::size_t kAccumulators = 32;
   double accumulators[kAccumulators] = {};
-  /// `tile` has room up to the next multiple of kAccumulators.
+  /// Adds the squares of `n` elements. `tile` must have space up to the next multiple of kAccumulators.
   template <typename Value>
   void add(Value* tile, std::size_t n) {
     for (std::size_t k = n; k % kAccumulators != 0; ++k) tile[k] = 0;
@@ -192,7 +193,7 @@ void update(const KernelArgs& args, const SgdScalars& scalars) {
     case at::kDouble: return sgd_dispatch<NativeElement<double>>(args, scalars);
     case at::kBFloat16: return sgd_dispatch<Bfloat16>(args, scalars);
     case at::kHalf: return sgd_dispatch<Half>(args, scalars);
-    default: return;  // FusedUpdate has refused it
+    default: return;  // unreachable: ParameterStorage rejects other dtypes
   }
 }
 

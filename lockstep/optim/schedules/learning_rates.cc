@@ -1,3 +1,4 @@
+// Access to the learning rates of torch's parameter groups.
 #include "lockstep/optim/schedules/learning_rates.h"
 
 #include <torch/optim/optimizer.h>
@@ -16,8 +17,9 @@ void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<do
                         const std::string& owner) {
   auto& groups = optimizer.param_groups();
   if (rates.size() != groups.size())
-    throw base::UsageError(owner + ": there are rates for " + std::to_string(rates.size()) +
-                           " groups; allowed are those of the optimizer's " + std::to_string(groups.size()));
+    throw base::UsageError(owner + ": there are learning rates for " + std::to_string(rates.size()) +
+                           " groups; expected " + std::to_string(groups.size()) +
+                           ", the number of groups of the optimizer");
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates[i]);
 }
 

@@ -1,4 +1,4 @@
-// The rates of an optimizer's groups.
+// Reads and writes the learning rates of an optimizer's parameter groups.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class Optimizer;
 namespace lockstep::optim {
 
 std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer);
-/// Throws UsageError, which begins with `owner`, when there are not as many as groups: nothing has changed then.
+/// Throws UsageError, which begins with `owner`, unless there is one rate per group; nothing has changed then.
 void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
 
 }  // namespace lockstep::optim

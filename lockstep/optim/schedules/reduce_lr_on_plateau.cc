@@ -1,3 +1,4 @@
+// The decision rule of ReduceLROnPlateau and its application to an optimizer.
 #include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
 
 #include <torch/optim/optimizer.h>
@@ -17,12 +18,15 @@ bool is_better(const ReduceLROnPlateauOptions& options, double value, double bes
 }
 
 void check(const ReduceLROnPlateauOptions& options) {
-  require(options.factor >= 0 && options.factor < 1, "Plateau", "factor", options.factor, "0 or more and less than 1");
-  require(options.patience >= 0, "Plateau", "patience", static_cast<double>(options.patience), "0 or more");
-  require(options.threshold >= 0, "Plateau", "threshold", options.threshold, "0 or more");
-  require(options.cooldown >= 0, "Plateau", "cooldown", static_cast<double>(options.cooldown), "0 or more");
-  require(options.min_lr >= 0, "Plateau", "min_rate", options.min_lr, "0 or more");
-  require(options.eps >= 0, "Plateau", "eps", options.eps, "0 or more");
+  base::check_option(options.factor >= 0 && options.factor < 1, "ReduceLROnPlateau", "factor", options.factor,
+                     "0 or more and less than 1");
+  base::check_option(options.patience >= 0, "ReduceLROnPlateau", "patience", static_cast<double>(options.patience),
+                     "0 or more");
+  base::check_option(options.threshold >= 0, "ReduceLROnPlateau", "threshold", options.threshold, "0 or more");
+  base::check_option(options.cooldown >= 0, "ReduceLROnPlateau", "cooldown", static_cast<double>(options.cooldown),
+                     "0 or more");
+  base::check_option(options.min_lr >= 0, "ReduceLROnPlateau", "min_lr", options.min_lr, "0 or more");
+  base::check_option(options.eps >= 0, "ReduceLROnPlateau", "eps", options.eps, "0 or more");
 }
 
 }  // namespace
@@ -62,14 +66,14 @@ bool ReduceLROnPlateau::step(double value) {
     rate = reduced;
     changed = true;
   }
-  set_learning_rates(optimizer_, rates, "Plateau");
+  set_learning_rates(optimizer_, rates, "ReduceLROnPlateau");
   return changed;
 }
 
 ReduceLROnPlateau::Position ReduceLROnPlateau::position() const { return {state_, get_learning_rates(optimizer_)}; }
 
 void ReduceLROnPlateau::resume(const Position& position) {
-  set_learning_rates(optimizer_, position.rates, "Plateau");
+  set_learning_rates(optimizer_, position.rates, "ReduceLROnPlateau");
   state_ = position.state;
 }
 

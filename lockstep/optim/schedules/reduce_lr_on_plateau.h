@@ -1,4 +1,4 @@
-// Rates that go down when a measured value does not get better any more.
+// Reduces learning rates when a monitored value stops improving.
 #pragma once
 
 #include <cstdint>
@@ -13,46 +13,46 @@ namespace lockstep::optim {
 
 /// As torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
-  bool maximize = false;            ///< more is better
-  double factor = 0.1;              ///< by which rates are multiplied
-  std::int64_t patience = 10;       ///< values in a row that may be no better
-  double threshold = 1e-4;          ///< by which a value must be better than the best to count
-  bool absolute_threshold = false;  ///< otherwise it is a part of the best
-  std::int64_t cooldown = 0;        ///< values after a reduction that are not counted
+  bool maximize = false;            ///< greater values are better
+  double factor = 0.1;              ///< a reduction multiplies the rates by this
+  std::int64_t patience = 10;       ///< consecutive values without improvement that are tolerated
+  double threshold = 1e-4;          ///< minimum improvement over the best value
+  bool absolute_threshold = false;  ///< false: `threshold` is a fraction of the best value
+  std::int64_t cooldown = 0;        ///< values after a reduction that do not count as bad
   double min_lr = 0;
-  double eps = 1e-8;  ///< a reduction by less is not made
+  double eps = 1e-8;  ///< a reduction by this or less is skipped
 };
 
-/// What has been seen.
+/// What the scheduler remembers of earlier values.
 struct PlateauState {
-  double best = std::numeric_limits<double>::infinity();  ///< with maximize it begins at minus infinity
-  std::int64_t num_bad_values = 0;                        ///< values in a row that were no better
+  double best = std::numeric_limits<double>::infinity();  ///< starts at minus infinity with `maximize`
+  std::int64_t num_bad_values = 0;                        ///< consecutive values without improvement
   std::int64_t cooldown_left = 0;
 };
 struct PlateauDecision {
   PlateauState state;
   bool reduce = false;
 };
-/// What `value` means after what has been seen. Pure. A NaN is no better than anything.
+/// Decides what `value` means after the values in `state`. A NaN never counts as an improvement. Pure.
 PlateauDecision evaluate_plateau(const ReduceLROnPlateauOptions& options, PlateauState state, double value);
 
-/// Drives the rates of all groups of an optimizer, which outlives it. All ranks give it the same values: for instance a
-/// mean by all_reduce().
+/// Reduces the learning rates of all groups of an optimizer, which must outlive this object. All ranks must pass the
+/// same values, for example a mean computed with all_reduce().
 class ReduceLROnPlateau {
  public:
-  /// Throws UsageError.
+  /// Throws UsageError for an option outside its range.
   ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
 
-  /// After each evaluation. True when rates were reduced.
+  /// Call it after each evaluation. Returns true if rates were reduced.
   bool step(double value);
 
-  /// All that a checkpoint needs.
+  /// What a checkpoint must contain.
   struct Position {
     PlateauState state;
-    std::vector<double> rates;  ///< of the groups
+    std::vector<double> rates;  ///< by group
   };
   Position position() const;
-  /// Goes on from there. Throws UsageError when there are not as many rates as groups: nothing has changed then.
+  /// Restores a position. Throws UsageError unless there is one rate per group; nothing has changed then.
   void resume(const Position& position);
 
  private:

@@ -1,4 +1,4 @@
-// What sets an optimizer's rates by a schedule.
+// Scheduler: applies a schedule to the learning rates of an optimizer.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,29 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-/// Drives the rates of all groups of an optimizer, torch's own or ours, which outlives it. What a group's rate is when
-/// this is made is its base. All ranks make it alike and call step() alike; it waits for nobody.
+/// Sets the learning rates of all groups of an optimizer, of torch or of this library, which must outlive this object.
+/// A group's rate at construction is its base rate. All ranks must make the same calls. Does not block.
 class Scheduler {
  public:
-  /// Sets the rates of step 0. Throws UsageError.
+  /// Sets the rates of step 0. Throws UsageError for an empty schedule.
   Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
-  /// With a schedule for each group, in the order of its param_groups().
+  /// Uses one schedule per group, in the order of the optimizer's param_groups(). Throws UsageError for another number
+  /// of schedules.
   Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules);
 
-  /// After optimizer.step(): sets the rates of the next step.
+  /// Sets the rates of the next step; call it after optimizer.step().
   void step();
-  /// Of the groups, as they are now.
+  /// The current rate of each group.
   std::vector<double> rates() const;
 
-  /// All that a checkpoint needs.
+  /// What a checkpoint must contain.
   struct Position {
     std::int64_t step = 0;
-    std::vector<double> base_lrs;  ///< of the groups
+    std::vector<double> base_lrs;  ///< by group
   };
   Position position() const { return position_; }
-  /// Goes on from there, whatever the optimizer's rates are. Throws UsageError for a step before 0 or when there are
-  /// not as many rates as groups: nothing has changed then.
+  /// Restores a position and overwrites the optimizer's rates. Throws UsageError for a step below 0, or unless there is
+  /// one base rate per group; nothing has changed then.
   void resume(const Position& position);
 
  private:

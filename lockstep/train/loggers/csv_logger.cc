@@ -9,20 +9,20 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/train/loggers/number_format.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 std::string quote_csv_field(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; },
-      ' ');  // a line is a row, for whoever reads it
+      ' ');  // line breaks in quoted fields break line-based readers
   if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
   return quoted + "\"";
 }
 
-/// What append_number() has written.
+/// Parses a number that append_number() wrote.
 std::optional<double> parse_number(const std::string& field) {
   double number = 0;
   const char* const end = field.data() + field.size();
@@ -61,7 +61,7 @@ void read_csv(const std::string& path, std::int64_t end,
   std::string line;
   std::getline(file, line);
   const std::vector<std::string> columns = split_csv_row(line);
-  while (std::getline(file, line) && !file.eof()) {  // a last line without its end is half a row
+  while (std::getline(file, line) && !file.eof()) {  // an unterminated last line is an incomplete row
     const std::vector<std::string> row = split_csv_row(line);
     const auto step = base::parse_int(row[0]);
     if (!step || *step >= end || row.size() != columns.size() || row.size() < 2) continue;
@@ -80,8 +80,8 @@ void CsvLogger::adopt_existing_file() {
       columns = split_csv_row(std::string_view(line).substr(0, line.size() - 1));
       if (columns.size() < 2 || columns[0] != columns_[0] || columns[1] != columns_[1])
         throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) +
-                                   "; a table to go on with begins with step,time",
-                               "give another directory, or move the file away");
+                                   "; expected a table that begins with step,time",
+                               "Use another directory, or move the file away");
     } else if (first_step_) {
       const auto step = base::parse_int(std::string_view(line).substr(0, line.find(',')));
       if (step && *step >= *first_step_) line.clear();
@@ -130,4 +130,4 @@ void CsvLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   file_.append(line + "\n");
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// Numbers as a table: a line a call, a column a name.
+// A logger that writes scalars as a CSV table: a row per call, a column per name.
 #pragma once
 
 #include <functional>
@@ -11,22 +11,22 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// The first columns are "step" and "time", seconds since 1970. A field is empty when the call had no such number; NaN
-/// and the infinities are nan, inf and -inf. The first line names all columns there ever are, and all lines have as
-/// many: with a name that is new the file is written anew, which replaces the old one in one step. One that is there at
-/// first goes on.
+/// The first columns are "step" and "time", seconds since 1970. A field is empty when the call had no value of that
+/// name; NaN and infinities are written as nan, inf and -inf. The header names all columns and all rows have the same
+/// number of fields: a new name rewrites the file, which replaces the old one atomically. An existing table is
+/// continued.
 class CsvLogger final : public Logger {
  public:
-  /// Lines of an earlier run of `first_step` and later are left out. Touches nothing yet; the first scalars() throws
-  /// UsageError when the file is another kind of table.
+  /// Rows of an earlier run with step `first_step` or later are removed. The constructor does not access the file; the
+  /// first log_scalars() throws UsageError when the file is not such a table.
   CsvLogger(const std::string& path, std::optional<std::int64_t> first_step) : file_(path), first_step_(first_step) {}
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void text(const LogTimestamp&, const std::string&, const std::string&) override {}
-  void histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
-  void image(const LogTimestamp&, const std::string&, const Image&) override {}
+  void log_text(const LogTimestamp&, const std::string&, const std::string&) override {}
+  void log_histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
+  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:
@@ -35,18 +35,18 @@ class CsvLogger final : public Logger {
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
-  bool has_adopted_file_ = false;  // what was there before this run
+  bool has_adopted_file_ = false;  // rows of an earlier run were read
   std::vector<std::string> columns_{"step", "time"};
-  std::unordered_map<std::string, std::size_t> column_index_;  // of names in columns_
+  std::unordered_map<std::string, std::size_t> column_index_;  // by name, in columns_
   std::vector<std::string> row_;
 };
 
-/// The numbers that such a table has of steps before `end`, line by line. No file is none; a line that is no such row
-/// is passed over. Throws SystemError when it cannot be read.
+/// Calls `on_row` for each row of such a table with a step below `end`. A missing file has no rows; malformed rows are
+/// skipped. Throws SystemError when the file cannot be read.
 void read_csv(const std::string& path, std::int64_t end,
               const std::function<void(const LogTimestamp& at, const NamedValues& values)>& on_row);
 
-/// The fields of one line, without its \n; "a ""b""" is a "b". Pure.
+/// Splits one row, without its \n, into unquoted fields: "a ""b""" becomes a "b". Pure.
 std::vector<std::string> split_csv_row(std::string_view line);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

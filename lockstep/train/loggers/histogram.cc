@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 template <typename Number>
@@ -32,15 +32,15 @@ Histogram compute_histogram(std::span<const Number> values) {
     histogram.counts = {histogram.num_finite};
     return histogram;
   }
-  // Halves, because the difference of two doubles may not be one.
+  // Halves first, because max - min may overflow.
   const double half_width = histogram.max / 2 - histogram.min / 2;
   const double scale = Histogram::kBuckets / half_width;
   histogram.counts.assign(Histogram::kBuckets, 0);
   for (const Number number : values) {
     const auto value = static_cast<double>(number);
     if (!std::isfinite(value)) continue;
-    const double place = (value / 2 - histogram.min / 2) * scale;
-    ++histogram.counts[static_cast<std::size_t>(std::clamp(std::ceil(place) - 1, 0.0, Histogram::kBuckets - 1.0))];
+    const double position = (value / 2 - histogram.min / 2) * scale;
+    ++histogram.counts[static_cast<std::size_t>(std::clamp(std::ceil(position) - 1, 0.0, Histogram::kBuckets - 1.0))];
   }
   for (int i = 1; i <= Histogram::kBuckets; ++i)
     histogram.limits.push_back(i == Histogram::kBuckets ? histogram.max
@@ -53,4 +53,4 @@ Histogram compute_histogram(std::span<const Number> values) {
 Histogram make_histogram(std::span<const float> values) { return compute_histogram(values); }
 Histogram make_histogram(std::span<const double> values) { return compute_histogram(values); }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

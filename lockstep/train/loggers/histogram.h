@@ -1,14 +1,14 @@
-// How many of many numbers lie where.
+// Histograms of values.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Of the finite ones among them; the others are only counted. Bucket i holds what is above limits[i - 1] (the first
-/// one: from `min`) and at most limits[i], as in TensorBoard's HistogramProto.
+/// A histogram of the finite values; NaN and infinities are only counted. Bucket i counts values above limits[i - 1]
+/// (the first bucket: from `min`) and at most limits[i], as in TensorBoard's HistogramProto.
 struct Histogram {
   static constexpr int kBuckets = 64;
 
@@ -19,13 +19,13 @@ struct Histogram {
   std::int64_t num_finite = 0;
   std::int64_t num_nan = 0;
   std::int64_t num_infinite = 0;
-  std::vector<double>
-      limits;  ///< growing; one when all are equal, none when none is finite, else kBuckets of one width
-  std::vector<std::int64_t> counts;  ///< as many
+  std::vector<double> limits;  ///< increasing: kBuckets of equal width, one when all values are equal, none when none
+                               ///< is finite
+  std::vector<std::int64_t> counts;  ///< same size as limits
 };
 
-/// Two passes. Pure.
+/// Reads the values twice. Pure.
 Histogram make_histogram(std::span<const float> values);
 Histogram make_histogram(std::span<const double> values);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

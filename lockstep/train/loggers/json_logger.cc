@@ -6,7 +6,7 @@
 
 #include "lockstep/train/loggers/number_format.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 std::string json_text(const std::string& text) {
@@ -53,11 +53,11 @@ void JsonLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) 
   write(std::move(line));
 }
 
-void JsonLogger::text(const LogTimestamp& at, const std::string& name, const std::string& text) {
+void JsonLogger::log_text(const LogTimestamp& at, const std::string& name, const std::string& text) {
   write(line_prefix(at) + ",\"text\":{" + json_text(name) + ":" + json_text(text) + "}");
 }
 
-void JsonLogger::histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
+void JsonLogger::log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
   std::string limits, counts;
   for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
   for (const std::int64_t count : histogram.counts)
@@ -69,4 +69,4 @@ void JsonLogger::histogram(const LogTimestamp& at, const std::string& name, cons
         ",\"limits\":[" + limits + "],\"counts\":[" + counts + "]}}");
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

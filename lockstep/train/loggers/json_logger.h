@@ -1,4 +1,4 @@
-// Numbers, texts and histograms as JSON, an object a line.
+// A logger that writes scalars, texts and histograms as JSON Lines.
 #pragma once
 
 #include <optional>
@@ -6,22 +6,24 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
+/// Writes one object per call:
 ///   {"step":12,"time":1763900000.123,"loss":1.482,"lr":0.1}
 ///   {"step":12,"time":1763900000.123,"text":{"sample":"To be"}}
-///   {"step":12,"time":1763900000.123,"histogram":{"fc.weight":{"min":…,"max":…,"sum":…,"sum_squares":…,"finite":…,"nan":…,"infinite":…,"limits":[…],"counts":[…]}}}
-/// JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON. A
-/// file that is there goes on.
+///   {"step":12,"time":1763900000.123,"histogram":{"fc.weight":{"min":…,"max":…, …}}}
+/// A histogram has the members min, max, sum, sum_squares, finite, nan, infinite, limits and counts.
+/// NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON, because JSON
+/// has no such numbers. An existing file is continued.
 class JsonLogger final : public Logger {
  public:
-  /// Lines of an earlier run of `first_step` and later are left out. Touches nothing yet.
+  /// Lines of an earlier run with step `first_step` or later are removed. The constructor does not access the file.
   JsonLogger(const std::string& path, std::optional<std::int64_t> first_step) : file_(path), first_step_(first_step) {}
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
-  void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
-  void image(const LogTimestamp&, const std::string&, const Image&) override {}
+  void log_text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
+  void log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
+  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:
@@ -30,7 +32,7 @@ class JsonLogger final : public Logger {
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
-  bool has_adopted_file_ = false;  // what was there before this run
+  bool has_adopted_file_ = false;  // lines of an earlier run were read
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What a run writes down while it goes on, and the interface of those who write it.
+// The interface of loggers.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 #include "lockstep/train/loggers/image.h"
 #include "lockstep/train/loggers/named_values.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// When something was so.
+/// The step and the time of a logged value.
 struct LogTimestamp {
   std::int64_t step = 0;
   double seconds = 0;  ///< since 1970
 };
 
-/// Writes one kind of file, or to somebody's service. Used by one thread, of rank 0. Each call may throw SystemError
-/// when what was to be written is lost; it may be called again afterwards. What a kind has no place for it leaves out:
-/// docs/18 has the table.
+/// Writes to one kind of file, or to a service. Used by one thread of rank 0. Each call may throw SystemError when the
+/// data is lost; later calls may succeed. A logger ignores the kinds of data that its format does not support; the
+/// table is in docs/how-to/monitoring.md.
 class Logger {
  public:
   Logger() = default;
@@ -27,11 +27,11 @@ class Logger {
   virtual ~Logger() = default;
 
   virtual void log_scalars(const LogTimestamp& at, const NamedValues& values) = 0;
-  virtual void text(const LogTimestamp& at, const std::string& name, const std::string& text) = 0;
-  virtual void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) = 0;
-  virtual void image(const LogTimestamp& at, const std::string& name, const Image& image) = 0;
-  /// What was handed over is on its way when this returns.
+  virtual void log_text(const LogTimestamp& at, const std::string& name, const std::string& text) = 0;
+  virtual void log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) = 0;
+  virtual void log_image(const LogTimestamp& at, const std::string& name, const Image& image) = 0;
+  /// Passes all buffered data to the operating system or the service.
   virtual void flush() = 0;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

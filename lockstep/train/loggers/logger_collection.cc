@@ -11,28 +11,29 @@
 #include "lockstep/train/loggers/json_logger.h"
 #include "lockstep/train/loggers/tensorboard_logger.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr std::array<std::string_view, 4> kReservedNames = {"step", "time", "text", "histogram"};
 
 void require(const LoggerOptions& options) {
   if (options.directory.empty() && (options.csv || options.json_lines || options.tensorboard))
-    throw base::UsageError("LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
+    throw base::UsageError("LoggerOptions.directory is empty; expected the path of a directory, such as runs/NAME");
   if (options.flush_interval.count() < 0)
-    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_interval.count()) +
-                           " ms; allowed is 0 or more");
+    throw base::UsageError("LoggerOptions.flush_interval is " + std::to_string(options.flush_interval.count()) +
+                           " ms; expected 0 or more");
   if (options.first_step && *options.first_step < 0)
-    throw base::UsageError("LoggerOptions: first_step is " + std::to_string(*options.first_step) +
-                           "; allowed is 0 or more");
+    throw base::UsageError("LoggerOptions.first_step is " + std::to_string(*options.first_step) +
+                           "; expected 0 or more");
 }
 
 void require(std::int64_t step, const std::string& name) {
   if (step < 0)
-    throw base::UsageError("Loggers: \"" + name + "\" at step " + std::to_string(step) + "; allowed is 0 or more");
+    throw base::UsageError("LoggerCollection: the step of \"" + name + "\" is " + std::to_string(step) +
+                           "; expected 0 or more");
   if (name.empty() || std::find(kReservedNames.begin(), kReservedNames.end(), name) != kReservedNames.end())
-    throw base::UsageError("Loggers: a value is called \"" + name +
-                           "\"; allowed is every name but an empty one, step, time, text and histogram");
+    throw base::UsageError("LoggerCollection: the name of a value is \"" + name +
+                           "\"; expected a name that is not empty and not step, time, text or histogram");
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -65,7 +66,7 @@ bool LoggerCollection::call_logger(LoggerState& entry, const std::function<void(
     return true;
   } catch (const base::SystemError& error) {
     if (options_.on_disk_error == DiskErrorPolicy::kStop) throw;
-    if (entry.failures++ == 0) base::log_warning(std::string(error.what()) + "; the training goes on without them");
+    if (entry.failures++ == 0) base::log_warning(std::string(error.what()) + "; the training continues without them");
     return false;
   }
 }
@@ -85,8 +86,8 @@ void LoggerCollection::flush_all() {
   for (LoggerState& entry : loggers_) {
     entry.wrote_since_failure &= call_logger(entry, [](Logger& logger) { logger.flush(); });
     if (entry.failures == 0 || !entry.wrote_since_failure) continue;
-    base::log_warning("the disk takes what is logged again, after " + std::to_string(entry.failures) +
-                      " times that it did not");
+    base::log_warning("logging works again after " + std::to_string(entry.failures) +
+                      (entry.failures == 1 ? " failure" : " failures"));
     entry.failures = 0;
   }
 }
@@ -101,22 +102,22 @@ void LoggerCollection::log_scalars(std::int64_t step, const NamedValues& values)
     require(step, values[i].first);
     const auto same = [&](const auto& other) { return other.first == values[i].first; };
     if (std::any_of(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i), same))
-      throw base::UsageError("Loggers: \"" + values[i].first + "\" comes twice in one call at step " +
-                             std::to_string(step));
+      throw base::UsageError("LoggerCollection: the name \"" + values[i].first +
+                             "\" occurs twice in one call at step " + std::to_string(step) + "; expected unique names");
   }
   write(step, values.front().first, [&](Logger& logger, const LogTimestamp& at) { logger.log_scalars(at, values); });
 }
 
-void LoggerCollection::text(std::int64_t step, const std::string& name, const std::string& text) {
-  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.text(at, name, text); });
+void LoggerCollection::log_text(std::int64_t step, const std::string& name, const std::string& text) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.log_text(at, name, text); });
 }
 
-void LoggerCollection::histogram(std::int64_t step, const std::string& name, const Histogram& histogram) {
-  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.histogram(at, name, histogram); });
+void LoggerCollection::log_histogram(std::int64_t step, const std::string& name, const Histogram& histogram) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.log_histogram(at, name, histogram); });
 }
 
-void LoggerCollection::image(std::int64_t step, const std::string& name, const Image& image) {
-  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.image(at, name, image); });
+void LoggerCollection::log_image(std::int64_t step, const std::string& name, const Image& image) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.log_image(at, name, image); });
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

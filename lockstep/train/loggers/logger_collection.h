@@ -1,4 +1,4 @@
-// All that a run writes down, from one call.
+// The set of loggers of a run, called as one.
 #pragma once
 
 #include <chrono>
@@ -10,55 +10,55 @@
 
 #include "lockstep/train/loggers/logger.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// When the disk does not take what is to be written.
+/// What to do when data cannot be written to the disk.
 enum class DiskErrorPolicy {
-  kContinue,  ///< say so once on stderr, and once more when it takes it again, with how often it did not; the training
-              ///< goes on
+  kContinue,  ///< continue with a warning on stderr, and another one, with the number of failures, when writing
+              ///< succeeds again
   kStop,      ///< throw SystemError
 };
 
 struct LoggerOptions {
-  std::string directory;                        ///< "runs/mnist": made with the first value, with the folders above it
-  bool csv = true;                              ///< metrics.csv: numbers
-  bool json_lines = false;                      ///< metrics.jsonl: numbers, texts, histograms
-  bool tensorboard = true;                      ///< events.out.tfevents.*: all of it
-  std::optional<std::int64_t> first_step = {};  ///< of a run that goes on from a checkpoint: what was written of this
-                                                ///< step and later by one that died is taken back
+  std::string directory;                        ///< "runs/mnist": created with the first value
+  bool csv = true;                              ///< metrics.csv: scalars
+  bool json_lines = false;                      ///< metrics.jsonl: scalars, texts, histograms
+  bool tensorboard = true;                      ///< events.out.tfevents.*: all kinds of data
+  std::optional<std::int64_t> first_step = {};  ///< of a run that resumes from a checkpoint: data of this step and
+                                                ///< later, written by a failed run, is removed
   DiskErrorPolicy on_disk_error = DiskErrorPolicy::kContinue;
-  std::chrono::milliseconds flush_interval{2000};  ///< what a killed process may lose
+  std::chrono::milliseconds flush_interval{2000};  ///< a killed process loses at most this much
 };
 
-/// Does something on rank 0 alone, and there makes no file before there is something to write. A number takes about
-/// half a microsecond, and no call waits for the disk to have it. Used by one thread.
+/// Passes each call to its loggers on rank 0 and does nothing on other ranks. Creates no file before the first value. A
+/// scalar takes about half a microsecond; no call waits for the data to reach the disk. Used by one thread.
 class LoggerCollection {
  public:
-  /// Throws UsageError for options that make no sense.
+  /// Throws UsageError for invalid options.
   LoggerCollection(int rank, const LoggerOptions& options);
-  /// Writes what waits; a disk that does not take it is a warning.
+  /// Flushes; a disk error is only a warning.
   ~LoggerCollection();
   LoggerCollection(const LoggerCollection&) = delete;
   LoggerCollection& operator=(const LoggerCollection&) = delete;
 
-  /// One more, of the user's own.
+  /// Adds a logger.
   void add(std::unique_ptr<Logger> logger);
-  /// Whether calls do something: what costs time to make need not be made when not.
+  /// Whether calls have an effect; if not, the caller can skip computing expensive values.
   bool is_active() const { return rank_ == 0 && !loggers_.empty(); }
 
-  /// Names: not empty, each once, and none of step, time, text and histogram; a / makes groups in TensorBoard. Throws
-  /// UsageError for others, or a negative step; SystemError with kStop.
+  /// A name must not be empty, must be unique in a call, and must not be step, time, text or histogram; a / groups
+  /// names in TensorBoard. Throws UsageError for an invalid name or a negative step, and SystemError with kStop.
   void log_scalars(std::int64_t step, const NamedValues& values);
-  void text(std::int64_t step, const std::string& name, const std::string& text);
-  void histogram(std::int64_t step, const std::string& name, const Histogram& histogram);
-  void image(std::int64_t step, const std::string& name, const Image& image);
+  void log_text(std::int64_t step, const std::string& name, const std::string& text);
+  void log_histogram(std::int64_t step, const std::string& name, const Histogram& histogram);
+  void log_image(std::int64_t step, const std::string& name, const Image& image);
   void flush();
 
  private:
   struct LoggerState {
     std::unique_ptr<Logger> logger;
-    std::int64_t failures = 0;         // since the disk last took something
-    bool wrote_since_failure = false;  // something was handed over after the last of them
+    std::int64_t failures = 0;         // since the last successful write
+    bool wrote_since_failure = false;  // a call succeeded after the last failure
   };
   void write(std::int64_t step, const std::string& name,
              const std::function<void(Logger&, const LogTimestamp&)>& write_to);
@@ -71,4 +71,4 @@ class LoggerCollection {
   std::chrono::steady_clock::time_point flushed_at_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

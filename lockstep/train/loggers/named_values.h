@@ -1,13 +1,13 @@
-// Numbers with names.
+// Scalars with names.
 #pragma once
 
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Shown and written in this order: {"loss", 1.482}, {"acc", 0.551}.
+/// Displayed and written in this order: {"loss", 1.482}, {"acc", 0.551}.
 using NamedValues = std::vector<std::pair<std::string, double>>;
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

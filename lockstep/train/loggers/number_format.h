@@ -1,13 +1,13 @@
-// Numbers as text that gives the same number when it is read.
+// Numbers as text that parses to the same number.
 #pragma once
 
 #include <charconv>
 #include <cstdint>
 #include <string>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// The shortest one: "0.1", "1e-05"; "nan", "inf", "-inf".
+/// Appends the shortest such text: "0.1", "1e-05"; "nan", "inf", "-inf".
 inline void append_number(std::string& text, double number) {
   char digits[32];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number == number ? number : __builtin_nan("")).ptr);
@@ -16,10 +16,10 @@ inline void append_number(std::string& text, std::int64_t number) {
   char digits[24];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
-/// With three digits behind the point.
+/// Appends seconds with three digits after the decimal point.
 inline void append_seconds(std::string& text, double seconds) {
   char digits[64];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, seconds, std::chars_format::fixed, 3).ptr);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -13,12 +13,12 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr std::size_t kMaxBufferedBytes = std::size_t{64} << 10;
 
-/// How much of `bytes` the system took; errno says why not all.
+/// Writes `bytes` and returns how many were written; errno has the reason if not all.
 std::size_t write_some(int fd, std::string_view bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -30,12 +30,12 @@ std::size_t write_some(int fd, std::string_view bytes) {
   return done;
 }
 
-/// Beside `path` until it is whole.
+/// A temporary file next to `path` that commit() renames to it.
 class ReplacementFile {
  public:
   explicit ReplacementFile(const std::string& path)
       : path_(path), temporary_(path + ".new." + std::to_string(::getpid())) {
-    create_parent_folders(path);
+    create_parent_directories(path);
     file_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (!file_) fail();
   }
@@ -63,16 +63,16 @@ class ReplacementFile {
 
 }  // namespace
 
-void create_parent_folders(const std::string& path) {
+void create_parent_directories(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (folder.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw base::SystemError("cannot make the folder " + folder.string(), error.value());
+  if (error) throw base::SystemError("cannot create the directory " + folder.string(), error.value());
 }
 
 void RecordFile::open() {
-  create_parent_folders(path_);
+  create_parent_directories(path_);
   file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file_) throw base::SystemError("cannot write " + path_, errno);
 }
@@ -92,7 +92,7 @@ void RecordFile::flush() {
   const bool known = ::fstat(file_.get(), &before) == 0;
   if (known && write_some(file_.get(), bytes) == bytes.size()) return;
   const int error = errno;
-  // What came after half a record could not be read. A disk that does not even do this is told of by the same error.
+  // Removes a partial record, after which later ones could not be read. If even that fails, the same error reports it.
   if (known && ::ftruncate(file_.get(), before.st_size) != 0) file_.reset();
   throw base::SystemError("cannot write " + std::to_string(records) + " records to " + path_, error);
 }
@@ -104,7 +104,7 @@ void replace_file(const std::string& path, std::string_view bytes) {
 }
 
 void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change) {
-  create_parent_folders(path);
+  create_parent_directories(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> old(std::fopen(path.c_str(), "rbe"), &std::fclose);
   if (!old && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
   ReplacementFile file(path);
@@ -125,4 +125,4 @@ void rewrite_lines(const std::string& path, const std::function<void(std::string
   file.commit();
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

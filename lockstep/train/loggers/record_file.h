@@ -1,4 +1,4 @@
-// A file that grows by whole records.
+// Files that are appended to in whole records, or replaced atomically.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,21 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Made by the first flush() of anything, with the folders above it; one that is there grows. A record that the disk
-/// does not take is not there in part: the file ends with the last whole one, and later ones may be tried. Used by one
-/// thread.
+/// A buffered file of records. The first flush() with data creates it and its parent directories; an existing file is
+/// appended to. After a failed write the file still ends with its last complete record, and later records may succeed.
+/// Used by one thread.
 class RecordFile {
  public:
   explicit RecordFile(std::string path) : path_(std::move(path)) {}
 
-  /// Waits for the disk once 64 KiB are there. Throws as flush().
+  /// Buffers the record; flushes when 64 KiB are buffered. Throws as flush().
   void append(std::string_view record);
-  /// Hands all that waits to the system. Throws SystemError, with how many records are lost: those that waited.
+  /// Writes the buffered records to the file, without fsync. Throws a SystemError that names the number of lost
+  /// records: all that were buffered.
   void flush();
-  /// The file is another one now, of the same name.
+  /// Reopens the file at the next flush(), after another file has taken its name.
   void reopen() { file_.reset(); }
 
   const std::string& path() const { return path_; }
@@ -35,16 +36,16 @@ class RecordFile {
   std::int64_t num_buffered_ = 0;  // records
 };
 
-/// The folder of `path`, and those above it. Throws SystemError.
-void create_parent_folders(const std::string& path);
+/// Creates the parent directory of `path` and those above it. Throws SystemError.
+void create_parent_directories(const std::string& path);
 
-/// Puts a file of these bytes in the place of `path`, in one step: who reads it sees all of the old one or all of the
-/// new one. Makes its folder. Throws SystemError.
+/// Replaces `path` atomically by a file of these bytes: a reader finds either the whole old file or the whole new one.
+/// Creates its parent directory. Does not fsync. Throws SystemError.
 void replace_file(const std::string& path, std::string_view bytes);
 
-/// The same out of the lines of `path`: `change` gets each, with its \n, and what it leaves of it goes to the new file.
-/// A last line without \n, which a process left that was killed, is left out. A file that is not there has no lines; at
-/// the end `change` may add some: it is called once more, with nothing.
+/// Replaces `path` atomically by its edited lines: `change` receives each line with its \n and may modify or clear it.
+/// A last line without \n, left by a killed process, is removed. A missing file has no lines. After the last line,
+/// `change` is called once more with an empty line, to which it may append. Throws SystemError.
 void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -8,10 +8,10 @@
 #include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/loggers/tfrecord.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-// Fields of event.proto, summary.proto and tensor.proto, by their messages.
+// Field numbers of event.proto, summary.proto and tensor.proto, by message.
 namespace event {
 enum { kTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
 }
@@ -48,7 +48,7 @@ namespace dim {
 enum { kSize = 1 };
 }
 
-/// Two loggers of a process and second have files of their own.
+/// A counter makes the names unique for loggers of one process within a second.
 std::string event_file_name() {
   static std::atomic<int> count = 0;
   char host[256] = "host";
@@ -58,59 +58,61 @@ std::string event_file_name() {
 }
 
 ProtoMessage make_value(const std::string& name) {
-  return std::move(ProtoMessage().bytes(value::kTag, replace_invalid_utf8(name)));
+  return std::move(ProtoMessage().add_bytes(value::kTag, replace_invalid_utf8(name)));
 }
-ProtoMessage make_summary(const ProtoMessage& one) { return std::move(ProtoMessage().message(summary::kValue, one)); }
+ProtoMessage make_summary(const ProtoMessage& one) {
+  return std::move(ProtoMessage().add_message(summary::kValue, one));
+}
 
 }  // namespace
 
 TensorBoardLogger::TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step)
     : file_(folder + "/" + event_file_name()), first_step_(first_step) {}
 
-void TensorBoardLogger::begin(const LogTimestamp& at) {
+void TensorBoardLogger::write_header(const LogTimestamp& at) {
   const auto event_at = [&](std::int64_t step) {
     return std::move(
-        ProtoMessage().add_double(event::kTime, at.seconds).number(event::kStep, static_cast<std::uint64_t>(step)));
+        ProtoMessage().add_double(event::kTime, at.seconds).add_varint(event::kStep, static_cast<std::uint64_t>(step)));
   };
-  std::string head = event_record(event_at(0).bytes(event::kFileVersion, "brain.Event:2").text());
+  std::string header = encode_tfrecord(event_at(0).add_bytes(event::kFileVersion, "brain.Event:2").serialized());
   if (first_step_)
-    head +=
-        event_record(event_at(*first_step_)
-                         .message(event::kSessionLog, ProtoMessage().number(session_log::kStatus, session_log::kStart))
-                         .text());
-  file_.append(head);
-  file_.flush();  // a file without a beginning is none: what comes is written when this is there
+    header += encode_tfrecord(
+        event_at(*first_step_)
+            .add_message(event::kSessionLog, ProtoMessage().add_varint(session_log::kStatus, session_log::kStart))
+            .serialized());
+  file_.append(header);
+  file_.flush();  // a file without its header is invalid, so the header is written before anything else
   has_header_ = true;
 }
 
 void TensorBoardLogger::write(const LogTimestamp& at, const ProtoMessage& summary) {
-  if (!has_header_) begin(at);
-  file_.append(event_record(ProtoMessage()
-                                .add_double(event::kTime, at.seconds)
-                                .number(event::kStep, static_cast<std::uint64_t>(at.step))
-                                .message(event::kSummary, summary)
-                                .text()));
+  if (!has_header_) write_header(at);
+  file_.append(encode_tfrecord(ProtoMessage()
+                                   .add_double(event::kTime, at.seconds)
+                                   .add_varint(event::kStep, static_cast<std::uint64_t>(at.step))
+                                   .add_message(event::kSummary, summary)
+                                   .serialized()));
 }
 
 void TensorBoardLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   ProtoMessage all;
   for (const auto& [name, number] : values)
-    all.message(summary::kValue, make_value(name).add_float(value::kSimple, static_cast<float>(number)));
+    all.add_message(summary::kValue, make_value(name).add_float(value::kSimple, static_cast<float>(number)));
   write(at, all);
 }
 
-void TensorBoardLogger::text(const LogTimestamp& at, const std::string& name, const std::string& text) {
+void TensorBoardLogger::log_text(const LogTimestamp& at, const std::string& name, const std::string& text) {
   const ProtoMessage kind =
-      std::move(ProtoMessage().message(metadata::kPlugin, ProtoMessage().bytes(plugin::kName, "text")));
-  const ProtoMessage one = std::move(ProtoMessage().message(shape::kDim, ProtoMessage().number(dim::kSize, 1)));
+      std::move(ProtoMessage().add_message(metadata::kPlugin, ProtoMessage().add_bytes(plugin::kName, "text")));
+  const ProtoMessage one = std::move(ProtoMessage().add_message(shape::kDim, ProtoMessage().add_varint(dim::kSize, 1)));
   const ProtoMessage strings = std::move(ProtoMessage()
-                                             .number(tensor::kType, tensor::kString)
-                                             .message(tensor::kShape, one)
-                                             .bytes(tensor::kStrings, replace_invalid_utf8(text)));
-  write(at, make_summary(make_value(name).message(value::kTensor, strings).message(value::kMetadata, kind)));
+                                             .add_varint(tensor::kType, tensor::kString)
+                                             .add_message(tensor::kShape, one)
+                                             .add_bytes(tensor::kStrings, replace_invalid_utf8(text)));
+  write(at, make_summary(make_value(name).add_message(value::kTensor, strings).add_message(value::kMetadata, kind)));
 }
 
-void TensorBoardLogger::histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
+void TensorBoardLogger::log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
   const ProtoMessage numbers =
       std::move(ProtoMessage()
                     .add_double(histogram_proto::kMin, histogram.min)
@@ -120,21 +122,21 @@ void TensorBoardLogger::histogram(const LogTimestamp& at, const std::string& nam
                     .add_double(histogram_proto::kSumSquares, histogram.sum_squares)
                     .add_doubles(histogram_proto::kLimits, histogram.limits)
                     .add_doubles(histogram_proto::kCounts, {histogram.counts.begin(), histogram.counts.end()}));
-  if (histogram.num_finite > 0) write(at, make_summary(make_value(name).message(value::kHistogram, numbers)));
+  if (histogram.num_finite > 0) write(at, make_summary(make_value(name).add_message(value::kHistogram, numbers)));
   const std::int64_t others = histogram.num_nan + histogram.num_infinite;
   if (others > 0) log_scalars(at, {{name + "/not_finite", static_cast<double>(others)}});
 }
 
-void TensorBoardLogger::image(const LogTimestamp& at, const std::string& name, const Image& image) {
+void TensorBoardLogger::log_image(const LogTimestamp& at, const std::string& name, const Image& image) {
   const auto number = [](int count) { return static_cast<std::uint64_t>(count); };
   const ProtoMessage pixels = std::move(ProtoMessage()
-                                            .number(image::kHeight, number(image.height))
-                                            .number(image::kWidth, number(image.width))
-                                            .number(image::kChannels, number(image.channels))
-                                            .bytes(image::kEncoded, encode_png(image)));
-  write(at, make_summary(make_value(name).message(value::kImage, pixels)));
+                                            .add_varint(image::kHeight, number(image.height))
+                                            .add_varint(image::kWidth, number(image.width))
+                                            .add_varint(image::kChannels, number(image.channels))
+                                            .add_bytes(image::kEncoded, encode_png(image)));
+  write(at, make_summary(make_value(name).add_message(value::kImage, pixels)));
 }
 
 void TensorBoardLogger::flush() { file_.flush(); }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

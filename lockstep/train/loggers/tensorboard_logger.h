@@ -1,4 +1,4 @@
-// Event files for TensorBoard.
+// A logger that writes TensorBoard event files.
 #pragma once
 
 #include <optional>
@@ -6,32 +6,32 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 class ProtoMessage;
 
-/// A file of its own for each run in a folder, events.out.tfevents.TIME.HOST.PID.N, which is how TensorBoard wants it:
-/// it shows all of them as one. Numbers are float32 there, as from Python. NaN and the infinities are numbers like
-/// others. Histograms show what is finite; the count of what is not is the number NAME/not_finite, when there is some.
+/// Writes a new file events.out.tfevents.TIME.HOST.PID.N for each logger; TensorBoard merges the files of a directory.
+/// Scalars are float32, as from Python, including NaN and infinities. Histograms contain the finite values; the number
+/// of other values, if any, is logged as the scalar NAME/not_finite.
 class TensorBoardLogger final : public Logger {
  public:
-  /// With `first_step` TensorBoard is told to forget what earlier files say of this step and later ones. Touches
-  /// nothing yet.
+  /// With `first_step`, a SessionLog event makes TensorBoard discard data of this step and later from earlier files.
+  /// The constructor does not access the file system.
   TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step);
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
-  void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
-  void image(const LogTimestamp& at, const std::string& name, const Image& image) override;
+  void log_text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
+  void log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
+  void log_image(const LogTimestamp& at, const std::string& name, const Image& image) override;
   void flush() override;
 
  private:
   void write(const LogTimestamp& at, const ProtoMessage& summary);
-  void begin(const LogTimestamp& at);
+  void write_header(const LogTimestamp& at);
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
   bool has_header_ = false;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,16 +1,16 @@
-// Text from users, made fit for files of others.
+// Escaping of user text for other file formats.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// What is no UTF-8 becomes U+FFFD.
+/// Replaces each byte that is not valid UTF-8 by U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
-/// As the content or an attribute of an element of HTML or XML: & < > " ' escaped, what XML has no place for left out,
-/// and valid UTF-8.
+/// Returns `text` as content or attribute value of HTML or XML: escapes & < > " ', removes characters that XML does not
+/// allow, and replaces invalid UTF-8.
 std::string escape_xml(std::string_view text);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

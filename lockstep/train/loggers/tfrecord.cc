@@ -4,12 +4,12 @@
 #include <bit>
 #include <cstring>
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint32_t kCastagnoli = 0x82F63B78;  // bits turned round
+constexpr std::uint32_t kCastagnoli = 0x82F63B78;  // bit-reversed
 constexpr std::uint32_t kMaskDelta = 0xA282EAD8;
 enum WireType { kVarint = 0, kFixed64 = 1, kLengthDelimited = 2, kFixed32 = 5 };
 
@@ -41,7 +41,7 @@ std::uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-std::string event_record(std::string_view message) {
+std::string encode_tfrecord(std::string_view message) {
   const std::string length = to_bytes(static_cast<std::uint64_t>(message.size()));
   return length + masked_crc32c(length) + std::string(message) + masked_crc32c(message);
 }
@@ -56,7 +56,7 @@ void ProtoMessage::append_raw(Number value) {
   serialized_ += to_bytes(value);
 }
 
-ProtoMessage& ProtoMessage::number(int field, std::uint64_t value) {
+ProtoMessage& ProtoMessage::add_varint(int field, std::uint64_t value) {
   append_tag(field, kVarint);
   append_varint(value);
   return *this;
@@ -74,7 +74,7 @@ ProtoMessage& ProtoMessage::add_double(int field, double value) {
   return *this;
 }
 
-ProtoMessage& ProtoMessage::bytes(int field, std::string_view value) {
+ProtoMessage& ProtoMessage::add_bytes(int field, std::string_view value) {
   append_tag(field, kLengthDelimited);
   append_varint(value.size());
   serialized_ += value;
@@ -88,4 +88,4 @@ ProtoMessage& ProtoMessage::add_doubles(int field, const std::vector<double>& va
   return *this;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// TensorBoard's event files, byte by byte: records with checksums, and the few messages of protobuf in them.
+// Encoding of TFRecord files and of the protobuf messages in TensorBoard event files.
 #pragma once
 
 #include <cstdint>
@@ -6,26 +6,25 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// CRC-32C (Castagnoli), as RFC 3720 has it: of "123456789" it is 0xE3069283.
+/// CRC-32C (Castagnoli), as in RFC 3720: crc32c("123456789") is 0xE3069283.
 std::uint32_t crc32c(std::string_view bytes);
 
-/// One record of a TFRecord file: the length, its checksum, the bytes, theirs. Checksums are turned and moved, so that
-/// one of bytes that hold a checksum is no special one.
-std::string event_record(std::string_view message);
+/// Encodes one record of a TFRecord file: the length, its checksum, the message, its checksum. The checksums are masked
+/// (rotated and offset), as the format requires, because the CRC of data that contains its own CRC is degenerate.
+std::string encode_tfrecord(std::string_view message);
 
-/// A message of protobuf as it grows. Numbers of fields are those of TensorFlow's event.proto, summary.proto and
-/// tensor.proto.
+/// Builds one protobuf message. Field numbers are those of TensorFlow's event.proto, summary.proto and tensor.proto.
 class ProtoMessage {
  public:
-  ProtoMessage& number(int field, std::uint64_t value);  // int32, int64, enum
+  ProtoMessage& add_varint(int field, std::uint64_t value);  // int32, int64, enum
   ProtoMessage& add_float(int field, float value);
   ProtoMessage& add_double(int field, double value);
-  ProtoMessage& bytes(int field, std::string_view value);  // string, bytes, or a message
-  ProtoMessage& message(int field, const ProtoMessage& value) { return bytes(field, value.serialized_); }
+  ProtoMessage& add_bytes(int field, std::string_view value);  // string, bytes, or a message
+  ProtoMessage& add_message(int field, const ProtoMessage& value) { return add_bytes(field, value.serialized_); }
   ProtoMessage& add_doubles(int field, const std::vector<double>& values);  // packed
-  const std::string& text() const { return serialized_; }
+  const std::string& serialized() const { return serialized_; }
 
  private:
   void append_varint(std::uint64_t value);
@@ -37,4 +36,4 @@ class ProtoMessage {
   std::string serialized_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -2,14 +2,14 @@
 
 #include <string>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine) {
-  const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "records of the report"});
+  const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "rank records"});
   std::vector<RankRecord> records;
   if (world.rank() == 0)
     for (const std::string& text : texts) records.push_back(rank_record_from_text(text));
   return records;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

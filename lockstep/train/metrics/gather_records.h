@@ -1,4 +1,4 @@
-// What all ranks recorded, on one of them.
+// Gathers the run records of all ranks on rank 0.
 #pragma once
 
 #include <vector>
@@ -6,10 +6,10 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// All ranks of `world` call it; returns when all have. On rank 0 the records in the order of ranks, elsewhere none.
-/// Throws what Group::all_gather_bytes() throws.
+/// Collective: blocks until all ranks of `world` have called it. Returns the records in rank order on rank 0 and an
+/// empty vector on other ranks. Throws what Group::all_gather_bytes() throws.
 std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

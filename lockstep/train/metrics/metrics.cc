@@ -9,11 +9,12 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 namespace {
 
-/// Of one element. item() goes through the dispatcher: some microseconds a step when kernels have taken the caches.
+/// Returns the value of a tensor of one element. item() goes through the dispatcher, which takes microseconds per step
+/// when kernels have evicted the caches.
 double scalar_value(const at::Tensor& mean) {
   const bool is_plain_float =
       mean.scalar_type() == at::kFloat && mean.layout() == at::kStrided && !mean.is_neg() && !mean._is_zerotensor();
@@ -25,9 +26,9 @@ double scalar_value(const at::Tensor& mean) {
 Metrics::Entry& Metrics::find_or_add(const std::string& name, double count) {
   if (name.empty() || name.find('\n') != std::string::npos)
     throw base::UsageError("Metrics: the name \"" + name +
-                           "\" is empty or has a line break; allowed are names of one line");
+                           "\" is empty or has a line break; expected a name of one line");
   if (!(count > 0))
-    throw base::UsageError("Metrics: " + name + " has the count " + std::to_string(count) + "; allowed is more than 0");
+    throw base::UsageError("Metrics: " + name + " has the count " + std::to_string(count) + "; expected more than 0");
   return entries_[name];
 }
 
@@ -36,7 +37,7 @@ void Metrics::add(const std::string& name, const at::Tensor& mean, double count)
     throw base::UsageError(
         "Metrics: " + name + " is " +
         (mean.defined() ? "a tensor of " + std::to_string(mean.numel()) + " elements" : "an undefined tensor") +
-        "; allowed is one element, the mean over samples");
+        "; expected one element, the mean over samples");
   if (mean.is_cpu()) return add(name, scalar_value(mean), count);
   Entry& entry = find_or_add(name, count);
   const at::NoGradGuard no_grad;
@@ -95,7 +96,7 @@ std::map<std::string, Metrics::Sum> sums_from_text(const std::string& text) {
         line.size() == static_cast<std::size_t>(end) || !(sum.count > 0) ||
         !sums.emplace(line.substr(static_cast<std::size_t>(end)), sum).second)
       throw base::FormatError("metrics:" + std::to_string(number) + ":1: \"" + line +
-                              "\" is not SUM COUNT NAME with a count above 0 and a name that comes once");
+                              "\" is malformed; expected SUM COUNT NAME with a count above 0 and a unique name");
   }
   return sums;
 }
@@ -112,4 +113,4 @@ NamedValues mean_over_ranks(const Metrics& metrics, comm::Group& group) {
   return means;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -6,26 +6,26 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-[[noreturn]] void throw_unsupported(const char* what, const at::Tensor& tensor, const char* allowed) {
+[[noreturn]] void throw_unsupported(const char* function, const at::Tensor& tensor, const char* expected) {
   std::ostringstream text;
-  text << what << " of " << tensor.scalar_type() << tensor.sizes() << "; allowed " << allowed;
+  text << function << ": the tensor is " << tensor.scalar_type() << tensor.sizes() << "; expected " << expected;
   throw base::UsageError(text.str());
 }
 
 }  // namespace
 
 Histogram make_histogram(const at::Tensor& tensor) {
-  if (tensor.is_complex()) throw_unsupported("a histogram", tensor, "are real numbers");
+  if (tensor.is_complex()) throw_unsupported("make_histogram()", tensor, "a real dtype");
   const at::NoGradGuard no_grad;
   const bool wide =
       tensor.scalar_type() == at::kDouble || tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
-  const at::Tensor here = tensor.detach().to(at::kCPU, wide ? at::kDouble : at::kFloat).contiguous();
-  const auto count = static_cast<std::size_t>(here.numel());
-  return wide ? make_histogram(std::span(here.const_data_ptr<double>(), count))
-              : make_histogram(std::span(here.const_data_ptr<float>(), count));
+  const at::Tensor host = tensor.detach().to(at::kCPU, wide ? at::kDouble : at::kFloat).contiguous();
+  const auto count = static_cast<std::size_t>(host.numel());
+  return wide ? make_histogram(std::span(host.const_data_ptr<double>(), count))
+              : make_histogram(std::span(host.const_data_ptr<float>(), count));
 }
 
 Image make_image(const at::Tensor& tensor) {
@@ -34,8 +34,8 @@ Image make_image(const at::Tensor& tensor) {
   if (planes.dim() != 3 || (!bytes && !tensor.is_floating_point()) ||
       (planes.size(0) != 1 && planes.size(0) != 3 && planes.size(0) != 4) || tensor.numel() == 0)
     throw_unsupported(
-        "an image", tensor,
-        "is [channels, height, width] or [height, width] of uint8 or floating point, of 1, 3 or 4 channels");
+        "make_image()", tensor,
+        "[channels, height, width] or [height, width] of uint8 or floating point, with 1, 3 or 4 channels");
   const at::NoGradGuard no_grad;
   at::Tensor pixels = planes.detach().permute({1, 2, 0});
   if (!bytes) pixels = pixels.to(at::kFloat).nan_to_num(0).clamp(0, 1).mul(255).round().to(at::kByte);
@@ -47,4 +47,4 @@ Image make_image(const at::Tensor& tensor) {
   return image;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// What loggers write of a tensor.
+// Conversion of tensors to the histograms and images that loggers write.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,14 +6,15 @@
 #include "lockstep/train/loggers/histogram.h"
 #include "lockstep/train/loggers/image.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Of all its numbers: of any shape, real dtype and device, from which it is copied. Throws UsageError for complex
-/// numbers.
+/// Makes a histogram of all elements of a tensor of any shape, real dtype and device; blocks on the copy from a device.
+/// Throws UsageError for complex tensors.
 Histogram make_histogram(const at::Tensor& tensor);
 
-/// Of an image as models take it: [channels, height, width] or [height, width], on any device; 1, 3 or 4 channels.
-/// uint8 is taken as it is, floating point from 0 to 1 (what is beyond is cut, NaN is 0). Throws UsageError for others.
+/// Makes an image of a tensor [channels, height, width] or [height, width] with 1, 3 or 4 channels, on any device;
+/// blocks on the copy from it. uint8 values are used unchanged; floating-point values from 0 to 1 are scaled to 0 to
+/// 255, with values outside clamped and NaN as 0. Throws UsageError for other tensors.
 Image make_image(const at::Tensor& tensor);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -8,13 +8,13 @@
 
 #include "lockstep/train/loggers/text_escaping.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-// Units of the drawing; on a phone of 360 points one is about one point.
+// In units of the viewBox; on a screen of 360 pixels, one unit is about one pixel.
 constexpr double kWidth = 340, kHeight = 190;
 constexpr double kLeft = 44, kRight = 10, kTop = 8, kBottom = 22;
-constexpr double kLogScaleRatio = 50;  // above it the axis is logarithmic
+constexpr double kLogScaleRatio = 50;  // above this ratio of values the axis is logarithmic
 
 std::string format_coordinate(double number) {
   char text[32];
@@ -24,10 +24,10 @@ std::string format_coordinate(double number) {
   return std::string(shorter);
 }
 
-/// From numbers to places in the drawing.
+/// Maps values to positions in the chart.
 struct Axis {
-  double low, high;   // the numbers at its ends
-  double begin, end;  // the places of these
+  double low, high;   // the values at its ends
+  double begin, end;  // the positions of the ends
   bool logarithmic = false;
 
   double position(double number) const {
@@ -76,9 +76,9 @@ std::string draw_grid(const Axis& across, const Axis& up, const std::vector<doub
   return svg;
 }
 
-Axis steps_axis(const std::vector<ChartSeries>& lines) {
+Axis steps_axis(const std::vector<ChartSeries>& all_series) {
   ValueRange range;
-  for (const ChartSeries& series : lines)
+  for (const ChartSeries& series : all_series)
     for (const CurvePoint& point : series.points) {
       range.include(point.step());
     }
@@ -98,13 +98,13 @@ std::string open_svg(const std::string& label) {
          "\" role=\"img\" aria-label=\"" + escape_xml(label) + "\">";
 }
 
-std::string series_names(const std::vector<ChartSeries>& lines) {
+std::string series_names(const std::vector<ChartSeries>& all_series) {
   std::string names;
-  for (const ChartSeries& series : lines) names += (names.empty() ? "" : ", ") + series.name;
+  for (const ChartSeries& series : all_series) names += (names.empty() ? "" : ", ") + series.name;
   return names;
 }
 
-/// A path through all finite points; it begins anew behind a gap.
+/// A path through all finite points, with gaps at points without finite values.
 std::string svg_path(const ChartSeries& series, const Axis& across, const Axis& up) {
   std::string path;
   bool pen_up = true;
@@ -175,9 +175,9 @@ std::vector<double> axis_ticks(double low, double high, int count) {
   return ticks;
 }
 
-std::string line_chart(const std::vector<ChartSeries>& lines) {
+std::string line_chart(const std::vector<ChartSeries>& all_series) {
   ValueRange range;
-  for (const ChartSeries& series : lines)
+  for (const ChartSeries& series : all_series)
     for (const CurvePoint& point : series.points) {
       if (point.num_finite == 0) continue;
       range.include(point.min);
@@ -191,30 +191,30 @@ std::string line_chart(const std::vector<ChartSeries>& lines) {
   const std::vector<double> numbers =
       logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
   const Axis up{numbers.front(), numbers.back(), kHeight - kBottom, kTop, logarithmic};
-  const Axis across = steps_axis(lines);
-  std::string svg = open_svg(series_names(lines)) + draw_grid(across, up, step_ticks(across), numbers);
-  for (std::size_t i = 0; i < lines.size(); ++i) svg += draw_series(lines[i], i, across, up);
+  const Axis across = steps_axis(all_series);
+  std::string svg = open_svg(series_names(all_series)) + draw_grid(across, up, step_ticks(across), numbers);
+  for (std::size_t i = 0; i < all_series.size(); ++i) svg += draw_series(all_series[i], i, across, up);
   return svg + "</svg>";
 }
 
-std::string stacked_chart(const std::vector<ChartSeries>& lines) {
-  std::size_t count = lines.empty() ? 0 : lines.front().points.size();
-  for (const ChartSeries& series : lines) count = std::min(count, series.points.size());
+std::string stacked_chart(const std::vector<ChartSeries>& all_series) {
+  std::size_t count = all_series.empty() ? 0 : all_series.front().points.size();
+  for (const ChartSeries& series : all_series) count = std::min(count, series.points.size());
   std::vector<double> sums(count, 0);
-  for (const ChartSeries& series : lines)
+  for (const ChartSeries& series : all_series)
     for (std::size_t i = 0; i < count; ++i) sums[i] += std::max(0.0, series.points[i].mean());
-  const double most = count == 0 ? 1 : *std::max_element(sums.begin(), sums.end());
-  const std::vector<double> numbers = axis_ticks(0, most > 0 ? most : 1, 4);
+  const double max_sum = count == 0 ? 1 : *std::max_element(sums.begin(), sums.end());
+  const std::vector<double> numbers = axis_ticks(0, max_sum > 0 ? max_sum : 1, 4);
   const Axis up{0, numbers.back(), kHeight - kBottom, kTop};
-  const Axis across = steps_axis(lines);
-  std::string svg = open_svg(series_names(lines)) + draw_grid(across, up, step_ticks(across), numbers);
+  const Axis across = steps_axis(all_series);
+  std::string svg = open_svg(series_names(all_series)) + draw_grid(across, up, step_ticks(across), numbers);
   std::vector<double> below(count, 0);
-  for (std::size_t n = 0; n < lines.size() && count > 0; ++n) {
+  for (std::size_t n = 0; n < all_series.size() && count > 0; ++n) {
     std::string upper, lower;
     for (std::size_t i = 0; i < count; ++i) {
-      const std::string x = format_coordinate(across.position(lines[n].points[i].step())) + " ";
+      const std::string x = format_coordinate(across.position(all_series[n].points[i].step())) + " ";
       lower = "L" + x + format_coordinate(up.position(below[i])) + lower;
-      below[i] += std::max(0.0, lines[n].points[i].mean());
+      below[i] += std::max(0.0, all_series[n].points[i].mean());
       upper += (upper.empty() ? "M" : "L") + x + format_coordinate(up.position(below[i]));
     }
     svg += "<path class=\"area " + color_class(n) + "\" d=\"" + upper + lower + "Z\"/>";
@@ -222,4 +222,4 @@ std::string stacked_chart(const std::vector<ChartSeries>& lines) {
   return svg + "</svg>";
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

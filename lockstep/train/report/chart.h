@@ -1,4 +1,4 @@
-// Curves as SVG.
+// Line charts and stacked charts as SVG.
 #pragma once
 
 #include <string>
@@ -6,29 +6,29 @@
 
 #include "lockstep/train/report/curve.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 struct ChartSeries {
   std::string name;
   std::vector<CurvePoint> points;
 };
 
-/// Steps to the right, numbers upwards. Where one point stands for many numbers, a band shows the least and the most of
-/// them; NaN and infinities are marks at the bottom. The axis is logarithmic when all numbers are positive and lie
-/// further apart than 1 : 50.
-std::string line_chart(const std::vector<ChartSeries>& lines);
+/// A chart of values over steps. A band shows the minimum and maximum of points that stand for several values; NaN and
+/// infinities are marks at the bottom. The vertical axis is logarithmic when all values are positive and the largest is
+/// more than 50 times the smallest. Pure.
+std::string line_chart(const std::vector<ChartSeries>& all_series);
 
-/// The means of all lines on top of each other; they have the same steps.
-std::string stacked_chart(const std::vector<ChartSeries>& lines);
+/// A chart of the means of all series, stacked. The series must have the same steps. Pure.
+std::string stacked_chart(const std::vector<ChartSeries>& all_series);
 
-/// "1.48", "31.2k", "1e-05": at most four digits.
+/// Formats a number with at most four significant digits: "1.48", "31.2k", "1e-05".
 std::string format_short(double number);
 
-/// Round numbers, at least two and at most about `count`, from the first one not above `low` to the first one not below
-/// `high`. Pure.
+/// Round axis labels, at least two and at most about `count`, from the last one not above `low` to the first one not
+/// below `high`. Pure.
 std::vector<double> axis_ticks(double low, double high, int count);
 
-/// "class=...": the colour that the number has, in light and dark. Eight of them, then again from the first.
+/// CSS class with the color of series `number`, in light and dark mode: "c0" to "c7", then from "c0" again.
 std::string color_class(std::size_t number);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

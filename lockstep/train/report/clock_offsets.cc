@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
@@ -27,7 +27,7 @@ std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
 }  // namespace
 
 std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records) {
-  std::map<std::string, std::int64_t> known;  // by clock: all ranks of a host are moved alike
+  std::map<std::string, std::int64_t> known;  // by clock, so that all ranks of a host have the same offset
   std::vector<std::int64_t> offsets;
   for (const RankRecord& record : records) {
     auto found = known.find(record.clock);
@@ -38,4 +38,4 @@ std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records) 
   return offsets;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// One axis of time for ranks of several hosts.
+// Offsets that put the clocks of several hosts on one time axis.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// For each record what is to be added to its times, so that all are of the first record's clock. 0 on the same host.
-/// Between hosts the exchanges that both took part in end at nearly the same moment everywhere: the median of the
-/// differences, off by what one host's end comes later in the middle (tenths of a millisecond in a local network).
-/// Where there is none, the hosts' own clocks are believed. Pure.
+/// Returns for each record the offset, in nanoseconds, that converts its times to the clock of the first record; 0 for
+/// ranks on the same host. Collectives end at nearly the same time on all hosts, so the offset between hosts is the
+/// median of the differences between the ends of common operations. Its error is the median skew of those ends (tenths
+/// of a millisecond in a local network). Without common operations, the hosts' wall clocks are used. Pure.
 std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,17 +1,17 @@
-// Numbers over the steps of a run, however long it is, in bounded memory.
+// Values over the steps of a run of any length, in bounded memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// Some neighbouring numbers as one.
+/// One or more adjacent values, merged.
 struct CurvePoint {
   double first_step = 0;
   double last_step = 0;
-  double min = 0;  ///< of the finite ones
+  double min = 0;  ///< of the finite values, as are max and sum
   double max = 0;
   double sum = 0;
   std::int64_t num_finite = 0;
@@ -22,15 +22,15 @@ struct CurvePoint {
   bool operator==(const CurvePoint&) const = default;
 };
 
-/// At most max_points of them, each of equally many numbers (the last one: of fewer). When there are more, each two
-/// become one; the least and the most of each stay known, so a spike of one step shows however long the run is. Pure
-/// but for what it remembers.
+/// At most max_points points, each of the same number of values (the last one may have fewer). When the curve is full,
+/// adjacent points are merged in pairs; each point keeps its minimum and maximum, so a spike of one step stays visible
+/// in a run of any length.
 class Curve {
  public:
-  /// `max_points` >= 2, rounded up to an even number.
+  /// `max_points` must be at least 2 and is rounded up to an even number.
   Curve() : Curve(400) {}
   explicit Curve(std::size_t max_points) : max_points_((max_points + 1) / 2 * 2) {}
-  /// One that was recorded elsewhere.
+  /// A curve of points that were recorded elsewhere.
   static Curve from_points(std::vector<CurvePoint> points);
 
   void add(double step, double value);
@@ -42,4 +42,4 @@ class Curve {
   std::vector<CurvePoint> points_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// The numbers of a run, kept in memory for its report.
+// A logger that keeps scalars in memory for the report.
 #pragma once
 
 #include <string>
@@ -10,22 +10,22 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/report/curve.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// A curve a name, 16 KB at most each; of at most 100 names, those that came first.
+/// Keeps a curve of at most 16 KB per name, for the first 100 names.
 class CurveLogger final : public Logger {
  public:
   static constexpr std::size_t kMaxNames = 100;
-  using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order in which names came
+  using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order of the first value of each name
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void text(const LogTimestamp&, const std::string&, const std::string&) override {}
-  void histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
-  void image(const LogTimestamp&, const std::string&, const Image&) override {}
+  void log_text(const LogTimestamp&, const std::string&, const std::string&) override {}
+  void log_histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
+  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override {}
 
   const Curves& curves() const { return curves_; }
-  /// Names that found no place, at most kMaxNames.
+  /// Number of names without a curve, counted up to kMaxNames.
   std::size_t num_dropped_names() const { return dropped_names_.size(); }
 
  private:
@@ -34,4 +34,4 @@ class CurveLogger final : public Logger {
   std::unordered_set<std::string> dropped_names_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,6 +1,6 @@
 #include "lockstep/train/report/phase_timer.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 std::array<double, kNumPhases> StepTimes::phase_seconds() const {
   std::array<double, kNumPhases> seconds{};
@@ -9,7 +9,7 @@ std::array<double, kNumPhases> StepTimes::phase_seconds() const {
   return seconds;
 }
 
-void PhaseTimer::begin() {
+void PhaseTimer::begin_step() {
   current_.begin_ns = base::monotonic_ns();
   current_.spans.clear();
 }
@@ -22,4 +22,4 @@ const StepTimes& PhaseTimer::end_step() {
   return finished_;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

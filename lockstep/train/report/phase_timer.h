@@ -1,4 +1,4 @@
-// What the time of a step is spent on.
+// Timing of the phases of a step.
 #pragma once
 
 #include <array>
@@ -10,58 +10,59 @@
 
 #include "lockstep/base/monotonic.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 enum class Phase : std::uint8_t {
-  kData,  ///< waiting for the next batch, and bringing it to the device
+  kData,  ///< waiting for the next batch, and copying it to the device
   kForward,
-  kBackward,  ///< with what of the exchange of gradients is not hidden behind it
+  kBackward,  ///< including the part of the gradient reduction that it does not hide
   kOptimizer,
 };
 inline constexpr std::size_t kNumPhases = 4;
 inline constexpr std::array<std::string_view, kNumPhases> kPhaseNames = {"data", "forward", "backward", "optimizer"};
 
-/// Times as in base/monotonic.h.
+/// One interval in a phase, in nanoseconds of base::monotonic_ns().
 struct PhaseSpan {
   Phase phase = Phase::kData;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
 };
 
-/// One step.
+/// The times of one step.
 struct StepTimes {
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
-  std::vector<PhaseSpan> spans;  ///< in the order in which they ended
+  std::vector<PhaseSpan> spans;  ///< in the order of their ends
 
   double seconds() const { return static_cast<double>(end_ns - begin_ns) / 1e9; }
-  /// In each phase; what is left of the step is nobody's.
+  /// Seconds in each phase. Time outside of phases is not included.
   std::array<double, kNumPhases> phase_seconds() const;
 };
 
-/// Measures the steps of one rank, on the CPU: work that goes on on a GPU counts where somebody waits for it. Two clock
-/// reads a phase, about 90 ns. Used by one thread.
+/// Measures the steps of one rank on the CPU: work on a GPU is counted in the phase that blocks on it. A phase takes
+/// two clock reads, about 90 ns. Used by one thread.
 class PhaseTimer {
  public:
-  PhaseTimer() { begin(); }
+  PhaseTimer() { begin_step(); }
 
-  /// From now on this is a step: what lies between two steps, as an evaluation, is none.
-  void begin();
-  /// Until it goes this rank is in that phase. Not within another one; several of the same in a step add up.
-  class [[nodiscard]] In {
+  /// Starts a step now, so that time since the previous step, such as an evaluation, is not counted.
+  void begin_step();
+  /// The rank is in a phase while a PhaseScope exists. Phases do not nest; several scopes of one phase in a step add
+  /// up.
+  class [[nodiscard]] PhaseScope {
    public:
-    In(PhaseTimer& timer, Phase phase) : timer_(timer), phase_(phase), begin_ns_(base::monotonic_ns()) {}
-    ~In() { timer_.current_.spans.push_back({phase_, begin_ns_, base::monotonic_ns()}); }
-    In(const In&) = delete;
-    In& operator=(const In&) = delete;
+    PhaseScope(PhaseTimer& timer, Phase phase) : timer_(timer), phase_(phase), begin_ns_(base::monotonic_ns()) {}
+    ~PhaseScope() { timer_.current_.spans.push_back({phase_, begin_ns_, base::monotonic_ns()}); }
+    PhaseScope(const PhaseScope&) = delete;
+    PhaseScope& operator=(const PhaseScope&) = delete;
 
    private:
     PhaseTimer& timer_;
     Phase phase_;
     std::int64_t begin_ns_;
   };
-  In in(Phase phase) { return {*this, phase}; }
-  /// The step is over, and the next one begins. What it returns lives until the next call.
+  PhaseScope enter(Phase phase) { return {*this, phase}; }
+  /// Ends the step and starts the next one. The result is valid until the next call.
   const StepTimes& end_step();
 
  private:
@@ -69,4 +70,4 @@ class PhaseTimer {
   StepTimes finished_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -13,19 +13,19 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr std::size_t kLongestBar = 30;
 constexpr std::size_t kShortestBar = 10;
-constexpr std::size_t kGap = 2;  // blanks between fields
+constexpr std::size_t kGap = 2;  // spaces between fields
 constexpr int kWriteTimeoutMs = 500;
 const char* const kEraseRow = "\r\x1b[K";
 constexpr double kSmoothing = 0.05;  // weight of the newest step in the mean time of a step
 
 struct ProgressField {
   std::string text;
-  int drop_order;  // the highest goes first when there is no room
+  int drop_order;  // fields with higher values are dropped first when the line is too long
 };
 constexpr int kBarDropOrder = 90;
 
@@ -36,7 +36,7 @@ std::string format_number(const char* pattern, Numbers... numbers) {
   return text;
 }
 
-/// Characters of UTF-8 text.
+/// Number of characters of UTF-8 text.
 std::size_t display_width(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
@@ -90,7 +90,7 @@ std::vector<ProgressField> make_fields(const ProgressBarState& state) {
   return fields;
 }
 
-/// With the shortest bar.
+/// Width of the line with the shortest bar.
 std::size_t display_width(const std::vector<ProgressField>& fields) {
   std::size_t width = 0;
   for (const ProgressField& field : fields)
@@ -106,15 +106,17 @@ std::string join_fields(const std::vector<ProgressField>& fields) {
 
 void require_valid_options(const ProgressBarOptions& options) {
   if (options.num_epochs < 1 || options.steps_per_epoch < 1)
-    throw base::UsageError("ProgressBarOptions: " + std::to_string(options.num_epochs) + " epochs of " +
-                           std::to_string(options.steps_per_epoch) + " steps; allowed is at least 1 of each");
+    throw base::UsageError("ProgressBarOptions: num_epochs is " + std::to_string(options.num_epochs) +
+                           " and steps_per_epoch is " + std::to_string(options.steps_per_epoch) +
+                           "; expected at least 1 for each");
   if (options.steps_done < 0 || options.samples_per_step < 0)
     throw base::UsageError("ProgressBarOptions: steps_done is " + std::to_string(options.steps_done) +
-                           ", samples_per_step " + std::to_string(options.samples_per_step) + "; allowed is 0 or more");
+                           " and samples_per_step is " + std::to_string(options.samples_per_step) +
+                           "; expected 0 or more for each");
   if (options.redraw_interval.count() < 0 || options.line_interval.count() < 0)
-    throw base::UsageError("ProgressBarOptions: redraw_every is " + std::to_string(options.redraw_interval.count()) +
-                           " ms, line_every " + std::to_string(options.line_interval.count()) +
-                           " ms; allowed is 0 or more");
+    throw base::UsageError("ProgressBarOptions: redraw_interval is " + std::to_string(options.redraw_interval.count()) +
+                           " ms and line_interval is " + std::to_string(options.line_interval.count()) +
+                           " ms; expected 0 or more for each");
 }
 
 }  // namespace
@@ -125,7 +127,7 @@ std::string format_progress_line(const ProgressBarState& state, int columns) {
     std::erase_if(fields, [](const ProgressField& field) { return field.drop_order == kBarDropOrder; });
     return join_fields(fields);
   }
-  const auto available = static_cast<std::size_t>(columns - 1);  // in the last column some terminals begin a new row
+  const auto available = static_cast<std::size_t>(columns - 1);  // some terminals wrap after the last column
   const auto less = [](const ProgressField& a, const ProgressField& b) { return a.drop_order < b.drop_order; };
   while (fields.size() > 1 && display_width(fields) > available)
     fields.erase(std::max_element(fields.begin(), fields.end(), less));
@@ -147,7 +149,7 @@ int terminal_columns(const base::Env& env) {
   return size.ws_col > 0 ? size.ws_col : 80;
 }
 
-Progress::Progress(int rank, const ProgressBarOptions& options)
+ProgressBar::ProgressBar(int rank, const ProgressBarOptions& options)
     : options_(options),
       is_enabled_(rank == 0),
       steps_(options.steps_done),
@@ -159,16 +161,16 @@ Progress::Progress(int rank, const ProgressBarOptions& options)
     output_ = env.lockstep_terminal ? OutputKind::kLauncher : OutputKind::kTerminal;
 }
 
-Progress::~Progress() {
+ProgressBar::~ProgressBar() {
   if (!has_open_row_) return;
   has_open_row_ = false;
   if (options_.keep_last_line)
     write("\n", true);
   else if (output_ == OutputKind::kTerminal)
-    write(kEraseRow, true);  // a launcher puts the next bar in its place
+    write(kEraseRow, true);  // the launcher replaces the bar by the next one
 }
 
-bool Progress::count_step() {
+bool ProgressBar::count_step() {
   if (!is_enabled_) return false;
   const Clock::time_point now = Clock::now();
   update_step_time(now, steps_++ % options_.steps_per_epoch == 0);
@@ -180,14 +182,14 @@ bool Progress::count_step() {
   return true;
 }
 
-void Progress::update_step_time(Clock::time_point now, bool first_of_epoch) {
+void ProgressBar::update_step_time(Clock::time_point now, bool first_of_epoch) {
   const double seconds = std::chrono::duration<double>(now - last_step_).count();
   last_step_ = now;
-  if (first_of_epoch) return;  // evaluation, saving, or the start of the program lie in between
+  if (first_of_epoch) return;  // the interval includes evaluation, saving, or the start of the program
   step_seconds_ = step_seconds_ < 0 ? seconds : (1 - kSmoothing) * step_seconds_ + kSmoothing * seconds;
 }
 
-void Progress::draw(const NamedValues& values) {
+void ProgressBar::draw(const NamedValues& values) {
   const std::int64_t per_epoch = options_.steps_per_epoch;
   ProgressBarState state{.label = options_.label,
                          .epoch = (steps_ - 1) / per_epoch,
@@ -202,34 +204,34 @@ void Progress::draw(const NamedValues& values) {
     state.seconds_left =
         step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, options_.num_epochs * per_epoch - steps_));
   }
-  // The size may be another one since the last line.
+  // Queried each time, because the terminal may have been resized.
   std::string line =
       format_progress_line(state, output_ == OutputKind::kNone ? 0 : terminal_columns(base::Env::this_process()));
   const bool keep_last_line = output_ == OutputKind::kNone || (state.step == per_epoch && options_.keep_last_line);
   if (output_ == OutputKind::kTerminal) line.insert(0, kEraseRow);
-  // The launcher knows by the \r that it is a bar. On a terminal the cursor stays behind it: what somebody else writes
-  // then does not hide it.
+  // The \r marks a bar for the launcher. On a terminal the cursor stays after the bar, so that output of other writers
+  // does not overwrite it.
   line += keep_last_line ? "\n" : output_ == OutputKind::kLauncher ? "\r" : "";
   has_open_row_ = !keep_last_line;
   write(std::move(line), keep_last_line);
 }
 
-void Progress::print_line(std::string_view line) {
+void ProgressBar::print_line(std::string_view line) {
   if (!is_enabled_) return;
   std::string text(line);
   if (output_ == OutputKind::kTerminal && has_open_row_) text.insert(0, kEraseRow);
-  has_open_row_ = has_open_row_ && output_ == OutputKind::kLauncher;  // which keeps the bar below
+  has_open_row_ = has_open_row_ && output_ == OutputKind::kLauncher;  // the launcher keeps the bar below
   write(text + "\n", true);
   last_drawn_ -= options_.redraw_interval;  // the next step draws
 }
 
-void Progress::write(std::string text, bool wait_for_terminal) {
+void ProgressBar::write(std::string text, bool wait_for_terminal) {
   std::fflush(stdout);
   base::set_progress_bar_active(output_ == OutputKind::kTerminal && has_open_row_);
   pollfd available{STDOUT_FILENO, POLLOUT, 0};
   if (::poll(&available, 1, wait_for_terminal ? kWriteTimeoutMs : 0) == 0) return;
-  // Nobody can be told when it fails.
+  // A failed write cannot be reported anywhere.
   [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -11,7 +11,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/telemetry/span_log.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using JsonValue = nlohmann::json;
@@ -22,7 +22,7 @@ std::string host_name() {
   return name;
 }
 
-/// The monotonic clock is the kernel's, and begins with it.
+/// Identifies the monotonic clock by the boot ID, because the clock starts with the kernel.
 std::string read_clock_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
@@ -68,7 +68,7 @@ StepRecord step_from_json(const JsonValue& json) {
   for (const JsonValue& span : json.at(3)) {
     const int phase = span.at(0);
     if (phase < 0 || phase >= static_cast<int>(kNumPhases))
-      throw base::FormatError("a rank's record: phase " + std::to_string(phase));
+      throw base::FormatError("rank record: unknown phase " + std::to_string(phase));
     step.times.spans.push_back({static_cast<Phase>(phase), span.at(1), span.at(2)});
   }
   return step;
@@ -128,7 +128,7 @@ RankRecord rank_record_from_text(const std::string& text) {
   try {
     return record_from_json(JsonValue::parse(text));
   } catch (const JsonValue::exception& error) {
-    throw base::FormatError(std::string("a rank's record: ") + error.what());
+    throw base::FormatError(std::string("rank record: ") + error.what());
   }
 }
 
@@ -136,8 +136,9 @@ RankRecorder::RankRecorder(const RankRecorderOptions& options)
     : options_(options), last_sample_ns_(base::monotonic_ns()), last_sample_(ResourceUsage::now()) {
   if (options.keep_steps < 1 || options.sample_interval.count() < 1 || options.curve_points < 2)
     throw base::UsageError("RankRecorderOptions: keep_steps is " + std::to_string(options.keep_steps) +
-                           ", sample_every " + std::to_string(options.sample_interval.count()) + " ms, curve_points " +
-                           std::to_string(options.curve_points) + "; allowed are at least 1, 1 and 2");
+                           ", sample_interval is " + std::to_string(options.sample_interval.count()) +
+                           " ms, curve_points is " + std::to_string(options.curve_points) +
+                           "; expected at least 1, 1 and 2");
   if (options.trace) base::SpanLog::enable();
   record_.rank = options.rank;
   record_.host = host_name();
@@ -159,7 +160,7 @@ void RankRecorder::add(std::int64_t step, const StepTimes& times, std::uint64_t 
   }
   if (static_cast<std::int64_t>(steps_.size()) < options_.keep_steps) {
     steps_.push_back({step, times});
-  } else {  // the memory of the oldest is used again
+  } else {  // reuses the memory of the oldest step
     steps_.push_back(std::move(steps_.front()));
     steps_.pop_front();
     steps_.back().step = step;
@@ -192,4 +193,4 @@ RankRecord RankRecorder::record() const {
   return record;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

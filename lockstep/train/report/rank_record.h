@@ -1,4 +1,4 @@
-// What one rank remembers of a run for its report and trace.
+// The record that each rank keeps of a run for the report and the trace.
 #pragma once
 
 #include <array>
@@ -11,76 +11,76 @@
 #include "lockstep/train/report/phase_timer.h"
 #include "lockstep/train/report/resource_usage.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// An operation between ranks, as its rank saw it: from its call to its end there.
+/// An operation between ranks on one rank, from its call to its end.
 struct OperationSpan {
-  std::string channel;    ///< empty: a part of one
-  std::uint64_t seq = 0;  ///< its number there: the same on all ranks
-  std::string kind;       ///< "gradients", "all_reduce", ...; of parts "bucket" (from its start until it is there) and
-                          ///< "wait" (for it, when it was not there yet)
+  std::string channel;    ///< empty for a part of an operation
+  std::uint64_t seq = 0;  ///< number in its channel, equal on all ranks
+  std::string kind;       ///< "gradients", "all_reduce", ...; for parts "bucket" (from its start to its end) and "wait"
+                          ///< (blocked on an unfinished bucket)
   std::string name;
   std::uint64_t bytes = 0;
-  std::int64_t begin_ns = 0;  ///< of this host's monotonic clock
+  std::int64_t begin_ns = 0;  ///< on this host's monotonic clock
   std::int64_t end_ns = 0;
 };
 
+/// The times of a step.
 struct StepRecord {
   std::int64_t step = 0;
   StepTimes times;
 };
 
-/// Plain values, which travel to rank 0 as text.
+/// The record of one rank. Ranks send it to rank 0 as text.
 struct RankRecord {
   int rank = 0;
   std::string host;
-  std::string clock;              ///< whose monotonic clock its times are of: equal where they can be compared
-  std::int64_t monotonic_ns = 0;  ///< the same moment
-  std::int64_t unix_ns = 0;       ///< by both clocks
+  std::string clock;  ///< identity of the monotonic clock; times of records with the same clock are comparable
+  std::int64_t monotonic_ns = 0;  ///< time of the record on the monotonic clock
+  std::int64_t unix_ns = 0;       ///< the same time on the wall clock
   std::int64_t num_steps = 0;
-  double seconds = 0;  ///< of all steps
+  double seconds = 0;  ///< duration of all steps
   std::array<double, kNumPhases> phase_seconds{};
-  std::uint64_t peak_bytes = 0;  ///< of memory
-  // Over the steps.
+  std::uint64_t peak_bytes = 0;  ///< peak resident memory
+  // Curves over the steps.
   Curve step_ms, cpu_cores, memory_mib, device_mib;
   std::array<Curve, kNumPhases> phase_ms;
-  std::vector<StepRecord> steps;          ///< the newest
-  std::vector<OperationSpan> operations;  ///< that were there meanwhile, and have ended
+  std::vector<StepRecord> steps;          ///< the most recent steps
+  std::vector<OperationSpan> operations;  ///< finished operations since the first of `steps`
 };
 
-/// As JSON, and back. Throws FormatError, naming the place, for other text.
+/// Serializes a record as JSON, and parses it. Parsing throws a FormatError with the position for malformed text.
 std::string to_text(const RankRecord& record);
 RankRecord rank_record_from_text(const std::string& text);
 
 struct RankRecorderOptions {
   int rank = 0;
-  std::int64_t keep_steps =
-      32;  ///< the newest so many with all their times: a step of the report's timeline, or those of a trace
-  std::chrono::milliseconds sample_interval{1000};  ///< CPU and memory of the process
-  std::size_t curve_points = 100;                   ///< a curve at most
-  bool trace = false;  ///< buckets of gradients, too, of transports that have some: gloo, mpi and nccl
+  std::int64_t keep_steps = 32;  ///< number of most recent steps kept with all times, for the timeline and the trace
+  std::chrono::milliseconds sample_interval{1000};  ///< between two samples of CPU and memory use
+  std::size_t curve_points = 100;                   ///< maximum size of a curve
+  bool trace = false;  ///< also record gradient buckets, on transports that have them: gloo, mpi and nccl
 };
 
-/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what
-/// ResourceUsage takes once a second. Used by one thread.
+/// Records the steps of one rank. Takes tens of KB, about 150 ns per step, and one ResourceUsage::now() per
+/// sample_interval. Used by one thread.
 class RankRecorder {
  public:
-  /// Throws UsageError for numbers below 1.
+  /// Throws UsageError for keep_steps or sample_interval below 1 and curve_points below 2.
   explicit RankRecorder(const RankRecorderOptions& options);
 
-  /// Step number `step` took that. `device_bytes`: memory of a GPU that is in use, where there is one.
+  /// Adds a step. `device_bytes`: GPU memory in use; 0: none.
   void add(std::int64_t step, const StepTimes& times, std::uint64_t device_bytes = 0);
-  /// All of it until now, with the operations of the process's flight recorder.
+  /// Returns the record so far, with the operations in the flight recorder of the process.
   RankRecord record() const;
 
  private:
   void sample(std::int64_t step, std::int64_t now_ns, std::uint64_t device_bytes);
 
   RankRecorderOptions options_;
-  RankRecord record_;  // without its steps and operations
+  RankRecord record_;  // without steps and operations
   std::deque<StepRecord> steps_;
   std::int64_t last_sample_ns_;
   ResourceUsage last_sample_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

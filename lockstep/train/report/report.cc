@@ -12,10 +12,10 @@
 #include "lockstep/train/report/report_css.h"
 #include "lockstep/train/report/timeline.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-constexpr std::size_t kMaxSeries = 8;  // of ranks in one drawing: as many as there are colours
+constexpr std::size_t kMaxSeries = 8;  // per chart, one for each color
 constexpr std::size_t kMaxTimelineRows = 16;
 constexpr std::size_t kMaxTableRows = 256;
 
@@ -24,59 +24,59 @@ std::string card(const std::string& title, const std::string& content, bool wide
          "</section>\n";
 }
 
-std::string paragraph(const std::string& text, bool num_bad_values = false) {
-  return std::string(num_bad_values ? "<p class=\"bad\">" : "<p>") + escape_xml(text) + "</p>";
+std::string paragraph(const std::string& text, bool bad = false) {
+  return std::string(bad ? "<p class=\"bad\">" : "<p>") + escape_xml(text) + "</p>";
 }
 
-std::string make_legend(const std::vector<ChartSeries>& lines) {
-  if (lines.size() < 2) return "";
+std::string make_legend(const std::vector<ChartSeries>& series) {
+  if (series.size() < 2) return "";
   std::string key;
-  for (std::size_t i = 0; i < lines.size(); ++i)
-    key += "<span><i class=\"" + color_class(i) + "\"></i>" + escape_xml(lines[i].name) + "</span>";
+  for (std::size_t i = 0; i < series.size(); ++i)
+    key += "<span><i class=\"" + color_class(i) + "\"></i>" + escape_xml(series[i].name) + "</span>";
   return "<div class=\"key\">" + key + "</div>";
 }
 
 struct CurveSummary {
   double last = 0;
-  double least = std::numeric_limits<double>::infinity();
-  double most = -std::numeric_limits<double>::infinity();
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
   std::int64_t num_non_finite = 0;
   const CurvePoint* first_non_finite = nullptr;
 };
 
-CurveSummary summarize(const ChartSeries& line) {
+CurveSummary summarize(const ChartSeries& one) {
   CurveSummary all;
-  for (const CurvePoint& point : line.points) {
+  for (const CurvePoint& point : one.points) {
     all.num_non_finite += point.num_non_finite;
     if (point.num_non_finite > 0 && !all.first_non_finite) all.first_non_finite = &point;
     if (point.num_finite == 0) continue;
     all.last = point.mean();
-    all.least = std::min(all.least, point.min);
-    all.most = std::max(all.most, point.max);
+    all.min = std::min(all.min, point.min);
+    all.max = std::max(all.max, point.max);
   }
   return all;
 }
 
-std::string summary_paragraph(const ChartSeries& line) {
-  const CurveSummary all = summarize(line);
-  return paragraph(all.least <= all.most ? "last " + format_short(all.last) + ", least " + format_short(all.least) +
-                                               ", most " + format_short(all.most)
-                                         : "no finite number");
+std::string summary_paragraph(const ChartSeries& one) {
+  const CurveSummary all = summarize(one);
+  return paragraph(all.min <= all.max ? "last " + format_short(all.last) + ", min " + format_short(all.min) + ", max " +
+                                            format_short(all.max)
+                                      : "no finite values");
 }
 
-/// Since when it is no number; empty when it always is one.
-std::string non_finite_paragraph(const ChartSeries& line) {
-  const CurveSummary all = summarize(line);
+/// The first step with NaN or infinity; empty if all values are finite.
+std::string non_finite_paragraph(const ChartSeries& one) {
+  const CurveSummary all = summarize(one);
   if (!all.first_non_finite) return "";
   const std::string first = std::to_string(static_cast<std::int64_t>(all.first_non_finite->first_step)),
                     last = std::to_string(static_cast<std::int64_t>(all.first_non_finite->last_step));
-  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_non_finite) +
+  return paragraph(one.name + " is NaN or infinite " + std::to_string(all.num_non_finite) +
                        (all.num_non_finite == 1 ? " time" : " times") + ", first " +
                        (first == last ? "at step " + first : "between steps " + first + " and " + last),
                    true);
 }
 
-/// train/loss and val/loss are drawn together.
+/// One card per last part of a name, so that train/loss and val/loss share a chart.
 std::string scalar_cards(const CurveLogger::Curves& curves) {
   std::vector<std::pair<std::string, std::vector<ChartSeries>>> drawings;
   for (const auto& [name, curve] : curves) {
@@ -91,41 +91,40 @@ std::string scalar_cards(const CurveLogger::Curves& curves) {
     found->second.push_back({name, curve.points()});
   }
   std::string html;
-  for (const auto& [title, lines] : drawings) {
-    std::string notes = lines.size() == 1 ? summary_paragraph(lines.front()) : "";
-    for (const ChartSeries& line : lines) notes += non_finite_paragraph(line);
-    html += card(lines.size() == 1 ? lines.front().name : title, notes + line_chart(lines) + make_legend(lines));
+  for (const auto& [title, series] : drawings) {
+    std::string notes = series.size() == 1 ? summary_paragraph(series.front()) : "";
+    for (const ChartSeries& one : series) notes += non_finite_paragraph(one);
+    html += card(series.size() == 1 ? series.front().name : title, notes + line_chart(series) + make_legend(series));
   }
   return html;
 }
 
 std::string phase_card(const RankRecord& record) {
-  std::vector<ChartSeries> lines;
+  std::vector<ChartSeries> series;
   for (std::size_t i = 0; i < kNumPhases; ++i)
-    lines.push_back({std::string(kPhaseNames[i]), record.phase_ms[i].points()});
+    series.push_back({std::string(kPhaseNames[i]), record.phase_ms[i].points()});
   ChartSeries other{"other", record.step_ms.points()};
   for (std::size_t p = 0; p < other.points.size(); ++p)
     for (const Curve& curve : record.phase_ms)
       if (p < curve.points().size()) other.points[p].sum -= curve.points()[p].sum;
-  lines.push_back(std::move(other));
+  series.push_back(std::move(other));
   const double mean_ms = record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0;
-  return card("time of a step, ms",
-              paragraph("rank " + std::to_string(record.rank) + ", mean " + format_short(mean_ms)) +
-                  stacked_chart(lines) + make_legend(lines));
+  return card("step time, ms", paragraph("rank " + std::to_string(record.rank) + ", mean " + format_short(mean_ms)) +
+                                   stacked_chart(series) + make_legend(series));
 }
 
 std::string rank_chart_card(const std::string& title, const std::vector<RankRecord>& ranks, Curve RankRecord::* curve) {
-  std::vector<ChartSeries> lines;
+  std::vector<ChartSeries> series;
   const std::size_t every = (ranks.size() + kMaxSeries - 1) / kMaxSeries;
   for (std::size_t i = 0; i < ranks.size(); i += every)
     if (!(ranks[i].*curve).points().empty())
-      lines.push_back({"rank " + std::to_string(ranks[i].rank), (ranks[i].*curve).points()});
-  if (lines.empty()) return "";
+      series.push_back({"rank " + std::to_string(ranks[i].rank), (ranks[i].*curve).points()});
+  if (series.empty()) return "";
   const std::string note =
-      lines.size() < ranks.size()
-          ? paragraph(std::to_string(lines.size()) + " of " + std::to_string(ranks.size()) + " ranks")
+      series.size() < ranks.size()
+          ? paragraph(std::to_string(series.size()) + " of " + std::to_string(ranks.size()) + " ranks")
           : "";
-  return card(title, note + line_chart(lines) + make_legend(lines));
+  return card(title, note + line_chart(series) + make_legend(series));
 }
 
 std::string percent(double part) {
@@ -166,10 +165,10 @@ std::string rank_table_card(const std::vector<RankRecord>& ranks) {
       ranks.size() > kMaxTableRows
           ? paragraph(std::to_string(kMaxTableRows) + " of " + std::to_string(ranks.size()) + " ranks")
           : "";
-  std::string head = "<tr><th>rank</th><th>host</th><th>ms a step</th><th>phases</th>";
+  std::string head = "<tr><th>rank</th><th>host</th><th>ms per step</th><th>phases</th>";
   for (const std::string_view name : kPhaseNames) head += "<th>" + std::string(name) + "</th>";
   return card("ranks",
-              note + "<div class=\"scroll\"><table>" + head + "<th>cores used</th><th>MiB at most</th></tr>" + rows +
+              note + "<div class=\"scroll\"><table>" + head + "<th>cores used</th><th>peak MiB</th></tr>" + rows +
                   "</table></div>",
               true);
 }
@@ -177,9 +176,9 @@ std::string rank_table_card(const std::vector<RankRecord>& ranks) {
 std::string step_timeline_card(const std::vector<RankRecord>& ranks) {
   const auto step = median_step(ranks);
   if (!step) return "";
-  std::vector<ChartSeries> lines;
-  for (const std::string_view name : kPhaseNames) lines.push_back({std::string(name), {}});
-  std::string key = make_legend(lines);
+  std::vector<ChartSeries> series;
+  for (const std::string_view name : kPhaseNames) series.push_back({std::string(name), {}});
+  std::string key = make_legend(series);
   key.insert(key.rfind("</div>"), "<span><i class=\"c6\"></i>operations between ranks</span>");
   const std::string note =
       ranks.size() > kMaxTimelineRows
@@ -206,14 +205,15 @@ std::string report_html(const Report& report) {
   if (!facts.empty()) html += "<dl>" + facts + "</dl>\n";
   html += "<main>\n" + scalar_cards(report.curves);
   if (!report.ranks.empty())
-    html += phase_card(report.ranks.front()) + rank_chart_card("ms of a step", report.ranks, &RankRecord::step_ms) +
+    html += phase_card(report.ranks.front()) +
+            rank_chart_card("step time by rank, ms", report.ranks, &RankRecord::step_ms) +
             rank_chart_card("CPU use, cores", report.ranks, &RankRecord::cpu_cores) +
             rank_chart_card("memory, MiB", report.ranks, &RankRecord::memory_mib) +
-            rank_chart_card("memory of the GPU, MiB", report.ranks, &RankRecord::device_mib) +
+            rank_chart_card("GPU memory, MiB", report.ranks, &RankRecord::device_mib) +
             step_timeline_card(report.ranks) + rank_table_card(report.ranks);
   return html + "</main></body></html>\n";
 }
 
 void write_report(const std::string& path, const Report& report) { replace_file(path, report_html(report)); }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

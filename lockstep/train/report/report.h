@@ -1,4 +1,4 @@
-// A run on one page, which opens in any browser without a network.
+// The report of a run: one HTML page that needs no network.
 #pragma once
 
 #include <string>
@@ -8,22 +8,23 @@
 #include "lockstep/train/report/curve_logger.h"
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
+/// The contents of a report.
 struct Report {
-  std::string title;                                       ///< of the run
-  std::vector<std::pair<std::string, std::string>> facts;  ///< at the top: {"ranks", "4"}, {"command", ...}
-  CurveLogger::Curves
-      curves;  ///< what was logged; names with the same last part, as train/loss and val/loss, share a drawing
-  std::vector<RankRecord> ranks;  ///< of all ranks, the first one's clock is the page's; may be empty
+  std::string title;                                       ///< name of the run
+  std::vector<std::pair<std::string, std::string>> facts;  ///< at the top of the page: {"ranks", "4"}, {"command", ...}
+  CurveLogger::Curves curves;                              ///< logged scalars; names with the same last part, such as
+                                                           ///< train/loss and val/loss, share a chart
+  std::vector<RankRecord> ranks;  ///< of all ranks, may be empty; times are on the first one's clock
 };
 
-/// HTML that is XML as well, with drawings as SVG and no script: some hundred kilobytes however long the run was. In
-/// light and dark as the reader's system is, from 320 points of width on. Text that comes from users stands there as
-/// text, whatever is in it. Pure.
+/// Returns the page as HTML that is also well-formed XML, with SVG charts and no scripts. Its size is bounded (hundreds
+/// of kilobytes) for runs of any length. It follows the light or dark mode of the system and fits screens from 320
+/// pixels of width. User text is escaped. Pure.
 std::string report_html(const Report& report);
 
-/// Puts it in the place of `path` in one step. Throws SystemError.
+/// Writes the page to `path`, atomically. Throws SystemError.
 void write_report(const std::string& path, const Report& report);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

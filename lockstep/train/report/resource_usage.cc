@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 ResourceUsage ResourceUsage::now() {
   rusage usage{};
@@ -20,8 +20,8 @@ ResourceUsage ResourceUsage::now() {
                     .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
                     .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
   use.peak_resident_bytes =
-      std::max(use.peak_resident_bytes, use.resident_bytes);  // the kernel counts them at different moments
+      std::max(use.peak_resident_bytes, use.resident_bytes);  // the kernel updates them at different times
   return use;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,17 +1,18 @@
-// What a process takes of its machine.
+// CPU time and memory of a process.
 #pragma once
 
 #include <cstdint>
 
-namespace lockstep::train {
+namespace lockstep::training {
 
+/// Resource usage of this process.
 struct ResourceUsage {
-  double cpu_seconds = 0;                 ///< of all its threads, since it began
-  std::uint64_t resident_bytes = 0;       ///< memory now, with what it shares with others
-  std::uint64_t peak_resident_bytes = 0;  ///< the most there was
+  double cpu_seconds = 0;                 ///< of all threads, since the start of the process
+  std::uint64_t resident_bytes = 0;       ///< current memory, including shared pages
+  std::uint64_t peak_resident_bytes = 0;  ///< maximum of resident_bytes
 
-  /// This process's, from the system; takes about 10 us.
+  /// Reads the current values from the kernel; takes about 10 us.
   static ResourceUsage now();
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -5,17 +5,17 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 Throughput::Throughput(const ThroughputOptions& options) : options_(options) {
   if (options.window < 1)
-    throw base::UsageError("ThroughputOptions: window is " + std::to_string(options.window) + "; allowed is 1 or more");
-  // Written so that a NaN is refused.
+    throw base::UsageError("ThroughputOptions: window is " + std::to_string(options.window) + "; expected 1 or more");
+  // Negated comparisons reject NaN.
   if (!(options.flops_per_step >= 0) || !(options.peak_flops >= 0) ||
       (options.flops_per_step > 0) != (options.peak_flops > 0))
     throw base::UsageError("ThroughputOptions: flops_per_step is " + std::to_string(options.flops_per_step) +
-                           ", peak_flops " + std::to_string(options.peak_flops) +
-                           "; allowed are two numbers above 0, or neither");
+                           ", peak_flops is " + std::to_string(options.peak_flops) +
+                           "; expected both above 0, or both 0");
 }
 
 void Throughput::add(const StepTimes& times, std::int64_t samples) {
@@ -58,4 +58,4 @@ NamedValues Throughput::values() const {
   return values;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

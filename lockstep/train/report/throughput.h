@@ -1,4 +1,4 @@
-// How fast a training is.
+// Steps and samples per second, phase fractions and MFU of a training.
 #pragma once
 
 #include <array>
@@ -8,35 +8,35 @@
 #include "lockstep/train/loggers/named_values.h"
 #include "lockstep/train/report/phase_timer.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
 struct ThroughputOptions {
-  int window = 100;           ///< steps, the newest ones, over which is averaged
-  double flops_per_step = 0;  ///< floating-point operations that this rank's part of the model needs in a step: 6 times
-                              ///< parameters times tokens of a transformer; 0: no MFU
-  double peak_flops = 0;      ///< what its device does in a second at best, as its maker says; 0: no MFU
+  int window = 100;           ///< number of most recent steps to average over
+  double flops_per_step = 0;  ///< floating-point operations of the model in a step on this rank: about 6 * parameters *
+                              ///< tokens for a transformer; 0: no MFU
+  double peak_flops = 0;      ///< peak floating-point operations per second of its device; 0: no MFU
 };
 
-/// Averages over a window.
+/// Averages over the window.
 struct Rates {
   double steps_per_second = 0;
   double samples_per_second = 0;
-  std::array<double, kNumPhases> phase_fractions{};  ///< of the time of a step; what is left of 1 is nobody's
-  double mfu = -1;  ///< part of the peak that the model's own operations use; negative: not known
+  std::array<double, kNumPhases> phase_fractions{};  ///< fractions of the step time; the rest to 1 is outside of phases
+  double mfu = -1;  ///< model FLOPs utilization: fraction of peak_flops; negative: unknown
 };
 
-/// Used by one thread.
+/// Averages the speed of the most recent steps. Used by one thread.
 class Throughput {
  public:
-  /// Throws UsageError for a window below 1, negative numbers, or one of flops_per_step and peak_flops alone.
+  /// Throws UsageError for a window below 1, negative numbers, or only one of flops_per_step and peak_flops.
   explicit Throughput(const ThroughputOptions& options);
 
-  /// A step of so many samples; of all ranks together for the rate of the job.
+  /// Adds a step. `samples`: of all ranks together, for the rate of the job.
   void add(const StepTimes& times, std::int64_t samples);
-  /// Zeros when there was no step yet.
+  /// Zeros before the first step.
   Rates rates() const;
-  /// The same for loggers: throughput/steps_per_second, throughput/samples_per_second, time/data ... time/other (parts
-  /// of a step), throughput/mfu when known.
+  /// The rates by name, for loggers: throughput/steps_per_second, throughput/samples_per_second, time/data ...
+  /// time/other (fractions of a step), and throughput/mfu if known.
   NamedValues values() const;
 
  private:
@@ -46,8 +46,8 @@ class Throughput {
     std::array<double, kNumPhases> phases{};
   };
   ThroughputOptions options_;
-  std::vector<Step> steps_;  // a ring, `window` long at last
+  std::vector<Step> steps_;  // a ring of at most `window` entries
   std::size_t next_ = 0;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

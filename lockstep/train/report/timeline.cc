@@ -9,13 +9,13 @@
 #include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/report/chart.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-// Units of the drawing.
+// In units of the viewBox.
 constexpr double kTimelineWidth = 720, kTimelineLeft = 62, kTimelineRight = 12;
 constexpr double kPhaseHeight = 16, kOperationHeight = 9, kRowGap = 10, kAxisHeight = 22;
-constexpr std::size_t kMaxOperations = 200;  // of a rank that are drawn
+constexpr std::size_t kMaxOperations = 200;  // drawn per rank
 
 std::string format_timeline_coordinate(double number) {
   char text[32];
@@ -32,7 +32,7 @@ const StepRecord* find_step(const RankRecord& record, std::int64_t step) {
 }
 
 struct TimeAxis {
-  std::int64_t begin = 0, end = 1;  // of the first record's clock
+  std::int64_t begin = 0, end = 1;  // on the clock of the first record
   double position(std::int64_t ns) const {
     const double part = static_cast<double>(ns - begin) / static_cast<double>(end - begin);
     return kTimelineLeft + std::clamp(part, 0.0, 1.0) * (kTimelineWidth - kTimelineLeft - kTimelineRight);
@@ -81,7 +81,7 @@ std::vector<int> assign_rows(const std::vector<std::pair<std::int64_t, std::int6
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return spans[a].first < spans[b].first; });
-  std::vector<std::int64_t> ends;  // of each lane
+  std::vector<std::int64_t> ends;  // end of the last span in each row
   std::vector<int> row_of(spans.size());
   for (const std::size_t i : order) {
     const auto free = std::find_if(ends.begin(), ends.end(), [&](std::int64_t end) { return end <= spans[i].first; });
@@ -147,4 +147,4 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
          " of all ranks\">" + svg + "</svg>";
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// One step of all ranks, as SVG.
+// The timeline of one step on all ranks, as SVG.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,19 @@
 
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// A step that all records have, the one of middle length on the first rank: neither the slowest nor the luckiest.
-/// Nothing when there is none.
+/// Returns the step of median duration on the first rank among the steps that all records contain; nullopt if there is
+/// none. Pure.
 std::optional<std::int64_t> median_step(const std::vector<RankRecord>& records);
 
-/// That step: a row a rank, with its phases, and below them its operations with other ranks. Times are moved by
-/// `offsets` (common_time.h). At most `max_rows` ranks.
+/// Draws a step: one row per rank, with its phases and, below them, its operations with other ranks. `offsets` are
+/// those of clock_offsets(). Draws at most `max_rows` ranks. Pure.
 std::string timeline(const std::vector<RankRecord>& records, const std::vector<std::int64_t>& offsets,
                      std::int64_t step, std::size_t max_rows);
 
-/// For spans [begin, end) a lane each, so that those of one lane do not overlap; as few lanes as it takes. Pure.
+/// Assigns each span [begin, end) to a row so that the spans of a row do not overlap, with as few rows as possible.
+/// Pure.
 std::vector<int> assign_rows(const std::vector<std::pair<std::int64_t, std::int64_t>>& spans);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -10,16 +10,16 @@
 #include "lockstep/train/report/clock_offsets.h"
 #include "lockstep/train/report/timeline.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
-enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // and those after it
+enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // and the tracks after it
 
 std::string json_string(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-/// Events of one rank, whose times are moved by `shift_ns`.
+/// Collects the events of one rank, with `shift_ns` added to their times.
 class TraceEventWriter {
  public:
   TraceEventWriter(int rank, std::int64_t shift_ns) : rank_(std::to_string(rank)), shift_ns_(shift_ns) {}
@@ -56,7 +56,7 @@ void add_operations(const RankRecord& record, TraceEventWriter& events) {
   for (const OperationSpan& operation : record.operations) times.emplace_back(operation.begin_ns, operation.end_ns);
   const std::vector<int> row_of = assign_rows(times);
   const int num_rows = row_of.empty() ? 0 : *std::max_element(row_of.begin(), row_of.end()) + 1;
-  for (int row = 0; row < num_rows; ++row) events.name_track(kOperations + row, "between ranks");
+  for (int row = 0; row < num_rows; ++row) events.name_track(kOperations + row, "operations");
   for (std::size_t i = 0; i < row_of.size(); ++i) {
     const OperationSpan& o = record.operations[i];
     events.span(kOperations + row_of[i], o.name.empty() ? o.kind : o.kind + " " + o.name, o.begin_ns, o.end_ns,
@@ -101,4 +101,4 @@ void write_trace(const std::string& path, const std::vector<RankRecord>& records
   replace_file(path, trace_json(records));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,4 +1,4 @@
-// Steps of all ranks as a trace for Perfetto and chrome://tracing.
+// A trace of the steps of all ranks for Perfetto and chrome://tracing.
 #pragma once
 
 #include <string>
@@ -6,14 +6,14 @@
 
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 
-/// JSON of the "Trace Event Format": a process a rank, in it a track of steps, one of phases, and as many as it takes
-/// of operations with other ranks; arguments tell steps, bytes and numbers of operations. All on one axis of time,
-/// microseconds since the first of it (common_time.h). Pure.
+/// Returns JSON in the Trace Event Format: one process per rank with a track of steps, a track of phases, and as many
+/// tracks as needed for operations with other ranks. Event arguments contain steps, bytes and operation numbers. Times
+/// are microseconds since the first event, on one time axis (clock_offsets()). Pure.
 std::string trace_json(const std::vector<RankRecord>& records);
 
-/// Puts it in the place of `path` in one step. Throws SystemError.
+/// Writes the trace to `path`, atomically. Throws SystemError.
 void write_trace(const std::string& path, const std::vector<RankRecord>& records);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -1,5 +1,5 @@
-// Loss scaling between ranks: an infinity on one skips the step on all, and nothing else differs from a training
-// without scaling.
+// Tests loss scaling across ranks: an infinity on one rank skips the step on all ranks, and otherwise the results equal
+// those without scaling.
 #include <limits>
 #include <optional>
 
@@ -50,24 +50,24 @@ const OptimizerVariant kVariants[] = {
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
-/// Those between which what follows makes a difference.
+/// The variants that differ in how they treat averaged gradients.
 const OptimizerVariant kVariantsWithAveraging[] = {kVariants[0], kVariants[3], kVariants[5], kVariants[6]};
 
-/// What happens between backward() and step().
+/// The actions in a step, between backward() and step().
 struct StepPlan {
-  int backwards = 1;  // in a step
+  int backwards = 1;
   bool no_sync = false;
   bool clip_norm = false;
-  bool clip_gradients_by_value = false;  // in the gradients
-  bool clip_by_optimizer = false;        // by the optimizer, where it is a fused one
+  bool clip_gradients_by_value = false;  // modifies the gradients
+  bool clip_by_optimizer = false;        // by the optimizer if it is a fused one
   bool average_before_unscale = false;
-  at::ScalarType wire = at::kFloat;
+  at::ScalarType wire_dtype = at::kFloat;
 };
 
 constexpr int kSteps = 9;
 bool is_bad(int step) { return step == 2 || step == 3 || step == 7; }
 
-/// A loss of which one rank's is infinite in bad steps.
+/// Returns a loss, which is infinite on the last rank if `bad`.
 at::Tensor loss_of(Mlp& net, int step, int part, bool bad) {
   const at::Tensor loss = net->forward(batch_of(world().rank(), 100 * step + part, {4, 7})).pow(2).sum();
   return bad && part == 0 && world().rank() == world().size() - 1 ? loss * std::numeric_limits<float>::infinity()
@@ -93,11 +93,11 @@ struct TrainResult {
   std::vector<bool> made;
 };
 
-/// With `scaler`: of kSteps steps, some of them bad; without: of the good ones.
+/// Trains kSteps steps with `scaler`; without one, only the steps that are not bad.
 TrainResult train(const OptimizerVariant& variant, const StepPlan& plan, GradScaler* scaler) {
   torch::manual_seed(1);
   Mlp net;
-  DistributedDataParallel ddp(net, world(), {.wire = plan.wire});
+  DistributedDataParallel ddp(net, world(), {.wire_dtype = plan.wire_dtype});
   const Optimizer optimizer = variant.make(ddp, net->parameters());
   TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
@@ -148,7 +148,7 @@ TEST(Amp, InfinityOnOneRankSkipsStepOnAllRanks) {
   expect_same(foreach<optim::LARS>("LARS by operations", optim::LARSOptions{.lr = 0.1, .momentum = 0.9}), {});
 }
 
-/// What a device would skip without telling anybody is not counted, in state_dict() and in torch's archive.
+/// Updates that a device skips are not counted, neither in state_dict() nor in torch's archive.
 TEST(Amp, SkippedUpdatesAreNotCounted) {
   torch::manual_seed(1);
   Mlp net;
@@ -164,7 +164,7 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   }
   EXPECT_EQ(made, kSteps - 3);
   torch::serialize::OutputArchive archive;
-  optimizer.save(archive);  // before state_dict(): it settles by itself
+  optimizer.save(archive);  // before state_dict(): save() corrects the counts itself
   for (const auto& [key, state] : optimizer.state())
     EXPECT_EQ(static_cast<const torch::optim::AdamWParamState&>(*state).step(), made);
   int counts = 0;
@@ -207,7 +207,7 @@ TEST(Amp, AveragedGradientsMayBeModified) {
 TEST(Amp, WorksWithBfloat16WireDtype) {
   if (world().transport() != "hierarchy") return;
   for (const OptimizerVariant& variant : kVariantsWithAveraging)
-    expect_same(variant, {.clip_norm = true, .wire = at::kBFloat16});
+    expect_same(variant, {.clip_norm = true, .wire_dtype = at::kBFloat16});
 }
 
 TEST(Amp, OneScalerForTwoModels) {
@@ -255,7 +255,7 @@ TEST(Amp, RanksAgreeThroughGroupWithoutDdp) {
     optimizer.zero_grad();
     const at::Tensor before = net->first->weight.detach().clone();
     const at::Tensor loss = scaler.scale(loss_of(net, step, 0, is_bad(step)));
-    const bool idle = world().size() > 1 && world().rank() == 0;  // it has no gradient, and keeps company
+    const bool idle = world().size() > 1 && world().rank() == 0;  // a rank without gradients takes part in the calls
     if (!idle) loss.backward();
     EXPECT_EQ(scaler.step(optimizer), !is_bad(step)) << step;
     scaler.update();
@@ -263,7 +263,7 @@ TEST(Amp, RanksAgreeThroughGroupWithoutDdp) {
   }
   EXPECT_EQ(scaler.get_scale(), 8);
   optimizer.zero_grad();
-  EXPECT_THROW(scaler.step(optimizer), base::UsageError);  // no rank has one
+  EXPECT_THROW(scaler.step(optimizer), base::UsageError);  // no rank has a gradient
 }
 
 TEST(Amp, RanksAgreeThroughGroupWithHostSyncEvery) {
@@ -304,7 +304,7 @@ template <typename Action>
 void expect_usage_error(const std::string& text, Action action) {
   try {
     action();
-    ADD_FAILURE() << "nothing refused: " << text;
+    ADD_FAILURE() << "no error; expected: " << text;
   } catch (const base::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
   }
@@ -324,7 +324,7 @@ TEST(Amp, UnsupportedUseOfFusedOptimizersIsRejected) {
     backward(0);
     scaler.unscale_(optimizer);
     backward(1);
-    expect_usage_error("backward() came after GradScaler::unscale_()", [&] { scaler.step(optimizer); });
+    expect_usage_error("backward() was called after GradScaler::unscale_()", [&] { scaler.step(optimizer); });
     scaler.update();
     optimizer.zero_grad();
   }
@@ -343,7 +343,7 @@ TEST(Amp, UnsupportedUseOfFusedOptimizersIsRejected) {
 }
 
 TEST(Amp, JoinedRanksShadowOthers) {
-  if (world().transport() == "hierarchy") return;  // refused with a fused optimizer
+  if (world().transport() == "hierarchy") return;  // not supported with a fused optimizer
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());

@@ -1,4 +1,5 @@
-// Checkpoints that all ranks write: whole or none, the same answer everywhere, and one rank's error is everybody's.
+// Tests checkpoints that all ranks write: they are atomic, all ranks get the same result, and an error on one rank is
+// thrown on all.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -19,13 +20,13 @@
 namespace lockstep::tests {
 namespace {
 
+using checkpoint::Checkpointer;
 using checkpoint::CheckpointParts;
-using checkpoint::Checkpoints;
 using checkpoint::SavedCheckpoint;
 using checkpoint::value_of;
 using testing::HasSubstr;
 
-// The model from rank 0, and from each rank what is its own.
+/// Returns the parts that this rank saves: its own part, and the model on rank 0.
 CheckpointParts parts_of(std::int64_t step) {
   const int rank = world().rank();
   CheckpointParts parts = {
@@ -35,7 +36,7 @@ CheckpointParts parts_of(std::int64_t step) {
   return parts;
 }
 
-// Every rank looks at what every rank wrote.
+/// Checks on each rank the parts of all ranks.
 void expect_complete(const std::optional<SavedCheckpoint>& found, std::int64_t step) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->step(), step);
@@ -51,7 +52,7 @@ void expect_complete(const std::optional<SavedCheckpoint>& found, std::int64_t s
 
 TEST(Checkpoints, AllRanksLoadTheSameCheckpoint) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   EXPECT_FALSE(checkpoints.latest());
   for (const std::int64_t step : {10, 20, 30}) {
     const auto report = checkpoints.save(step, parts_of(step));
@@ -63,7 +64,7 @@ TEST(Checkpoints, AllRanksLoadTheSameCheckpoint) {
 
 TEST(Checkpoints, CheckpointWithMissingShardIsSkippedByAllRanks) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
   const std::string latest = checkpoints.save(20, parts_of(20)).path;
   if (world().rank() == 0)
@@ -76,7 +77,7 @@ TEST(Checkpoints, CheckpointWithMissingShardIsSkippedByAllRanks) {
 
 TEST(Checkpoints, DiskErrorOnOneRankIsThrownOnAll) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
   const int last = world().size() - 1;
   std::int64_t step = 10;
@@ -93,7 +94,7 @@ TEST(Checkpoints, DiskErrorOnOneRankIsThrownOnAll) {
     }
     const int number = world().rank() == last ? end_file_operations() : 0;
     const auto all = world().all_gather_bytes(message);
-    ASSERT_EQ(all, std::vector<std::string>(all.size(), all[0])) << "ranks do not agree on what happened";
+    ASSERT_EQ(all, std::vector<std::string>(all.size(), all[0])) << "ranks got different results";
     if (!message.empty()) {
       EXPECT_THAT(message, HasSubstr("checkpoint of step " + std::to_string(step) + ": rank " + std::to_string(last) +
                                      ": cannot "));
@@ -104,7 +105,7 @@ TEST(Checkpoints, DiskErrorOnOneRankIsThrownOnAll) {
       EXPECT_EQ(found->step(), step) << k;
     }
     expect_complete(found, found->step());
-    // With one rank its operations go on behind what makes the checkpoint durable.
+    // With one rank, some file operations follow after the checkpoint is durable.
     const std::string at_the_end = world().broadcast_bytes(k >= number ? "yes" : "", last);
     if (at_the_end == "yes") break;
     ASSERT_LT(k, 200);
@@ -114,7 +115,7 @@ TEST(Checkpoints, DiskErrorOnOneRankIsThrownOnAll) {
 
 TEST(Checkpoints, AsyncSaveDuringTraining) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   const auto sum = torch::ones({1000});
   for (std::int64_t step = 1; step <= 40; ++step) {
     const auto gradient = torch::full({1000}, static_cast<double>(world().rank()));
@@ -136,7 +137,7 @@ TEST(Checkpoints, AsyncSaveDuringTraining) {
 
 TEST(Checkpoints, AsyncErrorIsThrownOnAllRanksByNextCall) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   CheckpointParts parts = parts_of(10);
   if (world().rank() == world().size() - 1) parts["own"]["bad"] = at::Tensor();
   checkpoints.save_async(10, parts);
@@ -150,7 +151,7 @@ TEST(Checkpoints, AsyncErrorIsThrownOnAllRanksByNextCall) {
 
 TEST(Checkpoints, FolderMissingOnOneRankIsAnErrorOnAll) {
   const SharedDir folder;
-  Checkpoints checkpoints(world(), folder.path());
+  Checkpointer checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
   const std::string path = world().rank() == 0 ? folder.path() + "/00000001-step-10" : folder.path() + "/elsewhere";
   if (world().size() == 1) return;
@@ -158,11 +159,11 @@ TEST(Checkpoints, FolderMissingOnOneRankIsAnErrorOnAll) {
               HasSubstr("elsewhere/MANIFEST.json: No such file or directory"));
 }
 
-// The group is closed after it: a job of its own.
+// A job of its own, because the error closes the group.
 TEST(CheckpointsFailures, DesyncIsDetectedWithWriterThread) {
   std::optional<TempDir> dir;
   if (world().rank() == 0) dir.emplace();
-  Checkpoints checkpoints(world(), world().broadcast_bytes(dir ? dir->path() : "", 0));
+  Checkpointer checkpoints(world(), world().broadcast_bytes(dir ? dir->path() : "", 0));
   comm::Group part = world().split(0);
   checkpoints.save_async(10, parts_of(10));
   checkpoints.wait();
@@ -171,7 +172,7 @@ TEST(CheckpointsFailures, DesyncIsDetectedWithWriterThread) {
       [&] { world().rank() == 0 ? world().barrier() : part.all_reduce(torch::ones({4})); });
   EXPECT_THAT(message, HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5))
-      << "not only at the limit on waiting for others";
+      << "before the deadline of the operation";
 }
 
 }  // namespace

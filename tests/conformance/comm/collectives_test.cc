@@ -1,5 +1,4 @@
-// Every operation of a group, for every dtype and layout of tensors, against a reference that each rank computes by
-// itself.
+// Tests each operation of a group with all dtypes and layouts, against a reference that each rank computes itself.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,13 +24,13 @@ constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kTransposed, Layout:
                                Layout::kEmpty};
 constexpr const char* kLayoutNames[] = {"contiguous", "transposed", "strided", "0-dim", "empty"};
 
-/// The shape of one rank's part, or of `parts` of them below each other.
+/// Returns the shape of one rank's part, or of `parts` of them concatenated.
 std::vector<std::int64_t> shape_of(Layout layout, int parts = 1) {
   if (layout == Layout::kScalar) return parts == 1 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{parts};
   return {layout == Layout::kEmpty ? 0 : 3 * parts, 5};
 }
 
-/// What rank `rank` puts in, row by row: small numbers, so that sums and products are exact in every dtype.
+/// Returns the input of rank `rank`: small numbers, so that sums and products are exact in every dtype.
 at::Tensor values(int rank, at::ScalarType dtype, const std::vector<std::int64_t>& shape, int salt = 0) {
   at::Tensor flat = at::arange(at::IntArrayRef(shape).empty() ? 1 : c10::multiply_integers(shape), at::kLong);
   flat = (flat * 7 + rank * 5 + salt * 3) % 4;  // 0 to 3
@@ -40,7 +39,7 @@ at::Tensor values(int rank, at::ScalarType dtype, const std::vector<std::int64_t
   return flat.to(dtype).view(shape);
 }
 
-/// The same numbers in memory of another layout. What lies between the elements of a strided tensor is 99.
+/// Returns the same numbers in another memory layout. The gaps between elements of a strided tensor contain 99.
 at::Tensor with_layout(const at::Tensor& tensor, Layout layout) {
   if (layout == Layout::kTransposed) {
     at::Tensor transposed_view = at::empty({tensor.size(1), tensor.size(0)}, tensor.options()).t();
@@ -53,7 +52,8 @@ at::Tensor with_layout(const at::Tensor& tensor, Layout layout) {
   return tensor.clone();
 }
 
-at::Tensor nothing(at::ScalarType dtype, Layout layout, int parts) {
+/// Returns an output tensor for `parts` parts, filled with a value that no operation computes.
+at::Tensor make_output(at::ScalarType dtype, Layout layout, int parts) {
   return with_layout(at::full(shape_of(layout, parts), dtype == at::kBool ? 0 : 77, dtype), layout);
 }
 
@@ -94,16 +94,16 @@ void for_each_case(const std::function<void(at::ScalarType, Layout, bool)>& chec
       }
 }
 
-/// All ranks, one after another; for the asynchronous form the last alone.
+/// Returns all ranks; for the asynchronous form only the last one.
 std::vector<int> roots(bool async) {
   std::vector<int> all;
   for (int r = async ? world().size() - 1 : 0; r < world().size(); ++r) all.push_back(r);
   return all;
 }
 
-void expect_same(const at::Tensor& got, const at::Tensor& wanted) {
-  EXPECT_EQ(got.sizes(), wanted.sizes());
-  EXPECT_TRUE(at::equal(got, wanted)) << "got\n" << got << "\nwanted\n" << wanted;
+void expect_same(const at::Tensor& got, const at::Tensor& expected) {
+  EXPECT_EQ(got.sizes(), expected.sizes());
+  EXPECT_TRUE(at::equal(got, expected)) << "got\n" << got << "\nexpected\n" << expected;
 }
 
 TEST(Collectives, AllReduce) {
@@ -160,7 +160,7 @@ TEST(Collectives, Broadcast) {
 TEST(Collectives, AllGather) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout)), layout);
-    const at::Tensor all = nothing(dtype, layout, world().size());
+    const at::Tensor all = make_output(dtype, layout, world().size());
     if (async)
       world().all_gather_async(all, mine).wait();
     else
@@ -177,7 +177,7 @@ TEST(Collectives, ReduceScatter) {
       if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
       const auto whole = shape_of(layout, world().size());
       const at::Tensor input = with_layout(values(world().rank(), dtype, whole), layout);
-      const at::Tensor part = nothing(dtype, layout, 1);
+      const at::Tensor part = make_output(dtype, layout, 1);
       if (async)
         world().reduce_scatter_async(part, input, op).wait();
       else
@@ -194,7 +194,7 @@ TEST(Collectives, Gather) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
       const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout), root), layout);
-      const at::Tensor all = world().rank() == root ? nothing(dtype, layout, world().size()) : at::Tensor();
+      const at::Tensor all = world().rank() == root ? make_output(dtype, layout, world().size()) : at::Tensor();
       if (async)
         world().gather_async(all, mine, root).wait();
       else
@@ -211,7 +211,7 @@ TEST(Collectives, Scatter) {
     for (const int root : roots(async)) {
       const auto whole = shape_of(layout, world().size());
       const at::Tensor input = world().rank() == root ? with_layout(values(root, dtype, whole), layout) : at::Tensor();
-      const at::Tensor part = nothing(dtype, layout, 1);
+      const at::Tensor part = make_output(dtype, layout, 1);
       if (async)
         world().scatter_async(part, input, root).wait();
       else
@@ -227,7 +227,7 @@ TEST(Collectives, AllToAll) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     const auto whole = shape_of(layout, world().size());
     const at::Tensor input = with_layout(values(world().rank(), dtype, whole), layout);
-    const at::Tensor output = nothing(dtype, layout, world().size());
+    const at::Tensor output = make_output(dtype, layout, world().size());
     if (async)
       world().all_to_all_async(output, input).wait();
     else
@@ -243,7 +243,7 @@ TEST(Collectives, AllToAll) {
 
 TEST(Collectives, AllGatherUnequal) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
-    // Rank r has r rows (rank 0 none), but for the layouts that have one shape alone.
+    // Rank r has r rows (rank 0 none), except for layouts with a fixed shape.
     const auto shape = [&](int rank) {
       return layout == Layout::kScalar || layout == Layout::kEmpty ? shape_of(layout)
                                                                    : std::vector<std::int64_t>{rank, 2};
@@ -260,7 +260,7 @@ TEST(Collectives, AllGatherUnequal) {
 }
 
 TEST(Collectives, AllGatherUnequalOfDifferentDimensions) {
-  // Rank r's part has r dimensions.
+  // The part of rank r has r dimensions.
   const auto shape = [](int rank) { return std::vector<std::int64_t>(static_cast<std::size_t>(rank), 2); };
   const auto all = world().all_gather_unequal(values(world().rank(), at::kInt, shape(world().rank())));
   for (int r = 0; r < world().size(); ++r) expect_same(all[static_cast<std::size_t>(r)], values(r, at::kInt, shape(r)));
@@ -271,7 +271,7 @@ TEST(Collectives, BroadcastAndGatherBytes) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{1} << 20}) {
       std::string text(size, '\0');
       for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 31 + static_cast<std::size_t>(root));
-      EXPECT_EQ(world().broadcast_bytes(world().rank() == root ? text : "not looked at", root), text);
+      EXPECT_EQ(world().broadcast_bytes(world().rank() == root ? text : "ignored", root), text);
     }
   const auto bytes = [](int rank) {
     return std::string(static_cast<std::size_t>(rank) * 1000, static_cast<char>('a' + rank));
@@ -302,18 +302,18 @@ TEST(Collectives, EightMegabytes) {
   EXPECT_EQ(mine.max().item<float>(), static_cast<float>(sum));
 }
 
-/// A copy of `tensor` where only this process can read it.
+/// Returns a copy of `tensor` in memory of this process, which is not shared.
 at::Tensor copy_outside_arena(const at::Tensor& tensor) {
   auto memory = std::make_shared<std::vector<char>>(tensor.nbytes());
   return at::from_blob(memory->data(), tensor.sizes(), [memory](void*) {}, tensor.options()).copy_(tensor);
 }
 
-/// Large enough to be read where it lies, or to go through several pieces; whole numbers, so that sums are exact.
-at::Tensor make_values(int rank, std::int64_t count) {
+/// Returns integers, so that sums are exact.
+at::Tensor int_values(int rank, std::int64_t count) {
   return at::arange(count, at::kLong).remainder(97).add(rank).to(at::kFloat);
 }
 
-void check_all_operations(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& place) {
+void check_all_operations(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& copy) {
   Group& w = world();
   const int size = w.size(), me = w.rank(), root = size - 1;
   const auto part = [&](const at::Tensor& whole, int r) { return whole.narrow(0, r * n, n); };
@@ -322,40 +322,40 @@ void check_all_operations(std::int64_t n, const std::function<at::Tensor(const a
     for (int r = 0; r < size; ++r) parts.push_back(of(r));
     return parts;
   };
-  const at::Tensor sum = at::stack(all([&](int r) { return make_values(r, n); })).sum(0);
-  const at::Tensor cat = at::cat(all([&](int r) { return make_values(r, n); }));
+  const at::Tensor sum = at::stack(all([&](int r) { return int_values(r, n); })).sum(0);
+  const at::Tensor cat = at::cat(all([&](int r) { return int_values(r, n); }));
 
-  at::Tensor t = place(make_values(me, n));
+  at::Tensor t = copy(int_values(me, n));
   w.all_reduce(t);
   EXPECT_TRUE(t.equal(sum)) << "all_reduce";
-  t = place(make_values(me, n));
+  t = copy(int_values(me, n));
   w.reduce(t, root);
   EXPECT_TRUE(me != root || t.equal(sum)) << "reduce";
-  t = place(make_values(me, n));
+  t = copy(int_values(me, n));
   w.broadcast(t, root);
-  EXPECT_TRUE(t.equal(make_values(root, n))) << "broadcast";
-  at::Tensor whole = place(at::zeros({size * n}));
-  w.all_gather(whole, place(make_values(me, n)));
+  EXPECT_TRUE(t.equal(int_values(root, n))) << "broadcast";
+  at::Tensor whole = copy(at::zeros({size * n}));
+  w.all_gather(whole, copy(int_values(me, n)));
   EXPECT_TRUE(whole.equal(cat)) << "all_gather";
-  whole = place(at::zeros({size * n}));
-  w.gather(whole, place(make_values(me, n)), root);
+  whole = copy(at::zeros({size * n}));
+  w.gather(whole, copy(int_values(me, n)), root);
   EXPECT_TRUE(me != root || whole.equal(cat)) << "gather";
-  t = place(at::zeros({n}));
-  w.scatter(t, place(cat), root);
-  EXPECT_TRUE(t.equal(make_values(me, n))) << "scatter";
-  t = place(at::zeros({n}));
-  w.reduce_scatter(t, place(make_values(me, size * n)));
-  EXPECT_TRUE(t.equal(part(at::stack(all([&](int r) { return make_values(r, size * n); })).sum(0), me)))
+  t = copy(at::zeros({n}));
+  w.scatter(t, copy(cat), root);
+  EXPECT_TRUE(t.equal(int_values(me, n))) << "scatter";
+  t = copy(at::zeros({n}));
+  w.reduce_scatter(t, copy(int_values(me, size * n)));
+  EXPECT_TRUE(t.equal(part(at::stack(all([&](int r) { return int_values(r, size * n); })).sum(0), me)))
       << "reduce_scatter";
-  whole = place(at::zeros({size * n}));
-  w.all_to_all(whole, place(make_values(me, size * n)));
-  EXPECT_TRUE(whole.equal(at::cat(all([&](int r) { return part(make_values(r, size * n), me); })))) << "all_to_all";
+  whole = copy(at::zeros({size * n}));
+  w.all_to_all(whole, copy(int_values(me, size * n)));
+  EXPECT_TRUE(whole.equal(at::cat(all([&](int r) { return part(int_values(r, size * n), me); })))) << "all_to_all";
   if (size == 1) return;
-  t = place(at::zeros({n}));
-  Work sent = w.send_async(place(make_values(me, n)), (me + 1) % size);
+  t = copy(at::zeros({n}));
+  Work sent = w.send_async(copy(int_values(me, n)), (me + 1) % size);
   w.recv(t, (me + size - 1) % size);
   sent.wait();
-  EXPECT_TRUE(t.equal(make_values((me + size - 1) % size, n))) << "send and recv";
+  EXPECT_TRUE(t.equal(int_values((me + size - 1) % size, n))) << "send and recv";
 }
 
 TEST(Collectives, LargeTensorsOfEveryOperation) {
@@ -370,18 +370,18 @@ TEST(Collectives, TensorsOutsideArena) {
 TEST(Collectives, TensorsOutsideArenaOnSomeRanks) {
   const int size = world().size();
   const std::int64_t counts[] = {131'072, 131'073,   400'003,
-                                 1,       1'000'000, 9};  // the first is the largest that goes in one piece
+                                 1,       1'000'000, 9};  // the first is the largest that is sent in one chunk
   std::vector<at::Tensor> tensors;
-  std::vector<Work> works;  // one behind the other
+  std::vector<Work> works;
   for (std::size_t i = 0; i < std::size(counts); ++i) {
-    const at::Tensor mine = make_values(world().rank(), counts[i]);
+    const at::Tensor mine = int_values(world().rank(), counts[i]);
     const bool hidden = world().rank() == static_cast<int>(i) % size;
     tensors.push_back(hidden ? copy_outside_arena(mine) : mine);
     works.push_back(world().all_reduce_async(tensors.back()));
   }
   for (Work& work : works) work.wait();
   for (std::size_t i = 0; i < std::size(counts); ++i)
-    EXPECT_TRUE(tensors[i].equal(make_values(0, counts[i]) * size + size * (size - 1) / 2)) << counts[i];
+    EXPECT_TRUE(tensors[i].equal(int_values(0, counts[i]) * size + size * (size - 1) / 2)) << counts[i];
 }
 
 TEST(Collectives, ShmAddsInRankOrder) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# gpu_failure.sh EXPECTED COMMAND...: the job's tests pass (a job that has failed ends with another code than 0 all the same), and it says EXPECTED.
+# expect_output.sh EXPECTED COMMAND...: checks that the tests of a job pass and that its output contains EXPECTED. The
+# exit code of the job is ignored, because a job that reported a failure does not exit with 0.
 set -uo pipefail
 expected=$1
 shift
-said=$("$@" 2>&1)
-printf '%s\n' "$said"
-if grep -qE '\] [A-Za-z.]+ failed$|  FAILED  ' <<<"$said"; then exit 1; fi
-grep -qF '[  PASSED  ] 1 test.' <<<"$said" || { echo "no test has passed"; exit 1; }
-[ -z "$expected" ] || grep -qF "$expected" <<<"$said" || { echo "nobody said: $expected"; exit 1; }
+output=$("$@" 2>&1)
+printf '%s\n' "$output"
+if grep -qE '\] [A-Za-z.]+ failed$|  FAILED  ' <<<"$output"; then exit 1; fi
+grep -qF '[  PASSED  ] 1 test.' <<<"$output" || { echo "no test passed"; exit 1; }
+[ -z "$expected" ] || grep -qF "$expected" <<<"$output" || { echo "not in the output: $expected"; exit 1; }

@@ -1,5 +1,5 @@
-// Ranks that do not do the same: who is told what, and how soon. Each case is a job of its own, for its error is the
-// job's first cause.
+// Tests the errors of ranks whose calls differ, and how soon they are thrown. Each case is a job of its own, because
+// its error is the first cause of the job.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,12 +30,12 @@ using comm::Work;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What a comparison finds is told at once, what two waits mean after looks at 0.2, 0.45 and 0.76 s. Bounds are for a
-// busy machine.
+// A comparison of calls reports a difference at once; deadlock detection polls after 0.2, 0.45 and 0.76 s. The limits
+// are for a busy machine.
 constexpr auto kComparisonLimit = 2s;
 constexpr auto kPollingLimit = 5s;
 
-/// The E that `call` throws within `limit`, and nothing but E.
+/// Returns the E that `call` must throw within `limit`.
 template <typename E, typename Call>
 E thrown_within(Deadline::Clock::duration limit, Call call) {
   const auto begin = Deadline::Clock::now();
@@ -45,18 +45,18 @@ E thrown_within(Deadline::Clock::duration limit, Call call) {
     const auto took = Deadline::Clock::now() - begin;
     EXPECT_LT(took, limit);
     if (world().rank() == 0)
-      std::printf("told after %.2f s: %s\n", std::chrono::duration<double>(took).count(), error.what());
+      std::printf("thrown after %.2f s: %s\n", std::chrono::duration<double>(took).count(), error.what());
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
     return error;
   } catch (const std::exception& error) {
-    ADD_FAILURE() << "another error: " << error.what();
+    ADD_FAILURE() << "a different error: " << error.what();
   }
-  ADD_FAILURE() << "not the error that was expected";
-  throw std::runtime_error("the test cannot go on");
+  ADD_FAILURE() << "the expected error was not thrown";
+  throw std::runtime_error("the test cannot continue");
 }
 
-/// Every rank is told that rank 0 made one call and another rank, the first that was found, a different one; `group`,
-/// in which this rank made it, is closed after it.
+/// Expects on each rank the error that rank 0 called `first` and another rank called `second`, and that `group`, on
+/// which this rank called, is closed afterwards.
 template <typename Call>
 void expect_desync(const std::string& first, const std::string& second, Call call,
                    Deadline::Clock::duration limit = kComparisonLimit, Group group = world()) {
@@ -71,8 +71,7 @@ void expect_desync(const std::string& first, const std::string& second, Call cal
 
 at::Tensor make_tensor() { return at::zeros({4}); }
 bool on_rank(int rank) { return world().rank() == rank; }
-/// For the cases in which the last rank is the odd one: the others.
-bool last() { return on_rank(world().size() - 1); }
+bool is_last_rank() { return on_rank(world().size() - 1); }
 
 TEST(Failures, DifferentOperations) {
   expect_desync("all_reduce(float32[4])", "broadcast(float32[4], root 0)",
@@ -81,7 +80,7 @@ TEST(Failures, DifferentOperations) {
 
 TEST(Failures, LateCallOnAnotherGroup) {
   Group again = world().split(0);
-  if (on_rank(0)) std::this_thread::sleep_for(4s);  // the others look less often by then
+  if (on_rank(0)) std::this_thread::sleep_for(4s);  // the others poll less often by then
   const auto entered = Deadline::Clock::now();
   const std::string text = message_of<DesyncError>([&] { on_rank(0) ? again.barrier() : world().barrier(); });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 0 called barrier()"), HasSubstr("rank ")));
@@ -111,7 +110,7 @@ TEST(Failures, DifferentShapes) {
 }
 
 TEST(Failures, DifferentShapesOfLargeTensors) {
-  // One that is compared when the data is already shown: nothing must have moved.
+  // Calls with large tensors are compared after their data is published: the tensors must be unchanged.
   const at::Tensor large = at::full({300000}, 1.0 + world().rank());
   expect_desync("all_reduce(float32[300000])", "all_reduce(float32[1000,300])",
                 [&] { world().all_reduce(on_rank(0) ? large : large.view({1000, 300})); });
@@ -162,7 +161,7 @@ TEST(Failures, OperationsQueuedBehindFailureFailAlike) {
   for (int i = 0; i < 3; ++i) works.push_back(start(i));
   try {
     while (works.size() < 5) works.push_back(start(3));
-  } catch (const DesyncError& error) {  // by then the failure may be known
+  } catch (const DesyncError& error) {  // the failure may have closed the group
     EXPECT_THAT(error.what(), HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
   }
   works[1].wait();
@@ -174,16 +173,16 @@ TEST(Failures, OperationsQueuedBehindFailureFailAlike) {
 }
 
 TEST(Failures, DifferingRankIsNamed) {
-  // With three ranks the last, which differs, is at fault; with two it is rank 1 as far as anybody can tell.
-  const auto error = thrown_within<DesyncError>(kComparisonLimit,
-                                                [] { last() ? world().barrier() : world().all_reduce(make_tensor()); });
+  // With three ranks, the last one differs from the majority. With two ranks, rank 1 is reported.
+  const auto error = thrown_within<DesyncError>(
+      kComparisonLimit, [] { is_last_rank() ? world().barrier() : world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.peer(), world().size() - 1);
   EXPECT_EQ(error.rank(), world().rank());
   EXPECT_THAT(error.op(), HasSubstr("#1"));
 }
 
 TEST(Failures, RankLeavesWorld) {
-  if (last()) return leave_world();
+  if (is_last_rank()) return leave_world();
   const auto error = thrown_within<CommError>(kPollingLimit, [] { world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.cause(), Cause::kUnevenInput);
   EXPECT_EQ(error.peer(), world().size() - 1);
@@ -192,7 +191,7 @@ TEST(Failures, RankLeavesWorld) {
 }
 
 TEST(Failures, RankExitsWithoutLeaving) {
-  if (last()) ::_exit(0);
+  if (is_last_rank()) ::_exit(0);
   const auto error = thrown_within<CommError>(kPollingLimit, [] { world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.cause(), Cause::kUnevenInput);
   EXPECT_EQ(error.peer(), world().size() - 1);
@@ -235,14 +234,14 @@ TEST(Failures, SenderAndReceiverDiffer) {
   EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
 }
 
-/// The last rank does not come; the others wait `patience`.
+/// The last rank makes no call; the others wait for `timeout`.
 void expect_timeout(std::chrono::milliseconds timeout) {
   std::optional<TempDir> own;
-  if (last()) own.emplace();
+  if (is_last_rank()) own.emplace();
   const std::string folder = world().broadcast_bytes(own ? own->path() : "", world().size() - 1);
   const auto done = [&](int rank) { return folder + "/" + std::to_string(rank); };
   const std::string absent = std::to_string(world().size() - 1);
-  if (last()) {
+  if (is_last_rank()) {
     for (int r = 0; r + 1 < world().size(); ++r)
       for (const Deadline limit = Deadline::in(20s); !std::filesystem::exists(done(r)) && !limit.expired();)
         std::this_thread::sleep_for(1ms);
@@ -252,9 +251,9 @@ void expect_timeout(std::chrono::milliseconds timeout) {
     world().all_reduce(make_tensor(), ReduceOp::kSum, {.name = "loss", .deadline = Deadline::in(timeout)});
   });
   EXPECT_EQ(error.cause(), Cause::kRankStuck);
-  const std::string waits = world().size() < 3 ? "" : "; ranks that wait too: ";
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce(loss: float32[4])"),
-                                  HasSubstr("ranks that have not come: " + absent + waits)));
+  const std::string waiting = world().size() < 3 ? "" : "; other waiting ranks: ";
+  EXPECT_THAT(error.what(),
+              AllOf(HasSubstr("all_reduce(loss: float32[4])"), HasSubstr("absent ranks: " + absent + waiting)));
   std::ofstream(done(world().rank())).put('x');
 }
 
@@ -262,7 +261,7 @@ TEST(Failures, LongDeadlineNamesMissingRanks) { expect_timeout(1500ms); }
 TEST(Failures, ShortDeadlineNamesMissingRanks) { expect_timeout(50ms); }
 
 TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
-  // As ddp reports a difference that it finds: there on rank 0, and the others wait.
+  // DDP reports a difference of replicas in this way.
   const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
     if (on_rank(0))
       world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
@@ -274,10 +273,10 @@ TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
 TEST(Failures, GroupMayBeDestroyedBeforeItsOperations) {
   Work work = [] {
     Group part = world().split(0);
-    return last() ? Work(part.barrier_async()) : world().barrier_async();
+    return is_last_rank() ? Work(part.barrier_async()) : world().barrier_async();
   }();
-  if (last()) {
-    // Its group went with the block, while the others had not come.
+  if (is_last_rank()) {
+    // The group was destroyed before the other ranks called.
     EXPECT_THROW(work.wait(), CommError);
     world().barrier();
   } else {
@@ -291,11 +290,11 @@ TEST(Failures, InitAfterLeavingIsRejected) {
   EXPECT_THAT(message_of<base::UsageError>([] { comm::init(); }), HasSubstr("has left its world"));
 }
 
-// Started by killed_rank_test.cc, which looks at the launcher from outside.
+// Started by killed_rank_test.cc, which checks the output of the launcher.
 TEST(Killed, LastRankIsKilled) {
   world().barrier();
-  ::signal(SIGTERM, SIG_IGN);  // the launcher ends the others as soon as it knows
-  if (last()) ::raise(SIGKILL);
+  ::signal(SIGTERM, SIG_IGN);  // the launcher terminates the others after the death
+  if (is_last_rank()) ::raise(SIGKILL);
   const auto error = thrown_within<PeerLostError>(kPollingLimit, [] {
     for (;;) world().all_reduce(at::zeros({1 << 18}));
   });

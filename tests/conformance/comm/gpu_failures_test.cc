@@ -1,4 +1,4 @@
-// What goes wrong on GPUs and in NCCL, both pretended: FAKE_NCCL_FAULT says what, for each case (CMakeLists.txt).
+// Tests errors of GPUs and of NCCL, with fakes of both. FAKE_NCCL_FAULT injects the error of each case (gpu.cmake).
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -40,8 +40,8 @@ CaughtError catch_comm_error(const Call& call) {
   return {};
 }
 
-/// What ends on the GPU after a call has returned is thrown by the next one. The stream ends by itself, though the
-/// operation could not.
+/// Returns the error of an all_reduce that fails on the GPU after the call has returned: a later call throws it. The
+/// stream must end although the operation cannot.
 CaughtError run_failing_all_reduce() {
   return catch_comm_error([&] {
     const at::Tensor tensor = ones();
@@ -52,15 +52,15 @@ CaughtError run_failing_all_reduce() {
 }
 
 const std::string kFailedOnRankOne =
-    "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, pretended GPU) of host ";
+    "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, fake GPU) of host ";
 
 TEST(GpuFailures, OutOfMemoryInCommInit) {
   const CaughtError error = run_failing_all_reduce();
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(
-      error.text,
-      AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kFailedOnRankOne),
-            HasSubstr("CUDA says cudaErrorMemoryAllocation"), HasSubstr("NCCL says: Cuda failure 2 'out of memory'")));
+  EXPECT_THAT(error.text,
+              AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kFailedOnRankOne),
+                    HasSubstr("CUDA reports cudaErrorMemoryAllocation"),
+                    HasSubstr("NCCL reports: Cuda failure 2 'out of memory'")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), Not(HasSubstr("driver"))));
 }
 
@@ -73,21 +73,21 @@ TEST(GpuFailures, DriverTooOldInFirstBroadcast) {
   EXPECT_THAT(error.text,
               AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kFailedOnRankOne),
                     HasSubstr("cudaErrorInsufficientDriver")));
-  EXPECT_THAT(error.hint, HasSubstr("driver too old"));
+  EXPECT_THAT(error.hint, HasSubstr("update NVIDIA's driver"));
 }
 
 TEST(GpuFailures, InvalidDeviceOrdinal) {
   const CaughtError error = run_failing_all_reduce();
   EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kFailedOnRankOne),
                                 HasSubstr("cudaErrorInvalidDevice")));
-  EXPECT_THAT(error.hint, AllOf(HasSubstr("is cuda:1 there?"), HasSubstr("CUDA_VISIBLE_DEVICES is not set")));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("check that cuda:1 exists"), HasSubstr("CUDA_VISIBLE_DEVICES is not set")));
 }
 
 TEST(GpuFailures, UnknownCudaError) {
   const CaughtError error = run_failing_all_reduce();
-  EXPECT_THAT(error.text, HasSubstr("CUDA refused something"));
-  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("driver too old"), HasSubstr("CUDA_VISIBLE_DEVICES"),
-                                HasSubstr("another process")));
+  EXPECT_THAT(error.text, HasSubstr("a CUDA call failed"));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("update NVIDIA's driver"),
+                                HasSubstr("CUDA_VISIBLE_DEVICES"), HasSubstr("another process")));
 }
 
 TEST(GpuFailures, SystemError) {
@@ -98,7 +98,7 @@ TEST(GpuFailures, SystemError) {
   EXPECT_THAT(
       error.text,
       AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kFailedOnRankOne), HasSubstr("interface wire7 of host "),
-            HasSubstr("whose address for the others is 127.0.0.1"), HasSubstr("Connection refused")));
+            HasSubstr("whose address for the other ranks is 127.0.0.1"), HasSubstr("Connection refused")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("firewalls"), HasSubstr("/dev/shm")));
 }
 
@@ -114,7 +114,8 @@ TEST(GpuFailures, RankNeverStartsOperation) {
   const CaughtError error = run_failing_all_reduce();
   EXPECT_TRUE(error.timeout) << error.text;
   EXPECT_EQ(error.cause, base::Cause::kRankStuck);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss: float32[4] on cuda)"), HasSubstr("all ranks have come")));
+  EXPECT_THAT(error.text,
+              AllOf(HasSubstr("all_reduce(loss: float32[4] on cuda)"), HasSubstr("all ranks have started it")));
   EXPECT_LT(Clock::now() - begun, std::chrono::seconds(15));
 }
 
@@ -138,7 +139,7 @@ TEST(GpuFailures, RankDies) {
   EXPECT_THAT(error.text, HasSubstr("rank 1 was killed by SIGKILL"));
 }
 
-/// It fails on the GPU when nothing is called any more.
+/// The operation fails on the GPU after the last call of the rank.
 TEST(GpuFailures, ErrorAfterLastCall) { world().all_reduce(ones()); }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// gpu_probe [late]: what init() has loaded, and which GPU it has taken; with "late" libtorch is asked for GPUs before.
+// A rank that prints its device, and whether init() loaded libtorch_cuda.
+//   gpu_probe [late]   late: libtorch queries the GPUs before init()
 #include <ATen/Context.h>
 
 #include <cstdio>

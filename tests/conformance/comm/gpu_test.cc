@@ -1,4 +1,4 @@
-// Tensors on GPUs, which are pretended (tests/support/gpu): by NCCL, and through the host's memory over other
+// Tests operations on GPU tensors with fake GPUs (tests/support/gpu): over NCCL, and through host memory over other
 // transports.
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -16,12 +16,12 @@ using tests::world;
 at::Device gpu() { return world().device(); }
 int num_ranks() { return world().size(); }
 
-/// 1, 2, 3, ... times `factor`.
+/// Returns 1, 2, 3, ... times `factor`.
 at::Tensor numbers(std::int64_t count, double factor, at::ScalarType dtype) {
   return (at::arange(1, count + 1, at::kDouble) * factor).to(dtype);
 }
 
-/// On the GPU when the stream gets there: the copy is not waited for.
+/// Copies a tensor to the GPU asynchronously, on the current stream.
 at::Tensor on_gpu(const at::Tensor& tensor) {
   const at::Tensor pinned = at::empty(tensor.sizes(), tensor.options().pinned_memory(true)).copy_(tensor);
   return at::empty(tensor.sizes(), tensor.options().device(gpu())).copy_(pinned, /*non_blocking=*/true);
@@ -42,7 +42,7 @@ const at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloa
 TEST(Gpu, DeviceOfThisRank) {
   EXPECT_EQ(gpu().type(), at::kCUDA);
   EXPECT_EQ(gpu().index(), world().local_rank() % c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
-  EXPECT_EQ(at::empty({1}, at::TensorOptions(at::kCUDA)).device(), gpu());  // the current one
+  EXPECT_EQ(at::empty({1}, at::TensorOptions(at::kCUDA)).device(), gpu());  // the current device
 }
 
 TEST(Gpu, AllReduce) {
@@ -133,7 +133,7 @@ TEST(Gpu, AllRanksMaySendBeforeReceiving) {
 }
 
 TEST(Gpu, SplitGroups) {
-  world().all_reduce(on_gpu(numbers(1, 1, at::kFloat)));  // by NCCL a split is then made of what there is
+  world().all_reduce(on_gpu(numbers(1, 1, at::kFloat)));  // after it NCCL splits the existing communicator
   comm::Group parity = world().split(world().rank() % 2, -world().rank());
   double expected = 0;
   for (int rank = world().rank() % 2; rank < num_ranks(); rank += 2) expected += rank + 1;

@@ -1,4 +1,4 @@
-// Messages between two ranks, operations in flight together, groups of some ranks, and calls that are refused.
+// Tests messages between two ranks, concurrent operations, split groups, and invalid calls.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ int next() { return (world().rank() + 1) % world().size(); }
 int previous() { return (world().rank() + world().size() - 1) % world().size(); }
 at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 
-/// A folder that all ranks know.
+/// A folder that all ranks share, for markers. The constructor and the destructor are collective.
 class MarkerFolder {
  public:
   MarkerFolder() {
@@ -98,7 +98,7 @@ TEST(PointToPoint, MessagesToAPeerArriveInOrder) {
 
 TEST(PointToPoint, MessagesOfDifferentPeersAreIndependent) {
   if (world().size() < 3 || world().rank() > 2) return;
-  // Rank 1 sends only when rank 2's message has arrived, which rank 0 asked for after rank 1's.
+  // Rank 1 sends only after rank 2's message has arrived, which rank 0 receives after that of rank 1.
   if (world().rank() == 0) {
     at::Tensor from_one = number(-1);
     at::Tensor from_two = number(-1);
@@ -140,7 +140,7 @@ TEST(InFlight, ManyOperationsOfManyKinds) {
     works.push_back(world().barrier_async());
   }
   const at::Tensor last = number(1);
-  world().all_reduce(last);  // behind all of them
+  world().all_reduce(last);  // queued behind all of them
   EXPECT_EQ(last.item<double>(), size);
   for (auto work = works.rbegin(); work != works.rend(); ++work) {
     EXPECT_TRUE(work->done());
@@ -174,12 +174,12 @@ TEST(InFlight, TimedOutWaitDoesNotEndOperation) {
 
 TEST(InFlight, EarlyReceiveIsNotADeadlock) {
   if (world().size() < 2) return;
-  // Rank 0 is about to join in, as rank 1 is about to send: nobody waits for ever.
+  // Rank 0 joins the barrier later, and rank 1 sends later: no deadlock.
   const at::Tensor message = number(-1);
   std::optional<Work> early;
   if (world().rank() == 0) {
     early = world().recv_async(message, 1);
-    std::this_thread::sleep_for(2500ms);  // the others look at each other several times
+    std::this_thread::sleep_for(2500ms);  // the others poll each other several times
   }
   world().barrier();
   if (world().rank() == 1) world().send(number(5), 0);
@@ -207,7 +207,7 @@ TEST(Split, ByColorAndKey) {
   const int size = world().size();
   Group half = world().split(world().rank() % 2, -world().rank());
   EXPECT_EQ(half.size(), (size + 1 - world().rank() % 2) / 2);
-  // Ordered by key: the highest rank of the world is first.
+  // Ordered by key: the highest rank of the world comes first.
   const at::Tensor all = at::empty({half.size()}, at::kDouble);
   half.all_gather(all, number(world().rank()));
   for (int i = 0; i + 1 < half.size(); ++i) EXPECT_EQ(all[i].item<double>(), all[i + 1].item<double>() + 2);
@@ -215,7 +215,7 @@ TEST(Split, ByColorAndKey) {
   EXPECT_EQ(half.name(), "world." + half.name().substr(6));
   EXPECT_THAT(half.name(), HasSubstr("[" + std::to_string(world().rank() % 2) + "]"));
 
-  Group again = half.split(0);  // equal keys: in the order of the group
+  Group again = half.split(0);  // equal keys keep the order of the group
   EXPECT_EQ(again.rank(), half.rank());
   EXPECT_EQ(again.size(), half.size());
   const at::Tensor one = number(1);
@@ -230,7 +230,7 @@ TEST(Split, ByColorAndKey) {
 }
 
 TEST(Split, GroupsAreIndependent) {
-  // In opposite orders on odd and even ranks, which asynchronous operations of two groups may be started in.
+  // Ranks may start asynchronous operations of two groups in different orders.
   Group a = world().split(0);
   Group b = world().split(0);
   const at::Tensor in_a = number(1);
@@ -273,21 +273,21 @@ TEST(InvalidCalls, RejectedBeforeCommunication) {
     EXPECT_THAT(text, HasSubstr(part));
     EXPECT_EQ(text.find('\n'), std::string::npos);
   };
-  if (world().rank() == 0) {  // on one rank alone: the others never hear of it
+  if (world().rank() == 0) {  // on one rank only: an invalid call does not communicate
     expect_usage_error("mean of int64[4]", [&] { world().all_reduce(good.to(at::kLong), ReduceOp::kMean); });
     expect_usage_error("mean of bool[4]", [&] { world().reduce(good.to(at::kBool), 0, ReduceOp::kMean); });
     expect_usage_error("dtype ComplexFloat", [&] { world().all_reduce(good.to(at::kComplexFloat)); });
     expect_usage_error("undefined", [&] { world().all_reduce(at::Tensor()); });
-    expect_usage_error("rank " + std::to_string(size) + " is not in world; allowed is 0 to",
+    expect_usage_error("rank " + std::to_string(size) + " is not in world; expected 0 to",
                        [&] { world().broadcast(good, size); });
     expect_usage_error("rank -1 is not in world", [&] { world().gather(good, good, -1); });
-    expect_usage_error("does not hold " + std::to_string(size) + " parts",
+    expect_usage_error("does not hold " + std::to_string(size) + " parts of",
                        [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
     expect_usage_error("parts", [&] { world().reduce_scatter_async(good, at::zeros({4 * size}, at::kDouble)); });
     expect_usage_error("undefined", [&] { world().scatter(good, {}, 0); });
     expect_usage_error("this rank", [&] { world().send(good, 0); });
     expect_usage_error("color is -1", [&] { world().split(-1); });
-    expect_usage_error("13 dimensions; allowed are 12",
+    expect_usage_error("13 dimensions; expected at most 12",
                        [&] { world().all_reduce(at::zeros(std::vector<std::int64_t>(13, 1))); });
     expect_usage_error("expand()", [&] { world().all_reduce(at::zeros({1}).expand({3})); });
     expect_usage_error("expand()", [&] { world().all_gather(at::zeros({1}).expand({4 * size}), good); });
@@ -302,7 +302,7 @@ TEST(InvalidCalls, RejectedBeforeCommunication) {
 }
 
 TEST(InvalidCalls, ExpandedTensorIsAValidSource) {
-  // An expanded tensor cannot take a result, but can be sent.
+  // An expanded tensor cannot receive a result, but can be sent.
   const at::Tensor wide = number(world().rank()).expand({3});
   const at::Tensor all = at::empty({3 * world().size()}, at::kDouble);
   world().all_gather(all, wide);
@@ -317,34 +317,33 @@ std::size_t num_threads() {
   return static_cast<std::size_t>(std::distance(begin(threads), end(threads)));
 }
 
-/// Each model of a program has channels of its own, and a program may make many one after another.
+/// Each model of a program has its own channels, and a program may create many models.
 TEST(Groups, LeaveNoThreadsBehind) {
-  const auto use_one = [] {
+  const auto use_group = [] {
     Group group = world().split(0);
     group.all_reduce(number(1));
-    group.all_reduce(at::ones({300000}));  // long, between hosts
+    group.all_reduce(at::ones({300000}));  // large enough for the cross-host path
     group.barrier();
   };
-  use_one();  // what is made once
+  use_group();  // threads that are created once
   const std::size_t before = num_threads();
-  for (int i = 0; i < 3; ++i) use_one();
+  for (int i = 0; i < 3; ++i) use_group();
   EXPECT_LE(num_threads(), before);
 }
 
 TEST(WireDtype, IgnoredOnOneHostAndRejectedIfUnsupported) {
-  const at::Tensor tensor = at::full({5}, 1.0009765625);  // no bfloat16
+  const at::Tensor tensor = at::full({5}, 1.0009765625);  // not representable in bfloat16
   if (world().transport() != "gloo" && world().transport() != "mpi") {
     Group here = world().split_by_host();
-    here.all_reduce(tensor, ReduceOp::kMax, {.wire = at::kBFloat16});
+    here.all_reduce(tensor, ReduceOp::kMax, {.wire_dtype = at::kBFloat16});
     EXPECT_TRUE(tensor.eq(1.0009765625).all().item<bool>());
     return;
   }
   try {
-    world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
+    world().all_reduce(tensor, ReduceOp::kSum, {.wire_dtype = at::kBFloat16});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; allowed is float32"),
-              std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; expected float32"), std::string::npos)
         << error.what();
   }
 }

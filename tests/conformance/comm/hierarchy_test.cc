@@ -1,4 +1,4 @@
-// What the transport between hosts promises beyond what all transports do. The ranks pretend to be on several hosts.
+// Tests the guarantees of the hierarchical transport beyond those of all transports. The ranks simulate several hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -13,9 +13,9 @@ namespace {
 
 using tests::world;
 
-constexpr std::int64_t kLarge = (std::int64_t{3} << 20) + 17;  // several pieces a column, the last one not full
+constexpr std::int64_t kLarge = (std::int64_t{3} << 20) + 17;  // several chunks per rank, the last one not full
 
-/// The ranks of each host, hosts in the order of their first ranks.
+/// Returns the ranks of each host, in the order of the first ranks of the hosts.
 std::vector<std::vector<int>> hosts() {
   const at::Tensor all = at::empty({world().size()}, at::kLong);
   world().all_gather(all, at::full({1}, world().node_rank(), at::kLong));
@@ -29,7 +29,7 @@ at::Tensor values_of(int rank, std::int64_t count) {
   return torch::randn({count});
 }
 
-/// Sums of each host's ranks in their order.
+/// Returns for each host the sum over its ranks, added in their order.
 std::vector<at::Tensor> host_sums(std::int64_t count) {
   std::vector<at::Tensor> sums;
   for (const auto& ranks : hosts()) {
@@ -72,31 +72,31 @@ TEST(Hierarchy, SmallSumAddsInTheSameOrder) {
 }
 
 TEST(Hierarchy, WireDtypeRoundsHostSumsAndResultOnce) {
-  for (const at::ScalarType wire : {at::kBFloat16, at::kHalf}) {
+  for (const at::ScalarType wire_dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor tensor = values_of(world().rank(), kLarge);
-    world().all_reduce(tensor, ReduceOp::kMean, {.wire = wire});
+    world().all_reduce(tensor, ReduceOp::kMean, {.wire_dtype = wire_dtype});
     std::vector<at::Tensor> rounded;
-    for (const at::Tensor& sum : host_sums(kLarge)) rounded.push_back(sum.to(wire).to(at::kFloat));
-    const at::Tensor expected = (sum_of(rounded) / world().size()).to(wire).to(at::kFloat);
-    EXPECT_TRUE(tensor.equal(expected)) << c10::toString(wire);
+    for (const at::Tensor& sum : host_sums(kLarge)) rounded.push_back(sum.to(wire_dtype).to(at::kFloat));
+    const at::Tensor expected = (sum_of(rounded) / world().size()).to(wire_dtype).to(at::kFloat);
+    EXPECT_TRUE(tensor.equal(expected)) << c10::toString(wire_dtype);
   }
 }
 
 TEST(Hierarchy, WireDtypeForOtherThanFloat32IsRejected) {
   const at::Tensor tensor = at::ones({4}, at::kDouble);
   try {
-    world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
+    world().all_reduce(tensor, ReduceOp::kSum, {.wire_dtype = at::kBFloat16});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("all_reduce(float64[4]): wire is BFloat16, which is for float32 tensors"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(
+                                  "all_reduce(float64[4]): wire_dtype is BFloat16, which requires a float32 tensor"));
   }
   try {
-    world().all_reduce(at::ones({4}), ReduceOp::kSum, {.wire = at::kDouble});
+    world().all_reduce(at::ones({4}), ReduceOp::kSum, {.wire_dtype = at::kDouble});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
     EXPECT_THAT(error.what(),
-                ::testing::HasSubstr("does not send float32 as Double; allowed is float32, bfloat16, float16"));
+                ::testing::HasSubstr("does not send float32 as Double; expected float32, bfloat16, float16"));
   }
 }
 
@@ -161,7 +161,7 @@ TEST(Hierarchy, ResultsAreReproducible) {
   for (int run = 0; run < 2; ++run) {
     at::Tensor state = values_of(world().rank(), 50000);
     for (int step = 0; step < 20; ++step)
-      world().all_reduce(state.mul_(0.9), ReduceOp::kMean, {.wire = step % 2 ? at::kBFloat16 : at::kFloat});
+      world().all_reduce(state.mul_(0.9), ReduceOp::kMean, {.wire_dtype = step % 2 ? at::kBFloat16 : at::kFloat});
     results.push_back(state);
   }
   EXPECT_TRUE(results[0].equal(results[1]));

@@ -1,4 +1,4 @@
-// A rank is killed: the others are told its number, and the launcher ends as faults.md wants.
+// Tests that the death of a rank is reported to the other ranks and by the launcher (docs/reference/fatal-causes.md).
 #include <gmock/gmock.h>
 
 #include "tests/support/lockstep_run.h"

@@ -1,4 +1,4 @@
-// A rank that joins, adds once, and says what it found.
+// A rank that joins, calls all_reduce once, and prints its place in the job.
 //   rendezvous_probe [--explicit RANK SIZE ADDRESS] [--join-timeout MS] [--transport NAME] [--twice]
 #include <ATen/ATen.h>
 

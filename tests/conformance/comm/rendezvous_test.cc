@@ -1,5 +1,5 @@
-// How ranks find each other without our launcher: variables set by hand, torchrun, the program itself; and what can be
-// wrong.
+// Tests how ranks connect without the launcher of Lockstep (variables set manually, torchrun, InitOptions), and its
+// errors.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-/// A port that nobody else is given, on which rank 0 can listen.
+/// A port that is reserved for rank 0.
 class FreePort {
  public:
   std::string text() const { return std::to_string(base::local_address(fd_.get()).port); }
@@ -31,7 +31,7 @@ Variables torchrun_variables(const FreePort& port, int rank, int size) {
           {"MASTER_PORT", port.text()}};
 }
 
-/// Starts all at once; their ends, in the order of the list.
+/// Starts all processes at once. Returns their results in the order of the list.
 std::vector<ProcessResult> run_all(const std::vector<SpawnOptions>& list) {
   std::vector<std::unique_ptr<Process>> processes;
   for (const SpawnOptions& options : list) processes.push_back(std::make_unique<Process>(options));
@@ -114,8 +114,8 @@ TEST(Rendezvous, Torchrun) {
 TEST(Rendezvous, TorchrunStoreIsReusedAcrossRestarts) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
-  // Rank 1 comes to the second and the third job when the word of the one before is still there. It fails when rank 0
-  // has said all that it says, since torchrun ends that then.
+  // Rank 1 joins the second and the third job while the address of the job before is still in the store. It fails only
+  // after rank 0 has printed everything, because torchrun then terminates rank 0.
   const TempDir done;
   const std::string script =
       "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; " +
@@ -158,7 +158,7 @@ TEST(Rendezvous, DuplicateRankNumber) {
       EXPECT_THAT(exit.out,
                   AllOf(HasSubstr("error BAD_ARG: rank " + std::to_string(twice) + " joined twice: from host "),
                         HasSubstr(" pid " + pids[0]), HasSubstr(" pid " + pids[1])));
-      EXPECT_LT(exit.after, 10s);
+      EXPECT_LT(exit.elapsed, 10s);
     }
   }
 }
@@ -168,17 +168,17 @@ TEST(Rendezvous, IncompleteVariablesAreReported) {
     const ProcessResult exit = run_process(probe(std::move(env)));
     EXPECT_EQ(exit.code, 64);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error BAD_ARG: "), HasSubstr(part)));
-    EXPECT_LT(exit.after, 5s);
+    EXPECT_LT(exit.elapsed, 5s);
   };
   expect_bad_arg({{"RANK", "0"}}, "WORLD_SIZE is not set");
   expect_bad_arg({{"WORLD_SIZE", "2"}}, "RANK is not set");
-  expect_bad_arg({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK is 2, but WORLD_SIZE is 2; allowed is 0 to 1");
+  expect_bad_arg({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK is 2, but WORLD_SIZE is 2; expected 0 to 1");
   expect_bad_arg({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set");
   expect_bad_arg({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
-                 "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
+                 "MASTER_PORT is \"123456\"; expected an integer from 1 to 65535");
   expect_bad_arg({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
   expect_bad_arg({{"LOCKSTEP_TRANSPORT", "gluu"}},
-                 "transport is \"gluu\"; allowed are auto, self, shm, hierarchy, gloo, mpi");
+                 "transport is \"gluu\"; expected auto, self, shm, hierarchy, gloo, mpi");
   expect_bad_arg({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
   expect_bad_arg({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }
@@ -192,7 +192,7 @@ TEST(Rendezvous, MissingRanksAreListed) {
     EXPECT_EQ(exit.code, 124);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error JOIN_TIMEOUT: 2 of 4 ranks did not join in time: 1, 3"),
                                 HasSubstr(port.text())));
-    EXPECT_LT(exit.after, 15s);
+    EXPECT_LT(exit.elapsed, 15s);
   }
 }
 
@@ -213,23 +213,23 @@ TEST(Rendezvous, PeerDeathIsDetectedWithoutLauncher) {
     ranks.push_back(options);
   }
   const auto exits = run_all(ranks);
-  // The one is seen by shared memory, the other by rank 0's store: whichever comes first.
+  // Shared memory detects the one, the store of rank 0 the other, whichever is first.
   EXPECT_THAT(exits[0].out,
               AnyOf(HasSubstr("the process of rank 1 has ended"), HasSubstr("rank 1 ended without saying why")));
-  EXPECT_LT(exits[0].after, 20s);
+  EXPECT_LT(exits[0].elapsed, 20s);
 }
 
 TEST(Rendezvous, DifferentProgramIsDetected) {
   const FreePort port;
   SpawnOptions other;
-  other.argv = {LOCKSTEP_GROUPS_PATH, "--gtest_filter=Place.*"};
+  other.argv = {LOCKSTEP_GROUPS_PATH, "--gtest_filter=Topology.*"};
   other.env = torchrun_variables(port, 1, 2);
   const auto exits = run_all({probe(torchrun_variables(port, 0, 2)), other});
   EXPECT_EQ(exits[0].code, 70);
   EXPECT_EQ(exits[1].code, 70);
   EXPECT_THAT(exits[0].out, HasSubstr("error CONFIG_MISMATCH: rank 1 differs from rank 0 in program: \""));
   EXPECT_THAT(exits[1].err, HasSubstr("rank 1 differs from rank 0 in program: \""));
-  EXPECT_LT(exits[0].after, 10s);
+  EXPECT_LT(exits[0].elapsed, 10s);
 }
 
 TEST(Rendezvous, DifferentWorldSizesAreDetected) {
@@ -237,7 +237,7 @@ TEST(Rendezvous, DifferentWorldSizesAreDetected) {
   const auto exits = run_all({probe(torchrun_variables(port, 0, 3)), probe(torchrun_variables(port, 1, 2))});
   for (const ProcessResult& exit : exits) {
     EXPECT_THAT(exit.out, HasSubstr("error CONFIG_MISMATCH: rank 1 differs from rank 0 in world_size: \"2\" on "));
-    EXPECT_LT(exit.after, 15s);
+    EXPECT_LT(exit.elapsed, 15s);
   }
 }
 
@@ -247,7 +247,7 @@ TEST(Rendezvous, UnavailableTransportIsNotReplaced) {
   env["LOCKSTEP_TRANSPORT"] = "self";
   const ProcessResult exit = run_process(probe(env));
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(exit.out, HasSubstr("transport self is for a world of one, but there are 2 ranks"));
+  EXPECT_THAT(exit.out, HasSubstr("transport self requires a world of one rank, but there are 2 ranks"));
 }
 
 TEST(Rendezvous, UnknownInterfaceIsRejected) {
@@ -272,7 +272,7 @@ TEST(Rendezvous, PortInUse) {
       run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.out, HasSubstr("error PORT_IN_USE: cannot bind 127.0.0.1:" + port + ": Address already in use"));
-  EXPECT_LT(exit.after, 8s);
+  EXPECT_LT(exit.elapsed, 8s);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Batches that come to GPUs by themselves. The GPUs are pretended (tests/support/gpu): each thing on a stream takes a
-// while, and streams go on independently of each other, so that a copy that nobody waits for, and memory that is used
-// again too early, show as other numbers.
+// Tests loaders that copy batches to GPUs. The GPUs are fakes (tests/support/gpu): each operation on a stream takes
+// some time, and streams run independently, so that a missing wait for a copy, or memory that is reused too early,
+// causes wrong values.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 using tests::world;
 
 constexpr std::int64_t kWidth = 4096;
-constexpr std::int64_t kBatchBytes = 4 * kWidth * 4 + 512;  // of four samples and, rounded up, their targets
+constexpr std::int64_t kBatchBytes = 4 * kWidth * 4 + 512;  // four samples and, rounded up, their targets
 
-/// Sample i is data [i, i, ...] and target i.
+/// Sample i has data [i, i, ...] and target i.
 struct IndexDataset {
   std::shared_ptr<std::atomic<int>> made = std::make_shared<std::atomic<int>>(0);
   std::size_t count = 40;
@@ -37,7 +37,7 @@ LoaderOptions options(int num_workers, at::Device device) {
   return {.batch_size = 4, .seed = 3, .num_workers = num_workers, .device = device};
 }
 
-/// Where a batch is looked at only when all are there, so that the host waits for nothing in between.
+/// Returns clones of all batches, without synchronizing in between.
 template <typename Batches>
 std::vector<Example> collect_batches(Batches&& batches) {
   std::vector<Example> all;
@@ -80,10 +80,10 @@ TEST(DataGpu, PrefetchesExactlyOneBatch) {
   for (auto& batch : loader.epoch(0)) {
     ++drawn;
     EXPECT_EQ(batch.data.device(), world().device());
-    const int there = std::min(drawn + 1, 10) - drawn + 1;
+    const int on_device = std::min(drawn + 1, 10) - drawn + 1;
     EXPECT_EQ(*numbers.made, 4 * std::min(drawn + 1, 10));
-    EXPECT_EQ(device_bytes().current - before, there * kBatchBytes);
-    EXPECT_EQ(loader.position().samples, static_cast<std::uint64_t>(4 * drawn));
+    EXPECT_EQ(device_bytes().current - before, on_device * kBatchBytes);
+    EXPECT_EQ(loader.position().samples_drawn, static_cast<std::uint64_t>(4 * drawn));
   }
   EXPECT_EQ(drawn, 10);
   EXPECT_EQ(device_bytes().current, before);
@@ -96,7 +96,7 @@ TEST(DataGpu, MemoryIsReusedOnlyAfterItsConsumers) {
   std::vector<Example> found;
   for (auto& batch : loader.epoch(0)) {
     at::Tensor late;
-    for (int i = 0; i < 10; ++i) late = batch.data.clone();  // this stream is far behind that of the copies
+    for (int i = 0; i < 10; ++i) late = batch.data.clone();  // this stream lags behind that of the copies
     found.push_back({late, batch.target.clone()});
   }
   expect_same(found, expected);
@@ -113,7 +113,7 @@ TEST(DataGpu, MemoryIsBoundedWithoutSynchronization) {
     for (auto& batch : loader.epoch(epoch))
       for (int i = 0; i < 5; ++i) work = batch.data.clone();
   }
-  EXPECT_LE(device_bytes().peak - before, 6 * kBatchBytes);  // three batches, and two of the copies made here
+  EXPECT_LE(device_bytes().peak - before, 6 * kBatchBytes);  // three batches, and two of the clones made here
   EXPECT_GT(pinned, 0);
   EXPECT_LE(at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc, pinned + 2);
 }
@@ -142,7 +142,7 @@ TEST(DataGpu, ResumesInsideEpoch) {
     gpu.restore(position);
     const auto expected = collect_batches(host.epoch(1));
     expect_same(collect_batches(gpu.epoch(1)), expected);
-    // The loader that was left goes on with another epoch.
+    // The loader whose epoch was abandoned continues with another epoch.
     const auto other = collect_batches(host.epoch(2));
     expect_same(collect_batches(first.epoch(2)), other);
   }
@@ -170,27 +170,27 @@ TEST(DataGpu, SampleErrorIsThrownInOrder) {
     std::vector<Example> found;
     try {
       for (auto& batch : loader.epoch(0)) found.push_back({batch.data.clone(), batch.target.clone()});
-      FAIL() << "a sample that cannot be read";
+      FAIL() << "no error for an unreadable sample";
     } catch (const SampleError& error) {
       EXPECT_EQ(error.index(), 13u);
       EXPECT_THAT(error.what(), HasSubstr("sample 13: cannot read it"));
     }
     ASSERT_EQ(found.size(), 3u);
-    EXPECT_EQ(loader.position().samples, 12u);
+    EXPECT_EQ(loader.position().samples_drawn, 12u);
     EXPECT_EQ(found[2].target.cpu()[3].item<std::int64_t>(), 11);
   }
 }
 
-/// A batch of another shape: only its tensors on the host move.
+/// A batch of a user's type: only its tensors are copied to the device.
 struct CustomBatch {
   std::string name;
   std::vector<std::pair<int, at::Tensor>> lines;
   std::map<std::string, at::Tensor> notes;
-  at::Tensor nothing;
-  void for_each_tensor(const TensorVisitor& see) {
-    visit_tensors(lines, see);
-    visit_tensors(notes, see);
-    see(nothing);
+  at::Tensor undefined;
+  void for_each_tensor(const TensorVisitor& visit) {
+    visit_tensors(lines, visit);
+    visit_tensors(notes, visit);
+    visit(undefined);
   }
 };
 struct CustomBatchDataset {
@@ -215,7 +215,7 @@ TEST(DataGpu, CustomBatchTypes) {
                 custom_batch.notes["left"].is_cuda());
     EXPECT_TRUE(custom_batch.lines[1].second.cpu().equal(torch::full({2}, first + 1)));
     EXPECT_TRUE(custom_batch.notes["left"].cpu().equal(torch::full({1}, first + 2)));
-    EXPECT_FALSE(custom_batch.nothing.defined());
+    EXPECT_FALSE(custom_batch.undefined.defined());
     first += 2;
   }
   auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, DataShard{},
@@ -236,9 +236,9 @@ TEST(DataGpu, InvalidDeviceIsRejected) {
     }
     return std::string("no error");
   };
-  EXPECT_THAT(message(at::Device(at::kCUDA, 9)), HasSubstr("LoaderOptions.device is cuda:9, of "));
+  EXPECT_THAT(message(at::Device(at::kCUDA, 9)), HasSubstr("LoaderOptions.device is cuda:9, but this process has "));
   EXPECT_THAT(message(at::kMeta),
-              HasSubstr("LoaderOptions.device is meta, which is no accelerator; allowed are cpu and Group::device()"));
+              HasSubstr("LoaderOptions.device is meta, which is not an accelerator; expected cpu or Group::device()"));
 }
 
 }  // namespace

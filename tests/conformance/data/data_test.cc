@@ -1,4 +1,4 @@
-// Loaders on the ranks of a job: together they see every sample, and the group knows how many batches each has drawn.
+// Tests loaders on the ranks of a job: together they draw every sample, and the group counts the batches of each rank.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -14,7 +14,7 @@ constexpr std::int64_t kSamples = 53;
 
 auto sample(std::size_t i) { return Example{torch::ones({2}), torch::tensor(static_cast<std::int64_t>(i))}; }
 
-// How often each sample was drawn in `epoch` by all ranks together.
+/// Returns how often each sample is drawn in `epoch` by all ranks together.
 at::Tensor counts(LoaderOptions options, std::uint64_t epoch) {
   auto loader = make_loader(kSamples, sample, world(), options);
   auto times = torch::zeros({kSamples}, torch::kInt64);
@@ -63,7 +63,7 @@ TEST(Data, PositionIsTheSameOnAllRanks) {
     if (batch.target.defined() && ++steps == 3) break;
   const auto mine = to_text(loader.position());
   for (const auto& other : world().all_gather_bytes(mine)) EXPECT_EQ(other, mine);
-  EXPECT_EQ(loader.position().samples,
+  EXPECT_EQ(loader.position().samples_drawn,
             std::min<std::uint64_t>(kSamples, 6 * static_cast<std::uint64_t>(world().size())));
 }
 

@@ -1,5 +1,5 @@
-// Unused parameters, branches, several forwards and backwards, several models, frozen and tied parameters, sparse
-// gradients.
+// Tests DistributedDataParallel with unused parameters, branches, several forwards and backwards, several models,
+// frozen and tied parameters, and sparse gradients.
 #include "tests/conformance/ddp/test_models.h"
 
 namespace lockstep::tests {
@@ -56,19 +56,19 @@ TEST(DdpBranches, UnusedInTheFirstStepOnly) {
 TEST(DdpBranches, UnusedParametersAreNotReduced) {
   MultiHead net;
   DistributedDataParallel ddp(net, world());
-  train_and_compare(net, 3, [](int, int step) { return step; });  // everything has been used once
+  train_and_compare(net, 3, [](int, int step) { return step; });  // all parameters have been used once
   const auto all = ddp.stats();
   train_and_compare(net, 8, [](int, int) { return 0; });
   const auto few = ddp.stats();
   if (world().size() == 1) return;
   EXPECT_EQ(few.order.size(), 4u);  // trunk and head0, weights and biases
   if (few.in_place) {
-    EXPECT_EQ((few.bytes - all.bytes) / 8, all.bytes / 3) << "what is unused never travels";
+    EXPECT_EQ((few.bytes - all.bytes) / 8, all.bytes / 3) << "unused gradients are not sent";
   } else {
     EXPECT_LT(few.bucket_bytes[0], all.bucket_bytes[0]);
   }
-  train_and_compare(net, 2, [](int, int) { return 2; });        // and comes back when it is used again
-  EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets keep what was used lately
+  train_and_compare(net, 2, [](int, int) { return 2; });        // reduced again when used again
+  EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets keep recently used parameters
 }
 
 TEST(DdpBranches, UntouchedOldGradientsAreUnchanged) {
@@ -77,10 +77,10 @@ TEST(DdpBranches, UntouchedOldGradientsAreUnchanged) {
   train_and_compare(net, 2, [](int, int) { return 0; });
   {
     const at::NoGradGuard no_grad;
-    net->heads[0]->weight.mutable_grad().mul_(1 + world().rank());  // a mean would show
+    net->heads[0]->weight.mutable_grad().mul_(1 + world().rank());  // a mean would change it
   }
   const at::Tensor before = net->heads[0]->weight.grad().clone();
-  for (int step = 0; step < 6; ++step)  // no zero_grad: head0's gradients are neither fresh nor gone
+  for (int step = 0; step < 6; ++step)  // no zero_grad: head0 keeps its old gradients
     net->forward(batch_of(world().rank(), step, {3, 6}), 1).sum().backward();
   EXPECT_TRUE(torch::equal(before, net->heads[0]->weight.grad()));
   EXPECT_TRUE(same_bits(net->heads[1]->weight.grad()));
@@ -140,7 +140,7 @@ TEST(DdpBranches, TwoBackwardsAfterOneForward) {
       return gradients(*alone);
     }));
   }
-  EXPECT_EQ(ddp.stats().exchanges, 6);
+  EXPECT_EQ(ddp.stats().reductions, 6);
 }
 
 TEST(DdpBranches, GanWithTwoModels) {
@@ -173,7 +173,7 @@ TEST(DdpBranches, TiedParametersAreReducedOnce) {
     TiedImpl() {
       embed = register_module("embed", torch::nn::Linear(5, 5));
       out = register_module("out", torch::nn::Linear(5, 5));
-      out->weight = out->register_parameter("tied", embed->weight);  // one tensor under two names
+      out->weight = out->register_parameter("tied", embed->weight);  // one tensor with two names
     }
     at::Tensor forward(const at::Tensor& x) { return torch::linear(torch::tanh(embed(x)), out->weight); }
     torch::nn::Linear embed{nullptr}, out{nullptr};
@@ -244,7 +244,7 @@ TEST(DdpBranches, ReentrantBackwardOfGradientCheckpointing) {
       EXPECT_TRUE(same_bits(got[i]));
     }
   }
-  EXPECT_EQ(ddp.stats().exchanges, 4);
+  EXPECT_EQ(ddp.stats().reductions, 4);
 }
 
 TEST(DdpBranches, SparseGradientsOfEmbeddings) {
@@ -253,8 +253,8 @@ TEST(DdpBranches, SparseGradientsOfEmbeddings) {
       table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(11, 4).sparse(true)));
       plain = register_module("plain", torch::nn::Embedding(11, 4));
     }
-    at::Tensor forward(const at::Tensor& index, bool format_device_usage) {
-      return format_device_usage ? table(index) * plain(index) : plain(index);
+    at::Tensor forward(const at::Tensor& index, bool use_table) {
+      return use_table ? table(index) * plain(index) : plain(index);
     }
     torch::nn::Embedding table{nullptr}, plain{nullptr};
   } net;
@@ -288,7 +288,7 @@ TEST(DdpBranches, SeveralLossesThroughSeveralMethods) {
   };
   auto net = std::make_shared<NetImpl>();
   DistributedDataParallel ddp(*net, world());
-  const auto second_handle = net;  // another way to the same parameters
+  const auto second_handle = net;  // another handle to the same parameters
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
     const auto run = [&](NetImpl& n, int rank) {

@@ -1,5 +1,5 @@
-// DistributedDataParallel of models on GPUs, which are pretended (tests/support/gpu). They know few kernels: backward()
-// begins at the parameters, with gradients that were made on the CPU.
+// Tests DistributedDataParallel of models on fake GPUs (tests/support/gpu). The fake GPUs have few kernels, so
+// backward() begins at the parameters, with gradients that were computed on the CPU.
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -34,7 +34,7 @@ struct Model : torch::nn::Module {
   at::Tensor seen, count;
 };
 
-/// This rank's gradient of parameter `i` in step `step`.
+/// Returns the gradient of parameter `i` on rank `rank` in step `step`.
 at::Tensor gradient_of(int rank, int step, int i) { return at::arange(50 + 10 * i, at::kFloat) * (rank + 1) + step; }
 
 at::Tensor mean_of(int step, int i) {
@@ -43,7 +43,7 @@ at::Tensor mean_of(int step, int i) {
   return sum / world().size();
 }
 
-/// As a loss would: `without` has no gradient.
+/// Runs a backward in which parameter `without` has no gradient.
 void backward(Model& model, int step, int without = -1) {
   std::vector<at::Tensor> roots, gradients;
   for (int i = 0; i < kParameters; ++i) {
@@ -63,7 +63,7 @@ TEST(DdpGpu, TrainsAsOneRankWould) {
   const DistributedDataParallel ddp(model, world(), {.bucket_bytes = {100, 300}});
   torch::optim::SGD optimizer(model.parameters(), 0.5);
   std::vector<at::Tensor> expected;
-  for (int i = 0; i < kParameters; ++i) expected.push_back(at::full({50 + 10 * i}, i, at::kFloat));  // rank 0's
+  for (int i = 0; i < kParameters; ++i) expected.push_back(at::full({50 + 10 * i}, i, at::kFloat));  // of rank 0
   for (int step = 0; step < 6; ++step) {
     optimizer.zero_grad();
     backward(model, step);
@@ -105,7 +105,7 @@ TEST(DdpGpu, UnusedParameterCountsAsZero) {
   DistributedDataParallel ddp(model, world(), {.bucket_bytes = {100, 100}});
   for (int step = 0; step < 7; ++step) {
     model.zero_grad();
-    // Until step 4 nobody uses the third; then rank 0 alone.
+    // Up to step 4 no rank uses the third parameter; then only rank 0 does.
     backward(model, step, step < 5 || world().rank() > 0 ? 2 : -1);
     expect_near(model.all[1].grad(), mean_of(step, 1));
     if (step < 5)
@@ -141,7 +141,7 @@ TEST(DdpGpu, GradientsOfOneBucketOnSeveralStreams) {
   for (std::size_t i = 0; i < kParameters; ++i) model.all[i].set_requires_grad(i % 2 == 0);
   DistributedDataParallel ddp(model, world());
   for (int step = 0; step < 4; ++step) {
-    // Autograd accumulates on the stream on which it first met the parameter.
+    // Autograd accumulates on the stream on which it first used the parameter.
     const c10::StreamGuard other(guard.getStreamFromGlobalPool(world().device()));
     for (at::Tensor& parameter : model.all) parameter.set_requires_grad(true);
     model.zero_grad();
@@ -152,7 +152,7 @@ TEST(DdpGpu, GradientsOfOneBucketOnSeveralStreams) {
 }
 
 TEST(DdpGpu, HashesMatchCpu) {
-  const at::Tensor numbers = at::arange(30'000'000, at::kFloat);  // more than a piece
+  const at::Tensor numbers = at::arange(30'000'000, at::kFloat);  // more than one chunk
   EXPECT_EQ(ddp::hash_tensors({{"here", numbers}}), ddp::hash_tensors({{"there", numbers.to(world().device())}}));
 }
 

@@ -1,5 +1,5 @@
-// When backward() returns, every gradient is the mean over the ranks. What PyTorch's DDP tests demand: see
-// docs/conformance.md.
+// Tests that each gradient is the mean over the ranks when backward() returns. docs/internals/conformance.md lists the
+// tests of PyTorch's DDP that these cases cover.
 #include "lockstep/base/error.h"
 #include "tests/conformance/ddp/test_models.h"
 
@@ -9,7 +9,7 @@ namespace {
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 
-/// Gradients of one MLP step as rank `rank` computes them alone, from the values of `like`.
+/// Returns the gradients of one step that rank `rank` computes alone, with the parameters of `like`.
 std::vector<at::Tensor> local_step(MlpImpl& like, int rank, int step) {
   Mlp alone;
   alone->to(like.first->weight.scalar_type());
@@ -81,7 +81,7 @@ TEST(DdpGradients, TransposedParametersAndGradients) {
     NetImpl() {
       w = register_parameter("w", torch::ones({4, 6}).t());  // dense, not contiguous
       v = register_parameter("v", torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
-      s = register_parameter("s", torch::ones({}));  // no dimension at all
+      s = register_parameter("s", torch::ones({}));  // zero-dimensional
     }
     at::Tensor w, v, s;
   } net;
@@ -133,7 +133,7 @@ TEST(DdpGradients, DifferentStridesOnOneRank) {
   DistributedDataParallel ddp(net, world());
   testing::internal::CaptureStderr();
   for (int step = 0; step < 3; ++step) {
-    // A gradient that is there is added to where it lies, in its own strides.
+    // An existing gradient is accumulated in place, and keeps its strides.
     net.w.mutable_grad() = world().rank() == 0 ? torch::ones({4, 6}).t() : torch::ones({6, 4});
     (net.w * batch_of(world().rank(), step, {6, 4})).sum().backward();
     expect_gradients(
@@ -141,8 +141,8 @@ TEST(DdpGradients, DifferentStridesOnOneRank) {
   }
   const std::string output = testing::internal::GetCapturedStderr();
   const std::string copies = "lockstep: 1 of 1 gradients are copied before they are reduced, w first";
-  const bool says = ddp.stats().in_place && world().rank() == 0;
-  EXPECT_EQ(output.find(copies) != std::string::npos, says) << output;
+  const bool reports = ddp.stats().in_place && world().rank() == 0;
+  EXPECT_EQ(output.find(copies) != std::string::npos, reports) << output;
   EXPECT_EQ(output.find(copies), output.rfind(copies));  // once
 }
 
@@ -181,7 +181,6 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   std::int64_t early = 0;
   for (int step = 0; step < 20; ++step) {
     net->zero_grad();
-    // Slow enough a tail that the header has come long before the last gradient is born.
     at::Tensor x = batch_of(world().rank(), step, {4, 7});
     at::Tensor y = net->forward(x);
     y.pow(2).sum().backward();
@@ -191,14 +190,14 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   const auto stats = ddp.stats();
   EXPECT_EQ(stats.bucket_bytes.size(), stats.in_place ? 0u : 4u);
   EXPECT_EQ(stats.order.size(), 4u);
-  // Births, last layer first: the order that was learned in the first backward, agreed on all ranks.
+  // The order in which gradients were ready in the first backward, last layer first; all ranks agreed on it.
   EXPECT_EQ(stats.order.front().rfind("second.", 0), 0u) << stats.order.front();
   EXPECT_EQ(stats.order.back().rfind("first.", 0), 0u) << stats.order.back();
 }
 
 TEST(DdpGradients, BucketsStartBeforeLastGradientIsReady) {
-  // The last node of the backward waits until every rank's header has come, so that the order of events is forced, not
-  // timed.
+  // The barriers in the backward force the order of events instead of relying on time: the backward ends after the
+  // headers of all ranks have arrived.
   struct BarrierInBackward : torch::autograd::Function<BarrierInBackward> {
     static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -218,7 +217,7 @@ TEST(DdpGradients, BucketsStartBeforeLastGradientIsReady) {
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1, 1}});
   for (int step = 0; step < 3; ++step) {
     net.zero_grad();
-    // Born: c, (gates), b, (gates), a. By the second gate c's header exchange is over on all ranks.
+    // Order of gradients: c, barriers, b, barriers, a. By the second barrier, all ranks have exchanged the header of c.
     at::Tensor x = net.a * 2;
     for (int i = 0; i < 20; ++i) x = BarrierInBackward::apply(x);
     x = x * net.b;
@@ -243,13 +242,13 @@ TEST(DdpGradients, NumberOfPassesAndOperations) {
     optimizer.step();
   }
   const auto stats = ddp.stats();
-  EXPECT_EQ(stats.exchanges, 5);
+  EXPECT_EQ(stats.reductions, 5);
   EXPECT_EQ(stats.copies_out, 0);
   if (world().size() > 1) {
     EXPECT_EQ(stats.copies_in, stats.in_place ? 0 : 5 * 4);
-    // A header, one bucket and the flags; in the first also the order. In place a header and one meeting. Nothing else.
+    // A header, one bucket and the flags, in the first step also the order; in place, a header and one synchronization.
     EXPECT_EQ(stats.operations,
-              (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and the replicas' hashes in the four after the first
+              (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and replica hashes in the four steps after the first
   }
 }
 
@@ -273,7 +272,7 @@ TEST(DdpGradients, AutogradGradDoesNotCommunicate) {
   DistributedDataParallel ddp(net, world());
   net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum().backward();
   const auto before = gradients(*net);
-  const auto exchanges = ddp.stats().exchanges;
+  const auto reductions = ddp.stats().reductions;
   if (world().rank() == 0) {
     const auto loss = net->forward(batch_of(5, 5, {4, 7})).pow(2).sum();
     const auto local = torch::autograd::grad({loss}, net->parameters());
@@ -281,7 +280,7 @@ TEST(DdpGradients, AutogradGradDoesNotCommunicate) {
   }
   const auto after = gradients(*net);
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(before[i], after[i]));
-  EXPECT_EQ(ddp.stats().exchanges, exchanges);
+  EXPECT_EQ(ddp.stats().reductions, reductions);
   net->zero_grad();
   net->forward(batch_of(world().rank(), 1, {4, 7})).pow(2).sum().backward();
   expect_gradients(*net, mean_over_ranks([&](int rank) { return local_step(*net, rank, 1); }));
@@ -291,7 +290,7 @@ TEST(DdpGradients, GradientsReplacedOrResetByUser) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 5; ++step) {
-    for (at::Tensor p : net->parameters()) p.mutable_grad() = torch::zeros_like(p);  // a tensor of his own
+    for (at::Tensor p : net->parameters()) p.mutable_grad() = torch::zeros_like(p);  // a new tensor of the user
     if (step == 3) net->second->bias.mutable_grad() = at::Tensor();
     net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
     expect_gradients(*net, mean_over_ranks([&](int rank) { return local_step(*net, rank, step); }));
@@ -315,7 +314,7 @@ TEST(DdpGradients, NoSyncReducesAccumulatedSumOnce) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   constexpr int kBatches = 8;
-  net->forward(batch_of(world().rank(), 99, {4, 7})).pow(2).sum().backward();  // lays out the buckets
+  net->forward(batch_of(world().rank(), 99, {4, 7})).pow(2).sum().backward();  // plans the buckets
   const auto before = ddp.stats();
   for (int round = 0; round < 3; ++round) {
     net->zero_grad();
@@ -340,7 +339,7 @@ TEST(DdpGradients, NoSyncReducesAccumulatedSumOnce) {
     }));
   }
   const auto after = ddp.stats();
-  EXPECT_EQ(after.exchanges - before.exchanges, 3);
+  EXPECT_EQ(after.reductions - before.reductions, 3);
   if (world().size() > 1) {
     std::int64_t bytes = 0;
     for (const auto& p : net->parameters()) bytes += static_cast<std::int64_t>(p.nbytes());
@@ -358,7 +357,7 @@ TEST(DdpGradients, GradientsAreLocalInsideNoSync) {
     const auto got = gradients(*net);
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::allclose(got[i], local[i]));
   }
-  EXPECT_EQ(ddp.stats().exchanges, 0);
+  EXPECT_EQ(ddp.stats().reductions, 0);
 }
 
 TEST(DdpGradients, NoSyncOnOneRankDoesNotAffectOthers) {

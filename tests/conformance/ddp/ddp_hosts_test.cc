@@ -1,4 +1,5 @@
-// DDP between hosts: what crosses, when, and how often. The ranks pretend to be on several hosts.
+// Tests DistributedDataParallel across hosts: the wire dtype, early buckets, and averaging every few steps. The ranks
+// simulate several hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,7 +16,7 @@ namespace {
 
 using tests::world;
 
-constexpr std::int64_t kWidth = 200;  // of a layer whose gradient is large enough to be carried in slices
+constexpr std::int64_t kWidth = 200;  // of a layer whose gradient is large enough to be sent in slices
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(7);
@@ -53,7 +54,7 @@ void expect_equal_on_all(const at::Tensor& tensor, comm::Group& group, const cha
 TEST(DdpHosts, WireDtypeRoundsGradientsEqually) {
   auto reference = make_net();
   auto net = make_net();
-  DistributedDataParallel ddp(net, world(), {.wire = at::kBFloat16});
+  DistributedDataParallel ddp(net, world(), {.wire_dtype = at::kBFloat16});
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
     backward_on(net, batch_of(world().rank(), step));
@@ -68,22 +69,22 @@ TEST(DdpHosts, WireDtypeRoundsGradientsEqually) {
     const at::Tensor got = net->parameters()[i].grad();
     const at::Tensor mean = means[i] / world().size();
     EXPECT_LT((got - mean).abs().max().item<float>(), 0.02 * mean.abs().max().item<float>());
-    EXPECT_TRUE(got.equal(got.to(at::kBFloat16).to(at::kFloat))) << "what crossed was bfloat16";
+    EXPECT_TRUE(got.equal(got.to(at::kBFloat16).to(at::kFloat))) << "the gradient was sent as bfloat16";
     expect_equal_on_all(got, world(), "gradient");
   }
 }
 
-/// Sums buckets, and holds the second one back until the sum of the first has been written, without asking for it: who
-/// asks carries it out.
+/// Sums buckets, and starts the second one only after the sum of the first has been written. It polls the memory,
+/// because a call to wait for the operation would also execute it.
 class DelaySecondBucketHook final : public comm::GradientHook {
  public:
-  std::string name() const override { return "first then second"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
+  std::string name() const override { return "delay second bucket"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
     if (bucket.index == 1)
       for (const auto limit = base::Deadline::in(std::chrono::seconds(20));
            !first_bucket_arrived_ && !limit.expired();) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        // The first slice and the last: each is another rank's work.
+        // Different ranks reduce the first and the last slice.
         first_bucket_arrived_ = first_bucket_[0].item<float>() != first_before_[0].item<float>() &&
                                 first_bucket_[-1].item<float>() != first_before_[-1].item<float>();
       }
@@ -91,7 +92,7 @@ class DelaySecondBucketHook final : public comm::GradientHook {
       first_bucket_ = bucket.buffer;
       first_before_ = first_bucket_.clone();
     }
-    return wire.all_reduce(bucket.buffer);
+    return context.all_reduce(bucket.buffer);
   }
   void finish(comm::Bucket&, comm::HookContext&) override {}
   bool first_bucket_arrived() const { return first_bucket_arrived_; }
@@ -126,7 +127,7 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), kRate);
   }
-  // The same by one process: a model for each host.
+  // The same in one process, with a model for each host.
   std::vector<torch::nn::Sequential> models;
   for (int host = 0; host < world().num_nodes(); ++host) models.push_back(make_net());
   const auto average = [&] {
@@ -172,7 +173,7 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
 
 TEST(DdpHosts, IncompatibleOptionsAreRejected) {
   auto net = make_net();
-  const auto refusal = [&](DdpOptions options) -> std::string {
+  const auto error_of = [&](DdpOptions options) -> std::string {
     try {
       DistributedDataParallel ddp(net, world(), std::move(options));
     } catch (const base::UsageError& error) {
@@ -180,17 +181,17 @@ TEST(DdpHosts, IncompatibleOptionsAreRejected) {
     }
     return "";
   };
-  EXPECT_THAT(refusal({.wire = at::kDouble}), ::testing::HasSubstr("DdpOptions.wire is Double; allowed are"));
-  EXPECT_THAT(refusal({.hook = std::make_shared<DelaySecondBucketHook>(), .wire = at::kHalf}),
-              ::testing::HasSubstr("allowed with a hook is float32"));
-  EXPECT_THAT(refusal({.average_hosts_every = 0}),
-              ::testing::HasSubstr("DdpOptions.host_sync_every is 0; allowed is 1 or more"));
+  EXPECT_THAT(error_of({.wire_dtype = at::kDouble}), ::testing::HasSubstr("DdpOptions.wire_dtype is Double; expected"));
+  EXPECT_THAT(error_of({.hook = std::make_shared<DelaySecondBucketHook>(), .wire_dtype = at::kHalf}),
+              ::testing::HasSubstr("expected float32 with a hook"));
+  EXPECT_THAT(error_of({.average_hosts_every = 0}),
+              ::testing::HasSubstr("DdpOptions.average_hosts_every is 0; expected 1 or more"));
   DistributedDataParallel ddp(net, world(), {.average_hosts_every = 2});
   try {
     join(ddp, [] {});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("join: DdpOptions.host_sync_every is 2; allowed here is 1"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("join: DdpOptions.average_hosts_every is 2; expected 1"));
   }
 }
 

@@ -1,4 +1,4 @@
-// BufferMode, hooks, joins, optimizers, and what one rank may do alone.
+// Tests BufferMode, hooks, join(), the state of optimizers, and actions of one rank alone.
 #include <sstream>
 
 #include "lockstep/ddp/replicas.h"
@@ -174,14 +174,14 @@ TEST(DdpTraining, UserHooksReceiveLocalGradients) {
   EXPECT_EQ(calls, 3);
 }
 
-/// Sends bfloat16 and sums in it.
+/// Sends and adds gradients as bfloat16.
 class Bf16Hook final : public comm::GradientHook {
  public:
   std::string name() const override { return "bf16"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
     sent_.resize(std::max(sent_.size(), bucket.index + 1));
     sent_[bucket.index] = bucket.buffer.to(at::kBFloat16);
-    return wire.all_reduce(sent_[bucket.index]);
+    return context.all_reduce(sent_[bucket.index]);
   }
   void finish(comm::Bucket& bucket, comm::HookContext&) override { bucket.buffer.copy_(sent_[bucket.index]); }
 
@@ -189,20 +189,20 @@ class Bf16Hook final : public comm::GradientHook {
   std::vector<at::Tensor> sent_;
 };
 
-/// The plain all-reduce, written as a hook that gathers and adds: two operations on the wire, one of them in finish().
+/// An all-reduce as a hook that gathers and adds: two operations, one of them in finish().
 class GatherHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "gather"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
-    all_ = at::empty({wire.size() * bucket.buffer.numel()}, bucket.buffer.options());
-    return wire.all_gather(all_, bucket.buffer.clone());
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
+    all_ = at::empty({context.size() * bucket.buffer.numel()}, bucket.buffer.options());
+    return context.all_gather(all_, bucket.buffer.clone());
   }
-  void finish(comm::Bucket& bucket, comm::HookContext& wire) override {
-    bucket.buffer.copy_(all_.view({wire.size(), -1}).sum(0));
+  void finish(comm::Bucket& bucket, comm::HookContext& context) override {
+    bucket.buffer.copy_(all_.view({context.size(), -1}).sum(0));
     at::Tensor ones = torch::ones({1});
-    const auto pending = wire.all_reduce(ones);
-    wire.wait(*pending);
-    EXPECT_EQ(ones.item<float>(), static_cast<float>(wire.size()));
+    const auto pending = context.all_reduce(ones);
+    context.wait(*pending);
+    EXPECT_EQ(ones.item<float>(), static_cast<float>(context.size()));
   }
 
  private:
@@ -214,10 +214,10 @@ TEST(DdpHooks, SumHookEqualsNoHook) {
   testing::internal::CaptureStderr();
   DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
   const std::string output = testing::internal::GetCapturedStderr();
-  const bool exchanges = world().size() > 1 && world().rank() == 0;
+  const bool reports = world().size() > 1 && world().rank() == 0;
   EXPECT_EQ(output.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
                 std::string::npos,
-            exchanges)
+            reports)
       << output;
   DistributedDataParallel b(without, world());
   copy_values(*without, *with);
@@ -270,8 +270,8 @@ TEST(DdpJoin, DividesByInitialOrActiveRanks) {
            for (int step = 0; step < steps; ++step) {
              net.zero_grad();
              (net.w * 50).sum().backward();
-             const bool short_of_one = step > 0 && world().size() > 1;
-             const float expected = short_of_one && initial ? 50 * (size - 1) / size : 50;
+             const bool rank_0_joined = step > 0 && world().size() > 1;
+             const float expected = rank_0_joined && initial ? 50 * (size - 1) / size : 50;
              EXPECT_NEAR(net.w.grad().item<float>(), expected, 1e-4) << step;
            }
          },
@@ -357,7 +357,7 @@ TEST(DdpJoin, SeveralModels) {
     for (const auto& p : (*net)->parameters()) EXPECT_TRUE(same_bits(p.detach()));
 }
 
-/// Keeps slow weights that it cloned when it was made, and pulls the fast ones towards them at every step.
+/// Keeps slow weights, which its constructor cloned, and pulls the fast ones towards them in each step.
 class Lookahead : public torch::optim::SGD {
  public:
   Lookahead(const std::vector<at::Tensor>& parameters, double lr) : torch::optim::SGD(parameters, lr) {
@@ -387,7 +387,7 @@ class Lookahead : public torch::optim::SGD {
 TEST(DdpOptimizer, StateDerivedFromInitialParametersIsBroadcast) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
-  Lookahead optimizer(net->parameters(), 0.05);  // before the parameters are equal
+  Lookahead optimizer(net->parameters(), 0.05);  // constructed before the parameters are equal
   DistributedDataParallel ddp(net, world());
   ddp::broadcast_optimizer_state(optimizer, world());
   for (int step = 0; step < 12; ++step) {
@@ -403,7 +403,7 @@ TEST(DdpOptimizer, StateOfTorchsOwnOptimizersIsBroadcast) {
   Mlp net;
   torch::optim::AdamW optimizer(net->parameters(),
                                 torch::optim::AdamWOptions(0.01 * (1 + world().rank())).betas({0.8, 0.9}));
-  for (int step = 0; step < 3; ++step) {  // another history on each rank
+  for (int step = 0; step < 3; ++step) {  // a different history on each rank
     optimizer.zero_grad();
     net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
     optimizer.step();

@@ -4,16 +4,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/ddp/ddp.h"
 #include "tests/support/rank_main.h"
 
 namespace lockstep::tests {
 
-/// Two layers with an odd number of elements, so that nothing is aligned by luck.
+/// Two layers with an odd number of elements, so that nothing is aligned by chance.
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int in = 7, int hidden = 13, int out = 5)
       : first(register_module("first", torch::nn::Linear(in, hidden))),
@@ -23,7 +25,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// Several heads of which a forward uses some.
+/// A trunk with several heads. A forward uses at most one head.
 struct MultiHeadImpl : torch::nn::Module {
   MultiHeadImpl() {
     trunk = register_module("trunk", torch::nn::Linear(6, 6));
@@ -38,7 +40,8 @@ struct MultiHeadImpl : torch::nn::Module {
 };
 TORCH_MODULE(MultiHead);
 
-/// Runs `function` again in backward(), with a backward() of its own: what gradient checkpointing does.
+/// Runs the forward of a layer again in backward(), with a nested backward(), as gradient checkpointing does. `module`
+/// is the address of the LinearImpl.
 struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t module) {
     context->save_for_backward({x});
@@ -56,7 +59,7 @@ struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
   }
 };
 
-/// What rank `rank` would draw at `step`: every rank can compute every rank's.
+/// Returns the batch of rank `rank` in `step`. Each rank can compute the batches of all ranks.
 inline at::Tensor batch_of(int rank, int step, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   const auto seed = static_cast<std::uint64_t>(1000 * step + rank + 1);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -69,7 +72,7 @@ inline std::vector<at::Tensor> gradients(torch::nn::Module& module) {
   return all;
 }
 
-/// A copy of the module's parameters in another module of the same kind.
+/// Copies parameters and buffers to another module of the same type.
 inline void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
   const at::NoGradGuard no_grad;
   const auto source = from.named_parameters();
@@ -78,7 +81,7 @@ inline void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
   for (auto& item : to.named_buffers()) item.value().copy_(buffers[item.key()]);
 }
 
-/// True when `tensor` holds the same bits on all ranks.
+/// Returns whether `tensor` holds the same bits on all ranks. Collective.
 inline bool same_bits(const at::Tensor& tensor) {
   const at::Tensor mine = tensor.contiguous().flatten().view(at::kByte);
   if (mine.numel() == 0) return true;
@@ -89,7 +92,7 @@ inline bool same_bits(const at::Tensor& tensor) {
   return true;
 }
 
-/// The mean over the ranks of what `local(rank)` computes, added in rank order in double.
+/// Returns the means of `local(rank)` over all ranks, added in rank order in double.
 template <typename Local>
 std::vector<at::Tensor> mean_over_ranks(const Local& local) {
   std::vector<at::Tensor> sums;
@@ -110,7 +113,8 @@ std::vector<at::Tensor> mean_over_ranks(const Local& local) {
   return sums;
 }
 
-/// Equal within rounding of the dtype, undefined where the other is undefined, and the same bits on all ranks.
+/// Expects that the gradients equal `expected` within rounding of their dtype, are undefined where it is undefined, and
+/// have the same bits on all ranks. Collective.
 inline void expect_gradients(torch::nn::Module& module, const std::vector<at::Tensor>& expected) {
   const auto named = module.named_parameters();
   ASSERT_EQ(named.size(), expected.size());
@@ -129,6 +133,25 @@ inline void expect_gradients(torch::nn::Module& module, const std::vector<at::Te
         << expected[i];
     EXPECT_TRUE(same_bits(dense)) << name;
   }
+}
+
+constexpr auto kErrorLimit = std::chrono::seconds(5);
+
+/// Runs `call`, which must throw an Error of `cause` within `limit`. Its text must contain each of `words`.
+template <typename Call>
+void expect_error(base::Cause cause, const std::vector<std::string>& words, const Call& call,
+                  std::chrono::steady_clock::duration limit = kErrorLimit) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    call();
+    ADD_FAILURE() << "rank " << world().rank() << ": nothing was thrown";
+  } catch (const base::Error& error) {
+    EXPECT_EQ(name(error.cause()), name(cause)) << error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "\"" << word << "\" is not in: " << error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, limit);
 }
 
 }  // namespace lockstep::tests

@@ -1,4 +1,4 @@
-// A batch norm over all ranks against one BatchNorm on the whole batch.
+// Tests SyncBatchNorm over all ranks against one BatchNorm on the whole batch.
 #include "lockstep/nn/sync_batch_norm.h"
 
 #include <filesystem>
@@ -14,7 +14,7 @@ using nn::convert_sync_batch_norm;
 using nn::SyncBatchNorm;
 using torch::nn::BatchNormOptions;
 
-/// Unequal, and none on the last of several ranks.
+/// Returns the batch size of a rank: different on each rank, and 0 on the last of several ranks.
 std::int64_t samples_of(int rank) { return rank > 0 && rank == world().size() - 1 ? 0 : 3 + 2 * rank; }
 
 std::int64_t samples_before(int rank) {
@@ -23,7 +23,8 @@ std::int64_t samples_before(int rank) {
   return sum;
 }
 
-at::Tensor mine(const at::Tensor& whole) {
+/// Returns the part of this rank.
+at::Tensor local_part(const at::Tensor& whole) {
   return whole.narrow(0, samples_before(world().rank()), samples_of(world().rank()));
 }
 
@@ -44,7 +45,7 @@ void expect_near(const at::Tensor& got, const at::Tensor& expected, at::ScalarTy
                                                                                             << expected;
 }
 
-/// Sums of what each rank has.
+/// Returns the sum of `tensor` over all ranks.
 at::Tensor sum_over_ranks(const at::Tensor& tensor) {
   at::Tensor sum = tensor.to(at::kDouble).contiguous().clone();
   world().all_reduce(sum);
@@ -62,25 +63,25 @@ void set_random_parameters(torch::nn::Module& sync, Whole& whole) {
   copy_values(*whole, sync);
 }
 
-/// Three steps of `sync` on this rank's part and of `whole`, in double, on all of the batch.
+/// Compares three steps of `sync` on this rank's part with three steps of `whole` on the whole batch, in double.
 template <typename Whole, typename Sync>
 void expect_equal_training(Sync& sync, Whole& whole, std::vector<std::int64_t> shape, at::ScalarType dtype) {
   whole->to(at::kDouble);
   for (int step = 0; step < 3; ++step) {
-    // What the ranks have is a value of `dtype`, so that only the norm's own rounding is seen.
+    // The inputs are values of `dtype`, so that only the rounding of the norm itself differs.
     const at::Tensor values = (random(whole_shape(shape), step) * 2 + 0.5).to(dtype).to(at::kDouble);
-    const at::Tensor wanted = random(whole_shape(shape), 50 + step).to(dtype).to(at::kDouble);
-    at::Tensor x = mine(values).to(dtype).clone().requires_grad_();
+    const at::Tensor output_gradient = random(whole_shape(shape), 50 + step).to(dtype).to(at::kDouble);
+    at::Tensor x = local_part(values).to(dtype).clone().requires_grad_();
     at::Tensor all = values.clone().requires_grad_();
     sync->zero_grad();
     whole->zero_grad();
     const at::Tensor y = sync->forward(x);
     const at::Tensor z = whole->forward(all);
     EXPECT_EQ(y.scalar_type(), dtype);
-    expect_near(y, mine(z), dtype, "output");
-    y.backward(mine(wanted).to(dtype));
-    z.backward(wanted);
-    expect_near(x.grad(), mine(all.grad()), dtype, "gradient of the input");
+    expect_near(y, local_part(z), dtype, "output");
+    y.backward(local_part(output_gradient).to(dtype));
+    z.backward(output_gradient);
+    expect_near(x.grad(), local_part(all.grad()), dtype, "gradient of the input");
     if (whole->weight.defined()) {
       expect_near(sum_over_ranks(sync->weight.grad()), whole->weight.grad(), dtype, "gradient of the weight");
       expect_near(sum_over_ranks(sync->bias.grad()), whole->bias.grad(), dtype, "gradient of the bias");
@@ -120,10 +121,10 @@ TEST(SyncBatchNorm, LowPrecisionUsesFloatStatistics) {
     SyncBatchNorm sync(world(), BatchNormOptions(5));
     torch::nn::BatchNorm2d whole(5);
     expect_equal_training(sync, whole, {5, 3, 4}, dtype);
-    SyncBatchNorm all_of_it(world(), BatchNormOptions(5));  // with weights of that dtype
-    all_of_it->to(dtype);
+    SyncBatchNorm converted(world(), BatchNormOptions(5));  // with weights of that dtype
+    converted->to(dtype);
     torch::nn::BatchNorm2d again(5);
-    expect_equal_training(all_of_it, again, {5, 3, 4}, dtype);
+    expect_equal_training(converted, again, {5, 3, 4}, dtype);
   }
 }
 
@@ -142,7 +143,7 @@ TEST(SyncBatchNorm, VarianceIsAccurateForLargeMeans) {
   const at::Tensor values =
       (random(whole_shape({3, 50}), 1) + 3e4 + 10 * torch::arange(samples_before(world().size())).view({-1, 1, 1}))
           .to(at::kFloat);
-  sync->forward(mine(values));
+  sync->forward(local_part(values));
   const at::Tensor expected = values.to(at::kDouble).transpose(0, 1).flatten(1).var(1, /*unbiased=*/true);
   EXPECT_TRUE(torch::allclose(sync->running_var.to(at::kDouble), expected, 1e-4, 0)) << sync->running_var << expected;
 }
@@ -151,10 +152,10 @@ TEST(SyncBatchNorm, AnyStrides) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   torch::nn::BatchNorm2d whole(4);
   const at::Tensor values = random(whole_shape({4, 6, 5}), 3).to(at::kFloat);
-  const at::Tensor y = sync->forward(mine(values).contiguous(at::MemoryFormat::ChannelsLast));
-  expect_near(y, mine(whole->forward(values)), at::kFloat, "channels last");
-  expect_near(sync->forward(mine(values).transpose(2, 3)), mine(whole->forward(values.transpose(2, 3))), at::kFloat,
-              "transposed");
+  const at::Tensor y = sync->forward(local_part(values).contiguous(at::MemoryFormat::ChannelsLast));
+  expect_near(y, local_part(whole->forward(values)), at::kFloat, "channels last");
+  expect_near(sync->forward(local_part(values).transpose(2, 3)), local_part(whole->forward(values.transpose(2, 3))),
+              at::kFloat, "transposed");
 }
 
 TEST(SyncBatchNorm, EvalDoesNotCommunicate) {
@@ -175,7 +176,7 @@ TEST(SyncBatchNorm, EvalDoesNotCommunicate) {
 TEST(SyncBatchNorm, BackwardWithoutInputGradientDoesNotCommunicate) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   const at::Tensor y = sync->forward(random({3 + world().rank(), 4}, world().rank()).to(at::kFloat));
-  if (world().rank() == 0) y.pow(2).sum().backward();  // alone
+  if (world().rank() == 0) y.pow(2).sum().backward();  // on one rank
   EXPECT_EQ(sync->weight.grad().defined(), world().rank() == 0);
 }
 
@@ -198,7 +199,7 @@ TEST(SyncBatchNorm, SecondDerivativesAreRejected) {
   EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true), base::UsageError);
 }
 
-/// As users write it: typed members, of which one is inside a Sequential, and no clone().
+/// A typical user module: typed members, one of them inside a Sequential, and no clone().
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3).padding(1).bias(false)));
@@ -213,7 +214,7 @@ struct ConvNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ConvNet);
 
-/// Sums of losses on all ranks, whose mean DDP makes, against one process on the whole batch.
+/// Compares ranks, whose gradients DDP averages, with one process on the whole batch.
 void expect_same_training(ConvNet& net, torch::optim::SGD& optimizer, const ddp::DdpOptions& options) {
   ddp::DistributedDataParallel ddp(net, world(), options);
   ConvNet whole;
@@ -224,7 +225,7 @@ void expect_same_training(ConvNet& net, torch::optim::SGD& optimizer, const ddp:
     const at::Tensor values = random(whole_shape({2, 5, 5}), step);
     optimizer.zero_grad();
     single.zero_grad();
-    net->forward(mine(values).to(at::kFloat)).pow(2).sum().backward();
+    net->forward(local_part(values).to(at::kFloat)).pow(2).sum().backward();
     whole->forward(values).pow(2).sum().backward();
     optimizer.step();
     single.step();
@@ -244,7 +245,8 @@ TEST(ConvertSyncBatchNorm, TypedModelTrainsAsOnWholeBatch) {
   for (const bool overlap : {true, false}) {
     torch::manual_seed(4);
     ConvNet net;
-    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));  // before
+    torch::optim::SGD optimizer(net->parameters(),
+                                torch::optim::SGDOptions(0.1).momentum(0.9));  // constructed before DDP
     EXPECT_EQ(convert_sync_batch_norm(net, world()), 2);
     expect_same_training(net, optimizer, {.bucket_bytes = {64, 64}, .overlap = overlap});
   }
@@ -269,7 +271,7 @@ TEST(ConvertSyncBatchNorm, ConvertedModulesFollowTheirMode) {
   EXPECT_FALSE(net->norm->is_training());
   EXPECT_TRUE(net->body->is_training());
   net->eval();
-  if (world().rank() == 0) net->forward(torch::randn({1, 2, 5, 5}));  // alone
+  if (world().rank() == 0) net->forward(torch::randn({1, 2, 5, 5}));  // on one rank
   net->train();
   net->forward(torch::randn({3, 2, 5, 5}));
   EXPECT_TRUE(same_bits(net->norm->running_var));
@@ -325,7 +327,7 @@ TEST(ConvertSyncBatchNorm, CheckpointsAreInterchangeableWithBatchNorm) {
   std::filesystem::remove(file);
 }
 
-/// Converted, it is held by what libtorch clones.
+/// A module that libtorch can clone until it contains a converted one.
 struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
   CloneableNetImpl() { CloneableNetImpl::reset(); }
   void reset() override { norm = register_module("norm", torch::nn::BatchNorm1d(3)); }
@@ -352,10 +354,10 @@ TEST(ConvertSyncBatchNorm, ReconvertingAndConvertingSingleModule) {
   norm->forward(batch_of(world().rank() % 2, 0, {4, 3}));
   torch::nn::BatchNorm1d alone(3);
   alone->forward(batch_of(world().rank() % 2, 0, {4, 3}));
-  EXPECT_TRUE(torch::allclose(norm->running_mean, alone->running_mean)) << "over the group of equal ranks";
-  norm = torch::nn::BatchNorm1d(3);  // the converted one goes
+  EXPECT_TRUE(torch::allclose(norm->running_mean, alone->running_mean)) << "over the group of ranks with equal batches";
+  norm = torch::nn::BatchNorm1d(3);  // replaces the converted module
   torch::nn::BatchNorm1d next(3);
-  if (world().rank() == 0) next->forward(torch::randn({4, 3}));  // alone
+  if (world().rank() == 0) next->forward(torch::randn({4, 3}));  // on one rank
 }
 
 TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
@@ -365,7 +367,7 @@ TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
                                 torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
   try {
     convert_sync_batch_norm(unknown, world());
-    FAIL() << "converted";
+    FAIL() << "no error";
   } catch (const base::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find(": 1 has neither"), std::string::npos) << error.what();
   }
@@ -375,13 +377,13 @@ TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
   EXPECT_EQ(convert_sync_batch_norm(known, world()), 2);
   const at::Tensor whole = random(whole_shape({2}), 1).to(at::kFloat);
   torch::nn::BatchNorm1d one(BatchNormOptions(2).affine(false));
-  expect_near(known->forward(mine(whole)), mine(one->forward(one->forward(whole))), at::kFloat,
+  expect_near(known->forward(local_part(whole)), local_part(one->forward(one->forward(whole))), at::kFloat,
               "known by weight, and by running mean");
   known->eval();
-  if (world().rank() == 0) known->forward(torch::randn({3, 2}));  // alone: of its own batch, as without
+  if (world().rank() == 0) known->forward(torch::randn({3, 2}));  // on one rank: statistics of its own batch
 }
 
-// The group is closed after it: a job of its own.
+// A job of its own, because the error closes the group.
 TEST(SyncBatchNormFailures, RankThatSkipsForwardIsReported) {
   ConvNet net;
   convert_sync_batch_norm(net, world());
@@ -390,7 +392,7 @@ TEST(SyncBatchNormFailures, RankThatSkipsForwardIsReported) {
       world().barrier();
     else
       net->forward(torch::randn({3, 2, 5, 5}));
-    FAIL() << "nobody was told";
+    FAIL() << "no error";
   } catch (const base::DesyncError& error) {
     EXPECT_NE(std::string(error.what()).find("all_gather(norm.forward: float64[9])"), std::string::npos)
         << error.what();

@@ -1,4 +1,5 @@
-// Adagrad, LAMB and LARS: torch's results, or the papers', on the mean of all ranks' gradients, whatever the transport.
+// Tests that fused Adagrad, LAMB and LARS compute what torch or the papers define from the mean gradients, over each
+// transport.
 #include <sstream>
 
 #include "lockstep/base/error.h"
@@ -15,7 +16,7 @@ namespace {
 using ddp::DistributedDataParallel;
 using Formula = std::function<void(std::size_t index, const at::Tensor& parameter, const at::Tensor& gradient)>;
 
-/// The parts of a state, zeros of the parameter's shape at first.
+/// One state tensor per parameter; initially zeros of the parameter's shape.
 struct States {
   at::Tensor& of(std::size_t index, const at::Tensor& like) {
     if (!all.contains(index)) all[index] = at::zeros_like(like);
@@ -26,7 +27,7 @@ struct States {
 
 double norm_of(const at::Tensor& tensor) { return tensor.to(at::kDouble).norm().item<double>(); }
 
-/// You et al., arXiv:1904.00962, algorithm 2, by ATen.
+/// You et al., arXiv:1904.00962, algorithm 2, with ATen.
 Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
   return
       [options_of, moments = std::make_shared<std::array<States, 2>>(),
@@ -45,7 +46,7 @@ Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
       };
 }
 
-/// You, Gitman and Ginsburg, arXiv:1708.03888, with the rate outside of the momentum, by ATen.
+/// You, Gitman and Ginsburg, arXiv:1708.03888, with the learning rate outside of the momentum, with ATen.
 Formula lars(std::function<optim::LARSOptions(const at::Tensor&)> options_of) {
   return [options_of, momentum = std::make_shared<States>()](std::size_t i, const at::Tensor& p, const at::Tensor& g) {
     const optim::LARSOptions o = options_of(p);
@@ -69,7 +70,7 @@ Formula adagrad(optim::AdagradOptions o) {
                                                               .weight_decay(o.weight_decay)
                                                               .initial_accumulator_value(o.initial_accumulator_value)
                                                               .eps(o.eps));
-    optimizer->parameters()[0].mutable_grad() = g;  // it is the p of the first call, on the same memory
+    optimizer->parameters()[0].mutable_grad() = g;  // the `p` of the first call has the same memory
     optimizer->step();
   };
 }
@@ -88,15 +89,15 @@ std::vector<at::Tensor> one_dimensional_parameters(torch::nn::Module& net) {
 }
 
 template <typename Fused, typename Options>
-OptimizerCase kind(const std::string& name, Options options, Formula (*formula)(Options),
-                   optim::FusedOptions how = {}) {
+OptimizerCase make_kind(const std::string& name, Options options, Formula (*formula)(Options),
+                        optim::FusedOptions how = {}) {
   return {name,
           [=](auto& ddp, auto&) {
             return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), how);
           },
           [=] { return formula(options); }};
 }
-/// What is of one dimension neither decays nor has a rate of its own.
+/// One-dimensional parameters have no weight decay and no adaptive rate.
 template <typename Fused, typename Options>
 OptimizerCase layerwise(const std::string& name, Options options,
                         Formula (*formula)(std::function<Options(const at::Tensor&)>), optim::FusedOptions how = {}) {
@@ -113,8 +114,8 @@ OptimizerCase layerwise(const std::string& name, Options options,
 
 const std::vector<OptimizerCase>& optimizer_cases() {
   static const std::vector<OptimizerCase> all = {
-      kind<optim::Adagrad>("Adagrad", optim::AdagradOptions{.lr = 0.05}, adagrad),
-      kind<optim::Adagrad>(
+      make_kind<optim::Adagrad>("Adagrad", optim::AdagradOptions{.lr = 0.05}, adagrad),
+      make_kind<optim::Adagrad>(
           "AdagradDecay",
           optim::AdagradOptions{
               .lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5},
@@ -127,7 +128,7 @@ const std::vector<OptimizerCase>& optimizer_cases() {
       layerwise<optim::LARS>(
           "LarsNesterov", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .trust_coefficient = 0.5, .nesterov = true},
           lars),
-      kind<optim::Adagrad>(
+      make_kind<optim::Adagrad>(
           "AdagradByOperations",
           optim::AdagradOptions{
               .lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5},
@@ -153,7 +154,7 @@ void apply(const Formula& formula, Net& net) {
     if (parameters[i].grad().defined()) formula(i, parameters[i].detach(), parameters[i].grad());
 }
 
-void compare_with_formula(const OptimizerCase& kind, at::ScalarType dtype, double tolerance) {
+void compare_with_formula(const OptimizerCase& variant, at::ScalarType dtype, double tolerance) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   net->to(dtype);
@@ -161,8 +162,8 @@ void compare_with_formula(const OptimizerCase& kind, at::ScalarType dtype, doubl
   Mlp reference;
   reference->to(dtype);
   copy_values(*net, *reference);
-  const Optimizer fused = kind.fused(ddp, *net);
-  const Formula formula = kind.formula();
+  const Optimizer fused = variant.fused(ddp, *net);
+  const Formula formula = variant.formula();
   for (int step = 0; step < 6; ++step) {
     fused->zero_grad();
     backward(*net, world().rank(), step);
@@ -170,7 +171,7 @@ void compare_with_formula(const OptimizerCase& kind, at::ScalarType dtype, doubl
     set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     apply(formula, *reference);
     expect_equal(*net, *reference, tolerance);
-    copy_values(*net, *reference);  // rounding must not build up: what is compared is one step
+    copy_values(*net, *reference);  // so that rounding does not accumulate
   }
 }
 
@@ -182,7 +183,7 @@ TEST_P(FusedAgainstFormula, MatchesFormulaInFloat) {
 }
 
 TEST_P(FusedAgainstFormula, LowPrecisionKeepsItsStateInFloat) {
-  const OptimizerCase& kind = optimizer_cases()[GetParam()];
+  const OptimizerCase& variant = optimizer_cases()[GetParam()];
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     torch::manual_seed(1);
     Mlp net;
@@ -190,8 +191,8 @@ TEST_P(FusedAgainstFormula, LowPrecisionKeepsItsStateInFloat) {
     DistributedDataParallel ddp(net, world());
     Mlp reference;
     copy_values(*net, *reference);
-    const Optimizer fused = kind.fused(ddp, *net);
-    const Formula formula = kind.formula();
+    const Optimizer fused = variant.fused(ddp, *net);
+    const Formula formula = variant.formula();
     for (int step = 0; step < 4; ++step) {
       fused->zero_grad();
       backward(*net, world().rank(), step);
@@ -210,13 +211,13 @@ TEST_P(FusedAgainstFormula, LowPrecisionKeepsItsStateInFloat) {
   }
 }
 
-/// Parameters of many pieces: norms are of the whole.
+/// Parameters of many chunks: norms cover whole parameters.
 TEST_P(FusedAgainstFormula, LargeParametersAndClipping) {
-  const OptimizerCase& kind = optimizer_cases()[GetParam()];
+  const OptimizerCase& variant = optimizer_cases()[GetParam()];
   WideImpl net, reference;
   DistributedDataParallel ddp(net, world());
-  const Optimizer fused = kind.fused(ddp, net);
-  const Formula formula = kind.formula();
+  const Optimizer fused = variant.fused(ddp, net);
+  const Formula formula = variant.formula();
   for (int step = 0; step < 4; ++step) {
     fused->zero_grad();
     net.loss(world().rank(), step).backward();
@@ -228,9 +229,9 @@ TEST_P(FusedAgainstFormula, LargeParametersAndClipping) {
     if (step == 3) torch::nn::utils::clip_grad_value_(reference.parameters(), 1e-5);
     apply(formula, reference);
     expect_equal(net, reference,
-                 1e-4);  // a first step of Adagrad is as long for a gradient of rounding errors as for any
+                 1e-4);  // the first step of Adagrad has the same length for gradients of rounding errors
     copy_values(net, reference);
-    dynamic_cast<optim::FusedOptimizer&>(*fused).change_parameters([] {});  // which changes nothing
+    dynamic_cast<optim::FusedOptimizer&>(*fused).change_parameters([] {});
   }
 }
 
@@ -261,7 +262,7 @@ TEST_P(FusedAgainstFormula, ManyStepsAreReproducibleBitwiseOnAllRanks) {
 }
 
 TEST_P(FusedAgainstFormula, StateRoundTrip) {
-  const OptimizerCase& kind = optimizer_cases()[GetParam()];
+  const OptimizerCase& variant = optimizer_cases()[GetParam()];
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -277,7 +278,7 @@ TEST_P(FusedAgainstFormula, StateRoundTrip) {
     }
   };
   {
-    const Optimizer fused = kind.fused(ddp, *net);
+    const Optimizer fused = variant.fused(ddp, *net);
     steps(*fused, 0, 3);
     saved = dynamic_cast<optim::FusedOptimizer&>(*fused).state_dict();
     torch::serialize::OutputArchive out;
@@ -291,7 +292,7 @@ TEST_P(FusedAgainstFormula, StateRoundTrip) {
   for (const bool archive : {false, true}) {
     copy_values(*middle, *net);
     world().barrier();
-    const Optimizer again = kind.fused(ddp, *net);
+    const Optimizer again = variant.fused(ddp, *net);
     if (archive) {
       steps(*again, 8, 9);
       dynamic_cast<optim::FusedOptimizer&>(*again).change_parameters([&] { copy_values(*middle, *net); });
@@ -299,7 +300,7 @@ TEST_P(FusedAgainstFormula, StateRoundTrip) {
       in.load_from(bytes);
       again->load(in);
     } else {
-      steps(*again, 8, 10);  // what is loaded replaces what was there, nothing included
+      steps(*again, 8, 10);  // loading replaces the state, also with an empty one
       dynamic_cast<optim::FusedOptimizer&>(*again).load_state_dict({});
       dynamic_cast<optim::FusedOptimizer&>(*again).change_parameters([&] { copy_values(*middle, *net); });
       dynamic_cast<optim::FusedOptimizer&>(*again).load_state_dict(saved);
@@ -310,15 +311,15 @@ TEST_P(FusedAgainstFormula, StateRoundTrip) {
   }
 }
 
-/// A state_dict() without a parameter means that it has not been updated: it begins as in the beginning.
+/// A parameter that is missing in a state_dict() has not been updated: it starts with its initial state.
 TEST_P(FusedAgainstFormula, MissingStateStartsFresh) {
-  const OptimizerCase& kind = optimizer_cases()[GetParam()];
+  const OptimizerCase& variant = optimizer_cases()[GetParam()];
   Mlp start;
   const auto first_step = [&](bool loaded) {
     Mlp net;
     copy_values(*start, *net);
     DistributedDataParallel ddp(net, world());
-    const Optimizer fused = kind.fused(ddp, *net);
+    const Optimizer fused = variant.fused(ddp, *net);
     auto& ours = dynamic_cast<optim::FusedOptimizer&>(*fused);
     if (loaded) {
       backward(*net, world().rank(), 5);
@@ -343,7 +344,7 @@ TEST(OptimAdagradLambLars, InvalidOptionsAreRejected) {
   const auto expect_usage_error = [&](const std::string& text, const std::function<void()>& make) {
     try {
       make();
-      ADD_FAILURE() << "nothing refused: " << text;
+      ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
@@ -360,7 +361,7 @@ TEST(OptimAdagradLambLars, InvalidOptionsAreRejected) {
 }
 
 TEST(OptimAdagradLambLars, JoinedRanksShadowOthers) {
-  if (world().transport() == "hierarchy") return;  // between hosts a rank cannot know how many updates the others make
+  if (world().transport() == "hierarchy") return;  // across hosts, ranks do not learn how many updates the others make
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());

@@ -1,4 +1,4 @@
-// Fused optimizers that update parameters in backward(): the same results, and what cannot be had with it is refused.
+// Tests fused optimizers that update parameters in backward(): equal results, and errors for unsupported combinations.
 #include <chrono>
 #include <thread>
 
@@ -12,7 +12,7 @@ namespace {
 
 using ddp::DistributedDataParallel;
 
-/// In backward() it waits until `changed`, ten seconds at most.
+/// Its backward() waits until `changed` returns true, at most 10 s. Counts in `seen` how often that happened.
 struct WaitInBackward final : torch::autograd::Function<WaitInBackward> {
   static inline std::function<bool()> changed;
   static inline int seen = 0;
@@ -26,7 +26,7 @@ struct WaitInBackward final : torch::autograd::Function<WaitInBackward> {
   }
 };
 
-/// Parameters of more pieces than there are ranks, small ones, transposed ones, and some that nobody uses.
+/// Parameters of more chunks than there are ranks, small ones, a transposed one, and unused ones.
 struct DeepImpl : torch::nn::Module {
   DeepImpl() {
     torch::manual_seed(5);
@@ -47,7 +47,7 @@ TORCH_MODULE(Deep);
 using Loss = std::function<at::Tensor(DeepImpl& net, int step)>;
 
 at::Tensor whole_loss(DeepImpl& net, int step) { return net.loss(net.hidden(world().rank(), step)); }
-/// Ranks in turn have no gradient of the first layer.
+/// In turn, ranks have no gradient of the first layer.
 at::Tensor branching_loss(DeepImpl& net, int step) {
   const at::Tensor h = net.hidden(world().rank(), step);
   return net.loss((world().rank() + step) % 2 == 1 ? h.detach() : h);
@@ -104,19 +104,19 @@ TEST(OptimBackward, ParametersChangeDuringBackward) {
     before = net->second->weight.detach().clone();
     world().barrier();
     const at::Tensor h = net->hidden(world().rank(), step);
-    // The first exchange does nothing early.
+    // In the first step no update starts early.
     net->loss(step == 0 ? h : WaitInBackward::apply(h)).backward();
     optimizer.step();
   }
   EXPECT_EQ(WaitInBackward::seen, 3);
 }
 
-/// `call` must be refused with a text that has `text`, and nothing be lost by it.
+/// Runs `call`, which must throw a UsageError that contains `text` and change nothing.
 template <typename Call>
 void expect_usage_error(const std::string& text, const Call& call) {
   try {
     call();
-    ADD_FAILURE() << "nothing refused: " << text;
+    ADD_FAILURE() << "no error; expected: " << text;
   } catch (const base::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
   }
@@ -129,11 +129,11 @@ TEST(OptimBackward, UnsupportedCombinationsAreRejected) {
   const auto run = [&](int step) { whole_loss(*net, step).backward(); };
   {
     const auto no_sync_guard = ddp.no_sync();
-    expect_usage_error("there is a no_sync()", [&] { optimizer.update_in_backward(); });
+    expect_usage_error("update_in_backward(): called under no_sync()", [&] { optimizer.update_in_backward(); });
   }
   run(0);
   optimizer.update_in_backward();
-  expect_usage_error("gradients of an earlier one are there", [&] { run(1); });
+  expect_usage_error("gradients of an earlier backward() exist", [&] { run(1); });
   optimizer.zero_grad();
   expect_usage_error("no_sync()", [&] { const auto no_sync_guard = ddp.no_sync(); });
   expect_usage_error("clip_grad_norm()", [&] { optimizer.clip_grad_norm(1); });
@@ -145,7 +145,7 @@ TEST(OptimBackward, UnsupportedCombinationsAreRejected) {
   expect_usage_error("step() has not been called since", [&] { run(2); });
   optimizer.zero_grad();
   optimizer.step();
-  EXPECT_TRUE(torch::equal(net->second->weight, after));  // backward() had done it
+  EXPECT_TRUE(torch::equal(net->second->weight, after));  // backward() has updated it
   world().barrier();
   run(3);
   torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);
@@ -180,7 +180,7 @@ TEST(OptimBackward, GradientCheckpointingIsRejected) {
 }
 
 TEST(OptimBackward, JoinedRanksShadowOthers) {
-  if (world().transport() == "hierarchy") return;  // join() is refused there
+  if (world().transport() == "hierarchy") return;  // join() is not supported there
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());

@@ -1,4 +1,4 @@
-// What the suites of fused optimizers share.
+// References and models that the suites of fused optimizers share.
 #pragma once
 
 #include <functional>
@@ -7,14 +7,14 @@
 
 namespace lockstep::tests {
 
-/// Neighbours have one copy of parameters and state.
+/// Returns whether all ranks share one copy of parameters and state.
 inline bool on_shm() { return world().size() > 1 && world().transport() == "shm"; }
 
 inline void backward(MlpImpl& net, int rank, int step) {
   net.forward(batch_of(rank, step, {4, 7}, net.first->weight.scalar_type())).pow(2).sum().backward();
 }
 
-/// Gives `reference` the mean of the gradients that all ranks compute from its values.
+/// Sets the gradients of `reference` to the means of those that all ranks compute with its parameters.
 template <typename Net>
 void set_mean_gradients(Net& reference, const std::function<void(Net&, int rank)>& run) {
   const auto means = mean_over_ranks([&](int rank) {
@@ -29,15 +29,15 @@ void set_mean_gradients(Net& reference, const std::function<void(Net&, int rank)
 
 inline void expect_equal(torch::nn::Module& got, torch::nn::Module& expected, double tolerance) {
   const auto named = got.named_parameters();
-  const auto wanted = expected.parameters();
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(named[i].value(), wanted[i], tolerance, tolerance))
-        << named[i].key() << " differs by " << (named[i].value() - wanted[i]).abs().max().item<double>();
+  const auto expected_values = expected.parameters();
+  for (std::size_t i = 0; i < expected_values.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(named[i].value(), expected_values[i], tolerance, tolerance))
+        << named[i].key() << " differs by " << (named[i].value() - expected_values[i]).abs().max().item<double>();
     EXPECT_TRUE(same_bits(named[i].value().detach())) << named[i].key();
   }
 }
 
-/// Parameters of many pieces, transposed ones, and one that shares its storage with another.
+/// Parameters of many chunks, a transposed one, and two that share a storage.
 struct WideImpl : torch::nn::Module {
   WideImpl() {
     torch::manual_seed(3);

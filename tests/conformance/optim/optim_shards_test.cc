@@ -1,4 +1,4 @@
-// The state of an optimizer is divided between the ranks (FusedOptions.shard_state).
+// Tests optimizers whose state is sharded between ranks (FusedOptions.shard_state).
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/sgd.h"
@@ -10,7 +10,7 @@ namespace {
 using ddp::DistributedDataParallel;
 using optim::FusedOptions;
 
-/// Among how many state is divided here.
+/// Returns between how many owners the state is divided.
 int num_owners() {
   if (world().transport() == "shm") return 1;
   return world().transport() == "hierarchy" ? world().num_nodes() : world().size();
@@ -40,7 +40,7 @@ void expect_same(torch::nn::Module& one, torch::nn::Module& other) {
   }
 }
 
-/// Parameters of several pieces, in odd strides, two of them in one storage.
+/// Parameters of several chunks, with transposed strides, two of them in one storage.
 TEST(OptimShards, EqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
@@ -53,7 +53,7 @@ TEST(OptimShards, EqualsUnshardedBitwise) {
   expect_same(divided, whole);
 }
 
-/// By ATen's operations, over every transport: nothing is shared then, and each rank is an owner.
+/// With ATen's operations, over each transport: parameters are not shared, and each rank is an owner.
 TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
@@ -95,7 +95,7 @@ void compare_with_unsharded(at::ScalarType dtype, const Options& options, bool e
   expect_same(*divided, *whole);
 }
 
-/// Norms of whole parameters are added up over their owners: by another order of additions.
+/// Norms of whole parameters are summed over their owners, in a different order of additions.
 TEST(OptimShards, NormsCoverWholeParameters) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
@@ -144,7 +144,7 @@ TEST(OptimShards, UnusedParametersAreUnchanged) {
   EXPECT_TRUE(torch::equal(unused, torch::ones({100})));
 }
 
-/// What was saved by one kind is loaded by the other, and training goes on as it would have.
+/// A sharded optimizer loads the state of an unsharded one and vice versa, and training continues equally.
 TEST(OptimShards, StateRoundTrip) {
   for (const bool first : {true, false}) {
     WideImpl net;
@@ -181,7 +181,7 @@ TEST(OptimShards, JoinIsRejected) {
   EXPECT_THROW(ddp::join(ddp, [] {}), base::UsageError);
 }
 
-/// Ends the group.
+/// Closes the group.
 TEST(OptimShards, DifferentOptionsAreADesync) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -191,7 +191,7 @@ TEST(OptimShards, DifferentOptionsAreADesync) {
     sharded.step();
     FAIL() << "no error";
   } catch (const base::DesyncError& error) {
-    EXPECT_NE(std::string(error.what()).find("fingerprint"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("options or steps have the hash"), std::string::npos) << error.what();
   }
 }
 

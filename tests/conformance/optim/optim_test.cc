@@ -1,4 +1,4 @@
-// Fused optimizers: torch::optim's results on the mean of all ranks' gradients, whatever the transport.
+// Tests that fused optimizers compute what torch::optim computes from the mean gradients, over each transport.
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/kernels/kernels.h"
 #include "lockstep/optim/sgd.h"
@@ -73,9 +73,9 @@ const std::vector<OptimizerCase>& optimizer_cases() {
   return all;
 }
 
-class Fused : public ::testing::TestWithParam<std::size_t> {};
+class FusedAgainstTorch : public ::testing::TestWithParam<std::size_t> {};
 
-void compare_with_torch(const OptimizerCase& kind, at::ScalarType dtype, double tolerance) {
+void compare_with_torch(const OptimizerCase& variant, at::ScalarType dtype, double tolerance) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   net->to(dtype);
@@ -83,8 +83,8 @@ void compare_with_torch(const OptimizerCase& kind, at::ScalarType dtype, double 
   Mlp reference;
   reference->to(dtype);
   copy_values(*net, *reference);
-  const Optimizer fused = kind.fused(ddp);
-  const Optimizer plain = kind.plain(reference->parameters());
+  const Optimizer fused = variant.fused(ddp);
+  const Optimizer plain = variant.plain(reference->parameters());
   for (int step = 0; step < 5; ++step) {
     fused->zero_grad();
     backward(*net, world().rank(), step);
@@ -92,19 +92,21 @@ void compare_with_torch(const OptimizerCase& kind, at::ScalarType dtype, double 
     set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     plain->step();
     expect_equal(*net, *reference, tolerance);
-    // Rounding must not build up: what is compared is one step.
+    // The next step starts from equal values, so that rounding does not accumulate.
     copy_values(*net, *reference);
   }
 }
 
-TEST_P(Fused, MatchesTorchInDouble) { compare_with_torch(optimizer_cases()[GetParam()], at::kDouble, 1e-9); }
-TEST_P(Fused, MatchesTorchInFloat) { compare_with_torch(optimizer_cases()[GetParam()], at::kFloat, 1e-5); }
-INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, optimizer_cases().size()),
-                         [](const auto& kind) { return optimizer_cases()[kind.param].name; });
+TEST_P(FusedAgainstTorch, MatchesTorchInDouble) {
+  compare_with_torch(optimizer_cases()[GetParam()], at::kDouble, 1e-9);
+}
+TEST_P(FusedAgainstTorch, MatchesTorchInFloat) { compare_with_torch(optimizer_cases()[GetParam()], at::kFloat, 1e-5); }
+INSTANTIATE_TEST_SUITE_P(All, FusedAgainstTorch, ::testing::Range<std::size_t>(0, optimizer_cases().size()),
+                         [](const auto& variant) { return optimizer_cases()[variant.param].name; });
 
-/// The same bits as one process that adds in the order of the ranks, by the same loops.
+/// The reference is one process that adds in rank order with the same kernels.
 TEST(Optim, EqualsSerialReferenceBitwise) {
-  if (!on_shm()) return;  // a sum over a wire is added in the wire's order
+  if (!on_shm()) return;  // over other transports the transport determines the order of additions
   torch::manual_seed(3);
   Mlp net(33, 40, 9);
   DistributedDataParallel ddp(net, world());
@@ -156,13 +158,13 @@ TEST(Optim, EqualsSerialReferenceBitwise) {
   }
 }
 
-/// 200 steps from the same start; what the parameters are then.
-std::vector<at::Tensor> two_hundred_steps(bool fused) {
+/// Runs 200 steps from the same start. Returns the parameters.
+std::vector<at::Tensor> run_two_hundred_steps(bool fused) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  const OptimizerCase& kind = optimizer_cases()[2];
-  const Optimizer optimizer = fused ? kind.fused(ddp) : kind.plain(net->parameters());
+  const OptimizerCase& variant = optimizer_cases()[2];
+  const Optimizer optimizer = fused ? variant.fused(ddp) : variant.plain(net->parameters());
   for (int step = 0; step < 200; ++step) {
     optimizer->zero_grad();
     backward(*net, world().rank(), step);
@@ -174,9 +176,9 @@ std::vector<at::Tensor> two_hundred_steps(bool fused) {
 }
 
 TEST(Optim, TwoHundredStepsAreReproducibleBitwiseOnAllRanks) {
-  if (world().size() > 4) return;  // it would take long
+  if (world().size() > 4) return;  // to limit the time
   for (const bool fused : {false, true}) {
-    const auto first = two_hundred_steps(fused), again = two_hundred_steps(fused);
+    const auto first = run_two_hundred_steps(fused), again = run_two_hundred_steps(fused);
     for (std::size_t i = 0; i < first.size(); ++i) {
       EXPECT_TRUE(torch::equal(first[i], again[i])) << "parameter " << i << ", fused " << fused;
       EXPECT_TRUE(same_bits(first[i])) << "parameter " << i << ", fused " << fused;
@@ -237,7 +239,7 @@ TEST(Optim, UnusedAndPartlyUsedParameters) {
   optim::Adam fused(ddp, {.lr = 0.01, .weight_decay = 0.1});
   torch::optim::Adam plain(reference->parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
   for (int step = 0; step < 6; ++step) {
-    // Head 0 on all ranks, head 1 on the last alone and in some steps, head 2 on none.
+    // All ranks use head 0, only the last rank uses head 1 in some steps, and no rank uses head 2.
     const auto run = [step](MultiHeadImpl& one, int rank) {
       at::Tensor loss = one.forward(batch_of(rank, step, {3, 6}), 0).pow(2).sum();
       if (rank == world().size() - 1 && step % 2 == 1)
@@ -302,7 +304,7 @@ TEST(Optim, ClipNormUsesMeanGradients) {
   optim::SGD fused(ddp, {.lr = 0.1});
   torch::optim::SGD plain(reference.parameters(), 0.1);
   for (int step = 0; step < 4; ++step) {
-    const double limit = step == 2 ? 1e6 : 1e-3;  // once so high that nothing is clipped
+    const double limit = step == 2 ? 1e6 : 1e-3;  // in one step nothing is clipped
     fused.zero_grad();
     net.loss(world().rank(), step).backward();
     const double norm = fused.clip_grad_norm(limit).item<double>();
@@ -315,9 +317,9 @@ TEST(Optim, ClipNormUsesMeanGradients) {
     EXPECT_TRUE(same_bits(norms));
     expect_equal(net, reference, 1e-6);
     copy_values(net, reference);
-    if (step == 2) fused.change_parameters([] {});  // which changes nothing
+    if (step == 2) fused.change_parameters([] {});
   }
-  // What was clipped and then thrown away does not scale the next gradients.
+  // Clipping of discarded gradients must not scale the next ones.
   net.loss(world().rank(), 7).backward();
   fused.clip_grad_norm(1e-9);
   fused.zero_grad();
@@ -328,7 +330,7 @@ TEST(Optim, ClipNormUsesMeanGradients) {
   expect_equal(net, reference, 1e-6);
 }
 
-/// Values are cut where they are read: they are the means', after they were scaled by a norm.
+/// The limit applies to mean gradients after they are scaled by the norm.
 TEST(Optim, ClipValueUsesMeanGradients) {
   for (const bool by_norm : {false, true}) {
     torch::manual_seed(1);
@@ -351,16 +353,16 @@ TEST(Optim, ClipValueUsesMeanGradients) {
                     .item<double>();
       if (step != 2) {
         fused.clip_grad_value(2 * limit);
-        fused.clip_grad_value(limit);  // as if both had been done
+        fused.clip_grad_value(limit);  // the smaller limit applies
         torch::nn::utils::clip_grad_value_(reference.parameters(), limit);
       }
       fused.step();
       plain.step();
       expect_equal(net, reference, 1e-6);
       copy_values(net, reference);
-      fused.change_parameters([] {});  // which changes nothing
+      fused.change_parameters([] {});
     }
-    // What was thrown away does not cut the next gradients.
+    // Clipping of discarded gradients must not clip the next ones.
     net.loss(world().rank(), 7).backward();
     fused.clip_grad_value(1e-9);
     fused.zero_grad();
@@ -402,12 +404,12 @@ TEST(Optim, NormCoversOnlyCurrentGradients) {
   DistributedDataParallel ddp(net, world());
   optim::SGD fused(ddp, {.lr = 0.01});
   double norms[3] = {};
-  for (int step = 0; step < 3; ++step) {  // head 0, head 1, head 0 again from the same values
+  for (int step = 0; step < 3; ++step) {  // head 0, head 1, and head 0 again with the same values
     fused.zero_grad();
     net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
     norms[step] = fused.clip_grad_norm(1e9).item<double>();
   }
-  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // over a wire, buckets are laid out anew in between
+  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // with buckets, they are planned again in between
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
 }
 
@@ -436,7 +438,7 @@ TEST(Optim, ParamGroupsAndSchedulers) {
     expect_equal(*net, *reference, 1e-5);
     copy_values(*net, *reference);
   }
-  EXPECT_THROW(optim::SGD(ddp, {.lr = 0.1}), base::UsageError);  // the second of one DistributedDataParallel
+  EXPECT_THROW(optim::SGD(ddp, {.lr = 0.1}), base::UsageError);  // a second optimizer of one DistributedDataParallel
 }
 
 }  // namespace

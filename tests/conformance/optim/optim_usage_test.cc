@@ -1,4 +1,4 @@
-// Fused optimizers: what a program may do around step(), and what is refused.
+// Tests what a program may do around step() of fused optimizers, and errors for invalid use.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ TEST(OptimUsage, InvalidOptionsAreRejected) {
   const auto expect_usage_error = [&](const std::string& text, const std::function<void()>& make) {
     try {
       make();
-      ADD_FAILURE() << "nothing refused: " << text;
+      ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
@@ -48,7 +48,7 @@ TEST(OptimUsage, InvalidOptionsAreRejected) {
     static_cast<torch::optim::SGDOptions&>(fused.param_groups()[0].options()).momentum(0.5);
     fused.step();
   });
-  // A part of something larger.
+  // A parameter that is a view of a larger tensor.
   struct PartImpl : torch::nn::Module {
     PartImpl() { register_parameter("w", torch::ones({10}).narrow(0, 0, 5)); }
   } part;
@@ -65,7 +65,7 @@ TEST(OptimUsage, ExternalChangesAreDetected) {
   ASSERT_TRUE(fused.shares_parameters());
   const auto step = [&] { fused.step(); };
   backward(*net, world().rank(), 0);
-  torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);  // of this rank's own gradients, through .data()
+  torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);  // changes the gradients of this rank through .data()
   EXPECT_THROW(step(), base::UsageError);
   EXPECT_THROW(fused.average_gradients(), base::UsageError);
   fused.zero_grad();
@@ -90,7 +90,7 @@ TEST(OptimUsage, ExternalChangesAreDetected) {
   world().all_reduce(all_calls);
   EXPECT_EQ(all_calls.item<int>(), 1);
   EXPECT_TRUE(torch::equal(net->first->weight, torch::full({13, 7}, 0.25)));
-  world().barrier();  // all have looked
+  world().barrier();  // all ranks have compared
   step();
   net->to(at::kDouble);
   EXPECT_THROW(step(), base::UsageError);
@@ -117,8 +117,8 @@ TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
     const base::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(seen.rank, rank);
     EXPECT_EQ(seen.transport, world().transport());
-    // A world of one exchanges nothing.
-    EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->exchanges + kSteps : 0);
+    // A world of one reduces nothing.
+    EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->gradient_reductions + kSteps : 0);
     EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
     EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
   }
@@ -142,19 +142,19 @@ TEST(OptimUsage, RanksOfAHostShareParameters) {
   EXPECT_TRUE(same_bits(net->first->weight.detach()));
 }
 
-/// Which host each rank is on.
+/// Returns the host of each rank.
 std::vector<int> hosts_of_ranks() {
   const at::Tensor all = at::empty({world().size()}, at::kInt);
   world().all_gather(all, at::full({1}, world().node_rank(), at::kInt));
   return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + world().size()};
 }
 
-/// The sum, in buckets.
+/// Sums buckets.
 class SumHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "sum"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
-    return wire.all_reduce(bucket.buffer);
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
+    return context.all_reduce(bucket.buffer);
   }
   void finish(comm::Bucket&, comm::HookContext&) override {}
 };
@@ -198,7 +198,7 @@ TEST(OptimUsage, HostSyncEveryUpdatesFromHostMeans) {
         EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6))
             << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
       }
-      world().barrier();  // all have looked
+      world().barrier();  // all ranks have compared
     }
   }
 }
@@ -273,7 +273,7 @@ TEST(OptimUsage, StateDictRoundTrip) {
     for (std::size_t i = 0; i < middle.size(); ++i) net->parameters()[i].copy_(middle[i]);
   });
   auto broken = saved;
-  broken.emplace_back("nobody.exp_avg", at::zeros({1}));
+  broken.emplace_back("unknown.exp_avg", at::zeros({1}));
   EXPECT_THROW(again.load_state_dict(broken), base::UsageError);
   broken = saved;
   broken.pop_back();
@@ -325,7 +325,7 @@ TEST(OptimUsage, JoinedRanksShadowOthers) {
   DistributedDataParallel ddp(net, world());
   optim::AdamW fused(ddp, {.lr = 0.01});
   const int batches = 2 + world().rank();
-  if (world().transport() == "hierarchy") {  // between hosts a rank cannot know how many updates the others make
+  if (world().transport() == "hierarchy") {  // across hosts, ranks do not learn how many updates the others make
     EXPECT_THROW(ddp::join(ddp, [] {}), base::UsageError);
     return;
   }

@@ -1,4 +1,5 @@
-// A training that was stopped and goes on is the training that was never stopped.
+// Tests that a training which was stopped and resumed equals one that was never stopped, and its checkpoints and
+// errors.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -16,7 +18,7 @@
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/train/trainer.h"
-#include "tests/conformance/ddp/test_models.h"
+#include "tests/conformance/train/resumable.h"
 #include "tests/support/faulty_files.h"
 #include "tests/support/shared_dir.h"
 #include "tests/support/temp_dir.h"
@@ -27,90 +29,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
-using namespace lockstep::train;  // NOLINT(google-build-using-namespace): it is what is tested
+using namespace lockstep::training;  // NOLINT(google-build-using-namespace): the tested module
 using data::Example;
 
-Example sample(std::size_t index) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(index + 1);
-  return {at::randn({7}, generator), at::randn({5}, generator)};
-}
-
-data::Loader<Example> loader_of() { return data::make_loader(52, sample, world(), {.batch_size = 4, .seed = 3}); }
-data::Loader<Example> exact_loader() {
-  return data::make_loader(11, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
-}
-
-using MakeOptimizers = std::function<std::vector<OptimizerConfig>(torch::nn::Module& net, TrainingSetup& setup)>;
-
-/// Draws random numbers in every step, and has a buffer.
-struct NetImpl : MlpImpl {
-  explicit NetImpl(MakeOptimizers make_them) : make(std::move(make_them)) {
-    norm = register_module("norm", torch::nn::BatchNorm1d(7));
-  }
-  at::Tensor loss(const Example& batch) {
-    const at::Tensor x = norm(batch.data.to(first->weight.scalar_type()));
-    return torch::mse_loss(forward(torch::dropout(x, 0.2, is_training())).to(torch::kFloat),
-                           batch.target.to(torch::kFloat));
-  }
-  at::Tensor training_step(Example& batch, StepLog&) { return loss(batch); }
-  at::Tensor validation_step(Example& batch, StepLog& log) {
-    log.log("near", 0.5);
-    return loss(batch);
-  }
-  std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
-  MakeOptimizers make;
-  torch::nn::BatchNorm1d norm{nullptr};
-};
-TORCH_MODULE(Net);
-
-/// A value of the user's that each rank has.
-struct StepCounter : checkpoint::Stateful {
-  std::int64_t count = 0;
-  checkpoint::StateDict state_dict() const override { return {{"count", count}}; }
-  void load_state_dict(const checkpoint::StateDict& state) override {
-    count = checkpoint::value_of<std::int64_t>(state, "count");
-  }
-};
-
-/// Counts on each rank, and ends the training after a step as a signal would.
-struct StopAtStep : Callback {
-  StopAtStep(std::int64_t step, StepCounter& count) : at(step), drawn(count) {}
-  void on_step(FitContext& fit) override {
-    drawn.count += fit.world().rank() + 1;
-    if (fit.step() == at) fit.end(StopReason::kStopRequested);
-  }
-  std::int64_t at;
-  StepCounter& drawn;
-};
-
-struct RunResult {
-  std::vector<at::Tensor> weights;
-  FitResult result;
-  std::int64_t drawn = 0;
-  double best = 0;
-};
-
-/// One process of a training. Before it weights and random numbers are those of no training.
-RunResult run(const MakeOptimizers& make, TrainerOptions options, std::int64_t stop_at) {
-  options.progress_bar = options.model_summary = false;
-  torch::manual_seed(options.resume.empty() ? 1 : 77);
-  Net net(make);
-  torch::manual_seed(options.resume.empty() ? 10 + static_cast<std::uint64_t>(world().rank()) : 5);
-  Trainer trainer(options);
-  StepCounter drawn;
-  const auto early = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 100});
-  trainer.add(early);
-  trainer.add(std::make_shared<StopAtStep>(stop_at, drawn));
-  trainer.register_for_checkpointing("drawn", drawn);
-  RunResult ran;
-  ran.result = trainer.fit(net, loader_of(), exact_loader());
-  for (const at::Tensor& tensor : net->parameters()) ran.weights.push_back(tensor.detach().clone());
-  for (const at::Tensor& tensor : net->buffers()) ran.weights.push_back(tensor.clone());
-  ran.drawn = drawn.count;
-  ran.best = early->best();
-  return ran;
-}
-
+/// Compares a run that resumed after step `stopped_at` with an uninterrupted run.
 void expect_equal(const RunResult& got, const RunResult& expected, std::int64_t stopped_at) {
   SCOPED_TRACE("stopped after step " + std::to_string(stopped_at));
   EXPECT_EQ(got.result.steps, expected.result.steps);
@@ -118,7 +40,7 @@ void expect_equal(const RunResult& got, const RunResult& expected, std::int64_t 
   EXPECT_EQ(got.drawn, expected.drawn);
   EXPECT_EQ(got.best, expected.best);
   ASSERT_EQ(got.result.train_values.size(), expected.result.train_values.size());
-  for (std::size_t i = 0; i < got.result.train_values.size(); ++i)  // sums of two parts
+  for (std::size_t i = 0; i < got.result.train_values.size(); ++i)  // sums over the steps before and after the stop
     EXPECT_NEAR(got.result.train_values[i].second, expected.result.train_values[i].second, 1e-12)
         << got.result.train_values[i].first;
   EXPECT_EQ(got.result.val_values, expected.result.val_values);
@@ -128,37 +50,31 @@ void expect_equal(const RunResult& got, const RunResult& expected, std::int64_t 
         << i << ": " << got.weights[i] << expected.weights[i];
 }
 
-/// Stopped after each of some steps, the last of an epoch of `each` among them, and gone on from there.
-using StopPoints = std::function<std::vector<std::int64_t>(std::int64_t each)>;
-std::vector<std::int64_t> few_stop_points(std::int64_t each) { return {each - 1, each, each + 2}; }
-std::vector<std::int64_t> many_stop_points(std::int64_t each) {
-  return {1, each - 1, each, each + 1, 2 * each - 1, 2 * each};
+/// Returns the steps after which to stop, given the number of steps per epoch.
+using StopPoints = std::function<std::vector<std::int64_t>(std::int64_t per_epoch)>;
+std::vector<std::int64_t> few_stop_points(std::int64_t per_epoch) { return {per_epoch - 1, per_epoch, per_epoch + 2}; }
+std::vector<std::int64_t> many_stop_points(std::int64_t per_epoch) {
+  return {1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch - 1, 2 * per_epoch};
 }
 
+/// Stops trainings after each of `points`, resumes them, and compares them with an uninterrupted one.
 void expect_exact_resume(const MakeOptimizers& make, TrainerOptions options,
                          const StopPoints& points = few_stop_points) {
   const SharedDir dir;
   options.folder = dir.path();
   options.max_epochs = 2;
   const RunResult expected = run(make, options, -1);
-  const std::int64_t each = expected.result.steps / 2;
-  for (const std::int64_t stop_at : points(each)) {
-    TrainerOptions mine = options;
-    mine.name = "stopped-" + std::to_string(stop_at);
-    const RunResult stopped = run(make, mine, stop_at);
+  for (const std::int64_t stop_at : points(expected.result.steps / 2)) {
+    TrainerOptions interrupted = options;
+    interrupted.name = "stopped-" + std::to_string(stop_at);
+    const RunResult stopped = run(make, interrupted, stop_at);
     EXPECT_EQ(stopped.result.steps, stop_at);
     EXPECT_EQ(stopped.result.exit_code(), 75);
-    mine.resume = "auto";
-    expect_equal(run(make, mine, -1), expected, stop_at);
+    interrupted.resume = "auto";
+    expect_equal(run(make, interrupted, -1), expected, stop_at);
   }
 }
 
-MakeOptimizers sgd() {
-  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
-    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
-             optim::cosine_decay({.steps = setup.total_steps()})}};
-  };
-}
 MakeOptimizers torch_adam() {
   return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {
@@ -219,7 +135,7 @@ TEST(Resume, NewRunGetsItsOwnFolder) {
             dir.path() + "/net-2");
   world().barrier();
   EXPECT_THAT(names_in(dir.path()), ElementsAre("net", "net-2"));
-  EXPECT_THAT(names_in(dir.path() + "/net-2/checkpoints"), SizeIs(3)) << "two, and LATEST";
+  EXPECT_THAT(names_in(dir.path() + "/net-2/checkpoints"), SizeIs(3)) << "two checkpoints and LATEST";
 }
 
 TEST(Resume, TwoTrainingsResumeInTheirOwnFolders) {
@@ -265,7 +181,7 @@ TEST(Resume, InvalidPathIsRejected) {
       run(sgd(), {.max_epochs = 1, .folder = dir.path() + "/runs", .resume = path}, -1);
       FAIL() << path;
     } catch (const base::UsageError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("TrainerOptions.resume is \"" + path + "\", where no checkpoint is"));
+      EXPECT_THAT(error.what(), HasSubstr("TrainerOptions.resume is \"" + path + "\", which contains no checkpoint"));
     }
   }
 }
@@ -288,24 +204,24 @@ TEST(Resume, CheckpointsAtStepsAndEpochs) {
   EXPECT_TRUE(checkpoint::list_checkpoints(none.result.folder + "/checkpoints").empty());
 }
 
-/// From step 3 on the disk of the last rank is full for one operation.
+/// After step 3, one file operation of the last rank fails because the disk is full.
 struct FullDiskCallback : Callback {
   void on_step(FitContext& fit) override {
     if (fit.step() == 3 && fit.world().rank() == fit.world().size() - 1) fail_file_operation(0, ENOSPC);
   }
 };
 
-FitResult run_with_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& besides = nullptr) {
+FitResult run_with_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& callback = nullptr) {
   options.progress_bar = options.model_summary = false;
   if (options.save_every_n_steps == 0) options.save_every_n_steps = 4;
   if (options.max_epochs < 0) options.max_epochs = 1;
-  options.csv = options.tensorboard = false;  // what fails is the checkpoint
+  options.csv = options.tensorboard = false;  // so that the checkpoint fails
   torch::manual_seed(1);
   net = Net(sgd());
   torch::manual_seed(10 + static_cast<std::uint64_t>(world().rank()));
   Trainer trainer(options);
   trainer.add(std::make_shared<FullDiskCallback>());
-  if (besides) trainer.add(besides);
+  if (callback) trainer.add(callback);
   struct End {
     ~End() { end_file_operations(); }
   } end;
@@ -324,7 +240,7 @@ TEST(Resume, TrainingContinuesWhenDiskIsFull) {
     world().barrier();
     std::vector<std::int64_t> steps;
     for (const auto& name : checkpoint::list_checkpoints(dir.path() + "/full/checkpoints")) steps.push_back(name.step);
-    EXPECT_THAT(steps, testing::Not(testing::Contains(4))) << "was to be written when the disk was full";
+    EXPECT_THAT(steps, testing::Not(testing::Contains(4))) << "the checkpoint that found the disk full";
     EXPECT_EQ(steps.front(), result.steps);
   }
 }
@@ -342,7 +258,7 @@ TEST(Resume, TrainingStopsWhenDiskIsFull) {
   }
 }
 
-/// A job of its own: the group is closed by it.
+/// A job of its own, because the error closes the group.
 TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
   std::optional<TempDir> dir;
   if (world().rank() == 0) dir.emplace();
@@ -367,7 +283,7 @@ TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
     EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed) << error.what();
   }
   EXPECT_GE(count->steps, 300);
-  EXPECT_LT(count->steps, 600) << "it was looked at by the next save only";
+  EXPECT_LT(count->steps, 600) << "only the next save checked for the error";
 }
 
 TEST(Resume, BestWeightsAreKept) {
@@ -398,7 +314,7 @@ TEST(Resume, BestWeightsAreKept) {
   checkpoint::load(loaded, best->best_path());
   Trainer again({.folder = "", .progress_bar = false, .model_summary = false});
   EXPECT_NEAR(again.validate(loaded, exact_loader()).back().second, sorted.front(), 1e-6)
-      << "of the averages, with which was validated";
+      << "of the averaged weights, which were validated";
   world().barrier();
 }
 
@@ -412,13 +328,13 @@ TEST(Resume, UserExceptionReportsStepAndSamples) {
   };
   auto net = std::make_shared<Failing>(sgd());
   Trainer trainer({.max_epochs = 2, .folder = "", .progress_bar = false, .model_summary = false});
-  const auto each = static_cast<std::int64_t>(loader_of().batches_per_epoch());
+  const auto per_epoch = static_cast<std::int64_t>(loader_of().batches_per_epoch());
   try {
     trainer.fit(net, loader_of());
     FAIL();
   } catch (const StepError& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("training_step() of step " + std::to_string(each + 3) + " (epoch 2, batch 3, samples "));
+                HasSubstr("training_step() of step " + std::to_string(per_epoch + 3) + " (epoch 2, batch 3, samples "));
     EXPECT_THAT(error.what(), HasSubstr("): no such word"));
     EXPECT_THROW(std::rethrow_if_nested(error), std::invalid_argument);
   }
@@ -442,98 +358,10 @@ TEST(Resume, NonFiniteMetricIsReportedWithStepAndSamples) {
         output,
         HasSubstr(
             "NONFINITE odd is infinite or NaN on rank 0 since training_step() of step 2 (epoch 1, batch 2, samples "));
-    EXPECT_EQ(output.find("NONFINITE"), output.rfind("NONFINITE")) << "once: " << output;
+    EXPECT_EQ(output.find("NONFINITE"), output.rfind("NONFINITE")) << "more than once: " << output;
   } else {
     EXPECT_EQ(output.find("NONFINITE"), std::string::npos) << output;
   }
-}
-
-/// The steps of a table of values, line by line.
-std::vector<std::int64_t> steps_in(const std::string& table) {
-  std::vector<std::int64_t> steps;
-  for (std::size_t at = table.find('\n') + 1; at < table.size(); at = table.find('\n', at) + 1)
-    steps.push_back(std::stoll(table.substr(at)));
-  return steps;
-}
-
-TEST(Resume, MetricsAreWrittenOnceAndReportExists) {
-  const SharedDir dir;
-  const TrainerOptions options{
-      .max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
-  const RunResult first = run(sgd(), options, 2);
-  TrainerOptions again = options;
-  again.resume = "auto";
-  const RunResult second = run(sgd(), again, -1);
-  world().barrier();
-  if (world().rank() != 0) return world().barrier();
-  const std::string folder = dir.path() + "/net";
-  const std::string text = read_file(folder + "/metrics.csv");
-  for (const char* column :
-       {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"})
-    EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
-  std::vector<std::int64_t> different = steps_in(text);
-  different.erase(std::unique(different.begin(), different.end()), different.end());
-  for (std::int64_t step = 1; step <= second.result.steps; ++step)
-    EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
-  const std::string page = read_file(folder + "/report.html");
-  EXPECT_THAT(page, HasSubstr("went on from step"));
-  // The first drawing is the loss's, with a point a step, and those of the run before.
-  const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
-  EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1,
-            second.result.steps);
-  EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
-  EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
-  world().barrier();
-}
-
-TEST(Resume, MetricsOfRepeatedStepsAreReplaced) {
-  struct Failing : NetImpl {
-    using NetImpl::NetImpl;
-    at::Tensor training_step(Example& batch, StepLog& log) {
-      if (fails && log.step == 3) throw std::invalid_argument("no such word");
-      return loss(batch);
-    }
-    bool fails = false;
-  };
-  const SharedDir dir;
-  const auto fit = [&](bool fails) {
-    auto net = std::make_shared<Failing>(sgd());
-    net->fails = fails;
-    TrainerOptions options{.max_epochs = 1,
-                           .folder = dir.path(),
-                           .name = "net",
-                           .save_every_n_steps = 2,
-                           .log_every_n_steps = 1,
-                           .progress_bar = false,
-                           .model_summary = false};
-    if (!fails) options.resume = "auto";
-    return Trainer(options).fit(net, loader_of());
-  };
-  EXPECT_THROW(fit(true), StepError);
-  world().barrier();
-  const std::string table = dir.path() + "/net/metrics.csv";
-  EXPECT_THAT(steps_in(read_file(table)), ElementsAre(1, 2, 3));
-  world().barrier();
-  const FitResult result = fit(false);
-  world().barrier();
-  std::vector<std::int64_t> expected;
-  for (std::int64_t step = 1; step <= result.steps; ++step) expected.push_back(step);
-  EXPECT_EQ(steps_in(read_file(table)), expected) << read_file(table);
-  world().barrier();
-}
-
-TEST(Resume, TraceContainsLatestStepsOfAllRanks) {
-  const SharedDir dir;
-  const RunResult ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
-  world().barrier();
-  const std::string trace = read_file(dir.path() + "/net/trace.json");
-  for (std::int64_t step = 1; step <= ran.result.steps; ++step) {
-    const std::string name = "\"step " + std::to_string(step) + "\"";
-    int count = 0;
-    for (std::size_t at = trace.find(name); at != std::string::npos; at = trace.find(name, at + 1)) ++count;
-    EXPECT_EQ(count, world().size()) << name;
-  }
-  world().barrier();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The Trainer's loop beside loops written by hand, and what it does around it.
+// Tests the loop of the Trainer against handwritten loops, and its validation, callbacks, limits and errors.
 #include "lockstep/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -23,11 +23,11 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using namespace lockstep::train;  // NOLINT(google-build-using-namespace): it is what is tested
+using namespace lockstep::training;  // NOLINT(google-build-using-namespace): the tested module
 using data::Example;
 using ddp::DistributedDataParallel;
 
-/// Samples whose numbers come from their index.
+/// Returns a sample whose values depend only on its index.
 Example sample(std::size_t index) {
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(index + 1);
   return {at::randn({7}, generator), at::randn({5}, generator)};
@@ -204,16 +204,16 @@ TEST(Trainer, TrainsInLowerPrecision) {
   }
 }
 
-/// A generator and a discriminator, each with an optimizer of its own.
+/// A generator and a discriminator with an optimizer each.
 struct GanImpl : torch::nn::Module {
   Mlp generator{nullptr}, discriminator{nullptr};
   bool fused = false;
   GanImpl() : generator(register_module("generator", Mlp())), discriminator(register_module("judge", Mlp())) {}
   at::Tensor training_step(Example& batch, StepLog& log) {
     const at::Tensor made = generator->forward(batch.data);
-    const at::Tensor looked_at = torch::cat({made, made.slice(1, 0, 2)}, 1);
-    return log.optimizer == 0 ? discriminator->forward(looked_at).mean()
-                              : torch::mse_loss(discriminator->forward(looked_at.detach()), batch.target);
+    const at::Tensor judged = torch::cat({made, made.slice(1, 0, 2)}, 1);
+    return log.optimizer == 0 ? discriminator->forward(judged).mean()
+                              : torch::mse_loss(discriminator->forward(judged.detach()), batch.target);
   }
   std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) {
     if (fused)
@@ -292,20 +292,20 @@ TEST(Trainer, ValidationWithPaddedSamplerIsRejected) {
       data::make_loader(kSamples * static_cast<std::uint64_t>(world().size()) + 1, sample, world(), {.batch_size = 2});
   try {
     trainer.validate(net, padded);
-    ADD_FAILURE() << "not refused";
+    ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("kPad"));
   }
 }
 
-/// EventRecorder what it is told.
+/// Records its calls.
 struct EventRecorder : Callback {
   std::vector<std::string> events;
   std::int64_t end_at = -1;
   void on_fit_start(FitContext&) override { events.emplace_back("start"); }
   void on_step(FitContext& fit) override {
     events.push_back("step " + std::to_string(fit.step()));
-    if (fit.step() == end_at) fit.end(StopReason::kCallback);
+    if (fit.step() == end_at) fit.stop(StopReason::kCallback);
   }
   void on_validation_end(FitContext&, const NamedValues&) override { events.emplace_back("validation"); }
   void on_epoch_end(FitContext& fit) override { events.push_back("epoch " + std::to_string(fit.epoch())); }
@@ -347,7 +347,7 @@ TEST(Trainer, StopsEarlyWithoutImprovement) {
   trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 2}));
   const FitResult result = trainer.fit(net, loader_of(), exact_loader(20));
   EXPECT_EQ(result.reason, StopReason::kCallback);
-  EXPECT_EQ(result.epochs, 4);  // the first is the best, two may be no better
+  EXPECT_EQ(result.epochs, 4);  // the first is the best, and patience allows two that are not better
 }
 
 TEST(Trainer, MaxTime) {
@@ -358,7 +358,7 @@ TEST(Trainer, MaxTime) {
   EXPECT_EQ(result.reason, StopReason::kMaxTime);
   EXPECT_EQ(result.exit_code(), 0);
   if (world().rank() == 0) {
-    EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));  // it is its clock that counts
+    EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));  // the clock of rank 0 decides
   }
   const std::int64_t steps = result.steps;
   for (const std::string& other : world().all_gather_bytes(std::to_string(steps)))
@@ -378,7 +378,7 @@ TEST(Trainer, LogsMeansOverRanksAndSamples) {
   trainer.add(seen);
   const FitResult result = trainer.fit(net, loader_of());
   ASSERT_EQ(static_cast<std::int64_t>(seen->values.size()), (result.steps + 1) / 2);
-  Metrics expected;  // nothing learns: each sample of this rank has the loss that it has now
+  Metrics expected;  // with a learning rate of 0 the losses do not change
   auto loader = loader_of();
   for (auto& batch : loader.epoch(0)) expected.add("loss", net->loss(batch), static_cast<double>(batch.data.size(0)));
   EXPECT_NEAR(value_of(result.train_values, "loss", "test"), mean_over_ranks(expected, world())[0].second, 1e-6);
@@ -392,7 +392,7 @@ TEST(Trainer, OverfitBatches) {
 }
 
 TEST(Trainer, UserExceptionReportsStepAndSamples) {
-  if (world().size() > 1) return;  // others would learn that this rank has failed: that is what other suites show
+  if (world().size() > 1) return;  // the errors on other ranks are tested in other suites
   struct Broken : NetImpl {
     at::Tensor training_step(Example&, StepLog&) { throw std::out_of_range("mine"); }
   };
@@ -414,10 +414,10 @@ TEST(Trainer, UserExceptionReportsStepAndSamples) {
 TEST(Trainer, RejectsDifferentNumberOfHosts) {
   try {
     const Trainer trainer(without_output({.nodes = 9}));
-    ADD_FAILURE() << "not refused";
+    ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("TrainerOptions.nodes is 9, and this job has " + std::to_string(world().num_nodes())));
+                HasSubstr("TrainerOptions.nodes is 9, but this job has " + std::to_string(world().num_nodes())));
   }
 }
 
@@ -427,7 +427,7 @@ TEST(Trainer, RejectsModuleWithoutOptimizers) {
   EXPECT_THROW(trainer.fit(net, loader_of()), base::UsageError);
 }
 
-/// The last: what this process was asked for, it goes on being asked for.
+/// The last case: a stop request stays set in the process.
 TEST(Trainer, StopRequestToOneRankEndsAllInSameStep) {
   struct RaiseStopSignal : Callback {
     void on_step(FitContext& fit) override {

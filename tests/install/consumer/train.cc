@@ -1,4 +1,4 @@
-// The program of the README on a small model: two ranks that saw different batches end with the same bits.
+// The program of the README with a small model: two ranks with different batches end with bit-equal weights.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -6,7 +6,7 @@
 
 int main() {
   lockstep::Group world = lockstep::init();
-  torch::manual_seed(world.rank());  // on purpose: the start is the same on every rank all the same
+  torch::manual_seed(world.rank());  // different on purpose: DDP broadcasts rank 0's initial weights
   torch::nn::Linear net(4, 2);
   lockstep::DistributedDataParallel ddp(*net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.1);

@@ -1,8 +1,8 @@
-"""The C++ in the docs is the C++ that the build compiles.
+"""Each block of C++ in the docs is code that the build compiles.
 
-Above each ```cpp block stands   <!-- compiled: PATH -->   or   <!-- compiled: PATH#NAME -->, and the block is equal to that
-file, or to what stands in it between lines `// docs: begin NAME` and `// docs: end NAME` (several such pieces follow one
-another; indentation that all lines share is taken off). With --build the file must be one that the build compiles.
+Above each ```cpp block there is a line   <!-- compiled: PATH -->   or   <!-- compiled: PATH#NAME -->. The block equals
+that file, or its regions between lines `// docs: begin NAME` and `// docs: end NAME` (several regions are concatenated,
+and their common indentation is removed). With --build, the build must compile the file.
 """
 
 import re
@@ -13,7 +13,7 @@ from source_tree import Finding
 MARK = re.compile(r"^<!-- compiled: (?P<path>[^\s#]+)(?:#(?P<region>[\w-]+))? -->$")
 EDGE = re.compile(r"^\s*// docs: (begin|end) [\w-]+$")
 
-# Absolute paths of what the build compiles, or None when there is no build to ask.
+# Absolute paths of the files that the build compiles, or None without a build.
 compiled_files = None
 
 
@@ -31,7 +31,7 @@ def check(tree):
 
 
 def fixed(tree):
-    """Path -> text of the pages whose blocks differ from their sources."""
+    """Returns path -> updated text of the pages whose blocks differ from their sources."""
     pages = {}
     for path in tree.paths(ends=(".md",)):
         lines = tree.lines(path)
@@ -48,7 +48,7 @@ def fixed(tree):
 
 
 def blocks(lines):
-    """Indices of the fences around each block of C++."""
+    """Yields the line indices of the fences around each block of C++."""
     start = None
     for index, line in enumerate(lines):
         if start is None and re.match(r"^```(?:cpp|c\+\+)\b", line):
@@ -82,7 +82,7 @@ def compare(tree, mark, shown):
 
 
 def region(lines, name):
-    """The marked lines, or all of them without a name; None when the marks are not there in pairs."""
+    """Returns the lines of the region `name`, or all lines without a name; None if the marks are not in pairs."""
     if name is None:
         return [line for line in lines if not EDGE.match(line)]
     kept, inside, found = [], False, False

@@ -1,4 +1,4 @@
-"""The environment is read in base/env alone, where each variable is a documented field."""
+"""Only base/env reads the environment. Each variable is a documented field there."""
 
 import re
 
@@ -14,7 +14,7 @@ def check(tree):
             continue
         for number, line in code_lines(tree.text(path)):
             if GETENV.search(line):
-                yield Finding(path, number, "getenv outside base/env: add a field there and ask Env::process()")
+                yield Finding(path, number, "getenv outside base/env: add a field there and use Env::this_process()")
 
 
 SAMPLE = {

@@ -1,4 +1,4 @@
-"""The layout of C++ is clang-format's, and that of Python is ruff's, which also lints it; `make format` makes both so."""
+"""The layout of C++ is clang-format's, and that of Python is ruff's, which lints it as well; run `make format`."""
 
 import os
 import re

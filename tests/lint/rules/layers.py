@@ -1,98 +1,135 @@
-"""Includes go only downwards: the rooms and levels of the house (CONTRIBUTING.md)."""
+"""Includes go only downwards: a module includes what its lockstep_module() in the top CMakeLists.txt lists."""
+
+import re
 
 from source_tree import Finding, includes
 
-TRANSPORTS = ("comm/self", "comm/shm", "comm/gloo", "comm/mpi", "comm/nccl", "comm/hierarchy")
-L3 = ("ddp", "optim", "amp", "data", "nn", "checkpoint")
-BELOW_L3 = ("comm", "comm/seam", "comm/arena", "launch", "job", "base")
-
-# What each room may include beside itself.
-MAY_INCLUDE = {
-    "base": (),
-    "job": ("base",),
-    "launch": ("job", "base"),
-    "comm/arena": ("base",),
-    "comm/seam": ("job", "base"),
-    "comm/cuda": ("comm/seam", "base"),
-    **dict.fromkeys(TRANSPORTS, ("comm/seam", "comm/arena", "job", "base")),
-    "comm/hierarchy": ("comm/seam", "comm/arena", "comm/shm", "job", "base"),
-    "comm/nccl": ("comm/seam", "comm/cuda", "job", "base"),
-    "comm": ("comm/seam", "comm/cuda", "comm/arena", "launch", "job", "base"),
-    **dict.fromkeys(L3, BELOW_L3),
-    "data/jpeg": ("base",),
-    "cuda": ("comm", "base"),  # links CUDA: nobody includes it
-    "data": ("data/jpeg",) + BELOW_L3,
-    "train/view": ("base",),
-    "train": ("train/view",) + L3 + BELOW_L3,
-    "": ("train", "train/view") + L3 + BELOW_L3,  # lockstep/lockstep.h
-}
-# Where rooms of L3 meet.
-LEAF_HEADERS = ("lockstep/ddp/gradient_source.h", "lockstep/amp/unscaling.h", "lockstep/checkpoint/stateful.h")
-# Where a transport is chosen.
-CHOOSER = "lockstep/comm/world.cc"
+BUILD_FILE = "CMakeLists.txt"
 # The program `lockstep` starts in 10 ms because it is these.
 WITHOUT_TORCH = ("base", "job", "launch")
 TORCH = ("torch/", "ATen/", "c10/")
+# Where a transport is chosen: the one file that may use its module's PRIVATE_DEPS.
+CHOOSER = "lockstep/comm/world.cc"
+KEYWORDS = ("TORCH", "DEPS", "PRIVATE_DEPS", "LEAVES", "LINK", "SOURCES")
 
 
-def module_of(path):
-    """'lockstep/comm/gloo/x.h' -> 'comm/gloo'; None for a folder that is no room."""
-    folders = path.split("/")[1:-1]
-    room = "/".join(folders)
-    return room if room in MAY_INCLUDE else None
+class Module:
+    def __init__(self, words):
+        self.lists = {"": [], **{keyword: [] for keyword in KEYWORDS}}
+        key = ""
+        for word in words:
+            if word in KEYWORDS:
+                key = word
+            else:
+                self.lists[key].append(word)
+        self.folder = self.lists[""][0]
+
+
+def modules_of(tree):
+    """Folder -> Module, in the order in which they are declared."""
+    text = re.sub(r"#.*", "", tree.text(BUILD_FILE))
+    found = {}
+    for match in re.finditer(r"\blockstep_module\(([^)]*)\)", text):
+        module = Module(match.group(1).split())
+        found[module.folder] = module
+    return found
+
+
+def reachable(modules, folder):
+    """The module itself and all that it depends on, through DEPS."""
+    seen, todo = {folder}, [folder]
+    while todo:
+        for dep in modules[todo.pop()].lists["DEPS"]:
+            if dep in modules and dep not in seen:
+                seen.add(dep)
+                todo.append(dep)
+    return seen
+
+
+def folder_of(path):
+    """'lockstep/comm/gloo/gloo.h' -> 'comm/gloo'."""
+    return "/".join(path.split("/")[1:-1])
+
+
+def without_torch(folder):
+    return folder.split("/")[0] in WITHOUT_TORCH
 
 
 def check(tree):
+    modules = modules_of(tree)
+    yield from check_order(modules)
     for path in tree.cpp("lockstep", "programs", "examples", "bench"):
-        if path.startswith("lockstep/"):
-            yield from check_module(tree, path)
+        if path.count("/") > 1 and path.startswith("lockstep/"):
+            yield from check_module(tree, path, modules)
         else:
-            yield from check_program(tree, path)
+            yield from check_program(tree, path, modules)
 
 
-def check_module(tree, path):
-    room = module_of(path)
-    if room is None:
-        yield Finding(path, 1, f"is in no room of the house: {', '.join(sorted(filter(None, MAY_INCLUDE)))}")
+def check_order(modules):
+    seen = set()
+    for folder, module in modules.items():
+        for dep in module.lists["DEPS"] + module.lists["PRIVATE_DEPS"]:
+            if dep not in seen:
+                yield Finding(BUILD_FILE, 1, f"{folder} depends on {dep}, which is not declared before it")
+        seen.add(folder)
+
+
+def check_module(tree, path, modules):
+    folder = folder_of(path)
+    if folder not in modules:
+        yield Finding(path, 1, f"{BUILD_FILE} has no lockstep_module({folder} ...)")
         return
+    module = modules[folder]
+    allowed = reachable(modules, folder)
+    leaves = ["lockstep/" + header for header in module.lists["LEAVES"]]
+    private = module.lists["PRIVATE_DEPS"]
     for line, file, quoted in includes(tree.text(path)):
-        if room in WITHOUT_TORCH and file.startswith(TORCH):
-            yield Finding(path, line, f"{room} must do without libtorch, but includes {file}")
+        if without_torch(folder) and file.startswith(TORCH):
+            yield Finding(path, line, f"{folder} must not need libtorch, but includes {file}")
         if not file.startswith("lockstep/"):
             if quoted:
-                yield Finding(path, line, f'"{file}": quotes are for "lockstep/ROOM/FILE.h"')
+                yield Finding(path, line, f'"{file}": quotes are for "lockstep/MODULE/FILE.h"')
             continue
-        target = module_of(file)
-        allowed = target == room or target in MAY_INCLUDE[room] or (room in L3 and file in LEAF_HEADERS)
-        if path == CHOOSER and target in TRANSPORTS:
-            allowed = True
-        if not allowed:
-            beside = ", ".join(MAY_INCLUDE[room]) or "nothing"
-            yield Finding(path, line, f"{room or 'lockstep'} may include {beside}, but not {file}")
+        target = folder_of(file)
+        if target in private and path == CHOOSER:
+            continue
+        if target in private and not target.endswith(("/cuda",)):
+            yield Finding(path, line, f"only {CHOOSER} may include {file}")
+        elif target not in allowed and target not in private and file not in leaves:
+            deps = ", ".join(module.lists["DEPS"]) or "nothing"
+            yield Finding(path, line, f"{folder} depends on {deps}; it may not include {file}")
 
 
-def check_program(tree, path):
-    alone = path == "programs/lockstep.cc" or path.startswith("programs/lockstep/")
+def check_program(tree, path, modules):
+    transports = modules["comm"].lists["PRIVATE_DEPS"] if "comm" in modules else []
     for line, file, _ in includes(tree.text(path)):
-        if file.startswith("lockstep/") and module_of(file) in TRANSPORTS:
-            yield Finding(path, line, f"{file} belongs to a transport; only {CHOOSER} includes it")
-        elif alone and (
-            file.startswith(TORCH) or (file.startswith("lockstep/") and module_of(file) not in WITHOUT_TORCH)
-        ):
-            yield Finding(path, line, f"the program lockstep is {', '.join(WITHOUT_TORCH)} alone, but includes {file}")
+        if not file.startswith("lockstep/"):
+            if path == "programs/lockstep.cc" and file.startswith(TORCH):
+                yield Finding(path, line, f"the program lockstep must not need libtorch, but includes {file}")
+            continue
+        if folder_of(file) in transports:
+            yield Finding(path, line, f"only {CHOOSER} may include {file}")
+        elif path == "programs/lockstep.cc" and not without_torch(folder_of(file)):
+            yield Finding(path, line, f"the program lockstep is {', '.join(WITHOUT_TORCH)}, but includes {file}")
 
 
 SAMPLE = {
+    BUILD_FILE: "lockstep_module(base LINK x)\nlockstep_module(job DEPS base)\n"
+    "lockstep_module(comm/gloo TORCH DEPS job)\n"
+    "lockstep_module(comm TORCH\n  DEPS job  # and its own\n  PRIVATE_DEPS comm/gloo)\n"
+    "lockstep_module(ddp TORCH DEPS comm)\nlockstep_module(optim TORCH DEPS comm LEAVES ddp/leaf.h)\n"
+    "lockstep_module(train TORCH DEPS optim ddp)\n",
     "lockstep/base/a.cc": '#include "lockstep/base/a.h"\n#include <vector>\n#include "lockstep/job/store.h" @flag\n',
-    "lockstep/job/b.h": '#include <ATen/core/Tensor.h> @flag\n#include "store.h" @flag\n#include <lockstep/comm/group.h> @flag\n',
+    "lockstep/job/b.h": '#include <ATen/core/Tensor.h> @flag\n#include "store.h" @flag\n'
+    "#include <lockstep/comm/group.h> @flag\n#include <lockstep/base/a.h>\n",
     "lockstep/comm/world.cc": '#include "lockstep/comm/gloo/gloo.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
-    "lockstep/comm/init.cc": '#include "lockstep/comm/gloo/gloo.h" @flag\n#include "lockstep/job/store.h"\n',
-    "lockstep/comm/gloo/gloo.cc": '#include "lockstep/comm/seam/work.h"\n#include "lockstep/comm/group.h" @flag\n',
-    "lockstep/data/loader.h": '#include "lockstep/ddp/gradient_source.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
+    "lockstep/comm/init.cc": '#include "lockstep/comm/gloo/gloo.h" @flag\n#include "lockstep/base/a.h"\n',
+    "lockstep/comm/gloo/gloo.cc": '#include "lockstep/base/a.h"\n#include "lockstep/comm/group.h" @flag\n',
+    "lockstep/optim/sgd.cc": '#include "lockstep/ddp/leaf.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
     "lockstep/train/t.cc": '#include "lockstep/ddp/ddp.h"\n#include "lockstep/comm/gloo/gloo.h" @flag\n',
     "lockstep/attic/x.h": "#pragma once @flag\n",
-    "lockstep/lockstep.h": '#include "lockstep/train/report/progress_bar.h"\n#include "lockstep/comm/self/self.h" @flag\n',
-    "programs/lockstep.cc": '#include "lockstep/launch/run.h"\n#include "lockstep/comm/init.h" @flag\n',
+    "lockstep/lockstep.h": '#include "lockstep/train/t.h"\n#include "lockstep/comm/gloo/gloo.h" @flag\n',
+    "programs/lockstep.cc": '#include "lockstep/job/store.h"\n#include "lockstep/comm/init.h" @flag\n',
     "programs/probe.cc": '#include "lockstep/comm/init.h"\n',
     "examples/01/main.cc": "#include <lockstep/lockstep.h>\n#include <lockstep/comm/gloo/gloo.h> @flag\n",
 }

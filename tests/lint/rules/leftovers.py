@@ -1,4 +1,4 @@
-"""Nothing is left for later in the code; what is open stands in an issue."""
+"""The code has no notes about unfinished work; open work belongs into an issue."""
 
 import re
 
@@ -13,7 +13,7 @@ def check(tree):
         for number, line in enumerate(tree.lines(path), start=1):
             match = LEFT.search(line)
             if match:
-                yield Finding(path, number, f"'{match.group()}': finish it, or file an issue and leave the word out")
+                yield Finding(path, number, f"'{match.group()}': finish it, or file an issue and remove the words")
 
 
 LATER = "TO" + "DO"

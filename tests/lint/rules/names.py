@@ -1,4 +1,4 @@
-"""Files and folders are named for what they hold, in snake_case."""
+"""Names of files and folders are snake_case and describe the content."""
 
 import re
 
@@ -11,10 +11,10 @@ SNAKE_CASE = re.compile(r"^[a-z0-9_]+$")
 def check(tree):
     for path in tree.paths():
         if SAYS_NOTHING.search(path):
-            yield Finding(path, 1, "a name that says nothing: utils, common, misc and helpers are not used")
+            yield Finding(path, 1, "a meaningless name; do not use utils, common, misc and helpers")
         stem, _, ending = path.rsplit("/", 1)[-1].rpartition(".")
         if ending in ("h", "cc", "py", "sh") and not SNAKE_CASE.match(stem):
-            yield Finding(path, 1, "names of files are snake_case")
+            yield Finding(path, 1, "the name of a file must be snake_case")
 
 
 SAMPLE = {

@@ -1,4 +1,4 @@
-"""One idea a file: 500 lines are the end, 350 a warning. A function ends within 60 lines."""
+"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines."""
 
 import re
 
@@ -18,17 +18,17 @@ def check(tree):
             yield Finding(
                 path,
                 1,
-                f"{num_lines} lines, allowed are {MAX_FILE}; which second idea is in there?",
+                f"{num_lines} lines; expected at most {MAX_FILE}. Split the file by topic",
                 warning=num_lines <= MAX_FILE,
             )
     for path in tree.cpp():
         for first, last in functions(tree.text(path)):
             if last - first + 1 > MAX_FUNCTION:
-                yield Finding(path, first, f"a function of {last - first + 1} lines, allowed are {MAX_FUNCTION}")
+                yield Finding(path, first, f"a function of {last - first + 1} lines; expected at most {MAX_FUNCTION}")
 
 
 def functions(text):
-    """First and last lines of all blocks that are neither a scope nor inside another block: functions' bodies."""
+    """Yields the first and last lines of function bodies: outermost blocks that are not a namespace or a type."""
     code = without_comments_and_strings(PREPROCESSOR.sub(keep_lines, text))
     line, head, scopes, depth, first = 1, "", [], 0, 0
     for char in code:
@@ -56,7 +56,7 @@ def keep_lines(match):
 
 
 def is_scope(head):
-    """Whether the text before a brace opens a namespace or a type. `struct X f() {` is rare, `template <class T>` is not."""
+    """Returns whether the text before a brace opens a namespace or a type. Ignores the rare `struct X f() {`."""
     head = re.sub(r"template\s*<[^{}]*?>\s*(?=\w)", "", head)
     return bool(SCOPE.search(head)) and not re.search(r"\)\s*(?:const|noexcept|override|final|->.*)?\s*$", head)
 

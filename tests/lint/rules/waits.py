@@ -1,4 +1,4 @@
-"""Every wait ends. One that something else bounds says what, on its line or at most two above: // bounded: REASON."""
+"""Every wait has a deadline, or a comment on its line or at most two lines above: // bounded: REASON."""
 
 import re
 
@@ -9,14 +9,14 @@ NAKED = {
     r"\bppoll\s*\([^;]*,\s*(?:nullptr|NULL)\s*,": "ppoll without a limit",
     r"\bepoll_p?wait\s*\([^;]*,\s*-1\s*[,)]": "epoll_wait without a limit",
     r"(?:\.|->)wait\s*\(\s*\)": "wait() without a deadline",
-    r"(?:\.|->)wait\s*\(\s*\w*(?:lock|guard)\w*\s*[,)]": "a condition is awaited without a deadline: wait_until()",
-    r"(?:\.|->)join\s*\(\s*\)": "a thread is joined without saying why it ends",
+    r"(?:\.|->)wait\s*\(\s*\w*(?:lock|guard)\w*\s*[,)]": "waits for a condition without a deadline: use wait_until()",
+    r"(?:\.|->)join\s*\(\s*\)": "joins a thread without a bound",
     r"\bwaitpid\s*\([^;]*,\s*0\s*\)": "waitpid without WNOHANG",
     r"(?<![\w.>:])(?:::)?wait\s*\(\s*(?:&\s*\w+|nullptr|NULL)\s*\)": "wait(2) for any child",
     r"\bwaitid\s*\((?!.*WNOHANG)": "waitid without WNOHANG",
     r"\bflock\s*\((?!.*LOCK_NB)[^;]*LOCK_(?:EX|SH)": "flock without LOCK_NB",
     r"\bF_SETLKW\b": "a record lock that waits",
-    r"\bDeadline::never\s*\(\s*\)\s*[,)]": "Deadline::never() is handed to a wait",
+    r"\bDeadline::never\s*\(\s*\)\s*[,)]": "Deadline::never() is passed to a wait",
 }
 PATTERNS = [(re.compile(pattern), what) for pattern, what in NAKED.items()]
 REASON = re.compile(r"//.*\bbounded: \w+")
@@ -28,7 +28,9 @@ def check(tree):
         for number, line in code_lines(tree.text(path)):
             for pattern, what in PATTERNS:
                 if pattern.search(line) and not any(REASON.search(text) for text in raw[max(0, number - 3) : number]):
-                    yield Finding(path, number, f"{what}; give a deadline, or say what ends it: // bounded: REASON")
+                    yield Finding(
+                        path, number, f"{what}; add a deadline, or state what ends the wait: // bounded: REASON"
+                    )
 
 
 SAMPLE = {

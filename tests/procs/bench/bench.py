@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`lockstep bench` from its command line to its lines of JSON, with every implementation that this machine has.
+"""Tests `lockstep bench`: its options, its output as JSON, and all implementations that this machine has.
 
-usage: bench.py --lockstep PATH --peers FOLDER [--python PATH]
-The peers' models in Python are compared with those of C++ by their numbers of parameters. Without a python that has torch that is left out,
-and said. Fails when a process or a folder of the measurement is left.
+Usage: bench.py --lockstep PATH --baselines FOLDER [--python PATH]
+The models of the baselines in Python must have as many parameters as those in C++; this is skipped without a Python
+that has torch. Fails if a measurement leaves a process or a file.
 """
 
 import argparse
@@ -23,7 +23,8 @@ def fail(text):
     sys.exit(f"bench: {text}")
 
 
-def left(mark):
+def tagged_processes(mark):
+    """Returns the command lines of the processes of a measurement."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -35,6 +36,7 @@ def left(mark):
 
 
 def bench(args, *words, expect=0):
+    """Runs `lockstep bench`, which must exit with `expect`. Returns its rows and its stderr."""
     mark = f"{os.getpid()}.{words}"
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -44,17 +46,17 @@ def bench(args, *words, expect=0):
             timeout=240,
             env={**os.environ, MARK: mark, "TMPDIR": folder},
         )
-        rest = [
-            name for name in os.listdir(folder) if not name.startswith("torchinductor")
-        ]  # torch leaves that everywhere
+        # torch itself leaves a folder.
+        files = [name for name in os.listdir(folder) if not name.startswith("torchinductor")]
     if done.returncode != expect:
-        fail(f"{words} ended with {done.returncode}:\n{done.stderr}")
-    if left(mark) or rest:
-        fail(f"{words} left {left(mark)} {rest}")
+        fail(f"{words} exited with {done.returncode}:\n{done.stderr}")
+    if tagged_processes(mark) or files:
+        fail(f"{words} left {tagged_processes(mark)} {files}")
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def check_rows(rows, what, impls):
+    """Checks rows of JSON. Returns them without the first one, which describes the machine."""
     if rows[0]["what"] != "machine" or rows[0]["cores"] != os.cpu_count():
         fail(f"the first line does not describe this machine: {rows[0]}")
     rows = rows[1:]
@@ -67,9 +69,9 @@ def check_rows(rows, what, impls):
             or not 0 < row["min_s"] <= row["median_s"] < 60
             or row["ratio_to"] != impls[0]
         ):
-            fail(f"a line is wrong: {row}")
+            fail(f"an invalid row: {row}")
     if rows[0]["ratio"] != 1:
-        fail(f"the first is not as fast as itself: {rows[0]}")
+        fail(f"the ratio of the first implementation is not 1: {rows[0]}")
     return rows
 
 
@@ -78,16 +80,16 @@ def check_python_models(args):
         f"import models\nfor name in {list(PARAMETERS)!r}:\n"
         "  print(name, sum(p.numel() for p in models.make_task(name)[0].parameters()))"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [args.python, "-c", program],
-        cwd=args.peers,
+        cwd=args.baselines,
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     ).stdout
-    counts = {name: int(count) for name, count in map(str.split, said.splitlines())}
+    counts = {name: int(count) for name, count in map(str.split, output.splitlines())}
     if counts != PARAMETERS:
         fail(f"the models in Python have {counts} parameters")
 
@@ -95,22 +97,22 @@ def check_python_models(args):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--peers", required=True)
+    parser.add_argument("--baselines", required=True)
     parser.add_argument("--python", default="")
     args = parser.parse_args()
 
-    rows, said = bench(args, "all-reduce", "-n", "2", "--size", "4K,1M", "--rounds", "1")
+    rows, err = bench(args, "all-reduce", "-n", "2", "--size", "4K,1M", "--rounds", "1")
     rows = check_rows(rows, "all_reduce", ["lockstep", "lockstep-ordinary", "gloo"])
     print("all-reduce beside", sorted({row["impl"] for row in rows}))
     if {row["bytes"] for row in rows} != {4096, 1 << 20} or not all(
         "ratio_to_memcpy" in row for row in rows if row["bytes"] == 1 << 20
     ):
-        fail(f"the sizes or the yardstick are missing: {rows}")
+        fail(f"the sizes or the ratio to memcpy are missing: {rows}")
     if (
         not any(row["impl"].startswith(("openmpi", "mpich", "intel")) for row in rows)
-        and "not measured: MPI" not in said
+        and "not measured: MPI" not in err
     ):
-        fail(f"no MPI, and nobody says so: {said}")
+        fail(f"there is no row of MPI, and no message about it: {err}")
 
     impls = ["lockstep", "unsynchronised-tuned", "reducer"] + (["pytorch-ddp"] if args.python else [])
     python = ["--python", args.python] if args.python else []
@@ -119,13 +121,13 @@ def main():
     )
     for row in check_rows(rows, "step", impls):
         if row["parameters"] != PARAMETERS["cnn-1m"] or row["optimizer"] != "adamw":
-            fail(f"not the model that was asked for: {row}")
+            fail(f"a row of another model or optimizer: {row}")
 
-    bench(args, "all-reduce", "--size", "4K", "--impl", "nobody", expect=64)
+    bench(args, "all-reduce", "--size", "4K", "--impl", "unknown", expect=64)
     if args.python:
         check_python_models(args)
     else:
-        print("no python with torch: PyTorch's DDP and the models in Python were left out")
+        print("no Python with torch: PyTorch's DDP and the models in Python were skipped")
 
 
 main()

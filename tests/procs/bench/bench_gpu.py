@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""bench/gpu.py on a CPU: C++ and Python compute the same, the lines say what they should, memory that ends is no error, and a GPU that is not there is one line.
+"""Tests bench/gpu.py on a CPU: equal results in C++ and Python, its rows, lack of memory, and the error without a GPU.
 
-usage: bench_gpu.py --gpu PATH --bin FOLDER [--python PATH]
-Without a python that has torch what it would be compared with is left out, and said.
+Usage: bench_gpu.py --gpu PATH --bin FOLDER [--python PATH]
+The comparison with Python is skipped without a Python that has torch.
 """
 
 import argparse
@@ -13,8 +13,9 @@ import sys
 import tempfile
 
 PARAMETERS = {"gpt": 29216, "resnet50": 11181642}
-# Of losses after updates, which round differently. A layer that adds its bias in a pass of its own is 8e-4 away with bfloat16.
-APART = {"32": 1e-6, "bf16-mixed": 3e-4}
+# Largest differences of losses after updates, which round differently. With bfloat16, a layer that adds its bias in a
+# separate pass has a difference of 8e-4.
+MAX_DIFFERENCE = {"32": 1e-6, "bf16-mixed": 3e-4}
 STEP = {
     "what",
     "impl",
@@ -42,8 +43,9 @@ def fail(text):
 
 
 def gpu(args, *words, expect=0):
+    """Runs bench/gpu.py, which must exit with `expect`. Returns its rows and its stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        kept = pathlib.Path(folder) / "lines"
+        json_file = pathlib.Path(folder) / "lines"
         done = subprocess.run(
             [
                 sys.executable,
@@ -57,7 +59,7 @@ def gpu(args, *words, expect=0):
                 "--steps",
                 "2",
                 "--json",
-                str(kept),
+                str(json_file),
                 *words,
             ],
             capture_output=True,
@@ -67,19 +69,19 @@ def gpu(args, *words, expect=0):
         )
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode != expect:
-            fail(f"{words} ended with {done.returncode}:\n{done.stderr}{done.stdout}")
-        if expect == 0 and [json.loads(line) for line in kept.read_text().splitlines()] != rows:
-            fail("--json has other lines than the screen")
+            fail(f"{words} exited with {done.returncode}:\n{done.stderr}{done.stdout}")
+        if expect == 0 and [json.loads(line) for line in json_file.read_text().splitlines()] != rows:
+            fail("--json differs from stdout")
     return rows, done.stderr
 
 
 def check_steps(rows, precision, impls):
-    same = [row for row in rows if row["precision"] == precision]
+    rows = [row for row in rows if row["precision"] == precision]
     for model, parameters in PARAMETERS.items():
-        race = [row for row in same if row["model"] == model]
-        if [row["impl"] for row in race] != impls:
-            fail(f"{model}, {precision}: the implementations are {[row['impl'] for row in race]}, not {impls}")
-        for row in race:
+        compared = [row for row in rows if row["model"] == model]
+        if [row["impl"] for row in compared] != impls:
+            fail(f"{model}, {precision}: the implementations are {[row['impl'] for row in compared]}, not {impls}")
+        for row in compared:
             if (
                 not row.keys() >= STEP
                 or row["parameters"] != parameters
@@ -87,21 +89,22 @@ def check_steps(rows, precision, impls):
                 or row["ratio_to"] != impls[0]
                 or row["runs"] != 2
             ):
-                fail(f"a line is wrong: {row}")
+                fail(f"an invalid row: {row}")
             if (
                 not 0 < row["min_ms"] <= row["ms"] < 60000
                 or not 1 << 20 < row["peak_bytes"] <= row["reserved_bytes"]
                 or row["equal"] is not True
             ):
-                fail(f"a line's numbers are wrong: {row}")
-            # The same libtorch, weights and data: the first forward has the same bits whoever calls it.
+                fail(f"a row with invalid numbers: {row}")
+            # With the same libtorch, weights and data, the first forward has the same bits in C++ and Python.
             if (
-                row["losses"][0] != race[0]["losses"][0]
+                row["losses"][0] != compared[0]["losses"][0]
                 or len(set(row["losses"])) != 3
-                or row["apart"] > APART[precision]
+                or row["apart"] > MAX_DIFFERENCE[precision]
             ):
                 fail(
-                    f"{precision}: the losses of {impls[0]} are {race[0]['losses']}, and these are {row['impl']}'s: {row['losses']}"
+                    f"{precision}: the losses of {impls[0]} are {compared[0]['losses']}, "
+                    f"and those of {row['impl']} are {row['losses']}"
                 )
 
 
@@ -113,23 +116,23 @@ def main():
     args = parser.parse_args()
 
     impls = ["lockstep", "lockstep-fused"] + (["pytorch-ddp", "pytorch-ddp-fused"] if args.python else [])
-    rows, said = gpu(
+    rows, err = gpu(
         args, "--device", "cpu", "--parts", "step,ranks", "--precisions", "32,bf16-mixed", "--impl", ",".join(impls)
     )
     steps = [row for row in rows if row["what"] == "gpu_step"]
     for precision in ("32", "bf16-mixed"):
         check_steps(steps, precision, impls)
-        if f"parameters), {precision}, batch 4, cpu" not in said:
-            fail(f"no table of {precision}:\n{said}")
+        if f"parameters), {precision}, batch 4, cpu" not in err:
+            fail(f"no table of {precision}:\n{err}")
     ranks = [row for row in rows if row["what"] == "gpu_ranks"]
     if [row["model"] for row in ranks] != list(PARAMETERS) or any(
         row["ranks"] != 2 or row["transport"] != "gloo" or row["equal"] is not True for row in ranks
     ):
         fail(f"two ranks: {ranks}")
     if not args.python:
-        print("no python with torch: the same in Python was left out")
+        print("no Python with torch: the comparison with Python was skipped")
 
-    # A limit that the process comes to: found, and no more than a sixteenth away from it.
+    # The largest batch within a limit of memory, to a sixteenth.
     rows, _ = gpu(
         args,
         "--device",
@@ -167,14 +170,14 @@ def main():
         "4",
     )
     if rows[0]["batch"] != 4 or rows[0]["more_than"] is not None:
-        fail(f"the largest batch that was asked for: {rows}")
-    rows, said = gpu(args, "--device", "cpu", "--parts", "batch", "--models", "gpt")
-    if rows[0]["what"] != "not_measured" or "--memory-limit" not in said:
-        fail(f"a search without an end: {rows}")
+        fail(f"the largest batch with --most-samples: {rows}")
+    rows, err = gpu(args, "--device", "cpu", "--parts", "batch", "--models", "gpt")
+    if rows[0]["what"] != "not_measured" or "--memory-limit" not in err:
+        fail(f"a search without a limit: {rows}")
 
-    rows, said = gpu(args, "--device", "cpu", "--parts", "step", "--impl", "somebody", expect=2)
-    if "somebody" not in said or "lockstep-fused" not in said:
-        fail(f"a wrong word: {said}")
+    rows, err = gpu(args, "--device", "cpu", "--parts", "step", "--impl", "unknown", expect=2)
+    if "unknown" not in err or "lockstep-fused" not in err:
+        fail(f"an unknown implementation: {err}")
     if (
         subprocess.run(
             [str(pathlib.Path(args.bin) / "bench_gpu_step"), "lockstep", "gpt", "tiny", "32", "1", "cuda", "1", "1"],
@@ -183,11 +186,11 @@ def main():
         ).returncode
         == 0
     ):
-        print("there is a GPU: what is said without one was left out")
+        print("there is a GPU: the error without one was skipped")
         return
-    rows, said = gpu(args, "--device", "cuda", expect=1)
-    if rows or len(said.splitlines()) != 1 or "--device is cuda, which is not here" not in said or "GPU" not in said:
-        fail(f"no GPU, and what is said is: {said}{rows}")
+    rows, err = gpu(args, "--device", "cuda", expect=1)
+    if rows or len(err.splitlines()) != 1 or "--device is cuda, which is not available" not in err or "GPU" not in err:
+        fail(f"the error without a GPU is: {err}{rows}")
 
 
 main()

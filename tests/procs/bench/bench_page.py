@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""bench/make_page.py --from lines: the page, its plots, and the comparison with what is asked.
+"""Tests bench/make_page.py with given rows: the page, its plots, and the comparison with the targets.
 
-usage: bench_page.py --bench FOLDER
+Usage: bench_page.py --bench FOLDER
 """
 
 import argparse
@@ -59,15 +59,15 @@ LINES = [
         )
     ),
 ]
-ASKED = {
-    "250M beside memcpy on both cores: 0.500": "holds",
-    "250M: gloo takes so many times as long: 13.000": "holds",
-    "250M: openmpi-4 takes so many times as long: 8.000": "MISSED",
-    "4K: of Open MPI 4.1's time: 0.500": "holds",
-    "step cnn-1m, fused: of unsynchronised ranks' time: 0.952": "holds",
-    "step cnn-1m, torch's SGD: of unsynchronised ranks' time: 1.048": "holds",
-    "step cnn-1m: PyTorch's DDP takes, of the fused step's time: 1.250": "MISSED",
-    "250M: mpich takes so many times as long: not measured": "-",
+TARGETS = {
+    "250M: time relative to memcpy on both cores: 0.500": "holds",
+    "250M: time of gloo relative to Lockstep: 13.000": "holds",
+    "250M: time of openmpi-4 relative to Lockstep: 8.000": "MISSED",
+    "4K: time relative to Open MPI 4.1: 0.500": "holds",
+    "step cnn-1m, fused: time relative to unsynchronised ranks: 0.952": "holds",
+    "step cnn-1m, torch's SGD: time relative to unsynchronised ranks: 1.048": "holds",
+    "step cnn-1m: time of PyTorch's DDP relative to the fused step: 1.250": "MISSED",
+    "250M: time of mpich relative to Lockstep: not measured": "-",
 }
 
 
@@ -78,7 +78,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         docs, source = pathlib.Path(folder), pathlib.Path(folder) / "lines"
         source.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-B", args.bench / "make_page.py", "--from", source, "--out", docs],
             check=True,
             capture_output=True,
@@ -105,9 +105,9 @@ def main():
         or "1.25  (12 ms)" not in drawn["step.svg"]
     ):
         sys.exit(f"the plots are {drawn}")
-    for words, verdict in ASKED.items():
-        if not any(words in line and line.split()[0] == verdict for line in said.splitlines()):
-            sys.exit(f"'{words}' is not said to be '{verdict}':\n{said}")
+    for words, verdict in TARGETS.items():
+        if not any(words in line and line.split()[0] == verdict for line in output.splitlines()):
+            sys.exit(f"'{words}' is not reported as '{verdict}':\n{output}")
 
 
 main()

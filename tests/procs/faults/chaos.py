@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Faults at random moments of a training on several ranks, again and again; a table of what became of them.
+"""Injects faults at random points of a training on several ranks, and checks how the job ends.
 
-usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME,...]
-Every rank of the program writes what it has done to a history file: a hash of its parameters after each step, what it was told when it failed, and when. A
-run is good when
-  - the launcher ends in time, with 0, or with exactly one FATAL line, the last one, of the right cause and the right rank;
-  - every rank that lived was told the same cause within a second of the moment at which it could be known;
-  - for each step all ranks have the same hash, that of a run without a fault, as far as they came (no wrong sum was ever applied), and no sample was drawn
-    twice in an epoch;
+Usage: chaos.py --lockstep PATH --program PATH_OF_TRAIN_PROBE [--runs N] [--ranks N] [--seed N] [--only NAME,...]
+                [--transport NAME,...]
+Each rank writes a history file: a hash of its parameters after each step, and the error that it received, with the
+time. A run passes if
+  - the launcher ends in time, with code 0, or with exactly one FATAL line, the last one, with the right cause and rank;
+  - each surviving rank received the same cause within a second of the moment at which the fault was detectable;
+  - for each step all ranks have the same hash, that of a run without a fault, as far as they ran (no wrong sum was
+    applied), and no sample was drawn twice in an epoch;
   - nothing is left: no process, no file in its folder for temporary files, nothing in /dev/shm.
-Prints the seed, a line a run that is not good, and the table; exit code 1 when a run was not good.
+Prints the seed, a line for each failed run, and a table. The exit code is 1 if a run failed.
 """
 
 import argparse
@@ -25,42 +26,43 @@ import sys
 import tempfile
 import time
 
-import history
-import tally
-from marked import marked
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import fault_table  # noqa: E402
+import history  # noqa: E402
+from tagged_processes import find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS"
 REPORT_LIMIT_S = 1.0
 STEPS = 400  # 2 s and more
-EDGE = 25  # a fault comes after this many steps
-# `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was. `busy`: a rank that is in its own code then, where
-# nobody can tell it anything.
+WARM_UP_STEPS = 25  # before a fault
+# `after`: steps of the victim before it is disturbed. `place`: a regular expression for its place in the FATAL line.
+# `busy`: a rank that is in its own code at that time, and so receives no error.
 FaultPlan = collections.namedtuple(
     "FaultPlan",
     "options words disturb cause code reported_s ended_s after place env busy",
-    defaults=(EDGE, "", {}, None),
+    defaults=(WARM_UP_STEPS, "", {}, None),
 )
-FAKE_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "support/fake_hosts.sh"
+FAKE_HOSTS = pathlib.Path(__file__).resolve().parents[2] / "support/fake_hosts.sh"
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"  # Debian: libfaketime
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
 
 
 class Run:
-    """One job, and the moment from which its fault could be known."""
+    """One job, and the time of its fault."""
 
     def __init__(self, args, transport, plan, victim, rng):
         self.args, self.transport, self.plan, self.victim, self.rng = args, transport, plan, victim, rng
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
-        self.known_ns = None
+        self.fault_ns = None
 
     def fake_hosts(self):
-        """For a transport between hosts half of the ranks take themselves to be on another one."""
+        """Returns a command under which half of the ranks run as if on another host, for a transport between hosts."""
         if self.transport != "hierarchy":
             return []
         return [FAKE_HOSTS, " ".join(str(2 * rank // self.args.ranks) for rank in range(self.args.ranks))]
 
     def judge(self, reference):
-        """(what is wrong, seconds until all were told, seconds until the launcher had gone)"""
+        """Runs the job. Returns (errors, seconds until all ranks had the cause, seconds until the launcher ended)."""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             (folder / "tmp").mkdir()
@@ -86,22 +88,24 @@ class Run:
                     _, err = job.communicate(timeout=60)
                 except subprocess.TimeoutExpired:
                     return ["the launcher did not end in 60 s"], None, None
-                gone_ns = time.monotonic_ns()
+                ended_ns = time.monotonic_ns()
                 histories = [history.read(folder, rank) for rank in range(self.args.ranks)]
                 wrong, reported_s = self.check_histories(histories, reference)
-                ended_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
+                ended_s = (ended_ns - self.time_of_fault(histories)) / 1e9 if self.plan.cause else 0
                 wrong += self.check_end(job.returncode, err, ended_s)
-                left = list(marked(MARK, self.mark)) + list((folder / "tmp").iterdir()) + sorted(in_dev_shm() - shm)
+                left = (
+                    list(find_tagged(MARK, self.mark)) + list((folder / "tmp").iterdir()) + sorted(in_dev_shm() - shm)
+                )
                 if left:
                     wrong.append(f"left: {left}")
                 return wrong, reported_s, ended_s
             finally:
-                for pid in marked(MARK, self.mark):
+                for pid in find_tagged(MARK, self.mark):
                     os.kill(pid, signal.SIGKILL)
                 job.wait()
 
     def disturb(self, folder):
-        """At a random moment after the first steps."""
+        """Disturbs the victim at a random time after the first steps."""
         if not self.plan.disturb:
             return
         limit = time.monotonic() + 30
@@ -109,38 +113,39 @@ class Run:
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, 0.7) if not self.plan.place.startswith("op=") else self.rng.uniform(0.5, 1.5))
         pid = history.read(folder, self.victim)[0]["pid"]
-        self.known_ns = time.monotonic_ns()
+        self.fault_ns = time.monotonic_ns()
         self.plan.disturb(pid, folder)
 
-    def known(self, histories):
-        """When the fault happened: when we made it, else when the rank at fault last wrote."""
-        if self.known_ns is not None:
-            return self.known_ns
-        return max((line["ns"] for line in histories[self.victim] if "told" not in line), default=0)
+    def time_of_fault(self, histories):
+        """Returns when the fault was injected from outside, or else when the victim last wrote a step."""
+        if self.fault_ns is not None:
+            return self.fault_ns
+        return max((line["ns"] for line in histories[self.victim] if "error_cause" not in line), default=0)
 
     def check_histories(self, histories, reference):
-        # Where a replica was made to differ, that is what must be found, not what must not be.
+        # REPLICA_DIVERGED means that a difference between the hashes was injected.
         wrong = [] if self.plan.cause == "REPLICA_DIVERGED" else history.check_hashes(histories, reference)
         wrong += history.check_samples(histories, not self.plan.cause)
         reported_s = None
         for rank, lines in enumerate(histories):
-            told = [line for line in lines if "told" in line]
+            errors = [line for line in lines if "error_cause" in line]
             done = any("done" in line for line in lines)
             if not self.plan.cause:
                 if not done:
                     wrong.append(f"rank {rank} did not finish")
             elif rank != self.plan.busy and (rank != self.victim or self.plan.cause == "DESYNC"):
-                if [line["told"] for line in told] != [self.plan.cause]:
-                    wrong.append(f"rank {rank} was told {[line['told'] for line in told]}")
-                for line in told:
-                    reported_s = max(reported_s or 0, (line["ns"] - self.known(histories)) / 1e9)
+                causes = [line["error_cause"] for line in errors]
+                if causes != [self.plan.cause]:
+                    wrong.append(f"rank {rank} received {causes}")
+                for line in errors:
+                    reported_s = max(reported_s or 0, (line["ns"] - self.time_of_fault(histories)) / 1e9)
                     if self.plan.cause == "DESYNC" and (
-                        f"rank {self.victim} " not in line["text"]
-                        or len(set(re.findall(r"\brank (\d+)", line["text"]))) < 2
+                        f"rank {self.victim} " not in line["error_text"]
+                        or len(set(re.findall(r"\brank (\d+)", line["error_text"]))) < 2
                     ):
-                        wrong.append(f"rank {rank} was told: {line['text']}")
+                        wrong.append(f"rank {rank} received: {line['error_text']}")
         if reported_s is not None and reported_s > self.plan.reported_s:
-            wrong.append(f"told after {reported_s:.2f} s")
+            wrong.append(f"ranks had the cause after {reported_s:.2f} s")
         return wrong, reported_s
 
     def check_end(self, code, err, ended_s):
@@ -151,16 +156,18 @@ class Run:
         if not self.plan.cause:
             return wrong + ([f"FATAL lines: {fatal}"] if fatal else [])
         expected = [(self.plan.cause, str(self.victim))]
-        if self.plan.cause == "DESYNC":  # both are named in the text; whose mistake it was a vote of two cannot tell
+        if self.plan.cause == "DESYNC":  # the detail names both ranks; two votes do not decide which one is wrong
             fatal, expected = [cause for cause, _ in fatal], ["DESYNC"]
             if f"rank {self.victim} " not in err.rstrip().rsplit("\n", 1)[-1]:
                 wrong.append("the FATAL line does not name the rank")
         if fatal != expected or not err.rstrip("\n").rsplit("\n", 1)[-1].startswith("FATAL "):
             wrong.append(f"FATAL lines: {fatal}; the last line is {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
         if not re.search(self.plan.place, err.rstrip().rsplit("\n", 1)[-1]):
-            wrong.append(f"the FATAL line does not say where the rank was: {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
+            wrong.append(
+                f"the FATAL line does not have the place of the rank: {err.rstrip().rsplit(chr(10), 1)[-1][:300]}"
+            )
         if ended_s > self.plan.ended_s:
-            wrong.append(f"gone after {ended_s:.2f} s")
+            wrong.append(f"ended after {ended_s:.2f} s")
         return wrong
 
 
@@ -171,19 +178,19 @@ def pause(pid, _):
 
 
 def in_dev_shm():
-    """The files there, less those of Open MPI: none of these jobs uses it, another beside them may."""
+    """Returns its files without those of Open MPI, which these jobs do not use but others may."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment.")}
 
 
 def set_clocks(_, folder):
-    """An hour forward, and two back, for all processes of the job."""
+    """Sets the clocks of all processes of the job one hour forward, and then two hours back."""
     for clock in ("+3600", "-3600"):
         (folder / "clock").write_text(clock + "\n")
         time.sleep(0.5)
 
 
 def plan_for(name, victim, rng, args):
-    step = rng.randrange(EDGE, 100)
+    step = rng.randrange(WARM_UP_STEPS, 100)
     inject = lambda kind: ["--inject", f"{kind}@rank={victim},step={step}"]
     kill = lambda number: lambda pid, _: os.kill(pid, number)
     limits = ["--hang-timeout", "10", "--stall-timeout", "10"]
@@ -200,7 +207,7 @@ def plan_for(name, victim, rng, args):
             5,
             place=r" op=\w+\S*#\d+ |the last operation that it finished was \w+\S*#\d+ of ",
         )
-    if name == "killin":  # while it waits in an all_reduce for a rank that is late
+    if name == "kill_in_wait":  # while it waits in an all_reduce for a late rank
         late = rng.choice([rank for rank in range(args.ranks) if rank != victim])
         return FaultPlan(
             [],
@@ -227,7 +234,7 @@ def plan_for(name, victim, rng, args):
             0,
             env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"},
         )
-    if name == "stop":  # both clocks run, and the one that is first tells
+    if name == "stop":  # both timeouts run, and the shorter one reports
         return FaultPlan(
             ["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15
         )
@@ -243,7 +250,7 @@ def plan_for(name, victim, rng, args):
         return FaultPlan(inject("flip"), [], None, "REPLICA_DIVERGED", 70, 60, 60)
     if name == "desync":
         return FaultPlan([], [rng.choice(DESYNCS), str(victim), str(step)], None, "DESYNC", 70, REPORT_LIMIT_S, 5)
-    sys.exit(f"there is no fault {name}")
+    sys.exit(f"--only: unknown fault {name}")
 
 
 def main():
@@ -253,7 +260,7 @@ def main():
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
+    parser.add_argument("--only", default="kill,kill_in_wait,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
     parser.add_argument("--transport", default="shm,gloo,hierarchy")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
@@ -284,7 +291,7 @@ def run_all(args, transport, names, rng):
         victim = rng.randrange(args.ranks)
         return victim, *Run(args, transport, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
 
-    return tally.run_all(names, lambda _: args.runs, one)
+    return fault_table.run_all(names, lambda _: args.runs, one)
 
 
 main()

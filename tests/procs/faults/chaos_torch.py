@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The faults of chaos.py in a training with PyTorch's DistributedDataParallel over gloo, under torchrun, all defaults: how long until it ends, and what it says.
+"""Measures the faults of chaos.py with PyTorch's DistributedDataParallel over Gloo under torchrun, with its defaults.
 
-usage: chaos_torch.py --python PYTHON [--ranks N] [--limit S] [--only NAME,...]
-PYTHON is one that has torch. A run that has not ended after the limit is killed, by process id. Prints a table; says nothing about right or wrong.
+Usage: chaos_torch.py --python PYTHON [--ranks N] [--limit S] [--only NAME,...]
+PYTHON must have torch. Prints for each fault how long the job took to end, and its messages; it does not judge them.
+A run that has not ended after the limit is killed, by process ID.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import sys
 import tempfile
 import time
 
-from marked import marked
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from tagged_processes import find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS_TORCH"
 STEP = 60
@@ -62,7 +64,8 @@ def rank_main(folder, fault, victim):
     dist.destroy_process_group()
 
 
-def one(args, fault):
+def run_fault(args, fault):
+    """Runs one job. Returns how long it took to end after the fault, and its messages."""
     mark = f"{os.getpid()}.{fault}"
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -98,16 +101,16 @@ def one(args, fault):
             except subprocess.TimeoutExpired:
                 took = f"more than {args.limit:.0f} s"
         finally:
-            for pid in marked(MARK, mark):
+            for pid in find_tagged(MARK, mark):
                 os.kill(pid, signal.SIGKILL)
             rest, _ = job.communicate()
             text = text or rest
-        said = [
+        messages = [
             line.strip()
             for line in text.splitlines()
             if any(word in line for word in ("Error", "error", "finished", "Signal", "exitcode"))
         ]
-        return took, said
+        return took, messages
 
 
 def main():
@@ -120,9 +123,9 @@ def main():
     parser.add_argument("--only", default=",".join(FAULTS))
     args = parser.parse_args()
     for fault in args.only.split(","):
-        took, said = one(args, fault)
+        took, messages = run_fault(args, fault)
         print(f"{fault:6} {took}", flush=True)
-        for line in list(dict.fromkeys(said))[:6]:
+        for line in list(dict.fromkeys(messages))[:6]:
             print(f"         {line[:200]}", flush=True)
 
 

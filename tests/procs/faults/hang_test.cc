@@ -1,5 +1,5 @@
-// Ranks that live and do not get on: they are found from outside, named, their stacks are written, and everybody is
-// told. And ranks that work for long are left in peace.
+// Tests the detection of ranks without progress: the agent detects and reports them, writes their stacks, and all ranks
+// receive the cause. Ranks that announce long work are not reported.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 /// lockstep run OPTIONS... fault_probe WORDS..., in `folder`.
-SpawnOptions job(const TempDir& folder, const Words& options, const Words& words) {
+SpawnOptions fault_probe_job(const TempDir& folder, const Words& options, const Words& words) {
   SpawnOptions spawn = lockstep_run(options);
   spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_FAULT_PROBE_PATH});
   spawn.argv.insert(spawn.argv.end(), words.begin(), words.end());
@@ -47,8 +47,8 @@ class Hang : public ::testing::TestWithParam<HangCase> {};
 
 TEST_P(Hang, StuckRankIsReportedWithStack) {
   const TempDir folder;
-  const ProcessResult exit = run_process(
-      job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
+  const ProcessResult exit = run_process(fault_probe_job(
+      folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
@@ -64,24 +64,24 @@ TEST_P(Hang, StuckRankIsReportedWithStack) {
   EXPECT_THAT(exit.err, AllOf(HasSubstr("lockstep: where the ranks were:"),
                               HasSubstr("ranks 0,2, step 0: waits in all_reduce(votes)#4"),
                               HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"),
-                              HasSubstr("rank 1 never came to all_reduce(votes)#4")));
-  EXPECT_EQ(count(exit.out, "told: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
+                              HasSubstr("rank 1 has not reached all_reduce(votes)#4")));
+  EXPECT_EQ(count(exit.out, "error: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
   EXPECT_LT(exit.elapsed, 11s);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Hang,
-                         ::testing::Values(HangCase{"loop", "loop_for_ever"}, HangCase{"deadlock", "wait_for_itself"}),
+                         ::testing::Values(HangCase{"loop", "loop_forever"}, HangCase{"deadlock", "self_deadlock"}),
                          [](const auto& one) { return std::string(one.param.what); });
 
 TEST(Stall, StoppedRankIsReportedWithStack) {
   const TempDir folder;
-  const ProcessResult exit =
-      run_process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
+  const ProcessResult exit = run_process(
+      fault_probe_job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStalled);
   EXPECT_EQ(fatal.rank, 2);
-  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no sign of life for 6 s; it is stopped by a signal (state T)"),
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no heartbeat for 6 s; the process is stopped by a signal (state T)"),
                                   HasSubstr("ranks 0,1 wait in all_reduce(votes)#4")));
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.2.txt"), AllOf(HasSubstr("state T"), HasSubstr("raise")));
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=RANK_STALLED rank=2"));
@@ -90,7 +90,7 @@ TEST(Stall, StoppedRankIsReportedWithStack) {
 
 TEST(Stall, ShortStopIsTolerated) {
   const TempDir folder;
-  Process process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6"}, {"stop", "2"}));
+  Process process(fault_probe_job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6"}, {"stop", "2"}));
   std::vector<pid_t> stopped;
   ASSERT_TRUE(eventually(Deadline::in(20s), [&] {
     for (const pid_t pid : process.live_processes())
@@ -109,7 +109,7 @@ TEST(LongWork, AnnouncedWorkIsNotAHang) {
   for (const char* how : {"alive", "busy"}) {
     const TempDir folder;
     const ProcessResult exit =
-        run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {how, "0", "7"}));
+        run_process(fault_probe_job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {how, "0", "7"}));
     EXPECT_EQ(exit.code, 0) << exit.err;
     EXPECT_EQ(count(exit.out, "sum 2048"), 2u) << exit.out;
   }
@@ -118,7 +118,7 @@ TEST(LongWork, AnnouncedWorkIsNotAHang) {
 TEST(LongWork, EvaluationOnOneRankIsNotAHang) {
   const auto hashes_of = [](const char* seconds) {
     SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--hang-timeout", "5"});
-    spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH, "evaluates", seconds});
+    spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH, "evaluate", seconds});
     const ProcessResult exit = run_process(spawn);
     EXPECT_EQ(exit.code, 0) << exit.err;
     const std::size_t at = exit.out.find("hash ");
@@ -126,20 +126,20 @@ TEST(LongWork, EvaluationOnOneRankIsNotAHang) {
     EXPECT_EQ(count(exit.out, hash), 3u) << exit.out;
     return std::pair(hash, exit.elapsed);
   };
-  const auto [without, quick] = hashes_of("0");
-  const auto [with, slow] = hashes_of("20");
-  EXPECT_EQ(with, without);
+  const auto [hash_without, quick] = hashes_of("0");
+  const auto [hash_with, slow] = hashes_of("20");
+  EXPECT_EQ(hash_with, hash_without);
   EXPECT_GE(slow, 20s);
 }
 
 TEST(LongWork, HangTimeoutAppliesToLastRank) {
   for (const char* ranks : {"1", "3"}) {
     const TempDir folder;
-    const ProcessResult exit = run_process(
-        job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
+    const ProcessResult exit = run_process(fault_probe_job(
+        folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
     EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
     EXPECT_EQ(fatal_in(exit.err).rank, 0);
-    EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_for_ever"));
+    EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_forever"));
     EXPECT_LT(exit.elapsed, 10s);
   }
 }
@@ -147,7 +147,7 @@ TEST(LongWork, HangTimeoutAppliesToLastRank) {
 TEST(LongWork, SilentWorkIsAHang) {
   const TempDir folder;
   const ProcessResult exit =
-      run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
+      run_process(fault_probe_job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 0);
   EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("world.busy()"));
@@ -156,14 +156,14 @@ TEST(LongWork, SilentWorkIsAHang) {
 TEST(LongWork, HangTimeoutZeroDisablesDetection) {
   const TempDir folder;
   const ProcessResult exit =
-      run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
+      run_process(fault_probe_job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
   EXPECT_EQ(exit.code, 0) << exit.err;
 }
 
 TEST(Hang, RankStuckInKernelEndsJob) {
   const TempDir folder;
-  const ProcessResult exit =
-      run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
+  const ProcessResult exit = run_process(
+      fault_probe_job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
   EXPECT_EQ(exit.code, 124);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
@@ -173,28 +173,28 @@ TEST(Hang, RankStuckInKernelEndsJob) {
 
 TEST(Hang, StackIsWrittenWhenOthersTimeOut) {
   const TempDir folder;
-  const ProcessResult exit =
-      run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
+  const ProcessResult exit = run_process(
+      fault_probe_job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"short_deadline", "1", "1.5"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal.rank, 1);
-  EXPECT_THAT(fatal.detail, HasSubstr("ranks that have not come: 1"));
+  EXPECT_THAT(fatal.detail, HasSubstr("absent ranks: 1"));
   EXPECT_THAT(fatal.hint, HasSubstr("its stack is in runs/it/stack.1.txt"));
-  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("loop_for_ever"));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("loop_forever"));
   EXPECT_LT(exit.elapsed, 10s);
 }
 
 TEST(Hang, StoppedLauncherIsTolerated) {
   const TempDir folder;
-  Process process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "60"}, {"busy", "0", "16"}));
+  Process process(fault_probe_job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "60"}, {"busy", "0", "16"}));
   ASSERT_TRUE(
       eventually(Deadline::in(20s), [&] { return process.live_processes().size() >= 5; }));  // launcher, agent, ranks
   const auto since = std::chrono::steady_clock::now();
   const auto passed = [&](auto time) { return [=] { return std::chrono::steady_clock::now() - since > time; }; };
   ASSERT_TRUE(eventually(Deadline::in(5s), passed(2s)));
   process.signal(SIGSTOP);
-  ASSERT_TRUE(eventually(Deadline::in(20s), passed(15s)));  // longer than a store that runs takes to answer
+  ASSERT_TRUE(eventually(Deadline::in(20s), passed(15s)));  // longer than the deadline of requests to the store
   process.signal(SIGCONT);
   const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 0) << exit.err;
@@ -214,7 +214,7 @@ class FirstCause : public ::testing::TestWithParam<ExitCase> {};
 TEST_P(FirstCause, IsTheSameOnAllRanks) {
   const ExitCase& end = GetParam();
   const TempDir folder;
-  SpawnOptions spawn = job(folder, {"-n", "4", "--bind", "none"}, {end.what, "2"});
+  SpawnOptions spawn = fault_probe_job(folder, {"-n", "4", "--bind", "none"}, {end.what, "2"});
   spawn.argv[2] = "ulimit -c 0; " + spawn.argv[2];
   const ProcessResult exit = run_process(spawn);
   EXPECT_EQ(exit.code, end.code);
@@ -224,7 +224,7 @@ TEST_P(FirstCause, IsTheSameOnAllRanks) {
   EXPECT_THAT(fatal.detail, HasSubstr(end.detail));
   EXPECT_THAT(fatal.detail, Not(HasSubstr("and more of it")));
   EXPECT_EQ(fatal.step, 0);
-  EXPECT_EQ(count(exit.out, "told: " + std::string(name(end.cause)) + " all_reduce(votes)#4: "), 3u) << exit.out;
+  EXPECT_EQ(count(exit.out, "error: " + std::string(name(end.cause)) + " all_reduce(votes)#4: "), 3u) << exit.out;
   EXPECT_EQ(count(exit.out, end.detail), 3u) << exit.out;
   EXPECT_LT(exit.elapsed, 5s);
 }
@@ -236,9 +236,9 @@ INSTANTIATE_TEST_SUITE_P(
                       ExitCase{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
                       ExitCase{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
                       ExitCase{"bare", 134, base::Cause::kRankDied,
-                               "an exception that nobody caught: std::runtime_error: no such thing"},
+                               "uncaught exception: std::runtime_error: no such thing"},
                       ExitCase{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
-                      ExitCase{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
+                      ExitCase{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; its last message: a reason"},
                       ExitCase{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
     [](const auto& one) { return std::string(one.param.what); });
 

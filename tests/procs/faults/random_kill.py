@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""SIGKILL of a random rank at a random moment, again and again, of a training on four ranks.
+"""Kills a random rank of a training at a random time, many times.
 
-usage: random_kill.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N]
-Each run must end within 5 s of the kill with the FATAL line of that very rank as the last line, exit code 137, and no process left.
-Processes are found by a mark in their environment. Prints one line a run and a summary; exit code 1 when a run failed.
+Usage: random_kill.py --lockstep PATH --program PATH_OF_TRAINING_REPLICAS [--runs N] [--ranks N] [--seed N]
+Each run must end within 5 s of the kill with exit code 137, the FATAL line of that rank as the last line, and no
+process left. Processes are found by a tag in their environment. Prints one line per run and a summary. The exit code
+is 1 if a run failed.
 """
 
 import argparse
 import os
+import pathlib
 import random
 import re
 import signal
@@ -15,16 +17,19 @@ import subprocess
 import sys
 import time
 
-from marked import marked
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from tagged_processes import find_tagged  # noqa: E402
 
 LIMIT_S = 5.0
 MARK = "LOCKSTEP_TEST_RANDOM_KILL"
 
 
 def rank_pids(mark, ranks, deadline):
-    """rank -> pid, once all ranks run the program."""
+    """Blocks until all ranks run the program. Returns {rank: pid}, or None at the deadline."""
     while time.monotonic() < deadline:
-        found = {int(env["LOCKSTEP_RANK"]): pid for pid, env in marked(MARK, mark).items() if "LOCKSTEP_RANK" in env}
+        found = {
+            int(env["LOCKSTEP_RANK"]): pid for pid, env in find_tagged(MARK, mark).items() if "LOCKSTEP_RANK" in env
+        }
         if len(found) == ranks:
             return found
         time.sleep(0.005)
@@ -53,7 +58,7 @@ def one_run(args, number, rng):
         pids = rank_pids(mark, args.ranks, time.monotonic() + 20)
         if pids is None:
             return "the ranks did not start"
-        time.sleep(rng.uniform(0, 1.5))  # the random moment: from loading the program to the middle of training
+        time.sleep(rng.uniform(0, 1.5))  # from loading the program to the middle of training
         victim = rng.randrange(args.ranks)
         begin = time.monotonic()
         os.kill(pids[victim], signal.SIGKILL)
@@ -70,7 +75,7 @@ def one_run(args, number, rng):
             wrong.append(f"exit code {job.returncode}")
         if not re.match(rf"FATAL cause=RANK_DIED rank={victim} .*pid={pids[victim]} .*SIGKILL", last):
             wrong.append(f"last line: {last}")
-        left = marked(MARK, mark)
+        left = find_tagged(MARK, mark)
         if left:
             wrong.append(f"left: {sorted(left)}")
         print(
@@ -79,7 +84,7 @@ def one_run(args, number, rng):
         )
         return "; ".join(wrong)
     finally:
-        for pid in marked(MARK, mark):
+        for pid in find_tagged(MARK, mark):
             os.kill(pid, signal.SIGKILL)
         job.wait()
 
@@ -96,7 +101,7 @@ def main():
     print(f"seed {seed}", flush=True)
     rng = random.Random(seed)
     failed = sum(bool(one_run(args, number, rng)) for number in range(args.runs))
-    print(f"{args.runs - failed} of {args.runs} runs as they should be")
+    print(f"{args.runs - failed} of {args.runs} runs passed")
     sys.exit(1 if failed else 0)
 
 

@@ -1,4 +1,5 @@
-// Ranks that are asked to stop leave together; ranks that are slow are reported, and nothing more.
+// Tests that ranks which are asked to stop leave in the same step, that injected faults are reported, and that slow
+// ranks cause only a warning.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -22,7 +23,7 @@ SpawnOptions train_probe_job(const Words& words, const Words& options = {"-n", "
   return spawn;
 }
 
-/// What ranks say after "left after ", once each.
+/// Returns the distinct lines from "left after " on, and their number in `count`.
 std::set<std::string> departure_messages(const std::string& out, int& count) {
   std::set<std::string> all;
   count = 0;
@@ -45,7 +46,7 @@ void expect_all_left_in_same_step(const ProcessResult& exit) {
 
 TEST(StopRequest, SignalToOneRankStopsAllInSameStep) {
   for (const int signal : {SIGTERM, SIGUSR1}) {
-    Process process(train_probe_job({"asks"}));
+    Process process(train_probe_job({"until_stop"}));
     for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
       ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     const std::size_t at = process.out().find("rank 1 pid ");
@@ -55,11 +56,11 @@ TEST(StopRequest, SignalToOneRankStopsAllInSameStep) {
 }
 
 TEST(StopRequest, EveryTransport) {
-  if (!LOCKSTEP_TEST_GLOO) return;  // then there is shm alone
+  if (!LOCKSTEP_TEST_GLOO) return;  // only shm is available
   for (const Words& how : {Words{"gloo"}, Words{"hierarchy", LOCKSTEP_FAKE_HOSTS, "0 0 1"}}) {
     SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--transport", how[0], "--"});
     spawn.argv.insert(spawn.argv.end(), how.begin() + 1, how.end());
-    spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
+    spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "until_stop"});
     Process process(spawn);
     for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
       ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
@@ -70,16 +71,16 @@ TEST(StopRequest, EveryTransport) {
 }
 
 TEST(StopRequest, SignalToJoinedRankStopsAll) {
-  Process process(train_probe_job({"joined"}));
+  Process process(train_probe_job({"join"}));
   ASSERT_TRUE(process.wait_for("rank 1 joins as pid ", Deadline::in(20s)));
-  ASSERT_TRUE(process.wait_for("rank 0 goes on alone\n", Deadline::in(20s)));
+  ASSERT_TRUE(process.wait_for("rank 0 continues alone\n", Deadline::in(20s)));
   const std::size_t at = process.out().find("rank 1 joins as pid ");
   ::kill(std::atoi(process.out().c_str() + at + 20), SIGUSR1);
   expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
 }
 
 TEST(StopRequest, SignalToLauncherStopsAllInSameStep) {
-  Process process(train_probe_job({"asks"}));
+  Process process(train_probe_job({"until_stop"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
     ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGTERM);
@@ -87,7 +88,7 @@ TEST(StopRequest, SignalToLauncherStopsAllInSameStep) {
 }
 
 TEST(StopRequest, CtrlCStillInterrupts) {
-  Process process(train_probe_job({"asks"}));
+  Process process(train_probe_job({"until_stop"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
     ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGINT);
@@ -113,18 +114,18 @@ struct InjectionCase {
 class FaultInjection : public ::testing::TestWithParam<InjectionCase> {};
 
 TEST_P(FaultInjection, EndsJobWithExpectedCause) {
-  const InjectionCase& injected = GetParam();
+  const InjectionCase& injection = GetParam();
   SpawnOptions spawn =
-      train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout", "3",
-                                     "--inject", std::string(injected.fault) + "@rank=1,step=12"});
+      train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout", "3",
+                                    "--inject", std::string(injection.fault) + "@rank=1,step=12"});
   const TempDir folder;
   spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "ulimit -c 0; cd " + folder.path() + " && exec \"$@\"", "sh"});
   const ProcessResult exit = run_process(spawn);
-  EXPECT_EQ(exit.code, injected.code) << exit.err;
+  EXPECT_EQ(exit.code, injection.code) << exit.err;
   const job::Fatal fatal = fatal_in(exit.err);
-  EXPECT_EQ(name(fatal.cause), name(injected.cause));
+  EXPECT_EQ(name(fatal.cause), name(injection.cause));
   EXPECT_EQ(fatal.rank, 1);
-  EXPECT_THAT(fatal.detail, HasSubstr(injected.detail));
+  EXPECT_THAT(fatal.detail, HasSubstr(injection.detail));
   EXPECT_GE(fatal.step, 11);
   EXPECT_LE(fatal.step, 30);
 }
@@ -135,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
                       InjectionCase{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
                       InjectionCase{"stop", 124, base::Cause::kRankStalled, "stopped by a signal"},
                       InjectionCase{"loop", 124, base::Cause::kRankStuck, "is in user code"},
-                      InjectionCase{"throw", 1, base::Cause::kRankExited, "the exception that was asked for"},
+                      InjectionCase{"throw", 1, base::Cause::kRankExited, "the injected exception"},
                       InjectionCase{"desync", 70, base::Cause::kDesync, "rank 1 has drawn 1 batch"},
                       InjectionCase{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
                       InjectionCase{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
@@ -143,16 +144,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(FaultInjection, SlowRankIsReportedWithoutEndingJob) {
   const ProcessResult exit =
-      run_process(train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
+      run_process(train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=2"));
 }
 
 TEST(FaultInjection, NonexistentRankIsRejected) {
   const ProcessResult exit =
-      run_process(train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
+      run_process(train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; allowed are 0 to 2"));
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; expected 0 to 2"));
 }
 
 TEST(Straggler, IsReportedByRankWithoutEndingJob) {

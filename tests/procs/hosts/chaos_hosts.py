@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Faults between hosts, as network namespaces, at random moments of a training on several ranks, again and again; a table of what became of them.
+"""Injects faults between hosts, which are network namespaces, at random points of a training, and checks how it ends.
 
-usage: chaos_hosts.py --program PATH [--runs N] [--hosts N] [--ranks-per-host N] [--seed N] [--only NAME,...] [--transport NAME] [--mpi]
-Ranks are started with torchrun's variables by hand, or with --mpi by mpirun; no launcher of ours watches them. As in chaos.py every rank writes what it has
-done. A run is good when
-  - of a fault that ends the job every rank that lived ends within 10 s with an error that names the ranks that it cannot reach;
-  - of one that does not, all ranks finish;
-  - for each step all ranks have the same hash, that of a run without a fault, and no sample was drawn twice in an epoch;
+Usage: chaos_hosts.py --program PATH_OF_TRAIN_PROBE [--runs N] [--hosts N] [--ranks-per-host N] [--seed N]
+                      [--only NAME,...] [--transport NAME] [--mpi]
+The script starts the ranks with the variables of torchrun, or with --mpi by mpirun; no launcher of Lockstep monitors
+them. As in chaos.py, each rank writes a history file. A run passes if
+  - after a fault that ends the job, each surviving rank ends within 10 s with an error that names the ranks that it
+    cannot reach;
+  - after any other fault, all ranks finish;
+  - for each step all ranks have the same hash, that of a run without a fault, and no sample was drawn twice in an
+    epoch;
   - no process is left.
-Exit code 77: skipped.
+The exit code is 1 if a run failed, and 77 if the machine lacks what the script requires.
 """
 
 import argparse
@@ -23,19 +26,20 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import fault_table  # noqa: E402
 import history  # noqa: E402
 import host_cluster  # noqa: E402
-import tally  # noqa: E402
-from cluster_job import Job, MpiJob, places  # noqa: E402
-from marked import marked  # noqa: E402
+from cluster_job import Job, MpiJob, hosts_of_ranks  # noqa: E402
+from tagged_processes import find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS"
 STEPS = 400
-EDGE = 25
+WARM_UP_STEPS = 25  # before a fault
 LIMIT_S = 90
-# `causes`: of a rank of the victim's host, and of the others; none: the job goes on. `within_s`: until all ranks have ended.
-# `reported_under_mpirun`: mpirun sees the fault or the first rank that ends by it, and then ends the others, which may be before they are told; so many are.
+# `causes`: of ranks on the host of the victim, and of the others; None if the job continues. `within_s`: time until all
+# ranks have ended. `reported_under_mpirun`: the least number of ranks that receive an error under mpirun, which may end
+# ranks after the fault or after the first rank that exits, before they receive it.
 FaultPlan = collections.namedtuple(
     "FaultPlan",
     "disturb undo causes within_s words limit_s env reported_under_mpirun",
@@ -44,13 +48,13 @@ FaultPlan = collections.namedtuple(
 
 
 class Run:
-    def __init__(self, args, bed, plan, victim, rng):
-        self.args, self.bed, self.plan, self.victim, self.rng = args, bed, plan, victim, rng
-        self.where = places(args.hosts, args.ranks_per_host, "contiguous")
+    def __init__(self, args, cluster, plan, victim, rng):
+        self.args, self.cluster, self.plan, self.victim, self.rng = args, cluster, plan, victim, rng
+        self.where = hosts_of_ranks(args.hosts, args.ranks_per_host, "contiguous")
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
 
     def judge(self, reference):
-        """(what is wrong, seconds until all were told, seconds until all had ended)"""
+        """Runs the job. Returns (errors, seconds until all ranks had an error, seconds until all had ended)."""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             env = {
@@ -61,7 +65,7 @@ class Run:
                 **self.plan.env,
             }
             words = [self.args.program, "chaos", folder, STEPS, *self.plan.words]
-            job = (MpiJob if self.args.mpi else Job)(self.bed, self.where, words, env, stderr=subprocess.DEVNULL)
+            job = (MpiJob if self.args.mpi else Job)(self.cluster, self.where, words, env, stderr=subprocess.DEVNULL)
             try:
                 began_ns = self.disturb(folder)
                 ended_s = self.wait_for_ends(job, began_ns)
@@ -70,13 +74,14 @@ class Run:
                 if self.plan.undo:
                     self.plan.undo()
                 job.stop()
-                for pid in marked(MARK, self.mark):
+                for pid in find_tagged(MARK, self.mark):
                     os.kill(pid, signal.SIGKILL)
 
     def disturb(self, folder):
         limit = time.monotonic() + 60
         while (
-            time.monotonic() < limit and min(len(history.read(folder, rank)) for rank in range(len(self.where))) <= EDGE
+            time.monotonic() < limit
+            and min(len(history.read(folder, rank)) for rank in range(len(self.where))) <= WARM_UP_STEPS
         ):
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, 0.7))
@@ -86,7 +91,7 @@ class Run:
         return began_ns
 
     def wait_for_ends(self, job, began_ns):
-        """Seconds until no rank was there any more; None when some stay."""
+        """Blocks until all ranks have ended. Returns the seconds since the fault, or None at the deadline."""
         limit = time.monotonic() + self.plan.limit_s
         while time.monotonic() < limit:
             for process in job.processes:
@@ -97,9 +102,9 @@ class Run:
         return None
 
     def ranks_alive(self):
-        """Marked processes that are no zombie and that run the program itself."""
+        """Returns the tagged processes that run the program and are not zombies."""
         alive = []
-        for pid in marked(MARK, self.mark):
+        for pid in find_tagged(MARK, self.mark):
             try:
                 if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == os.path.basename(self.args.program):
                     alive.append(pid)
@@ -114,7 +119,7 @@ class Run:
             return wrong + [f"not ended after {self.plan.limit_s} s"], None, None
         if self.plan.causes is None:
             unfinished = [
-                f"rank {rank} did not finish: {[(line['told'], line['text']) for line in lines if 'told' in line]}"
+                f"rank {rank} did not finish: {errors_in(lines)}"
                 for rank, lines in enumerate(histories)
                 if not any("done" in line for line in lines)
             ]
@@ -124,16 +129,17 @@ class Run:
             if rank == self.victim and self.plan.causes.get("victim") is None:
                 continue
             near = self.where[rank] == self.where[self.victim]
-            told = [line for line in lines if "told" in line]
-            if not told and self.args.mpi and self.plan.reported_under_mpirun is not None:
+            errors = [line for line in lines if "error_cause" in line]
+            if not errors and self.args.mpi and self.plan.reported_under_mpirun is not None:
                 continue
             expected = self.plan.causes["near" if near else "far"]
-            if not told or not re.search(expected(self, rank), told[0]["told"] + " " + told[0]["text"]):
-                wrong.append(f"rank {rank} was told {[(line['told'], line['text']) for line in told]}")
+            first = f"{errors[0]['error_cause']} {errors[0]['error_text']}" if errors else ""
+            if not re.search(expected(self, rank), first):
+                wrong.append(f"rank {rank} received {errors_in(lines)}")
                 continue
-            reported_s = max(reported_s or 0, (told[0]["ns"] - began_ns) / 1e9)
+            reported_s = max(reported_s or 0, (errors[0]["ns"] - began_ns) / 1e9)
         if reported_s is None and self.plan.reported_under_mpirun != 0:
-            wrong.append("no rank was told")
+            wrong.append("no rank received an error")
         if ended_s > self.plan.within_s:
             wrong.append(f"ended after {ended_s:.2f} s")
         return wrong, reported_s, ended_s
@@ -142,13 +148,18 @@ class Run:
         return history.read(folder, self.victim)[0]["pid"]
 
 
+def errors_in(lines):
+    """Returns the causes and texts of the errors in a history."""
+    return [(line["error_cause"], line["error_text"]) for line in lines if "error_cause" in line]
+
+
 def others_of(run, rank):
-    """The numbers of the ranks on other hosts, as messages list them."""
+    """Returns the ranks on other hosts, as messages list them."""
     return ",".join(str(other) for other, host in enumerate(run.where) if host != run.where[rank])
 
 
-def plan_for(name, args, bed):
-    host = args.hosts  # rank 0, which serves the store, is on the first
+def plan_for(name, args, cluster):
+    host = args.hosts  # rank 0, which serves the store, is on the first one
     unreachable = lambda run, rank: rf"^(PEER_UNREACHABLE|COORDINATOR_LOST) .*\b{others_of(run, rank)}\b"
     both = {"victim": True, "near": unreachable, "far": unreachable}
     dead = lambda run, rank: rf"^PEER_UNREACHABLE .*rank {run.victim} "
@@ -161,34 +172,34 @@ def plan_for(name, args, bed):
         time.sleep(3)
         kill(signal.SIGCONT)(run, folder)
 
-    def blink(run, folder):
-        bed.cut(host)
+    def short_cut(run, folder):
+        cluster.cut(host)
         time.sleep(2)
-        bed.heal(host)
+        cluster.heal(host)
 
     plans = {
         "kill": FaultPlan(kill(signal.SIGKILL), None, {"near": dead, "far": dead}, 5, reported_under_mpirun=0),
         "pause": FaultPlan(pause),
-        "cut": FaultPlan(lambda run, folder: bed.cut(host), lambda: bed.heal(host), both, 10),
+        "cut": FaultPlan(lambda run, folder: cluster.cut(host), lambda: cluster.heal(host), both, 10),
         "cut_to": FaultPlan(
-            lambda run, folder: bed.cut_one_way(1, host),
-            lambda: bed.heal_one_way(1, host),
+            lambda run, folder: cluster.cut_one_way(1, host),
+            lambda: cluster.heal_one_way(1, host),
             both,
             10,
             reported_under_mpirun=1,
         ),
         "cut_from": FaultPlan(
-            lambda run, folder: bed.cut_one_way(host, 1),
-            lambda: bed.heal_one_way(host, 1),
+            lambda run, folder: cluster.cut_one_way(host, 1),
+            lambda: cluster.heal_one_way(host, 1),
             both,
             10,
             reported_under_mpirun=1,
         ),
-        "blink": FaultPlan(blink),
-        # 10 min on a link on which each of the last five steps takes longer than a rank waits for others that do not get on.
+        "short_cut": FaultPlan(short_cut),
+        # 10 min on a link where each of the last five steps takes longer than the deadline of ranks without progress.
         "slow": FaultPlan(
-            lambda run, folder: bed.shape("1mbit", [host]),
-            lambda: bed.unshape([host]),
+            lambda run, folder: cluster.shape("1mbit", [host]),
+            lambda: cluster.unshape([host]),
             words=["heavy", "0", str(STEPS - 5)],
             limit_s=1200,
             env={"LOCKSTEP_TIMEOUT": "60"},
@@ -204,17 +215,15 @@ def main():
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=2)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="kill,pause,cut,cut_to,cut_from,blink,slow")
+    parser.add_argument("--only", default="kill,pause,cut,cut_to,cut_from,short_cut,slow")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--mpi", action="store_true")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     if not os.environ.get(host_cluster.IN_SANDBOX):
-        sys.argv += ["--seed", str(seed)]  # it starts again in its cell
-        print(
-            f"seed {seed}, {args.hosts} hosts x {args.ranks_per_host} ranks, transport {args.transport}{' by mpirun' if args.mpi else ''}",
-            flush=True,
-        )
+        sys.argv += ["--seed", str(seed)]  # the script restarts in a sandbox
+        ranks = f"{args.hosts} hosts x {args.ranks_per_host} ranks"
+        print(f"seed {seed}, {ranks}, transport {args.transport}{' by mpirun' if args.mpi else ''}", flush=True)
     host_cluster.enter_sandbox(("ip", "tc", *(["mpirun"] if args.mpi else [])))
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -224,31 +233,31 @@ def main():
         sys.exit(1 if run_all(args, host_cluster.HostCluster(args.hosts, folder), rng) else 0)
 
 
-def run_all(args, bed, rng):
+def run_all(args, cluster, rng):
     class Reference(Run):
         def check(self, folder, reference, began_ns, ended_s):
             self.hashes = {line["step"]: line["hash"] for line in history.steps(history.read(folder, 0))}
             return super().check(folder, self.hashes, began_ns, ended_s)
 
     def reference_of(plan):
-        undisturbed = Reference(args, bed, plan._replace(disturb=None, undo=None, causes=None), 0, rng)
+        undisturbed = Reference(args, cluster, plan._replace(disturb=None, undo=None, causes=None), 0, rng)
         wrong, _, _ = undisturbed.judge(None)
         if wrong:
             sys.exit(f"without a fault: {wrong}")
         return undisturbed.hashes
 
     ranks = args.hosts * args.ranks_per_host
-    references = {}  # by what the ranks do
+    references = {}  # by the arguments of the ranks
 
     def one(name):
-        plan = plan_for(name, args, bed)
+        plan = plan_for(name, args, cluster)
         words = tuple(plan.words)
         references[words] = references.get(words) or reference_of(plan)
-        # Rank 0 serves the store: without a launcher its death is another fault.
+        # Rank 0 serves the store: its death is a different fault.
         victim = rng.randrange(1, ranks) if name in ("kill", "pause") else ranks - 1
-        return victim, *Run(args, bed, plan, victim, rng).judge(references[words])
+        return victim, *Run(args, cluster, plan, victim, rng).judge(references[words])
 
-    return tally.run_all(args.only.split(","), lambda name: 1 if name == "slow" else args.runs, one)
+    return fault_table.run_all(args.only.split(","), lambda name: 1 if name == "slow" else args.runs, one)
 
 
 main()

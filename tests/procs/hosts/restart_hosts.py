@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`lockstep run --max-restarts` on hosts with sshd, as network namespaces: hosts that are lost rest.
+"""Tests `lockstep run --max-restarts` when it loses hosts, on hosts with sshd that are network namespaces.
 
-restart_hosts.py --lockstep PATH [CASE...]; without cases all. Exit code 77: skipped.
+Usage: restart_hosts.py --lockstep PATH [CASE...]. The default is all cases. The exit code is 77 if the machine lacks
+what they require.
 """
 
 import argparse
@@ -14,15 +15,18 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import until  # noqa: E402
+from ssh_cluster import wait_until  # noqa: E402
 
 NUM_HOSTS = 3
 LIMIT_S = 100
-# The first start waits to be disturbed; each later one says who is there.
-SCRIPT = "if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)"
+# The ranks of the first start sleep; those of each later one print their place and end.
+SCRIPT = (
+    "if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; "
+    "echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)"
+)
 
 
 def check(good, text):
@@ -32,10 +36,10 @@ def check(good, text):
 
 
 class Run:
-    """A `lockstep run` whose ranks are there."""
+    """A `lockstep run` whose ranks run."""
 
-    def __init__(self, bed, hosts, *words, used=None):
-        self.log = pathlib.Path(bed.folder, f"err.{time.monotonic_ns()}")
+    def __init__(self, cluster, hosts, *words, used=None):
+        self.log = pathlib.Path(cluster.folder, f"err.{time.monotonic_ns()}")
         with open(self.log, "wb") as err:
             self.process = subprocess.Popen(
                 [
@@ -60,8 +64,8 @@ class Run:
                 start_new_session=True,
             )
         used = used or [int(host) for host in re.findall(r"h(\d+)", hosts)]
-        until(
-            lambda: all("sleep 300" in " ".join(bed.processes(host).values()) for host in used),
+        wait_until(
+            lambda: all("sleep 300" in " ".join(cluster.processes(host).values()) for host in used),
             "the ranks do not start",
         )
 
@@ -69,72 +73,73 @@ class Run:
         return self.log.read_text(encoding="utf-8")
 
     def line(self, text, limit_s=30):
-        """The line of the launcher's with `text` in it."""
-        until(lambda: text in self.err(), f"no line says {text!r}: {self.err()}", limit_s)
+        """Blocks until the launcher has written a line with `text`. Returns the line."""
+        wait_until(lambda: text in self.err(), f"no line contains {text!r}: {self.err()}", limit_s)
         return next(line for line in self.err().splitlines() if text in line)
 
     def end(self):
+        """Blocks until the job ends. Returns (exit code, sorted lines of ranks that were restarted)."""
         out, _ = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, sorted(line for line in out.splitlines() if "] start " in line)
 
 
-def kill_agent(bed, host):
-    """That of `host`, and with it its ranks."""
-    agents = sorted(pid for pid, words in bed.processes(host).items() if "lockstep agent" in words)
+def kill_agent(cluster, host):
+    """Kills the agent of `host`, which ends its ranks."""
+    agents = sorted(pid for pid, words in cluster.processes(host).items() if "lockstep agent" in words)
     os.kill(agents[1], signal.SIGKILL)
 
 
-def min_hosts_continues_without_lost_host(bed):
-    job = Run(bed, "h1:1,h2:2,h3:1", "--max-restarts", "3", "--min-hosts", "2")
-    bed.cut(2)
+def min_hosts_continues_without_lost_host(cluster):
+    job = Run(cluster, "h1:1,h2:2,h3:1", "--max-restarts", "3", "--min-hosts", "2")
+    cluster.cut(2)
     cut = time.monotonic()
     line = job.line("restart 1 of 3")
     check("PEER_UNREACHABLE" in line and "in 10 s on h1, h2, h3;" in line, line)
     code, out = job.end()
-    bed.heal(2)
-    check(time.monotonic() - cut >= 10, "not before the ranks that are out of sight must have ended")
+    cluster.heal(2)
+    check(time.monotonic() - cut >= 10, "the restart waits until the unreachable ranks must have ended")
     check(
         code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"],
         f"code {code}: {out} {job.err()[-500:]}",
     )
     check(
         'lockstep: host "h2": ' in job.err()
-        and "lockstep: the job goes on with 2 ranks on 2 hosts instead of 4 ranks on 3 hosts\n" in job.err(),
-        "a smaller world is told of, and why",
+        and "lockstep: the job continues with 2 ranks on 2 hosts instead of 4 ranks on 3 hosts\n" in job.err(),
+        "the smaller world and its reason are reported",
     )
-    until(lambda: not bed.processes(2), "its ranks there have ended", 20)
+    wait_until(lambda: not cluster.processes(2), "its ranks are left", 20)
 
 
-def min_hosts_runs_fewer_than_n_ranks(bed):
-    job = Run(bed, "h1:1,h2:1,h3:2", "-n", "3", "--max-restarts", "1", "--min-hosts", "1")
-    bed.cut(3)
+def min_hosts_runs_fewer_than_n_ranks(cluster):
+    job = Run(cluster, "h1:1,h2:1,h3:2", "-n", "3", "--max-restarts", "1", "--min-hosts", "1")
+    cluster.cut(3)
     code, out = job.end()
-    bed.heal(3)
+    cluster.heal(3)
     check(
         code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"],
         f"code {code}: {out} {job.err()[-500:]}",
     )
 
 
-def spare_host_replaces_lost_host(bed):
-    job = Run(bed, "h1:1,h2:1,h3:1", "-n", "2", "--max-restarts", "1", "--min-hosts", "2", used=(1, 2))
-    bed.cut(2)
+def spare_host_replaces_lost_host(cluster):
+    job = Run(cluster, "h1:1,h2:1,h3:1", "-n", "2", "--max-restarts", "1", "--min-hosts", "2", used=(1, 2))
+    cluster.cut(2)
     code, out = job.end()
-    bed.heal(2)
+    cluster.heal(2)
     check(
         code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"],
         f"code {code}: {out} {job.err()[-500:]}",
     )
-    check("goes on with" not in job.err(), "the world is as large as before")
+    check("continues with" not in job.err(), "the world is as large as before")
 
 
-def waits_for_all_hosts_without_min_hosts(bed):
-    job = Run(bed, "h1:1,h2:1", "--max-restarts", "3")
+def waits_for_all_hosts_without_min_hosts(cluster):
+    job = Run(cluster, "h1:1,h2:1", "--max-restarts", "3")
     killed = time.monotonic()
-    kill_agent(bed, 2)
+    kill_agent(cluster, 2)
     line = job.line("restart 1 of 3")
     check(
-        "INTERNAL on h2: the agent, which watches the ranks, was killed by SIGKILL" in line
+        "INTERNAL on h2: the agent, which monitors the ranks, was killed by SIGKILL" in line
         and "in 10 s on h1, h2;" in line,
         line,
     )
@@ -143,17 +148,17 @@ def waits_for_all_hosts_without_min_hosts(bed):
         code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"],
         f"code {code}: {out} {job.err()[-500:]}",
     )
-    check(time.monotonic() - killed >= 10, "the host has rested")
+    check(time.monotonic() - killed >= 10, "the host was not used for 10 s")
 
 
-def waits_for_unreachable_host(bed):
-    job = Run(bed, "h1:1,h2:1", "--max-restarts", "5")
-    bed.power_off(2)
+def waits_for_unreachable_host(cluster):
+    job = Run(cluster, "h1:1,h2:1", "--max-restarts", "5")
+    cluster.power_off(2)
     line = job.line("restart 1 of 5")
     check("in 10 s on h1, h2" in line, line)
     line = job.line("restart 2 of 5", 40)
     check('PEER_UNREACHABLE on ctl: host "h2"' in line.replace('\\"', '"') and "in 20 s on h1, h2" in line, line)
-    bed.power_on(2)
+    cluster.power_on(2)
     code, out = job.end()
     check(
         code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"],
@@ -161,14 +166,14 @@ def waits_for_unreachable_host(bed):
     )
 
 
-def excludes_host_unreachable_from_peer(bed):
-    job = Run(bed, "h1:1,h2:1,h3:1", "--max-restarts", "2", "--min-hosts", "2")
-    bed.cut_one_way(1, 3)  # both reach the launcher
-    os.kill(next(pid for pid, words in bed.processes(2).items() if words.startswith("sh -c")), signal.SIGKILL)
+def excludes_host_unreachable_from_peer(cluster):
+    job = Run(cluster, "h1:1,h2:1,h3:1", "--max-restarts", "2", "--min-hosts", "2")
+    cluster.cut_one_way(1, 3)  # both reach the launcher
+    os.kill(next(pid for pid, words in cluster.processes(2).items() if words.startswith("sh -c")), signal.SIGKILL)
     line = job.line("restart 2 of 2")
-    check("PEER_UNREACHABLE" in line and "on h1, h2, without h3, which rests" in line, line)
+    check("PEER_UNREACHABLE" in line and "on h1, h2, without h3 (failed recently)" in line, line)
     code, out = job.end()
-    bed.heal_one_way(1, 3)
+    cluster.heal_one_way(1, 3)
     check(
         code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"],
         f"code {code}: {out} {job.err()[-500:]}",
@@ -196,10 +201,10 @@ def main():
     ARGUMENTS = parser.parse_args()
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_cluster.SshCluster(NUM_HOSTS, folder)
+        cluster = ssh_cluster.SshCluster(NUM_HOSTS, folder)
         for name in ARGUMENTS.cases or CASES:
             print(f"-- {name}", flush=True)
-            CASES[name](bed)
+            CASES[name](cluster)
 
 
 main()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Ranks on two hosts, as network namespaces: what crosses between them is counted at their interfaces, and a host that dies ends the job.
+"""Measures the traffic between two hosts, which are network namespaces, and tests that a lost host ends the job.
 
-hosts_test.py BIN [CASE...]; without cases all. Exit code 77: skipped.
+Usage: traffic.py PATH_OF_BENCH_HOSTS_RANK [CASE...]. The default is all cases. The exit code is 77 if the machine lacks
+what they require.
 """
 
 import pathlib
@@ -10,10 +11,10 @@ import signal
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import digits  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
-from cluster_job import Job, MpiJob, places, run  # noqa: E402
+from cluster_job import Job, MpiJob, hosts_of_ranks, run  # noqa: E402
 
 BYTES = 32 << 20
 QUIET = {"LOCKSTEP_LOG": "quiet"}
@@ -25,31 +26,33 @@ def check(good, text):
         raise SystemExit(1)
 
 
-def crossing(bed, binary, order, wire):
-    """Bytes that the busiest host sends or gets for one all_reduce, as a multiple of the tensor's."""
+def traffic_ratio(cluster, binary, order, wire_dtype):
+    """Returns the bytes that the busiest host sends or receives for one all_reduce, divided by those of the tensor."""
     runs = 3
-    answer, crossed = run(bed, Job, places(2, 2, order), [binary, "all_reduce", BYTES, wire, runs], QUIET)
+    answer, crossed = run(
+        cluster, Job, hosts_of_ranks(2, 2, order), [binary, "all_reduce", BYTES, wire_dtype, runs], QUIET
+    )
     check(answer["transport"] == "hierarchy", f"two hosts are found: transport {answer['transport']}")
     return crossed / runs / BYTES
 
 
-def each_byte_is_sent_once_per_host(bed, binary):
+def each_byte_is_sent_once_per_host(cluster, binary):
     for order in ("contiguous", "interleaved"):
-        once = crossing(bed, binary, order, "float32")
-        check(0.95 < once <= 1.05, f"{order}: {once:.3f} of the tensor crosses")
+        once = traffic_ratio(cluster, binary, order, "float32")
+        check(0.95 < once <= 1.05, f"{order}: the traffic is {once:.3f} of the tensor")
 
 
-def bfloat16_halves_traffic(bed, binary):
-    half = crossing(bed, binary, "contiguous", "bfloat16")
-    check(0.45 < half <= 0.525, f"as bfloat16 {half:.3f} of the tensor crosses")
+def bfloat16_halves_traffic(cluster, binary):
+    half = traffic_ratio(cluster, binary, "contiguous", "bfloat16")
+    check(0.45 < half <= 0.525, f"as bfloat16 the traffic is {half:.3f} of the tensor")
 
 
-def host_sync_every_4_quarters_traffic(bed, binary):
+def host_sync_every_4_quarters_traffic(cluster, binary):
     crossed = {
         every: run(
-            bed,
+            cluster,
             Job,
-            places(2, 2, "contiguous"),
+            hosts_of_ranks(2, 2, "contiguous"),
             [binary, "step", every, "float32", 8, 8, 25 << 20, "torch"],
             QUIET,
             phases=2,
@@ -57,34 +60,34 @@ def host_sync_every_4_quarters_traffic(bed, binary):
         for every in (1, 4)
     }
     ratio = crossed[4] / crossed[1]
-    check(0.2 < ratio <= 1.05 / 4, f"average_hosts_every 4 sends {ratio:.4f} of what 1 does")
+    check(0.2 < ratio <= 1.05 / 4, f"average_hosts_every 4 sends {ratio:.4f} of the bytes of 1")
 
 
-def host_failure_ends_job(bed, binary):
-    where = places(2, 2, "contiguous")
-    bed.shape("100mbit")  # so that it dies in the middle
-    # The full queue of the link may lose the one packet that tells of the death: then the operation's deadline ends the others.
-    job = Job(bed, where, [binary, "all_reduce", 8 << 20, "float32", 1000], {**QUIET, "LOCKSTEP_TIMEOUT": 10})
+def host_failure_ends_job(cluster, binary):
+    where = hosts_of_ranks(2, 2, "contiguous")
+    cluster.shape("100mbit")  # slow, so that the host dies during an operation
+    # The full queue of the link may drop the packet that reports the death: then the deadline ends the ranks.
+    job = Job(cluster, where, [binary, "all_reduce", 8 << 20, "float32", 1000], {**QUIET, "LOCKSTEP_TIMEOUT": 10})
     try:
         job.wait_until_ready()
-        begun = bed.bytes_of(2)[1]
+        begun = cluster.bytes_of(2)[1]
         job.go()
-        while bed.bytes_of(2)[1] < begun + (4 << 20):
+        while cluster.bytes_of(2)[1] < begun + (4 << 20):
             pass
         for rank, host in enumerate(where):
             if host == 2:
                 job.processes[rank].send_signal(signal.SIGKILL)
         codes = [job.processes[rank].wait(timeout=30) for rank, host in enumerate(where) if host == 1]
-        check(all(code == 1 for code in codes), f"the ranks of the other host end by an error: {codes}")
+        check(all(code == 1 for code in codes), f"the ranks of the other host end with an error: {codes}")
     finally:
         job.stop()
 
 
-def mnist_losses_match_over_mpi_and_gloo(bed, binary):
+def mnist_losses_match_over_mpi_and_gloo(cluster, binary):
     if not shutil.which("mpirun"):
         host_cluster.skip("mpirun is not installed (Debian: openmpi-bin)")
-    folder = pathlib.Path(bed.folder)
-    digits.write(folder, 400)
+    folder = pathlib.Path(cluster.folder)
+    fake_mnist.write(folder, 400)
     losses = {}
     for transport, job_type in (("gloo", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
         log = folder / f"losses.{transport}"
@@ -101,7 +104,7 @@ def mnist_losses_match_over_mpi_and_gloo(bed, binary):
             "--loss-log",
             log,
         ]
-        job = job_type(bed, places(2, 2, "contiguous"), words, {**QUIET, "LOCKSTEP_TRANSPORT": transport})
+        job = job_type(cluster, hosts_of_ranks(2, 2, "contiguous"), words, {**QUIET, "LOCKSTEP_TRANSPORT": transport})
         try:
             job.end()
         finally:
@@ -109,11 +112,11 @@ def mnist_losses_match_over_mpi_and_gloo(bed, binary):
         losses[transport] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
     check(
         len(losses["gloo"]) == 50 and losses["gloo"][-1] < 0.9 * losses["gloo"][0],
-        f"it learns: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}",
+        f"the loss decreases: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}",
     )
     for transport in ("mpi", "hierarchy"):
-        apart = max(abs(a - b) for a, b in zip(losses["gloo"], losses[transport], strict=True))
-        check(apart <= 1e-5, f"losses over {transport} and over gloo are {apart:.2e} apart")
+        difference = max(abs(a - b) for a, b in zip(losses["gloo"], losses[transport], strict=True))
+        check(difference <= 1e-5, f"losses over {transport} and over gloo differ by {difference:.2e}")
 
 
 CASES = {
@@ -132,9 +135,9 @@ def main():
     binary, names = sys.argv[1], sys.argv[2:] or list(CASES)
     host_cluster.enter_sandbox(("ip", "tc"))
     with tempfile.TemporaryDirectory() as folder:
-        bed = host_cluster.HostCluster(2, folder)
+        cluster = host_cluster.HostCluster(2, folder)
         for name in names:
-            CASES[name](bed, binary)
+            CASES[name](cluster, binary)
 
 
 main()

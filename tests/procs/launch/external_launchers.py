@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Ranks that other launchers start: Open MPI's mpirun, MPICH's mpiexec, srun, torchrun's variables; and one launcher inside another.
+"""Tests ranks that other launchers start: mpirun of Open MPI, mpiexec of MPICH, srun, and the variables of torchrun.
 
-contracts.py --program PATH [--mpi TEXT] [--fake-mpi PATH] [CASE]; without a case all. TEXT: what the MPI library of the build calls itself. SLURM's cases need root,
-for a cell of their own with two nodes, and so does that of two hosts. Exit code 77: skipped.
+Usage: external_launchers.py --program PATH_OF_FAULT_PROBE [--mpi TEXT] [--fake-mpi PATH] [CASE]. The default is all
+cases. TEXT is the version string of the MPI library of the build. The cases with SLURM or two hosts require root, for a
+sandbox. The exit code is 77 if the machine lacks what a case requires.
 """
 
 import argparse
@@ -15,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 
 LIMIT_S = 60
-NUMBERS = 1024  # that the program adds
+NUM_ELEMENTS = 1024  # of the sum that the program prints
 
 
 def check(good, text):
@@ -30,7 +31,7 @@ def check(good, text):
 
 
 def environment(**more):
-    """That of this process without what a launcher around it has set."""
+    """Returns the environment of this process without the variables of launchers, and with `more`."""
     other = re.compile(r"^(OMPI_|PMI|SLURM_(?!CONF)|LOCKSTEP_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_)")
     return {
         **{key: value for key, value in os.environ.items() if not other.match(key)},
@@ -41,7 +42,7 @@ def environment(**more):
 
 
 def run(words, **options):
-    """(exit code, output) of a command; the text of both streams."""
+    """Runs a command. Returns (exit code, stdout and stderr)."""
     done = subprocess.run(
         [str(word) for word in words],
         stdin=subprocess.DEVNULL,
@@ -55,23 +56,22 @@ def run(words, **options):
     return done.returncode, done.stdout
 
 
-def agree(done, ranks, contract, worlds=1, hosts="1 host"):
-    """All ranks of `worlds` jobs have come to one sum, and rank 0 has said whose variables it read."""
+def expect_sum(done, ranks, contract, worlds=1, hosts="1 host"):
+    """Checks that all ranks of `worlds` jobs print the sum, and that rank 0 prints whose variables it read."""
     code, output = done
     check(
-        code == 0 and output.count(f"sum {NUMBERS * ranks}\n") == ranks * worlds,
-        f"{ranks} ranks agree; exit code {code} {output if code else ''}",
+        code == 0 and output.count(f"sum {NUM_ELEMENTS * ranks}\n") == ranks * worlds,
+        f"{ranks} ranks have the sum; exit code {code} {output if code else ''}",
     )
-    said = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {hosts} ({contract})"
-    check(output.count(said) == worlds, f"init() says: {said} {'' if said in output else output}")
+    message = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {hosts} ({contract})"
+    check(output.count(message) == worlds, f"init() prints: {message} {'' if message in output else output}")
 
 
-def refused(done, *parts):
+def expect_error(done, *parts):
+    """Checks that a command failed, and that its output contains all of `parts`."""
     code, output = done
-    check(
-        code != 0 and all(part in output for part in parts),
-        f"refused, naming {', '.join(parts)}; exit code {code} {'' if all(part in output for part in parts) else output}",
-    )
+    complete = all(part in output for part in parts)
+    check(code != 0 and complete, f"fails with {', '.join(parts)}; exit code {code} {'' if complete else output}")
 
 
 def open_mpi_command(args):
@@ -80,19 +80,14 @@ def open_mpi_command(args):
     for name in ("mpirun.openmpi", "mpirun"):
         if shutil.which(name):
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-            return [
-                name,
-                *root,
-                "--oversubscribe",
-                "--bind-to",
-                "none",
-                "-x",
-                "LSAN_OPTIONS=detect_leaks=0",
-            ]  # its plugins leak, and are gone when a sanitizer looks
+            # Its plugins leak, and are unloaded before a sanitizer reports.
+            no_leak_check = ["-x", "LSAN_OPTIONS=detect_leaks=0"]
+            return [name, *root, "--oversubscribe", "--bind-to", "none", *no_leak_check]
     return host_cluster.skip("mpirun is not installed (Debian: openmpi-bin)")
 
 
 def hydra():
+    """Returns the launcher of MPICH."""
     for name in ("mpiexec.mpich", "mpiexec.hydra"):
         if shutil.which(name):
             return [name]
@@ -106,56 +101,57 @@ def free_port():
 
 
 def mpirun(args, folder):
-    agree(run([*open_mpi_command(args), "-n", 3, args.program, "none", 0]), 3, "mpi")
-    agree(run([*open_mpi_command(args), "-n", 1, args.program, "none", 0]), 1, "mpi")
+    expect_sum(run([*open_mpi_command(args), "-n", 3, args.program, "none", 0]), 3, "mpi")
+    expect_sum(run([*open_mpi_command(args), "-n", 1, args.program, "none", 0]), 1, "mpi")
 
 
 def mpich_mpiexec(args, folder):
-    agree(run([*hydra(), "-n", 3, args.program, "none", 0]), 3, "pmi")
-    agree(run([*hydra(), "-n", 1, args.program, "none", 0]), 1, "pmi")
+    expect_sum(run([*hydra(), "-n", 3, args.program, "none", 0]), 3, "pmi")
+    expect_sum(run([*hydra(), "-n", 1, args.program, "none", 0]), 1, "pmi")
     store = environment(LOCKSTEP_STORE=f"127.0.0.1:{free_port()}")
-    agree(run([*hydra(), "-n", 2, args.program, "none", 0], env=store), 2, "pmi")
+    expect_sum(run([*hydra(), "-n", 2, args.program, "none", 0], env=store), 2, "pmi")
 
 
 def launcher_of_different_mpi(args, folder):
-    """What asks for MPI there is refused: each rank would be a world of one."""
+    """Ranks that request MPI must fail: each would be a world of one."""
     open_mpi_command(args)
     for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_CROSS_HOST_TRANSPORT"):
-        refused(
+        expect_error(
             run([*hydra(), "-n", 2, args.program, "none", 0], env=environment(**{variable: "mpi"})),
             "started by a launcher of another MPI",
             "this program's MPI is Open MPI",
         )
-    # A launcher that says neither PMI_FD nor what it is.
+    # A launcher that sets no variable but rank and size.
     alone = environment(PMI_RANK="1", PMI_SIZE="2")
-    refused(
+    expect_error(
         run([args.program, "none", 0], env=alone),
-        "does not say where the ranks meet",
+        "sets no address for the rendezvous",
         "this program's MPI is Open MPI",
         "PMI_RANK",
     )
-    # One whose library says otherwise.
-    refused(
+    # A launcher whose rank differs from that of the MPI library.
+    expect_error(
         run(
             [args.program, "none", 0],
             env=environment(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", PMIX_NAMESPACE="x"),
         ),
-        "the launcher says that this is rank 1 of 2, but MPI (Open MPI",
-        "that it is rank 0 of 1",
+        "the launcher reports rank 1 of 2, but MPI (Open MPI",
+        "reports rank 0 of 1",
     )
 
 
 def different_mpi_library(args, folder):
-    """One that says that it is another than that of the build is not used."""
+    """A library with another name or version than that of the build must not be used."""
     started = open_mpi_command(args)
     built = "built with Open MPI " + re.search(r"\d+\.\d+", args.mpi).group()
     for text, named in (("Open MPI v9.8.7, package: fake", "Open MPI 9.8"), ("MPICH Version:\t4.0.2", "MPICH 4.0")):
         loaded = [*started, "-x", f"LD_PRELOAD={args.fake_mpi}", "-x", f"FAKE_MPI_VERSION={text}", "-n", 2]
         done = run([*loaded, args.program, "none", 0])
-        refused(done, built, "the MPI library that is loaded is " + named) if named.startswith("Open") else refused(
-            done, "this program's MPI is " + named
-        )
-    # Nobody minds where it is not used.
+        if named.startswith("Open"):
+            expect_error(done, built, "the MPI library that is loaded is " + named)
+        else:
+            expect_error(done, "this program's MPI is " + named)
+    # It is not an error where MPI is not used.
     unused = environment(LD_PRELOAD=args.fake_mpi, FAKE_MPI_VERSION="Open MPI v9.8.7", RANK="0", WORLD_SIZE="1")
     check(run([args.program, "none", 0], env=unused)[0] == 0, "a program that does not use MPI runs")
 
@@ -180,12 +176,12 @@ def torchrun_variables(args, folder):
         for rank in ("0", "1")
     ]
     done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    agree((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
+    expect_sum((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
 
 
 def slurm_step_on_two_hosts(args, folder):
-    """SLURM's variables by hand, and a first host that knows its own name as a loopback address, as Debian's do."""
-    bed = host_cluster.HostCluster(2, folder)
+    """Sets the variables of SLURM. The first host resolves its own name to a loopback address, as on Debian."""
+    cluster = host_cluster.HostCluster(2, folder)
     ranks = []
     for rank, host in enumerate((1, 1, 2, 2)):
         names = pathlib.Path(folder) / f"hosts.{host}"
@@ -212,19 +208,21 @@ def slurm_step_on_two_hosts(args, folder):
             "none",
             "0",
         ]
-        ranks.append(bed.start(host, words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        ranks.append(
+            cluster.start(host, words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
     done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    agree((max(rank.returncode for rank in ranks), "".join(done)), 4, "slurm", hosts="2 hosts")
-    check("address 10.77.0.1" in "".join(done), "and they meet at an address that all reach")
+    expect_sum((max(rank.returncode for rank in ranks), "".join(done)), 4, "slurm", hosts="2 hosts")
+    check("address 10.77.0.1" in "".join(done), "the rendezvous is at an address that all ranks reach")
 
 
 def slurm_step(args, folder):
-    agree(run(["srun", "-N2", "-n3", args.program, "none", 0]), 3, "slurm")
-    agree(run(["srun", "-N1", "-n2", args.program, "none", 0]), 2, "slurm")
-    agree(run(["srun", "-N1", "-n1", args.program, "none", 0]), 1, "slurm")
+    expect_sum(run(["srun", "-N2", "-n3", args.program, "none", 0]), 3, "slurm")
+    expect_sum(run(["srun", "-N1", "-n2", args.program, "none", 0]), 2, "slurm")
+    expect_sum(run(["srun", "-N1", "-n1", args.program, "none", 0]), 1, "slurm")
     for plugin in ("pmi2", "pmix"):
-        agree(run(["srun", f"--mpi={plugin}", "-N2", "-n4", args.program, "none", 0]), 4, "slurm")
-        agree(
+        expect_sum(run(["srun", f"--mpi={plugin}", "-N2", "-n4", args.program, "none", 0]), 4, "slurm")
+        expect_sum(
             run(["srun", f"--mpi={plugin}", "-n2", args.program, "none", 0], env=environment(LOCKSTEP_ENV_FROM="pmi")),
             2,
             "pmi" if plugin == "pmi2" else "pmix",
@@ -232,25 +230,27 @@ def slurm_step(args, folder):
 
 
 def two_slurm_steps_of_one_job(args, folder):
-    script = f"srun --exact -N1 -n2 {args.program} none 0 & first=$!; srun --exact -N1 -n2 {args.program} none 0 & wait $! && wait $first"
-    agree(run(["salloc", "-N2", "-n4", "bash", "-c", script]), 2, "slurm", worlds=2)
+    step = f"srun --exact -N1 -n2 {args.program} none 0 &"
+    script = f"{step} first=$!; {step} wait $! && wait $first"
+    expect_sum(run(["salloc", "-N2", "-n4", "bash", "-c", script]), 2, "slurm", worlds=2)
 
 
 def batch_script_is_not_a_slurm_step(args, folder):
-    """A batch script and the shell of salloc are no ranks, though they have SLURM_PROCID; what they start by srun is."""
+    """A batch script and the shell of salloc are not ranks, though they have SLURM_PROCID; processes of srun are."""
     script = pathlib.Path(folder) / "script"
     script.write_text(
-        f'#!/bin/sh\necho "procid $SLURM_PROCID of $SLURM_NTASKS, step $SLURM_STEP_ID"\n{args.program} none 0 && srun {args.program} none 0 </dev/null\n'
+        '#!/bin/sh\necho "procid $SLURM_PROCID of $SLURM_NTASKS, step $SLURM_STEP_ID"\n'
+        f"{args.program} none 0 && srun {args.program} none 0 </dev/null\n"
     )
     script.chmod(0o755)
-    code, said = run(["sbatch", "--wait", "-N2", "-n3", f"--output={folder}/output", script])
+    code, sbatch_output = run(["sbatch", "--wait", "-N2", "-n3", f"--output={folder}/output", script])
     output = (pathlib.Path(folder) / "output").read_text()
-    check("procid 0 of 3, step \n" in output, "a batch script looks like a rank of three")
+    check("procid 0 of 3, step \n" in output, "a batch script has the variables of a rank of three")
     check(
-        code == 0 and output.count(f"sum {NUMBERS}\n") == 1 and output.count(f"sum {3 * NUMBERS}\n") == 3,
-        f"but is a world of one; exit code {code} {said} {output}",
+        code == 0 and output.count(f"sum {NUM_ELEMENTS}\n") == 1 and output.count(f"sum {3 * NUM_ELEMENTS}\n") == 3,
+        f"it is a world of one; exit code {code} {sbatch_output} {output}",
     )
-    # salloc starts its shell in a step of its own, at a terminal.
+    # At a terminal, salloc starts its shell in a step of its own.
     shell = ["script", "-qec", "salloc -N2 -n3", "/dev/null"]
     done = subprocess.run(
         shell,
@@ -263,14 +263,14 @@ def batch_script_is_not_a_slurm_step(args, folder):
         env=environment(),
     )
     check(re.search(r"procid 0 of 3, step 429496\d+", done.stdout) is not None, "salloc's shell has a step of its own")
-    alone = done.stdout.count(f"sum {NUMBERS}\n") == 1 and done.stdout.count(f"sum {3 * NUMBERS}\n") == 3
-    check(alone, f"and is a world of one {'' if alone else done.stdout}")
+    alone = done.stdout.count(f"sum {NUM_ELEMENTS}\n") == 1 and done.stdout.count(f"sum {3 * NUM_ELEMENTS}\n") == 3
+    check(alone, f"it is a world of one {'' if alone else done.stdout}")
 
 
 def launchers_inside_slurm_allocation(args, folder):
-    """Their daemons are the step, and their ranks are not its tasks."""
-    # Both nodes have one name here, and Open MPI's shared memory is of a node: by TCP, then.
-    agree(
+    """The tasks of the step are the daemons of these launchers, not the ranks."""
+    # Both nodes have the same name here, by which Open MPI would select shared memory instead of TCP.
+    expect_sum(
         run(
             [
                 "salloc",
@@ -290,10 +290,10 @@ def launchers_inside_slurm_allocation(args, folder):
         4,
         "mpi",
     )
-    agree(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
+    expect_sum(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
-PLAIN = (mpirun, mpich_mpiexec, launcher_of_different_mpi, different_mpi_library, torchrun_variables)
+PLAIN_CASES = (mpirun, mpich_mpiexec, launcher_of_different_mpi, different_mpi_library, torchrun_variables)
 NAMESPACE_CASES = (slurm_step_on_two_hosts,)
 SLURM_CASES = (
     slurm_step,
@@ -301,7 +301,7 @@ SLURM_CASES = (
     batch_script_is_not_a_slurm_step,
     launchers_inside_slurm_allocation,
 )
-CASES = {case.__name__: case for case in (*PLAIN, *NAMESPACE_CASES, *SLURM_CASES)}
+CASES = {case.__name__: case for case in (*PLAIN_CASES, *NAMESPACE_CASES, *SLURM_CASES)}
 
 
 def main():
@@ -311,7 +311,7 @@ def main():
     parser.add_argument("--fake-mpi", default="")
     parser.add_argument("case", nargs="?", choices=CASES)
     args = parser.parse_args()
-    if not args.case:  # each in a process of its own, for each may enter a cell
+    if not args.case:  # each in its own process, because each may enter a sandbox
         codes = [subprocess.run([sys.executable, *sys.argv, name], check=False).returncode for name in CASES]
         sys.exit(
             max(code for code in codes if code != host_cluster.SKIPPED)
@@ -323,7 +323,7 @@ def main():
         for tool in ("munged", "slurmctld", "slurmd", "srun"):
             if not shutil.which(tool):
                 host_cluster.skip(f"{tool} is not installed (Debian: slurm-wlm, munge)")
-    if case not in PLAIN:
+    if case not in PLAIN_CASES:
         host_cluster.enter_sandbox(("ip", "mount", "script"))
     print(f"-- {args.case}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

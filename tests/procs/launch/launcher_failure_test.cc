@@ -1,4 +1,4 @@
-// A rank fails: who is named, what is shown, what the launcher returns, and how soon.
+// Tests what the launcher reports and returns when a rank fails, and how soon.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/ptrace.h>
@@ -56,7 +56,7 @@ TEST(LauncherFailure, FatalNamesPidOfRank) {
 }
 
 TEST(LauncherFailure, DeathOutranksEarlierExit) {
-  // Rank 0 plays one that sees its peer die; the peer goes when the agent has seen rank 0's end.
+  // Rank 0 exits as if it had detected the death of rank 1, which dies after the agent has noticed the exit of rank 0.
   const TempDir folder;
   const ProcessResult exit = run_process(shell_ranks(
       2, "cd " + folder.path() +
@@ -106,11 +106,11 @@ TEST(LauncherFailure, OutputUpToDeathIsShown) {
 }
 
 TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {
-  // The destructor of Process finds what is left.
+  // The destructor of Process fails the test if a process is left.
   const ProcessResult good = run_process(shell_ranks(2, "sleep 100 & setsid sleep 100 & exit 0"));
   EXPECT_EQ(good.code, 0);
   EXPECT_LT(good.elapsed, 2s);
-  // A name that looks like the end of the name in /proc/PID/stat.
+  // A process name that contains the end marker of the name in /proc/PID/stat.
   const ProcessResult odd =
       run_process(shell_ranks(1,
                               "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & "
@@ -123,7 +123,7 @@ TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {
 }
 
 TEST(LauncherFailure, UnkillableProcessIsReportedAndNotWaitedFor) {
-  // A traced process stays a zombie until its tracer, this test, has seen it: for its parent it never ends.
+  // A traced process stays a zombie until its tracer, this test, waits for it: for its parent it never ends.
   Process process(shell_ranks(1, "echo pid=$$; kill -STOP $$; exit 0", {"--grace", "0"}));
   ASSERT_TRUE(process.wait_for("pid=", Deadline::in(10s)));
   ASSERT_TRUE(process.wait_for("\n", Deadline::in(10s)));
@@ -160,7 +160,7 @@ TEST(LauncherFailure, UnkillableProcessIsNotTheCause) {
   EXPECT_EQ(fatal.rank, 0);
   EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"),
                                   HasSubstr("process " + std::to_string(rank) + " of rank 1 on host "),
-                                  HasSubstr(" did not end within 5 s after SIGKILL")));
+                                  HasSubstr(" did not exit within 5 s of SIGKILL")));
   eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
 }
 

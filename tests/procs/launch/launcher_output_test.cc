@@ -1,4 +1,4 @@
-// What the ranks print, and where it goes.
+// Tests where the output of the ranks goes, and in which form.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <pty.h>
@@ -37,7 +37,7 @@ TEST(LauncherOutput, LinesAreNotInterleaved) {
   std::map<std::string, int> count;
   for (const std::string& line : sorted_lines(exit.out)) ++count[line];
   for (const char* line : {"[0] 0000", "[1] 1111", "[2] 2222", "[3] 3333"}) EXPECT_EQ(count[line], 300);
-  EXPECT_EQ(count.size(), 5u);  // and the empty one behind the last newline
+  EXPECT_EQ(count.size(), 5u);  // and the empty one after the last newline
 }
 
 TEST(LauncherOutput, LastLineWithoutNewlineIsShown) {
@@ -113,20 +113,20 @@ TEST(LauncherOutput, ClosedPipeDoesNotStopRanks) {
   EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
 }
 
-/// A terminal; what is written to it is read by the test, or not.
+/// A terminal whose output the test may read or leave unread.
 struct PseudoTerminal {
   base::Fd master, slave;
   PseudoTerminal() {
     int m = -1, s = -1;
     winsize size{24, 80, 0, 0};
-    if (::openpty(&m, &s, nullptr, nullptr, &size) != 0) ADD_FAILURE() << "no terminal can be made";
+    if (::openpty(&m, &s, nullptr, nullptr, &size) != 0) ADD_FAILURE() << "cannot open a pseudo-terminal";
     master.reset(m);
     slave.reset(s);
     ::fcntl(m, F_SETFD, FD_CLOEXEC);
     ::fcntl(s, F_SETFD, FD_CLOEXEC);
     base::set_nonblocking(m);
   }
-  /// What has come up to now.
+  /// Returns the output so far.
   std::string read_all() const {
     std::string all;
     char bytes[4096];
@@ -150,14 +150,14 @@ TEST(LauncherOutput, BlockedTerminalDoesNotBlockRanks) {
 TEST(LauncherOutput, ProgressBarIsErasedOnTerminal) {
   const PseudoTerminal terminal;
   const TempDir folder;
-  // Rank 1 speaks when rank 0's bar stands.
+  // Rank 1 prints while the bar of rank 0 is on the screen.
   SpawnOptions options = lockstep_run(
       {"-n", "2", "sh", "-c",
        "cd " + folder.path() +
            "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; "
-           "while [ ! -e said ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do "
+           "while [ ! -e printed ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do "
            "sleep 0.01; done; sleep 0.2; "
-           "echo hi; touch said; fi"},
+           "echo hi; touch printed; fi"},
       {{"TERM", "xterm"}});
   options.out = options.err = terminal.slave.get();
   Process process(options);

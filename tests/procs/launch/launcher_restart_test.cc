@@ -1,4 +1,4 @@
-// A job that fails is started again, and ends when that does not help.
+// Tests that a failed job is restarted, and ends if restarts do not help.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -24,10 +24,10 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-/// lockstep run -n 1 --restart-pause 0 --max-restarts N sh -c SCRIPT; $LOG is a file in the folder.
-ProcessResult run_restarts(const TempDir& folder, int most, const std::string& script,
+/// Runs lockstep run -n 1 OPTIONS... --max-restarts N sh -c SCRIPT. $LOG is a file in the folder.
+ProcessResult run_restarts(const TempDir& folder, int max_restarts, const std::string& script,
                            Words options = {"--restart-pause", "0"}) {
-  options.insert(options.end(), {"--max-restarts", std::to_string(most)});
+  options.insert(options.end(), {"--max-restarts", std::to_string(max_restarts)});
   SpawnOptions spawn = shell_ranks(1, script, options);
   spawn.env["LOG"] = folder / "log";
   return run_process(spawn);
@@ -42,7 +42,7 @@ TEST(LauncherRestart, FailingJobIsRestartedUntilItSucceeds) {
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(lines_of(folder / "log"), ElementsAre("start 0 0 of 3", "start 1 1 of 3", "start 2 2 of 3"));
   EXPECT_THAT(exit.err, HasSubstr("lockstep: RANK_DIED of rank 0 on "));
-  EXPECT_THAT(exit.err, HasSubstr(": killed by SIGKILL; restart 1 of 3 in 0 s; no checkpoint is known of\n"));
+  EXPECT_THAT(exit.err, HasSubstr(": killed by SIGKILL; restart 1 of 3 in 0 s; no checkpoint was reported\n"));
   EXPECT_THAT(exit.err, HasSubstr("restart 2 of 3"));
   EXPECT_THAT(exit.err, Not(HasSubstr("FATAL")));
 }
@@ -78,13 +78,13 @@ TEST(LauncherRestart, ThreeRestartsWithoutNewerCheckpointEndJob) {
   EXPECT_EQ(fatal.gen, 3);
   EXPECT_EQ(fatal.rank, 0);
   EXPECT_EQ(fatal.detail,
-            "3 restarts in a row have brought no newer checkpoint; the last ended by RANK_EXITED: exited with code 7");
+            "3 restarts in a row produced no newer checkpoint; the last failure was RANK_EXITED: exited with code 7");
   EXPECT_THAT(exit.err, HasSubstr("lockstep: the last lines that rank 0 wrote to stderr:\n[0] it fails\nFATAL"));
 }
 
 TEST(LauncherRestart, NewerCheckpointIsProgress) {
   const TempDir folder;
-  // Each start saves once, and fails.
+  // Each start saves one checkpoint, and fails.
   const ProcessResult exit = run_process(lockstep_run({"-n", "2", "--max-restarts", "5", "--restart-pause", "0",
                                                        kRestartProbe, folder.path(), "1000", "5", "exits", "1"}));
   EXPECT_EQ(exit.code, 7) << exit.err;
@@ -129,14 +129,14 @@ TEST(LauncherRestart, PausesDouble) {
     EXPECT_GE(std::stoll(times[i + 1]) - std::stoll(times[i]), 200000000LL << i) << "pause " << i + 1;
 }
 
-/// A job that is in the pause before its first restart.
+/// Sends `signal` to a job that pauses before its first restart, and expects its end.
 void expect_end_of_pause(int signal, int code, base::Cause cause) {
   Process process(shell_ranks(1, "exit 7", {"--max-restarts", "5", "--restart-pause", "60"}));
   ASSERT_TRUE(process.wait_for("restart 1 of 5 in 60 s", Deadline::in(10s)));
-  const auto told = Deadline::Clock::now();
+  const auto signalled = Deadline::Clock::now();
   process.signal(signal);
   const ProcessResult exit = process.wait(Deadline::in(10s));
-  EXPECT_LT(Deadline::Clock::now() - told, 2s);
+  EXPECT_LT(Deadline::Clock::now() - signalled, 2s);
   EXPECT_EQ(exit.code, code);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, cause);
@@ -163,7 +163,7 @@ TEST(LauncherRestart, CtrlCDuringFailureShutdownStopsJob) {
       shell_ranks(2, "[ $RANK = 1 ] && { echo up; exit 7; }; trap '' TERM; echo up; while :; do sleep 0.01; done",
                   {"--max-restarts", "5", "--restart-pause", "0", "--grace", "1", "--fail-grace", "60"}));
   ASSERT_TRUE(process.wait_for("[0] up", Deadline::in(10s)) && process.wait_for("[1] up", Deadline::in(10s)));
-  // Rank 1 has ended: the launcher has begun to end rank 0 when only that is left below it.
+  // Rank 1 has ended. When only rank 0 is left, the launcher has begun to terminate it.
   ASSERT_TRUE(eventually(Deadline::in(10s), [&] { return process.live_processes().size() <= 4; }));
   process.signal(SIGINT);
   const ProcessResult exit = process.wait(Deadline::in(20s));
@@ -184,7 +184,7 @@ TEST(LauncherRestart, EachRestartHasItsOwnOutputFiles) {
 
 TEST(LauncherRestart, OldProcessesAreGoneBeforeRestart) {
   const TempDir folder;
-  // A child in a session of its own, which no rank waits for.
+  // A child in a session of its own, for which the rank does not wait.
   const ProcessResult exit =
       run_restarts(folder, 1,
                    "if [ $LOCKSTEP_GENERATION = 1 ]; then kill -0 $(cat $LOG) 2>/dev/null && echo there; "
@@ -210,11 +210,12 @@ TEST(LauncherRestart, DependentOptionsAreRejectedWithoutMaxRestarts) {
   for (const Words& words : {Words{"--restart-pause", "1", "true"}, Words{"--min-hosts", "1", "true"}}) {
     const ProcessResult exit = run_process(lockstep_run(words));
     EXPECT_EQ(exit.code, 64);
-    EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr(words[0] + " is given without --max-restarts"));
+    EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr(words[0] + " requires --max-restarts"));
   }
   const ProcessResult exit = run_process(lockstep_run({"--max-restarts", "1", "--min-hosts", "2", "true"}));
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("--min-hosts is 2, but the job has 1 host"));
+  EXPECT_THAT(fatal_in(exit.err).detail,
+              HasSubstr("--min-hosts: 2; expected at most 1, the number of hosts of the job"));
 }
 
 }  // namespace

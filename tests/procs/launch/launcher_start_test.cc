@@ -1,4 +1,4 @@
-// What a rank starts with, and what is refused before anything starts.
+// Tests the process state with which ranks start, and errors that are reported before any rank starts.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
@@ -74,7 +74,7 @@ TEST(LauncherStart, PassLocalRankAppendsArgument) {
 }
 
 TEST(LauncherStart, NoDescriptorIsInherited) {
-  // Whoever starts the launcher has one open without close-on-exec.
+  // The shell passes a descriptor without close-on-exec.
   const ProcessResult exit =
       run_process({.argv = {"sh", "-c", "exec 7</dev/null; exec " + kLockstep + " run -n 2 " + kProbe + " fds"}});
   EXPECT_EQ(exit.code, 0);
@@ -142,7 +142,7 @@ TEST(LauncherStart, InvalidArgumentsAreOneLineAndStartNothing) {
       {{"--transport", "tcp", "touch", mark}, "--transport is \"tcp\""},
       {{"--bind", "x", "touch", mark}, "--bind is \"x\""},
       {{"--grace", "-1", "touch", mark}, "--grace is \"-1\""},
-      {{"--what", "touch", mark}, "\"--what\" is no option"},
+      {{"--what", "touch", mark}, "unknown option \"--what\""},
       {{"-n", "2"}, "no program"},
       {{"-n", "2", folder / "nowhere"}, "No such file"},
       {{"-n", "2", "no-such-program-anywhere"}, "not found in PATH"},
@@ -207,7 +207,7 @@ TEST(LauncherStart, ManyRanks) {
 }
 
 TEST(LauncherStart, StartsTwoRanksWithin100Milliseconds) {
-  // The best of several: this machine may be busy with other things.
+  // The minimum of several runs, because the machine may be busy.
   std::chrono::milliseconds best = 10s;
   for (int i = 0; i < 10; ++i) best = std::min(best, run_process(lockstep_run({"-n", "2", "/bin/true"})).elapsed);
   EXPECT_LE(best, 100ms);
@@ -216,8 +216,8 @@ TEST(LauncherStart, StartsTwoRanksWithin100Milliseconds) {
 TEST(LauncherStart, TorchDistributedWorksUnchanged) {
   const std::string python = LOCKSTEP_TEST_PYTHON;
   if (python.empty()) GTEST_SKIP() << "no .deps/python: scripts/setup.sh installs it";
-  const ProcessResult exit =
-      run_process(lockstep_run({"-n", "2", python, std::string(LOCKSTEP_TEST_SUPPORT_DIR) + "/all_reduce.py"}), 100s);
+  const ProcessResult exit = run_process(
+      lockstep_run({"-n", "2", python, std::string(LOCKSTEP_TEST_SUPPORT_DIR) + "/torch_all_reduce.py"}), 100s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, AllOf(HasSubstr("[0] rank 0 of 2: sum 3\n"), HasSubstr("[1] rank 1 of 2: sum 3\n")));
 }
@@ -241,7 +241,7 @@ TEST(LauncherStart, LaunchReturnsInARank) {
 TEST(LauncherStart, LaunchReportsErrors) {
   EXPECT_THAT(run_process({.argv = {kProbe, "launch", "2"}, .env = {{"LOCKSTEP_PROGRAM", "/nowhere"}}}).out,
               HasSubstr("LOCKSTEP_PROGRAM is \"/nowhere\""));
-  EXPECT_THAT(run_process({.argv = {kProbe, "launch", "5000"}}).out, HasSubstr("ranks is 5000; allowed"));
+  EXPECT_THAT(run_process({.argv = {kProbe, "launch", "5000"}}).out, HasSubstr("ranks is 5000; expected"));
   const TempDir folder;
   const std::string copy = folder / "program";
   std::filesystem::copy_file(kProbe, copy);

@@ -1,4 +1,4 @@
-// A person, or the system, ends the launcher or the agent: nobody stays behind.
+// Tests that no process is left when a user or the system ends the launcher or the agent.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -11,10 +11,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Each rank has a child in its own group, one that left for a session of its own, and a grandchild behind that.
+// Each rank has a child in its own process group, one in a session of its own, and grandchildren below that one.
 const char* const kProcessTreeScript =
     "sleep 300 & setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & echo up$RANK; wait";
-constexpr std::size_t kProcessTreeSize = 6;  // the shell, its two sleeps, the second shell with two
+constexpr std::size_t kProcessTreeSize = 6;  // the shell, two sleeps, and the second shell with its two
 
 pid_t agent_of(const Process& launcher) {
   const auto children = children_of(launcher.pid());
@@ -25,7 +25,7 @@ pid_t agent_of(const Process& launcher) {
 
 void wait_for_process_trees(Process& process, std::size_t ranks) {
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
-  // With the launcher and the agent.
+  // 2: the launcher and the agent.
   ASSERT_TRUE(process.wait_for_live_count(2 + ranks * kProcessTreeSize, Deadline::in(10s)))
       << process.live_processes().size();
 }
@@ -115,7 +115,7 @@ TEST(LauncherStop, KillingLauncherEndsAllProcesses) {
 TEST(LauncherStop, KillingLauncherDuringStartEndsAllProcesses) {
   for (int round = 0; round < 20; ++round) {
     Process process(shell_ranks(8, kProcessTreeScript));
-    // Each round a little later: nothing, the launcher, the agent, some of the ranks.
+    // Each round kills later: before the launcher, the agent or some of the ranks have started.
     const Deadline deadline = Deadline::in(std::chrono::milliseconds(round));
     eventually(deadline, [] { return false; });
     process.signal(SIGKILL);
@@ -163,7 +163,7 @@ TEST(LauncherStop, StoppedAgentEndsJob) {
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kInternal);
   EXPECT_EQ(fatal.pid, agent);
-  EXPECT_THAT(fatal.detail, HasSubstr("has told nothing for 5 s"));
+  EXPECT_THAT(fatal.detail, HasSubstr("has sent nothing for 5 s"));
   EXPECT_EQ(process.live_processes().size(), 0u);
 }
 

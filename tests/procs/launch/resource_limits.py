@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Jobs on a machine that is short of something, in a cell of their own: no shared memory folder, few processes, stacks that take long; and two jobs at once.
+"""Tests jobs on a machine that lacks memory or processes, in a sandbox, and two jobs at once.
 
-limits.py --lockstep PATH --program PATH [CASE...]; without cases all. Exit code 77: skipped.
+Usage: resource_limits.py --lockstep PATH --program PATH_OF_TRAIN_PROBE [CASE...]. The default is all cases. The exit
+code is 77 if the machine lacks what they require.
 """
 
 import argparse
@@ -12,12 +13,12 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import history  # noqa: E402
 import host_cluster  # noqa: E402
 
 STEPS = 100
-NOBODY = 65432  # a user who has no other process
+USER_ID = 65432  # a user without other processes
 
 
 def check(good, text):
@@ -26,10 +27,10 @@ def check(good, text):
         sys.exit(1)
 
 
-def start(args, folder, *options, before=(), words=()):
+def start(args, folder, *options, words=()):
+    """Starts a job of three ranks in `folder`."""
     return subprocess.Popen(
         [
-            *before,
             args.lockstep,
             "run",
             "-n",
@@ -53,11 +54,12 @@ def start(args, folder, *options, before=(), words=()):
 
 
 def hashes(folder):
+    """Returns the hash after each step, which must be equal on all ranks."""
     histories = [history.read(pathlib.Path(folder), rank) for rank in range(3)]
     wrong = history.check_hashes(histories, None) + history.check_samples(histories, True)
     check(
         not wrong and all(len(history.steps(lines)) == STEPS for lines in histories),
-        f"all ranks have done their steps alike {wrong}",
+        f"all ranks have the same hashes {wrong}",
     )
     return [line["hash"] for line in history.steps(histories[0])]
 
@@ -83,12 +85,12 @@ def two_jobs_at_once(args, folder):
     for job in jobs:
         _, err = job.communicate(timeout=60)
         check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
-    check(hashes(folders[0]) == hashes(folders[1]), "they come to the same")
+    check(hashes(folders[0]) == hashes(folders[1]), "both jobs have the same hashes")
 
 
 def process_limit(args, folder):
-    os.chown(folder, NOBODY, NOBODY)
-    limited = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "prlimit", "--nproc=4"]
+    os.chown(folder, USER_ID, USER_ID)
+    limited = ["setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--clear-groups", "prlimit", "--nproc=4"]
     job = subprocess.Popen(
         [*limited, args.lockstep, "run", "-n", "8", "sleep", "30"],
         cwd=folder,
@@ -101,16 +103,16 @@ def process_limit(args, folder):
         job.returncode == 74 and err.rstrip().rsplit("\n", 1)[-1].startswith("FATAL cause=RESOURCE"),
         f"exit code {job.returncode}: {err[-300:]}",
     )
-    check("Resource temporarily unavailable" in err, "the system's reason is told")
+    check("Resource temporarily unavailable" in err, "the error contains the reason of the system")
     left = subprocess.run(
-        ["ps", "-u", str(NOBODY), "-o", "pid="], capture_output=True, text=True, check=False
+        ["ps", "-u", str(USER_ID), "-o", "pid="], capture_output=True, text=True, check=False
     ).stdout.split()
-    check(not left, f"nothing is left {left}")
+    check(not left, f"no process is left {left}")
 
 
 def stop_waits_for_slow_stack_dump(args, folder):
     tool = pathlib.Path(folder) / "slow-stack"
-    tool.write_text("#!/bin/sh\nsleep 2.5\necho these took long\n")
+    tool.write_text("#!/bin/sh\nsleep 2.5\necho a slow stack\n")
     tool.chmod(0o755)
     real = subprocess.run(
         ["sh", "-c", "PATH=/usr/local/bin:/usr/bin:/bin command -v eu-stack"],
@@ -126,8 +128,8 @@ def stop_waits_for_slow_stack_dump(args, folder):
         job = start(args, folder, "--hang-timeout", "3", "--name", "it", words=("deadlock", "1", "30"))
         _, err = job.communicate(timeout=60)
         check(job.returncode == 124, f"exit code {job.returncode} {err[-300:]}")
-        check("these took long" in (pathlib.Path(folder) / "runs/it/stack.1.txt").read_text(), "the stack is there")
-        check(time.monotonic() - begin < 20, "and it ended in time")
+        check("a slow stack" in (pathlib.Path(folder) / "runs/it/stack.1.txt").read_text(), "the stack was written")
+        check(time.monotonic() - begin < 20, "the job ended in time")
     finally:
         host_cluster.sh("umount", real)
 

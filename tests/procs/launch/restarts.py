@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Jobs that are started again and again: what their ranks have written, and who may not take part.
+"""Tests jobs that are restarted many times: the histories of their ranks, and the rejection of stale ranks.
 
-restarts.py --lockstep PATH --program PATH [--kills N] [--seed N] [CASE...]; without cases all. PATH of the program is that of restart_probe.
+Usage: restarts.py --lockstep PATH --program PATH_OF_RESTART_PROBE [--kills N] [--seed N] [CASE...]. The default is all
+cases.
 """
 
 import argparse
@@ -16,13 +17,13 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import check_history  # noqa: E402
-from marked import environment, marked  # noqa: E402
+from tagged_processes import environment, find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_RESTARTS"
 RANKS = 3
-EVERY = 5  # steps from checkpoint to checkpoint
+STEPS_PER_CHECKPOINT = 5
 LIMIT_S = 60
 
 
@@ -32,7 +33,8 @@ def check(good, text):
         raise SystemExit(1)
 
 
-def until(condition, what, limit_s=30.0):
+def wait_until(condition, what, limit_s=30.0):
+    """Polls until `condition()` returns a true value, and returns that value."""
     begun = time.monotonic()
     while not (found := condition()):
         if time.monotonic() - begun > limit_s:
@@ -42,7 +44,7 @@ def until(condition, what, limit_s=30.0):
 
 
 class Job:
-    """`lockstep run` of the probe, in a folder of its own."""
+    """A `lockstep run` of the probe in a folder of its own."""
 
     def __init__(self, folder, steps, ranks=RANKS, restarts=0):
         self.folder = pathlib.Path(folder)
@@ -51,7 +53,7 @@ class Job:
         words = [ARGUMENTS.lockstep, "run", "-n", str(ranks), "--bind", "none", "--max-restarts", str(restarts)]
         words += ["--restart-pause", "0.01"] if restarts else []
         self.process = subprocess.Popen(
-            [*words, "--", ARGUMENTS.program, folder, str(steps), str(EVERY)],
+            [*words, "--", ARGUMENTS.program, folder, str(steps), str(STEPS_PER_CHECKPOINT)],
             env={**os.environ, MARK: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -60,22 +62,23 @@ class Job:
         )
 
     def pids(self, generation):
-        """{rank: pid} of a generation's ranks that live."""
-        found = marked(MARK, self.mark)
+        """Returns {rank: pid} of the live ranks of a generation."""
+        found = find_tagged(MARK, self.mark)
         return {
             int(env["LOCKSTEP_RANK"]): pid
             for pid, env in found.items()
             if env.get("LOCKSTEP_GENERATION") == str(generation)
         }
 
-    def all_there(self, generation):
-        return until(
+    def wait_for_ranks(self, generation):
+        """Blocks until all ranks of a generation run. Returns {rank: pid}."""
+        return wait_until(
             lambda: (pids := self.pids(generation)) and len(pids) == self.ranks and pids,
             f"generation {generation} has all ranks",
         )
 
     def saved(self):
-        """The number of the newest checkpoint."""
+        """Returns the number of the newest checkpoint."""
         try:
             return int((self.folder / "checkpoint").read_text(encoding="ascii").split()[0])
         except OSError:
@@ -85,29 +88,28 @@ class Job:
         return check_history.read(sorted(self.folder.glob("rank.*.jsonl")))
 
     def end(self):
-        """(exit code, stdout, stderr)"""
+        """Blocks until the job ends. Returns (exit code, stdout, stderr)."""
         try:
             out, err = self.process.communicate(timeout=LIMIT_S)
         finally:
-            for pid in marked(MARK, self.mark):
+            for pid in find_tagged(MARK, self.mark):
                 os.kill(pid, signal.SIGKILL)
         return self.process.returncode, out, err
 
 
 def result(out):
+    """Returns the last line of rank 0, in a list."""
     return re.findall(r"^\[0\] (params .*)$", out, re.M)
 
 
-# A rank is killed at a random moment, again and again, and the job comes to the same end.
-
-
 def random_kills(folder):
+    """Kills a rank at a random time in each generation; the result must equal that of an undisturbed run."""
     kills = ARGUMENTS.kills
     seed = ARGUMENTS.seed if ARGUMENTS.seed is not None else random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
     (folder / "alone").mkdir()
     (folder / "killed").mkdir()
-    steps = 80 * (kills + 1)  # more than it comes to before the last kill
+    steps = 80 * (kills + 1)  # more than it runs before the last kill
     code, out, err = Job(str(folder / "alone"), steps).end()
     expected = result(out)
     check(code == 0 and len(expected) == 1, f"undisturbed: {expected} {err[-300:]}")
@@ -115,13 +117,11 @@ def random_kills(folder):
     victims = []
     for generation in range(kills):
         before = job.saved()
-        pids = job.all_there(generation)
-        until(
-            lambda before=before: job.saved() > before, "a newer checkpoint"
-        )  # else it would be told that it does not get on
-        time.sleep(
-            rng.uniform(0, 0.05)
-        )  # the random moment: a step takes 4 ms, and a checkpoint is written every fifth
+        pids = job.wait_for_ranks(generation)
+        # Without a newer checkpoint the job would end with NO_PROGRESS.
+        wait_until(lambda before=before: job.saved() > before, "a newer checkpoint")
+        # A step takes 4 ms, and every fifth writes a checkpoint.
+        time.sleep(rng.uniform(0, 0.05))
         victims.append(rng.randrange(RANKS))
         os.kill(pids[victims[-1]], signal.SIGKILL)
     code, out, err = job.end()
@@ -129,16 +129,16 @@ def random_kills(folder):
         code == 0 and result(out) == expected,
         f"seed {seed}, ranks {victims} killed: code {code}, {result(out)} {err[-600:] if code else ''}",
     )
-    told = re.findall(
+    reports = re.findall(
         r"^lockstep: RANK_DIED of rank (\d+) on \S+: killed by SIGKILL.*; restart (\d+) of \d+ in ", err, re.M
     )
     check(
-        told == [(str(rank), str(number)) for number, rank in enumerate(victims, start=1)],
-        f"{len(told)} lines name who was killed",
+        reports == [(str(rank), str(number)) for number, rank in enumerate(victims, start=1)],
+        f"{len(reports)} lines name the killed rank",
     )
-    check("FATAL" not in err, "no line says that the run has failed")
+    check("FATAL" not in err, "there is no FATAL line")
     lines = job.lines()
-    wrong = check_history.check(lines, EVERY)
+    wrong = check_history.check(lines, STEPS_PER_CHECKPOINT)
     generations = sorted({line["gen"] for line in lines})
     check(
         not wrong and generations == list(range(kills + 1)),
@@ -146,15 +146,12 @@ def random_kills(folder):
     )
 
 
-# What is left of a generation has no part in the next one.
-
-
 def start_as(variables, page, *words):
-    """The probe, with the variables of a rank, and the memory in which that has the job's key."""
+    """Starts the probe with the variables of a rank, and with its page, which contains the key of the job."""
     number = int(variables["LOCKSTEP_PAGE"])
-    spare = fcntl.fcntl(page, fcntl.F_DUPFD, 200)  # not in the way of what subprocess opens
+    spare = fcntl.fcntl(page, fcntl.F_DUPFD, 200)  # above the descriptors that subprocess opens
 
-    def give_page():
+    def pass_page():
         os.dup2(spare, number)
 
     process = subprocess.Popen(
@@ -164,54 +161,57 @@ def start_as(variables, page, *words):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=give_page,
+        preexec_fn=pass_page,
         close_fds=False,
     )
     os.close(spare)
     return process
 
 
-def ends_with(process, code, text):
+def expect_end(process, code, text):
+    """Blocks until a process exits, with `code` and with `text` in its stderr."""
     _, err = process.communicate(timeout=LIMIT_S)
     check(process.returncode == code and text in err, f"code {process.returncode}: {err.strip()}")
 
 
 def stale_ranks_are_rejected(folder):
-    words = [str(folder), "1000000", str(EVERY)]
+    """Processes of an earlier generation must not join a later one."""
+    words = [str(folder), "1000000", str(STEPS_PER_CHECKPOINT)]
     job = Job(words[0], words[1], ranks=2, restarts=5)
-    old = environment(job.all_there(0)[1])
+    old = environment(job.wait_for_ranks(0)[1])
     page = os.open(f"/proc/{job.pids(0)[1]}/fd/{old['LOCKSTEP_PAGE']}", os.O_RDWR)
-    # One that joins as rank 1, and is stopped before it does anything.
+    # A process that joins as rank 1, and stops before it does anything.
     stale = start_as({**old, MARK: "stale"}, page, *words, "hold")
-    until(lambda: state_of(stale.pid) == "T", "it has joined and is stopped")
-    until(lambda: job.saved() > 0, "a checkpoint")
+    wait_until(lambda: state_of(stale.pid) == "T", "the stale rank has joined and stopped")
+    wait_until(lambda: job.saved() > 0, "a checkpoint")
     os.kill(job.pids(0)[1], signal.SIGKILL)
-    new = environment(job.all_there(1)[1])
+    new = environment(job.wait_for_ranks(1)[1])
     check(
         old["LOCKSTEP_JOB"] == new["LOCKSTEP_JOB"] and old["LOCKSTEP_STORE"] != new["LOCKSTEP_STORE"],
-        "the same job, another store",
+        "the job is the same, and its store is a new one",
     )
     os.kill(stale.pid, signal.SIGCONT)
-    ends_with(stale, 69, "COORDINATOR_LOST")
-    # And those that know where the new store is.
-    ends_with(start_as({**old, MARK: "stale", "LOCKSTEP_STORE": new["LOCKSTEP_STORE"]}, page, *words), 76, "STALE_GEN")
-    ends_with(start_as({**new, MARK: "stale"}, page, *words), 76, "AUTH_FAILED")
+    expect_end(stale, 69, "COORDINATOR_LOST")
+    # Processes that have the address of the new store.
+    expect_end(start_as({**old, MARK: "stale", "LOCKSTEP_STORE": new["LOCKSTEP_STORE"]}, page, *words), 76, "STALE_GEN")
+    expect_end(start_as({**new, MARK: "stale"}, page, *words), 76, "AUTH_FAILED")
     before = job.saved()
-    until(lambda: job.saved() > before, "the job gets on")
+    wait_until(lambda: job.saved() > before, "the job makes progress")
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.end()
     check(
-        code == 130 and "rank 1 of another start of this job, 0 instead of 1, was turned away" in err,
-        f"code {code}; the launcher tells of it",
+        code == 130 and "rank 1 of generation 0 instead of generation 1 of this job was rejected" in err,
+        f"code {code}; the launcher reports the rejection",
     )
     lines = job.lines()
-    wrong = check_history.check(lines, EVERY)
+    wrong = check_history.check(lines, STEPS_PER_CHECKPOINT)
     check(
         not wrong and {line["gen"] for line in lines} == {0, 1}, f"{len(lines)} lines: {wrong[:3] or 'H1 to H5 hold'}"
     )
 
 
 def state_of(pid):
+    """Returns the state of a process, as in /proc/PID/stat."""
     text = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     return text[text.rindex(")") + 2]
 

@@ -1,5 +1,5 @@
-// Who gets into a job, and what becomes of one whose way to the store is spoiled. Ranks are started with torchrun's
-// variables by hand, or by `lockstep run`.
+// Tests which processes may join a job, and jobs whose connection to the store is disturbed. The ranks are started with
+// the variables of torchrun, or by `lockstep run`.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
@@ -34,8 +34,7 @@ class StoreAccess : public ::testing::Test {
     return path;
   }
 
-  /// Rank `rank` of three, that runs train_probe chaos, or what `words` say; `other` replaces variables that it would
-  /// have.
+  /// Starts rank `rank` of three with train_probe chaos, or with `words`. `other` adds or replaces variables.
   void start(int rank, const Words& fault = {}, const Variables& other = {}, const Words& words = {}) {
     SpawnOptions spawn;
     spawn.argv = {LOCKSTEP_TRAIN_PROBE_PATH, "chaos", folder_.path(), "120"};
@@ -54,7 +53,7 @@ class StoreAccess : public ::testing::Test {
   }
 
   std::string history(int rank) { return folder_ / ("rank." + std::to_string(rank) + ".jsonl"); }
-  /// The hash after each step, as the rank wrote it.
+  /// Returns the hash after each step from the history of a rank.
   std::vector<std::string> hashes(int rank) {
     std::vector<std::string> all;
     std::ifstream file(history(rank));
@@ -91,23 +90,23 @@ TEST_F(StoreAccess, OneByteSegmentsDoNotChangeResults) {
 
 TEST_F(StoreAccess, DifferentArgumentsAreReportedOnBothRanks) {
   for (int rank = 0; rank < kRanks; ++rank)
-    start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // there is no rank 9
+    start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // there is no rank 9: only the arguments differ
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(wait_for_exit(rank).code, 0) << ranks_[rank]->err();
   const std::string line =
-      "warning: rank 1 was started with other arguments than rank 0: \"120\" \"late\" \"9\" against \"120\"";
+      "warning: rank 1 was started with different arguments than rank 0: \"120\" \"late\" \"9\" instead of \"120\"";
   for (const int rank : {0, 1}) EXPECT_THAT(ranks_[rank]->err(), HasSubstr(line));
-  EXPECT_THAT(ranks_[2]->err(), Not(HasSubstr("other arguments")));
+  EXPECT_THAT(ranks_[2]->err(), Not(HasSubstr("different arguments")));
 }
 
-/// What passes a rank by when its way to the store ends while all wait for another: a new connection is there, or none
-/// can be had.
+/// The connection of a rank to the store is lost while all ranks wait for another rank. The rank can connect again, or
+/// it cannot (`for_good`).
 TEST_F(StoreAccess, LostConnectionIsReplacedOrEndsJob) {
   for (const auto how :
        {FaultProxy::CloseMode::kReset, FaultProxy::CloseMode::kFinish, FaultProxy::CloseMode::kHalfClose})
     for (const bool for_good : {false, true}) {
       for (int rank = 0; rank < kRanks; ++rank) std::filesystem::remove(history(rank));
       FaultProxy proxy({"127.0.0.1", port_});
-      // In step 40 rank 2 comes 3 s late: the others wait for it in an all_reduce.
+      // In step 40 rank 2 is 3 s late: the others wait for it in an all_reduce.
       for (int rank = 0; rank < kRanks; ++rank)
         start(rank, {"late", "2", "40"}, {{"MASTER_PORT", std::to_string(rank == 1 ? proxy.address().port : port_)}});
       const Deadline limit = Deadline::in(30s);
@@ -118,9 +117,9 @@ TEST_F(StoreAccess, LostConnectionIsReplacedOrEndsJob) {
       proxy.close_connections(how);
       const ProcessResult cut = wait_for_exit(1);
       EXPECT_LT(Deadline::Clock::now() - begin,
-                for_good ? 2500ms : 30000ms);  // of which the end of a process that has libtorch takes its part
+                for_good ? 2500ms : 30000ms);  // includes the exit of a process with libtorch
       for (const int rank : {0, 2}) wait_for_exit(rank);
-      // What rank 1 had given before it ended may still have been added.
+      // The other ranks may still have added the last values of rank 1.
       EXPECT_EQ(hashes(0).size() == 120, !for_good) << hashes(0).size();
       if (!for_good) {
         EXPECT_EQ(cut.code, 0) << cut.err;
@@ -134,7 +133,7 @@ TEST_F(StoreAccess, LostConnectionIsReplacedOrEndsJob) {
 }
 
 TEST_F(StoreAccess, StoreStaysUntilAllRanksHaveLeft) {
-  for (int rank = 0; rank < kRanks; ++rank) start(rank, {}, {}, {"early"});
+  for (int rank = 0; rank < kRanks; ++rank) start(rank, {}, {}, {"leave_early"});
   for (const int rank : {1, 2}) {
     const ProcessResult exit = wait_for_exit(rank);
     EXPECT_EQ(exit.code, 0) << exit.err;
@@ -147,16 +146,16 @@ TEST_F(StoreAccess, DifferentKeyIsRejectedAndMissingRankIsListed) {
   start(0);
   start(1);
   start(2, {}, {{"LOCKSTEP_KEY_FILE", key_file("other", 'o')}});
-  const ProcessResult refused = wait_for_exit(2);
-  EXPECT_EQ(refused.code, 76);
-  EXPECT_THAT(refused.err, HasSubstr("do not have the same job key"));
-  EXPECT_LT(refused.elapsed, 5s);
+  const ProcessResult rejected = wait_for_exit(2);
+  EXPECT_EQ(rejected.code, 76);
+  EXPECT_THAT(rejected.err, HasSubstr("have different job keys"));
+  EXPECT_LT(rejected.elapsed, 5s);
   for (const int rank : {0, 1}) {
     EXPECT_EQ(wait_for_exit(rank).code, 124);
     EXPECT_THAT(ranks_[rank]->err(), HasSubstr("1 of 3 ranks did not join in time: 2;"));
   }
   EXPECT_THAT(ranks_[0]->err(),
-              HasSubstr("one that calls itself rank 2 and does not have this job's key was turned away"));
+              HasSubstr("a connection that claims to be rank 2 but does not have this job's key was rejected"));
 }
 
 TEST_F(StoreAccess, DifferentGenerationIsRejected) {
@@ -165,11 +164,11 @@ TEST_F(StoreAccess, DifferentGenerationIsRejected) {
   };
   start(0, {}, start_of(2));
   start(1, {}, start_of(1));
-  const ProcessResult refused = wait_for_exit(1);
-  EXPECT_EQ(refused.code, 76);
-  EXPECT_THAT(refused.err, HasSubstr("belongs to start 2 of this job, and this rank to start 1"));
+  const ProcessResult rejected = wait_for_exit(1);
+  EXPECT_EQ(rejected.code, 76);
+  EXPECT_THAT(rejected.err, HasSubstr("belongs to generation 2 of this job, but this rank belongs to generation 1"));
   EXPECT_THAT(wait_for_exit(0).err,
-              AllOf(HasSubstr("rank 1 of another start of this job, 1 instead of 2, was turned away"),
+              AllOf(HasSubstr("rank 1 of generation 1 instead of generation 2 of this job was rejected"),
                     HasSubstr("2 of 3 ranks did not join in time: 1, 2")));
 }
 
@@ -188,7 +187,7 @@ TEST_F(StoreAccess, ReadableKeyFileIsRejected) {
   start(0);
   const ProcessResult exit = wait_for_exit(0);
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(exit.err, HasSubstr("may be read or written by others than its owner"));
+  EXPECT_THAT(exit.err, HasSubstr("is readable or writable by users other than its owner"));
 }
 
 std::string content(const std::string& path) {
@@ -196,7 +195,7 @@ std::string content(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The key in the page of process `pid`; empty when it has none.
+/// Returns the key in the page of process `pid`; empty if it has none.
 std::string key_of(pid_t pid) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", error)) {
@@ -218,7 +217,7 @@ std::string hex(const std::string& bytes) {
 TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
   std::string first;
   for (int job = 0; job < 2; ++job) {
-    SpawnOptions spawn = lockstep_run({"-n", "2", "--bind", "none", "--", LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
+    SpawnOptions spawn = lockstep_run({"-n", "2", "--bind", "none", "--", LOCKSTEP_TRAIN_PROBE_PATH, "until_stop"});
     Process process(spawn);
     for (const char* rank : {"rank 0 pid ", "rank 1 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     std::set<std::string> keys;
@@ -228,7 +227,7 @@ TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
     const std::string key = *keys.begin();
     EXPECT_EQ(key.size(), 32u);
     EXPECT_NE(key, std::string(32, '\0'));
-    EXPECT_NE(key, std::exchange(first, key)) << "and another job another one";
+    EXPECT_NE(key, std::exchange(first, key)) << "another job has another key";
     for (const pid_t pid : process.live_processes())
       for (const char* file : {"/environ", "/cmdline"}) {
         const std::string text = content("/proc/" + std::to_string(pid) + file);
@@ -242,7 +241,7 @@ TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
 }
 
 TEST(JobKeyDelivery, ReachesGrandchildPrograms) {
-  // As wrappers in Python do, with all descriptors closed that they do not know.
+  // Wrappers in Python close all descriptors that they do not know.
   const std::string script = std::string("import subprocess, sys; sys.exit(subprocess.run(['") +
                              LOCKSTEP_FAULT_PROBE_PATH + "', 'nothing', '0'], close_fds=True).returncode)";
   const ProcessResult exit = run_process(lockstep_run({"-n", "2", "--bind", "none", "--", "python3", "-c", script}));

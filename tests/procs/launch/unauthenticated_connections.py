@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Strangers at the listeners of a job that trains: scans, silent and slow connections, garbage, half a hello, thousands of them. Nobody may notice.
+"""Opens thousands of unauthenticated connections to the listeners of a training, which must not be affected.
 
-usage: strangers.py --lockstep PATH --program PATH [--connections N] [--transport NAME] [--seed N] [--also-gloo]
-One rank comes late, while the strangers are there. The same training is run without them before and after, for its time and its hashes.
-  - every listener is bound to one address;
-  - the job ends well, with the hashes of one that nobody disturbed; the late rank joins;
-  - the process that serves the store has at most 1 MiB more than before.
-Gloo's listeners are Gloo's: they are left out unless --also-gloo.
+Usage: unauthenticated_connections.py --lockstep PATH --program PATH_OF_TRAIN_PROBE [--connections N]
+           [--transport NAME] [--seed N] [--also-gloo] [--more-kib N]
+The connections send nothing, single bytes, random bytes or parts of a handshake. One rank joins late, during the
+attack. The same training runs undisturbed before and after it, for its time and its hashes. The script checks that
+  - each listener is bound to one address;
+  - the job succeeds with the hashes of an undisturbed one, and the late rank joins;
+  - the process that serves the store grows by at most 1 MiB (--more-kib).
+The listeners of Gloo are attacked only with --also-gloo.
 """
 
 import argparse
@@ -21,17 +23,18 @@ import sys
 import tempfile
 import time
 
-import history
-from marked import marked
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import history  # noqa: E402
+from tagged_processes import find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_UNAUTHENTICATED"
 RANKS, STEPS = 3, 300
 LATE_S = 3
-MOST_OPEN = 300
+MAX_OPEN = 300
 
 
 def listeners(pids):
-    """[(pid, address, port)] of TCP sockets that listen and belong to these processes."""
+    """Returns [(pid, address, port)] of the TCP sockets on which these processes listen."""
     inodes = {}
     for pid in pids:
         try:
@@ -76,7 +79,7 @@ HELLO = b"LOCKSTEP" + struct.pack("<HB", 2, 32) + b"0" * 32 + struct.pack("<ii",
 def unauthenticated_bytes(rng):
     kind = rng.randrange(6)
     if kind == 0:
-        return b""  # a scan, or a silent one
+        return b""  # a port scan, or a silent connection
     if kind == 1:
         return rng.randbytes(rng.randrange(1, 400))
     if kind == 2:
@@ -84,16 +87,16 @@ def unauthenticated_bytes(rng):
     if kind == 3:
         return HELLO[: rng.randrange(1, len(HELLO))]
     if kind == 4:
-        return HELLO + rng.randbytes(32)  # another job's, or a wrong proof
+        return HELLO + rng.randbytes(32)  # of another job, or with a wrong proof of the key
     return struct.pack("<QQ", 1 << 62, 1 << 62) * 4
 
 
-def besiege(ports, count, rng, until):
-    """`count` connections, spread over the time until `until`, of which some stay and some send a byte now and then."""
-    stay, slow = [], []
+def attack(ports, count, rng, end):
+    """Opens `count` connections until `end`. Some stay open, and some of these send a byte now and then."""
+    silent, slow = [], []
     begin = time.monotonic()
     for number in range(count):
-        due = begin + (until - begin) * number / count
+        due = begin + (end - begin) * number / count
         while time.monotonic() < due:
             for one in slow[-20:]:
                 try:
@@ -110,17 +113,19 @@ def besiege(ports, count, rng, until):
         except OSError:
             pass
         if rng.random() < 0.1:
-            (slow if rng.random() < 0.5 else stay).append(one)
+            (slow if rng.random() < 0.5 else silent).append(one)
         else:
             one.close()
-        for crowd in (stay, slow):
-            while len(crowd) > MOST_OPEN // 2:
-                crowd.pop(0).close()
-    for one in stay + slow:
+        for open_ones in (silent, slow):
+            while len(open_ones) > MAX_OPEN // 2:
+                open_ones.pop(0).close()
+    for one in silent + slow:
         one.close()
 
 
 class Training:
+    """A running job whose rank 2 joins LATE_S seconds late."""
+
     def __init__(self, args, folder, rng):
         self.folder = pathlib.Path(folder)
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
@@ -153,13 +158,13 @@ class Training:
         )
 
     def processes(self):
-        return list(marked(MARK, self.mark))
+        return list(find_tagged(MARK, self.mark))
 
     def histories(self):
         return [history.read(self.folder, rank) for rank in range(RANKS)]
 
     def end(self):
-        """(what is wrong, seconds of the steps)"""
+        """Blocks until the job ends. Returns (errors, seconds of the steps after the first 20)."""
         try:
             _, err = self.job.communicate(timeout=120)
         except subprocess.TimeoutExpired:
@@ -186,49 +191,52 @@ def main():
     print(f"seed {args.seed}, {args.connections} connections, transport {args.transport}", flush=True)
     rng = random.Random(args.seed)
     wrong, times, hashes = [], {}, None
-    for part in ("before", "besieged", "after"):
+    for part in ("before", "attacked", "after"):
         with tempfile.TemporaryDirectory() as folder:
             training = Training(args, folder, rng)
-            if part == "besieged":
-                wrong += disturb(args, training, rng)
+            if part == "attacked":
+                wrong += attack_training(args, training, rng)
             bad, times[part] = training.end()
             wrong += [f"{part}: {text}" for text in bad]
             all_histories = training.histories()
             wrong += history.check_hashes(all_histories, hashes) + history.check_samples(all_histories, True)
             hashes = hashes or {line["step"]: line["hash"] for line in history.steps(all_histories[0])}
+    ratio = times["attacked"] / max(1e-9, (times["before"] + times["after"]) / 2)
     print(
         "; ".join(f"{part} {seconds:.3f} s" for part, seconds in times.items())
-        + f" for {STEPS - 20} steps: {times['besieged'] / max(1e-9, (times['before'] + times['after']) / 2):.3f} of undisturbed"
+        + f" for {STEPS - 20} steps: {ratio:.3f} of undisturbed"
     )
     if wrong:
         sys.exit("; ".join(wrong))
 
 
-def disturb(args, training, rng):
-    time.sleep(1)  # all but one are there, and wait for it
+def attack_training(args, training, rng):
+    """Attacks a training while it waits for its late rank, and while it trains. Returns errors."""
+    time.sleep(1)  # the other ranks run, and wait for the late one
     launcher = training.job.pid
     found = listeners(training.processes())
     wrong = [f"process {pid} listens on {address}:{port}" for pid, address, port in found if address != "127.0.0.1"]
     ports = [port for pid, _, port in found if pid == launcher]
     if not ports:
         return ["the launcher does not listen"]
-    besiege(ports, 200, rng, time.monotonic() + 0.2)  # what it takes at the first time, it keeps
+    attack(ports, 200, rng, time.monotonic() + 0.2)  # memory that the first connections allocate is kept
     before, cpu_before = resident_kib(launcher), cpu_s(launcher)
     begin = time.monotonic()
-    besiege(ports, args.connections // 2, rng, begin + LATE_S)
-    # The ranks train by now; Gloo's listeners are theirs.
+    attack(ports, args.connections // 2, rng, begin + LATE_S)
+    # The ranks train now, and may have listeners of Gloo.
     found = listeners(training.processes())
     wrong += [f"process {pid} listens on {address}:{port}" for pid, address, port in found if address != "127.0.0.1"]
     if args.also_gloo:
         ports = [port for _, _, port in found]
-    besiege(ports, args.connections - args.connections // 2, rng, time.monotonic() + 2)
+    attack(ports, args.connections - args.connections // 2, rng, time.monotonic() + 2)
     more = resident_kib(launcher) - before
     print(
-        f"the launcher has {more} KiB more, and took {cpu_s(launcher) - cpu_before:.2f} s of processor time for all it did; {len(found)} listeners",
+        f"the launcher grew by {more} KiB and used {cpu_s(launcher) - cpu_before:.2f} s of processor time; "
+        f"{len(found)} listeners",
         flush=True,
     )
     if more > args.more_kib:
-        wrong.append(f"the launcher has {more} KiB more than before")
+        wrong.append(f"the launcher grew by {more} KiB; expected at most {args.more_kib}")
     return wrong
 
 

@@ -1,14 +1,17 @@
-// A rank that goes wrong when it is told to. fault_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then
-// RANK does WHAT and the others wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
+// A rank with a fault.
+//   fault_probe FAULT RANK [SECONDS]
+// All ranks run three all_reduces. Then RANK has FAULT, and the others wait for it in a fourth one:
 //
-//   loop | deadlock | wait_less   for ever
-//   kernel                 for ever, in the kernel (state D), where no debugger reaches it
-//   stop                   by SIGSTOP
-//   after                  a loop when the others have left
-//   work | alive | busy    for SECONDS: saying nothing, world.alive() now and then, under world.busy()
-//   throw | usage | memory | allocate   an exception; under lockstep::main()
-//   bare                   an exception that nobody catches, without lockstep::main()
-//   segv | abort | exit    the process ends so
+//   loop | deadlock | short_deadline   forever; with short_deadline, the fourth all_reduce has a deadline of SECONDS
+//   kernel                             forever, in the kernel (state D), where no debugger can attach
+//   stop                               stops itself with SIGSTOP
+//   after                              loops after all ranks have finished the fourth all_reduce
+//   work | alive | busy                works for SECONDS: silently, with calls of world.alive(), or under world.busy()
+//   throw | usage | memory | allocate  an exception under lockstep::main()
+//   bare                               an uncaught exception without lockstep::main()
+//   segv | abort | exit                ends the process
+//
+// A rank that receives a CommError prints "error: CAUSE TEXT" and exits with 69.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <sched.h>
@@ -47,14 +50,14 @@ volatile bool run_forever = true;
   }
 }
 
-/// The parent of vfork() sleeps, killable but not interruptible, until its child has ended. By its number: the thread
-/// sanitizer makes a fork() of it.
+/// The parent of a vfork() sleeps uninterruptibly, but can be killed, until the child exits. Uses the system call,
+/// because ThreadSanitizer replaces vfork() with fork().
 void block_in_kernel() {
   if (::syscall(SYS_clone, CLONE_VFORK | CLONE_VM | SIGCHLD, 0, 0, 0, 0) != 0) return;
   for (;;) ::pause();
 }
 
-/// Work of many small pieces, each of which may say that it goes on.
+/// Works for `seconds`. Reports progress every 20 ms if `reports_progress`.
 void work(Group& world, double seconds, bool reports_progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (std::chrono::steady_clock::now() < end) {
@@ -64,7 +67,7 @@ void work(Group& world, double seconds, bool reports_progress) {
 }
 
 void inject_fault(const std::string& what, Group& world, double seconds) {
-  if (what == "loop" || what == "wait_less") loop_forever();
+  if (what == "loop" || what == "short_deadline") loop_forever();
   if (what == "deadlock") self_deadlock();
   if (what == "kernel") block_in_kernel();
   if (what == "stop") ::raise(SIGSTOP);
@@ -95,13 +98,13 @@ int run(int argc, char** argv) {
     for (int i = 0; i < 3; ++i) world.all_reduce(tensor, lockstep::comm::ReduceOp::kMean, {.name = "votes"});
     if (world.rank() == rank) inject_fault(what, world, seconds);
     lockstep::comm::CallOptions last{.name = "votes"};
-    if (what == "wait_less") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
+    if (what == "short_deadline") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
     world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
     std::printf("sum %g\n", tensor.sum().item<double>());
     if (what == "after" && world.rank() == rank) loop_forever();
     return 0;
   } catch (const lockstep::base::CommError& error) {
-    std::printf("told: %s %s\n", std::string(name(error.cause())).c_str(), error.what());
+    std::printf("error: %s %s\n", std::string(name(error.cause())).c_str(), error.what());
     std::fflush(stdout);
     return 69;
   }

@@ -1,4 +1,6 @@
-// What a rank can see of itself. probe fds | cpus | stdin | session | signals | flood N | launch RANKS [WORD...]
+// A rank that prints a part of its process state.
+//   launch_probe fds | cpus | stdin | session | signals | flood N | launch RANKS [WORD...]
+// flood: prints N lines. launch: calls lockstep::launch(), and prints the rank and the words.
 #include <dirent.h>
 #include <sched.h>
 #include <signal.h>
@@ -55,17 +57,17 @@ int print_session() {
 int print_signals() {
   sigset_t mask;
   ::sigprocmask(SIG_BLOCK, nullptr, &mask);
-  int odd = 0;
+  int count = 0;
   for (int number = 1; number < 32; ++number) {
     struct sigaction action{};
     ::sigaction(number, nullptr, &action);
-    odd += sigismember(&mask, number) == 1 || action.sa_handler == SIG_IGN;
+    count += sigismember(&mask, number) == 1 || action.sa_handler == SIG_IGN;
   }
-  std::printf("signals blocked or ignored: %d\n", odd);
+  std::printf("signals blocked or ignored: %d\n", count);
   return 0;
 }
 
-/// N lines of 100 bytes, as fast as they can be written.
+/// Prints lines of 100 bytes as fast as possible.
 int print_many_lines(int lines) {
   const std::string text(99, 'x');
   for (int i = 0; i < lines; ++i) std::puts(text.c_str());

@@ -1,9 +1,8 @@
-// A rank that is to a launcher what a training is, without torch: steps that no rank makes without the others, and
-// checkpoints.
+// A rank that behaves like a training, without torch: it has steps that need all ranks, and checkpoints.
 //   restart_probe FOLDER STEPS EVERY [exits SAVES | hold]
-// After each step it writes a line to FOLDER/rank.N.jsonl, as check_history.py reads them; rank 0 keeps the newest
-// state in FOLDER/checkpoint, EVERY so many steps, and prints the last one. exits: rank 0 returns 7 after so many
-// checkpoints of this start. hold: it stops itself (SIGSTOP) when it has joined, and writes "held N" before.
+// After each step it writes a line to FOLDER/rank.N.jsonl, for check_history.py. Every EVERY steps, rank 0 writes the
+// state to FOLDER/checkpoint; at the end it prints the state. exits: rank 0 returns 7 after SAVES checkpoints of this
+// start. hold: the rank joins, prints "held PID" and stops itself with SIGSTOP.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -112,7 +111,7 @@ class Rank {
     return std::string(what) + "/" + std::to_string(state_.step) + "/" + std::to_string(rank);
   }
 
-  /// Ends with the job.
+  /// Returns the value of a key. Exits if the job ends before the key is set.
   std::string wait_for(const std::string& name) {
     for (;;) {
       if (const auto value = store_->get(name, Deadline::in(50ms))) return *value;

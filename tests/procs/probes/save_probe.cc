@@ -1,9 +1,9 @@
-// A rank that does nothing but save, one checkpoint after another, by turns itself and by a thread, until it is killed.
-// save_probe FOLDER
-//
-// Rank 0 says first "found STEP whole NUMBER": the newest checkpoint that all ranks have compared with what that step
-// must have written (0: none), and how many are whole; then "saved STEP" for each one that is durable. A value that is
-// another one, or what a dead process left and the first save did not remove, ends it with code 3.
+// A rank that saves checkpoints, alternately itself and by a thread, until it is killed.
+//   save_probe FOLDER
+// Rank 0 first prints "found STEP complete NUMBER": the step of the newest checkpoint, after all ranks have compared it
+// with what that step must have written (0 if there is none), and the number of complete checkpoints. Then it prints
+// "saved STEP" for each durable checkpoint. A wrong value, or a leftover of a dead process that the first save did not
+// remove, ends it with code 3.
 #include <ATen/ops/full.h>
 
 #include <cstdio>
@@ -35,14 +35,14 @@ checkpoint::CheckpointParts parts_of(std::int64_t step, int rank) {
 bool has_expected_values(const SavedCheckpoint& saved) {
   const std::int64_t step = saved.step();
   const auto model = saved.read("model");
-  bool right =
+  bool equal =
       value_of<std::int64_t>(model, "step") == step && value_of<at::Tensor>(model, "weight").equal(values(step, 50));
   for (int rank = 0; rank < saved.world_size(); ++rank) {
     const auto own = saved.read("own", rank);
-    right = right && value_of<std::int64_t>(own, "rank") == rank &&
+    equal = equal && value_of<std::int64_t>(own, "rank") == rank &&
             value_of<at::Tensor>(own, "values").equal(values(step, rank));
   }
-  return right;
+  return equal;
 }
 
 bool is_complete(const std::string& path) {
@@ -83,7 +83,7 @@ int run(const std::string& folder) {
   if (found && !has_expected_values(*found)) return 3;
   std::int64_t step = found ? found->step() : 0;
   if (world.rank() == 0)
-    print_on_rank_0(world, "found " + std::to_string(step) + " whole " + std::to_string(num_complete(folder)));
+    print_on_rank_0(world, "found " + std::to_string(step) + " complete " + std::to_string(num_complete(folder)));
   ++step;
   checkpoints.save(step, parts_of(step, world.rank()));
   if (world.rank() == 0 && has_leftovers(folder)) return 3;

@@ -1,14 +1,14 @@
 // A rank that trains.
-//   train_probe asks               until somebody asks all to stop
-//   train_probe slow RANK          200 steps, of which RANK's take longer
-//   train_probe injected           200 steps, with all checks
-//   train_probe early              rank 0 leaves; the others need each other, and the store, for a while
-//   train_probe joined             until somebody asks all to stop; rank 1 has few batches, and joins
-//   train_probe evaluates SECONDS  30 steps; in the middle rank 0 draws batches for so long, as one that evaluates
+//   train_probe until_stop         until all ranks are asked to stop
+//   train_probe slow RANK          200 steps, which are slower on RANK
+//   train_probe checked            200 steps, with all checks
+//   train_probe leave_early        rank 0 leaves; the others still need each other and the store for some time
+//   train_probe join               until all ranks are asked to stop; rank 1 has few batches, and joins
+//   train_probe evaluate SECONDS   30 steps; in the middle, rank 0 evaluates for SECONDS
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
-//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does
-//                                  FAULT: deadlock, late (3 s), or a wrong call: skip, extra, order, shape, dtype, kind
-//                                  or name. No fault is heavy: from STEP on all vote with 16 MiB
+//                                  writes its history to FOLDER/rank.N.jsonl, for chaos.py. In STEP, RANK has FAULT:
+//                                  deadlock, late (3 s), or a wrong call: skip, extra, order, shape, dtype, kind or
+//                                  name. heavy is not a fault: from STEP on, all ranks reduce 16 MiB per step
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -36,17 +36,17 @@ int train(const std::string& how, int slow) {
   torch::nn::Linear net(8, 8);
   DistributedDataParallel ddp(net, world, {.compare_replicas_every = 10, .check_finite = true});
   torch::optim::SGD optimizer(net->parameters(), 0.01);
-  const bool asks = how == "asks";
-  if (asks) world.stop_requested();  // from here on signals are wishes
+  const bool until_stop = how == "until_stop";
+  if (until_stop) world.stop_requested();  // from here on signals are stop requests
   std::printf("rank %d pid %d\n", world.rank(), static_cast<int>(::getpid()));
   std::fflush(stdout);
-  const int steps = asks ? 100000 : 200;
+  const int steps = until_stop ? 100000 : 200;
   for (int step = 0; step < steps; ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(world.rank() == slow ? 40 : 5));
     optimizer.zero_grad();
     net->forward(torch::ones({4, 8}) * (world.rank() + 1)).sum().backward();
     optimizer.step();
-    if (asks && world.stop_requested()) {
+    if (until_stop && world.stop_requested()) {
       std::printf("left after step %d with %.9g\n", step, net->weight.sum().item<double>());
       return lockstep::comm::kPreemptedExitCode;
     }
@@ -58,10 +58,10 @@ int leave_early() {
   Group world = lockstep::comm::init();
   Group others = world.split(world.rank() == 0 ? 0 : 1);
   if (world.rank() == 0) return 0;
-  // The wait of the last one is long enough for it to look into the store.
+  // The other ranks wait long enough to query the store.
   if (others.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(2));
   others.all_reduce(torch::ones({4}));
-  others.split(0).barrier();  // a new group meets in the store
+  others.split(0).barrier();  // a new group connects through the store
   std::puts("done");
   return 0;
 }
@@ -75,13 +75,13 @@ std::uint64_t fnv(const std::vector<at::Tensor>& tensors) {
   return hash;
 }
 
-int train_joined() {
+int train_with_join() {
   Group world = lockstep::comm::init();
   torch::manual_seed(1);
   torch::nn::Linear net(8, 8);
   DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.01);
-  world.stop_requested();  // from here on signals are wishes
+  world.stop_requested();  // from here on signals are stop requests
   lockstep::ddp::join(ddp, [&] {
     for (int step = 0; world.rank() != 1 || step < 10; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -89,7 +89,7 @@ int train_joined() {
       net->forward(torch::ones({4, 8}) * (world.rank() + 1)).sum().backward();
       optimizer.step();
       if (world.stop_requested()) break;
-      if (step == 30 && world.rank() == 0) std::puts("rank 0 goes on alone");
+      if (step == 30 && world.rank() == 0) std::puts("rank 0 continues alone");
       std::fflush(stdout);
     }
     if (world.rank() == 1) std::printf("rank 1 joins as pid %d\n", static_cast<int>(::getpid()));
@@ -127,7 +127,7 @@ int train_and_evaluate(int seconds) {
   return 0;
 }
 
-/// Lines that are in the file when the process has been killed.
+/// Writes lines to a file. They are in the file even if the process is killed.
 class History {
  public:
   History(const std::string& folder, int rank) : file_(folder + "/rank." + std::to_string(rank) + ".jsonl") {}
@@ -153,8 +153,8 @@ void self_deadlock() {
   }
 }
 
-/// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it
-/// gets none.
+/// Reduces a tensor over all ranks, or makes the wrong call of `fault_kind`. Returns the sum; undefined if the call was
+/// left out.
 at::Tensor vote(Group& world, int step, const std::string& fault_kind, std::int64_t num_votes) {
   const at::Tensor votes = torch::full({fault_kind == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
                                        fault_kind == "dtype" ? at::kDouble : at::kFloat);
@@ -173,7 +173,7 @@ constexpr std::int64_t kManyVotes = 4 << 20;
 constexpr std::uint64_t kBatch = 8;
 constexpr std::uint64_t kStepsPerEpoch = 100;
 
-/// As in a file of samples: what one is depends on its number alone.
+/// Returns a sample that depends only on its index.
 lockstep::data::Example sample(std::size_t index) {
   return {torch::sin(torch::arange(1, 33, torch::kFloat) * static_cast<double>(1 + index)),
           torch::tensor(static_cast<std::int64_t>(index))};
@@ -186,7 +186,7 @@ std::string list(const at::Tensor& numbers) {
   return "[" + text + "]";
 }
 
-/// Trains, and writes after each step what it has come to.
+/// Trains, and writes the hash of the parameters after each step.
 void train_with_fault(Group& world, History& history, int steps, const Fault& fault) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
@@ -226,7 +226,7 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
     std::string text = error.what();
     for (char& c : text)
       if (c == '"' || c == '\\') c = '\'';
-    history.write("\"told\": \"" + std::string(name(error.cause())) + "\", \"text\": \"" + text + "\"");
+    history.write("\"error_cause\": \"" + std::string(name(error.cause())) + "\", \"error_text\": \"" + text + "\"");
     throw;
   }
   history.write("\"done\": true");
@@ -235,9 +235,9 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
 
 int run(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
-  if (how == "early") return leave_early();
-  if (how == "joined") return train_joined();
-  if (how == "evaluates") return train_and_evaluate(argc > 2 ? std::atoi(argv[2]) : 0);
+  if (how == "leave_early") return leave_early();
+  if (how == "join") return train_with_join();
+  if (how == "evaluate") return train_and_evaluate(argc > 2 ? std::atoi(argv[2]) : 0);
   if (how != "chaos") return train(how, argc > 2 ? std::atoi(argv[2]) : -1);
   const Fault fault = argc > 6 ? Fault{argv[4], std::atoi(argv[5]), std::atoi(argv[6])} : Fault{};
   return chaos(argv[2], std::atoi(argv[3]), fault);

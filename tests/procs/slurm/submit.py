@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The batch scripts of `lockstep submit` under a real bash, with a pretended lockstep, scontrol and sbatch: no SLURM is needed.
+"""Tests the batch scripts of `lockstep submit` with bash and fake versions of lockstep, scontrol and sbatch.
 
-submit.py --lockstep PATH [CASE...]; without cases all.
+Usage: submit.py --lockstep PATH [CASE...]. The default is all cases. SLURM is not required.
 """
 
 import argparse
@@ -15,22 +15,22 @@ import sys
 import tempfile
 import time
 
-LIMIT = 60  # seconds for anything that is started
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "unit/launch/sbatch"
+LIMIT_S = 60  # for each process
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "unit/launch/slurm/sbatch"
 
-# Notes its words, and becomes the program.
+# Writes its arguments to the file `words`, and executes the program.
 FAKE_LOCKSTEP = """#!/bin/bash
 printf '%s\\0' "$@" >words
 while [ "$1" != -- ]; do shift; done
 shift
 exec "$@"
 """
-# Notes its words, a call a line.
+# Appends its arguments to a file, one line per call.
 FAKE_SCONTROL = '#!/bin/bash\necho "$@" >>scontrol.calls\n'
-# Notes its words and its input, and does what the file `answer` says.
+# Writes its arguments and its input to files, and runs the file `answer`.
 FAKE_SBATCH = "#!/bin/bash\nprintf '%s\\0' \"$@\" >sbatch.words\ncat >sbatch.input\n. ./answer\n"
 
-# Counts the signals that it gets, says that it is there, and ends with code 75 when it is told to by a line on its pipe.
+# Counts its signals, creates the file `ready`, and exits with the code that it reads from its pipe.
 COUNTING = """
 import pathlib, signal, sys
 counts = {"USR1": 0, "TERM": 0}
@@ -43,8 +43,8 @@ pathlib.Path("ready").touch()
 sys.exit(int(open("pipe").readline()))
 """
 
-# Heeds none, and ends with that code.
-DEAF = 'trap "" USR1 TERM; touch ready; read -r code <pipe; exit "$code"'
+# Ignores both signals, and exits with the code that it reads from its pipe.
+IGNORING = 'trap "" USR1 TERM; touch ready; read -r code <pipe; exit "$code"'
 
 
 def check(good, text):
@@ -53,21 +53,22 @@ def check(good, text):
         sys.exit(1)
 
 
-def until(what, question):
-    end = time.monotonic() + LIMIT
+def wait_until(what, question):
+    end = time.monotonic() + LIMIT_S
     while not question():
         if time.monotonic() > end:
-            check(False, f"in {LIMIT} s: {what}")
+            check(False, f"in {LIMIT_S} s: {what}")
         time.sleep(0.005)
 
 
 def sleeps_and_catches_term(pid):
+    """Returns whether a process sleeps and has a handler for SIGTERM."""
     status = dict(line.split(":\t", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
     return status["State"].startswith("S") and int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
 
 
 class Workspace:
-    """A folder with the pretended programs in it, first in PATH."""
+    """A folder with the fake programs, which are first in PATH."""
 
     def __init__(self, args, folder):
         self.lockstep = args.lockstep
@@ -91,14 +92,14 @@ class Workspace:
             cwd=self.folder,
             env=environment,
             capture_output=True,
-            timeout=LIMIT,
+            timeout=LIMIT_S,
             check=False,
         )
         done.stdout, done.stderr = os.fsdecode(done.stdout), os.fsdecode(done.stderr)
         return done
 
     def start(self, *words, **variables):
-        """The script that submit shows, with bash."""
+        """Runs the script that submit prints, with bash."""
         script = self.submit("--dry-run", "--remote-path", "bin/lockstep", *words)
         assert script.returncode == 0, script.stderr
         (self.folder / "script").write_bytes(os.fsencode(script.stdout))
@@ -113,22 +114,22 @@ class Workspace:
 
     def run(self, *words, **variables):
         job = self.start(*words, **variables)
-        job.communicate(timeout=LIMIT)
+        job.communicate(timeout=LIMIT_S)
         return job.returncode
 
     def start_program(self, *words):
-        """One that makes the file `ready`; returns when bash waits for it."""
+        """Starts a program that creates the file `ready`. Returns when bash waits for it."""
         (self.folder / "ready").unlink(missing_ok=True)
         (self.folder / "counts").unlink(missing_ok=True)
         job = self.start(*words)
-        until("the program is there", (self.folder / "ready").exists)
-        until("the shell waits, with its traps set", lambda: sleeps_and_catches_term(job.pid))
+        wait_until("the program runs", (self.folder / "ready").exists)
+        wait_until("the shell waits, with its traps set", lambda: sleeps_and_catches_term(job.pid))
         return job
 
     def end(self, job, code):
         with open(self.folder / "pipe", "w", encoding="ascii") as pipe:
             pipe.write(f"{code}\n")
-        job.communicate(timeout=LIMIT)
+        job.communicate(timeout=LIMIT_S)
         return job.returncode
 
     def words(self):
@@ -147,46 +148,47 @@ def example_scripts_parse(_):
     names = sorted(EXAMPLES.glob("*.sh"))
     check(
         names
-        and all(subprocess.run(["bash", "-n", name], check=False, timeout=LIMIT).returncode == 0 for name in names),
-        f"bash reads {len(names)} examples",
+        and all(subprocess.run(["bash", "-n", name], check=False, timeout=LIMIT_S).returncode == 0 for name in names),
+        f"bash parses {len(names)} examples",
     )
 
 
-def exit_code_is_kept(place):
+def exit_code_is_kept(workspace):
     for options in ((), ("--no-requeue",), ("--signal-before=0",), ("--no-requeue", "--signal-before=0")):
         for code in (0, 1, 7, 74, 255):
-            check(place.run(*options, "--", "bash", "-c", f"exit {code}") == code, f"code {code} {options}")
-        killed = place.run(*options, "--", "bash", "-c", "kill -KILL $$")
+            check(workspace.run(*options, "--", "bash", "-c", f"exit {code}") == code, f"code {code} {options}")
+        killed = workspace.run(*options, "--", "bash", "-c", "kill -KILL $$")
         check(killed in (137, -9), f"code {killed} of a program that was killed {options}")
-    check(not place.requeued(), "none was requeued")
+    check(not workspace.requeued(), "no job was requeued")
 
 
-def code_75_is_requeued(place):
+def code_75_is_requeued(workspace):
     check(
-        place.run("--no-requeue", "--", "bash", "-c", "exit 75") == 75 and not place.requeued(), "not with --no-requeue"
+        workspace.run("--no-requeue", "--", "bash", "-c", "exit 75") == 75 and not workspace.requeued(),
+        "not with --no-requeue",
     )
     check(
-        place.run("--", "bash", "-c", "exit 75") == 75 and place.requeued() == ["requeue 4711"],
-        f"once {place.requeued()}",
+        workspace.run("--", "bash", "-c", "exit 75") == 75 and workspace.requeued() == ["requeue 4711"],
+        f"once {workspace.requeued()}",
     )
-    place.run("--array=3", "--", "bash", "-c", "exit 75", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
-    check(place.requeued()[1:] == ["requeue 42_3"], f"one of an array alone {place.requeued()}")
+    workspace.run("--array=3", "--", "bash", "-c", "exit 75", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    check(workspace.requeued()[1:] == ["requeue 42_3"], f"one task of an array {workspace.requeued()}")
 
 
-def log_folder_is_named_after_job(place):
+def log_folder_is_named_after_job(workspace):
     def output():
-        return place.words()[1]
+        return workspace.words()[1]
 
-    place.run("true")
+    workspace.run("true")
     check(output() == b"--output=logs/4711", str(output()))
-    place.run("true", SLURM_RESTART_COUNT="2")
+    workspace.run("true", SLURM_RESTART_COUNT="2")
     check(output() == b"--output=logs/4711.2", f"a job that was requeued does not overwrite {output()}")
-    place.run("--array=3", "--output=my 'logs'", "true", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    workspace.run("--array=3", "--output=my 'logs'", "true", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
     check(output() == b"--output=my 'logs'/42_3", str(output()))
 
 
-def arguments_are_unchanged(place):
-    dice = random.Random(1)
+def arguments_are_unchanged(workspace):
+    rng = random.Random(1)
     letters = [chr(code) for code in range(1, 128)] + [
         "ü",
         "漢",
@@ -202,7 +204,7 @@ def arguments_are_unchanged(place):
         "~/",
         "'\\''",
     ]
-    nasty = [
+    special = [
         "",
         " ",
         "'",
@@ -240,68 +242,71 @@ def arguments_are_unchanged(place):
         "{a,b}",
         "[ab]",
     ]
-    nasty += ["".join(dice.choices(letters, k=dice.randint(1, 20))) for _ in range(165)]
-    place.run("--run=-n2", "--", "true", *nasty)
+    special += ["".join(rng.choices(letters, k=rng.randint(1, 20))) for _ in range(165)]
+    workspace.run("--run=-n2", "--", "true", *special)
     check(
-        place.words() == [os.fsencode(word) for word in ("run", "--output=logs/4711", "-n2", "--", "true", *nasty)],
-        f"{len(nasty)} words",
+        workspace.words()
+        == [os.fsencode(word) for word in ("run", "--output=logs/4711", "-n2", "--", "true", *special)],
+        f"{len(special)} arguments",
     )
-    check(not (place.folder / "x").exists(), "and none was a command")
-    script = (place.folder / "script").read_bytes()
-    check(b"\r" not in script, "sbatch takes no carriage returns")
+    check(not (workspace.folder / "x").exists(), "no argument was executed")
+    script = (workspace.folder / "script").read_bytes()
+    check(b"\r" not in script, "sbatch rejects carriage returns")
 
 
-def usr1_reaches_the_program(place):
+def usr1_reaches_the_program(workspace):
     for code in (7, 75, 0):
-        job = place.start_program("--", sys.executable, "-c", COUNTING)
+        job = workspace.start_program("--", sys.executable, "-c", COUNTING)
         for count in (1, 2, 3):
             job.send_signal(signal.SIGUSR1)
-            until("it has the signal", lambda count=count: f"'USR1': {count}" in place.counts())
+            wait_until("the program has the signal", lambda count=count: f"'USR1': {count}" in workspace.counts())
         check(job.poll() is None, "the shell still waits")
-        check(place.end(job, code) == code, f"code {code} after three signals")
-    check(place.requeued() == ["requeue 4711"], f"requeued once {place.requeued()}")
+        check(workspace.end(job, code) == code, f"code {code} after three signals")
+    check(workspace.requeued() == ["requeue 4711"], f"requeued once {workspace.requeued()}")
 
 
-def sigterm_is_not_forwarded_or_requeued(place):
+def sigterm_is_not_forwarded_or_requeued(workspace):
     for options in ((), ("--signal-before=0",), ("--no-requeue",)):
-        job = place.start_program(*options, "--", sys.executable, "-c", COUNTING)
+        job = workspace.start_program(*options, "--", sys.executable, "-c", COUNTING)
         job.send_signal(signal.SIGTERM)
-        check(place.end(job, 75) == 75, "code 75 after SIGTERM")
+        check(workspace.end(job, 75) == 75, "code 75 after SIGTERM")
         check(
-            place.counts() == "" and not place.requeued(),
-            f"the shell passes nothing on and requeues nothing {options} {place.counts()} {place.requeued()}",
+            workspace.counts() == "" and not workspace.requeued(),
+            f"the shell forwards and requeues nothing {options} {workspace.counts()} {workspace.requeued()}",
         )
 
 
-def signals_do_not_change_exit_code(place):
-    """Also at the moment in which the program ends: then wait is interrupted, and the code is there already."""
-    dice = random.Random(2)
+def signals_do_not_change_exit_code(workspace):
+    """Includes the moment in which the program ends: wait is interrupted after the exit code is available."""
+    rng = random.Random(2)
     for code in range(1, 41):
-        job = place.start_program("--no-requeue", "--", "bash", "-c", DEAF)
-        with open(place.folder / "pipe", "w", encoding="ascii") as pipe:
+        job = workspace.start_program("--no-requeue", "--", "bash", "-c", IGNORING)
+        with open(workspace.folder / "pipe", "w", encoding="ascii") as pipe:
             pipe.write(f"{code}\n")
         while job.poll() is None:
-            job.send_signal(dice.choice((signal.SIGUSR1, signal.SIGTERM)))
-            time.sleep(dice.random() * 0.001)
-        _, err = job.communicate(timeout=LIMIT)
+            job.send_signal(rng.choice((signal.SIGUSR1, signal.SIGTERM)))
+            time.sleep(rng.random() * 0.001)
+        _, err = job.communicate(timeout=LIMIT_S)
         if job.returncode != code:
-            check(False, f"code {job.returncode} and not {code}: {err}")
+            check(False, f"code {job.returncode} instead of {code}: {err}")
     check(True, "40 codes")
 
 
-def sbatch_gets_script_and_options(place):
-    (place.folder / "answer").write_text("echo '4711;alps'\n")
-    (place.folder / "train").write_text("")
-    (place.folder / "train").chmod(0o755)
-    done = place.submit("--nodes=2", "--qos=high", "--comment", "a b", "--output=my/logs", "--", "./train", "x y")
+def sbatch_gets_script_and_options(workspace):
+    (workspace.folder / "answer").write_text("echo '4711;alps'\n")
+    (workspace.folder / "train").write_text("")
+    (workspace.folder / "train").chmod(0o755)
+    done = workspace.submit("--nodes=2", "--qos=high", "--comment", "a b", "--output=my/logs", "--", "./train", "x y")
     check(
         done.returncode == 0 and "submitted batch job 4711; its output: my/logs/4711.out\n" in done.stdout,
         done.stdout[-80:] + done.stderr,
     )
-    script = (place.folder / "sbatch.input").read_text()
-    check(done.stdout.startswith(script) and script.startswith("#!/bin/bash\n#"), "it shows what it submits")
-    check((place.folder / "my/logs/4711.sh").read_text() == script, "and keeps it")
-    words = (place.folder / "sbatch.words").read_text().split("\0")[:-1]
+    script = (workspace.folder / "sbatch.input").read_text()
+    check(
+        done.stdout.startswith(script) and script.startswith("#!/bin/bash\n#"), "it prints the script that it submits"
+    )
+    check((workspace.folder / "my/logs/4711.sh").read_text() == script, "it keeps the script")
+    words = (workspace.folder / "sbatch.words").read_text().split("\0")[:-1]
     check(
         words[:3] == ["--parsable", "--job-name=train", "--nodes=2"]
         and words[-3:] == ["--qos=high", "--comment", "a b"],
@@ -309,28 +314,31 @@ def sbatch_gets_script_and_options(place):
     )
 
 
-def errors_are_one_line(place):
+def errors_are_one_line(workspace):
     def last_line(done, code=64):
         line = done.stderr.rstrip("\n").rpartition("\n")[2]
         check(done.returncode == code and line.startswith("FATAL cause="), f"code {done.returncode}: {line}")
         return line
 
-    (place.folder / "answer").write_text(
-        "echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: error: Batch job submission failed' >&2; exit 1\n"
+    (workspace.folder / "answer").write_text(
+        "echo 'sbatch: error: invalid partition specified: x' >&2\n"
+        "echo 'sbatch: error: Batch job submission failed' >&2; exit 1\n"
     )
     check(
         "code 1: sbatch: error: invalid partition specified: x; sbatch: error: Batch job"
-        in last_line(place.submit("-px", "true")),
-        "sbatch's own words are in it",
+        in last_line(workspace.submit("-px", "true")),
+        "the error contains the message of sbatch",
     )
-    (place.folder / "answer").write_text("echo hello\n")
-    check("hello" in last_line(place.submit("true")), "what is no number is shown")
-    check("SLURM is not installed here" in last_line(place.submit("true", path="/nowhere")), "no sbatch")
-    check("./nothing" in last_line(place.submit("--", "./nothing")), "no such program")
-    check(place.submit("--dry-run", "--", "./nothing", path="/nowhere").returncode == 0, "--dry-run needs neither")
-    (place.folder / "file").write_text("")
-    check("--output" in last_line(place.submit("--output=file/logs", "true"), 74), "a folder that cannot be made")
-    check("--nodes" in last_line(place.submit("--nodes=x", "true")), "an option that is wrong")
+    (workspace.folder / "answer").write_text("echo hello\n")
+    check("hello" in last_line(workspace.submit("true")), "the error contains an output that is not a number")
+    check("SLURM is not installed here" in last_line(workspace.submit("true", path="/nowhere")), "no sbatch")
+    check("./nothing" in last_line(workspace.submit("--", "./nothing")), "no such program")
+    check(workspace.submit("--dry-run", "--", "./nothing", path="/nowhere").returncode == 0, "--dry-run needs neither")
+    (workspace.folder / "file").write_text("")
+    check(
+        "--output" in last_line(workspace.submit("--output=file/logs", "true"), 74), "a folder that cannot be created"
+    )
+    check("--nodes" in last_line(workspace.submit("--nodes=x", "true")), "an invalid option")
 
 
 CASES = {

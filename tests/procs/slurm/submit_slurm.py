@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`lockstep submit` on a SLURM of two nodes, in a cell of its own: needs root and the packages slurm-wlm and munge.
+"""Tests `lockstep submit` with a SLURM of two nodes in a sandbox. Requires root and the packages slurm-wlm and munge.
 
-submit_slurm.py --lockstep PATH [CASE...]; without cases all. Exit code 77: skipped.
+Usage: submit_slurm.py --lockstep PATH [CASE...]. The default is all cases. The exit code is 77 if the machine lacks
+what they require.
 """
 
 import argparse
@@ -11,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 
-LIMIT = 90  # seconds for a job
-# Ends with code 75 at SIGUSR1, and 7 when it was requeued.
-LEAVES = '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 7; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
+LIMIT_S = 90  # for one job
+# Exits with code 75 on SIGUSR1, and with 7 after it was requeued.
+LEAVE_ON_USR1 = (
+    '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 7; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
+)
 
 
 def check(good, text):
@@ -29,8 +32,8 @@ def check(good, text):
 class Workspace:
     """A folder to submit from."""
 
-    def __init__(self, args, bed, folder):
-        self.lockstep, self.bed, self.folder = args.lockstep, bed, pathlib.Path(folder)
+    def __init__(self, args, cluster, folder):
+        self.lockstep, self.cluster, self.folder = args.lockstep, cluster, pathlib.Path(folder)
 
     def words(self, *words):
         return [self.lockstep, "submit", *words]
@@ -39,15 +42,16 @@ class Workspace:
         done = subprocess.run(
             self.words(*words),
             cwd=self.folder,
-            env={**self.bed.environment, **variables},
+            env={**self.cluster.environment, **variables},
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=LIMIT_S,
             check=False,
         )
         return done.returncode, done.stdout, done.stderr
 
-    def job_of(self, *words, **variables):
+    def submit_job(self, *words, **variables):
+        """Submits a job. Returns its number."""
         code, out, err = self.submit(*words, **variables)
         check(code == 0 and "\nsubmitted batch job " in out, f"submitted {err}")
         return out.rpartition("\nsubmitted batch job ")[2].partition(";")[0]
@@ -57,18 +61,18 @@ class Workspace:
         return path.read_text() if path.exists() else ""
 
     def until_log_has(self, job, text):
-        slurm_cluster.until(f"{text!r} is in the log of {job}", lambda: text in self.log(job), LIMIT)
+        slurm_cluster.wait_until(f"{text!r} is in the log of {job}", lambda: text in self.log(job), LIMIT_S)
 
     def until_state(self, job, *states):
-        return slurm_cluster.until(
+        return slurm_cluster.wait_until(
             f"{job} is {states}",
-            lambda: (state := self.bed.state(job)) and state.get("JobState") in states and state,
-            LIMIT,
+            lambda: (state := self.cluster.state(job)) and state.get("JobState") in states and state,
+            LIMIT_S,
         )
 
 
-def job_is_followed_to_its_end(place):
-    code, out, err = place.submit(
+def job_is_followed_to_its_end(workspace):
+    code, out, err = workspace.submit(
         "--nodes=2",
         "--ranks-per-node=2",
         "--name=it",
@@ -84,39 +88,40 @@ def job_is_followed_to_its_end(place):
     job = after.partition(";")[0]
     ran = [f"[n{node}:{rank}] runs on n{node}" for node, rank in ((1, 0), (1, 1), (2, 2), (2, 3))]
     check(
-        sorted(line for line in after.splitlines() if "runs on" in line) == ran, f"the job's output is shown {after!r}"
+        sorted(line for line in after.splitlines() if "runs on" in line) == ran,
+        f"the output of the job is printed {after!r}",
     )
     check(
-        [(place.folder / f"logs/{job}/rank.{rank}.out").read_text() for rank in (0, 3)]
+        [(workspace.folder / f"logs/{job}/rank.{rank}.out").read_text() for rank in (0, 3)]
         == ["runs on n1\n", "runs on n2\n"],
         "each rank has its log",
     )
-    check("FAILED" in err, "and how it goes")
-    check((place.folder / f"logs/{job}.sh").read_text() == shown.removesuffix("\n"), "the script is kept")
-    check(place.bed.state(job)["JobName"] == "it", "SBATCH_JOB_NAME does not change what was shown")
+    check("FAILED" in err, "the state of the job is printed")
+    check((workspace.folder / f"logs/{job}.sh").read_text() == shown.removesuffix("\n"), "the script is kept")
+    check(workspace.cluster.state(job)["JobName"] == "it", "SBATCH_JOB_NAME does not override the printed script")
 
 
-def signal_before_the_limit_and_requeue(place):
-    job = place.job_of("--time=10", "--ranks-per-node=1", "--", "bash", "-c", LEAVES)
-    place.until_log_has(job, "ready")
-    place.bed.ask("scancel", "--batch", "--signal=USR1", job)  # as SLURM does it: to the shell alone
-    state = place.until_state(job, "FAILED")
+def signal_before_the_limit_and_requeue(workspace):
+    job = workspace.submit_job("--time=10", "--ranks-per-node=1", "--", "bash", "-c", LEAVE_ON_USR1)
+    workspace.until_log_has(job, "ready")
+    workspace.cluster.run_client("scancel", "--batch", "--signal=USR1", job)  # as SLURM does: only to the shell
+    state = workspace.until_state(job, "FAILED")
     check(
         state["ExitCode"] == "7:0" and state["Restarts"] == "1",
         f"requeued once {state['ExitCode']} {state['Restarts']}",
     )
-    log = place.log(job)
+    log = workspace.log(job)
     check(
         "ready" in log
         and "FATAL cause=RANK_EXITED" in log
         and "requeued, because" in log
-        and (place.folder / f"logs/{job}.1/rank.0.out").exists(),
-        f"both runs are in the log {log!r}",
+        and (workspace.folder / f"logs/{job}.1/rank.0.out").exists(),
+        f"the log contains both runs {log!r}",
     )
 
 
-def array_task_is_requeued(place):
-    job = place.job_of(
+def array_task_is_requeued(workspace):
+    job = workspace.submit_job(
         "--array=1-2",
         "--ranks-per-node=1",
         "--",
@@ -125,36 +130,41 @@ def array_task_is_requeued(place):
         'echo index $SLURM_ARRAY_TASK_ID; [ "$SLURM_ARRAY_TASK_ID${SLURM_RESTART_COUNT:-}" != 2 ] || exit 75',
     )
     for index, count in ((1, 1), (2, 2)):
-        slurm_cluster.until(
+        slurm_cluster.wait_until(
             f"index {index} has run {count} times",
-            lambda index=index, count=count: place.log(f"{job}_{index}").count(f"index {index}") == count,
-            LIMIT,
+            lambda index=index, count=count: workspace.log(f"{job}_{index}").count(f"index {index}") == count,
+            LIMIT_S,
         )
-        place.until_state(f"{job}_{index}", "COMPLETED")
+        workspace.until_state(f"{job}_{index}", "COMPLETED")
     check(
-        place.bed.state(f"{job}_1")["Restarts"] == "0" and place.bed.state(f"{job}_2")["Restarts"] == "1",
-        "the one that ended with code 75",
+        workspace.cluster.state(f"{job}_1")["Restarts"] == "0"
+        and workspace.cluster.state(f"{job}_2")["Restarts"] == "1",
+        "only the task that exited with code 75 is requeued",
     )
 
 
-def cancelled_job_stays_cancelled(place):
-    job = place.job_of("--", "bash", "-c", 'trap "echo told; exit 75" TERM; echo ready; while :; do sleep 0.05; done')
-    place.until_log_has(job, "ready")
-    place.bed.ask("scancel", job)
-    place.until_log_has(job, "told")
-    slurm_cluster.until(
+def cancelled_job_stays_cancelled(workspace):
+    job = workspace.submit_job(
+        "--", "bash", "-c", 'trap "echo asked; exit 75" TERM; echo ready; while :; do sleep 0.05; done'
+    )
+    workspace.until_log_has(job, "ready")
+    workspace.cluster.run_client("scancel", job)
+    workspace.until_log_has(job, "asked")
+    slurm_cluster.wait_until(
         "its processes have ended",
-        lambda: place.bed.state(job).get("EndTime") and not place.bed.ask("squeue", "-h", "-j", job),
-        LIMIT,
+        lambda: (
+            workspace.cluster.state(job).get("EndTime") and not workspace.cluster.run_client("squeue", "-h", "-j", job)
+        ),
+        LIMIT_S,
     )
-    state = place.bed.state(job)
+    state = workspace.cluster.state(job)
     check(
-        state["JobState"] == "CANCELLED" and state["Restarts"] == "0" and "requeued" not in place.log(job),
+        state["JobState"] == "CANCELLED" and state["Restarts"] == "0" and "requeued" not in workspace.log(job),
         f"{state['JobState']}, not requeued",
     )
 
 
-def script_submitted_manually_is_the_same_job(place):
+def script_submitted_manually_is_the_same_job(workspace):
     options = (
         "--hold",
         "--nodes=1-2",
@@ -171,16 +181,16 @@ def script_submitted_manually_is_the_same_job(place):
         "--",
         "true",
     )
-    job = place.job_of(*options)
-    script = (place.folder / f"my 100% 'logs'/{job}.sh").read_bytes()
+    job = workspace.submit_job(*options)
+    script = (workspace.folder / f"my 100% 'logs'/{job}.sh").read_bytes()
     by_hand = (
         subprocess.run(
             ["sbatch", "--parsable"],
             input=script,
             cwd="/",
-            env=place.bed.environment,
+            env=workspace.cluster.environment,
             capture_output=True,
-            timeout=LIMIT,
+            timeout=LIMIT_S,
             check=False,
         )
         .stdout.decode()
@@ -189,7 +199,7 @@ def script_submitted_manually_is_the_same_job(place):
 
     def fields(number):
         shown = (
-            place.bed.ask("scontrol", "show", "job", number)
+            workspace.cluster.run_client("scontrol", "show", "job", number)
             .replace(f"JobId={number}", "JobId=N")
             .replace(f"logs'/{number}.out", "logs'/N.out")
         )
@@ -199,18 +209,18 @@ def script_submitted_manually_is_the_same_job(place):
             if "Time=" not in line and "AllocNode" not in line and "Command=" not in line and "Priority=" not in line
         ]
 
-    check("TimeLimit=1-02:03:00" in place.bed.ask("scontrol", "show", "job", job), "the limit")
-    check(fields(by_hand) == fields(job), "sbatch reads the #SBATCH lines as it is told on its command line")
+    check("TimeLimit=1-02:03:00" in workspace.cluster.run_client("scontrol", "show", "job", job), "the time limit")
+    check(fields(by_hand) == fields(job), "sbatch reads the #SBATCH lines like its command line")
     comment = [line for line in fields(job) if "Comment=" in line]
     check(comment and "a \"b\" # c\\d 'e'" in comment[0], f"{comment}")
-    place.bed.ask("scancel", job, by_hand)
+    workspace.cluster.run_client("scancel", job, by_hand)
 
 
-def interrupt_ends_only_follow(place):
+def interrupt_ends_only_follow(workspace):
     follower = subprocess.Popen(
-        place.words("--follow", "--", "bash", "-c", "echo ready; while [ ! -e go ]; do sleep 0.05; done"),
-        cwd=place.folder,
-        env=place.bed.environment,
+        workspace.words("--follow", "--", "bash", "-c", "echo ready; while [ ! -e go ]; do sleep 0.05; done"),
+        cwd=workspace.folder,
+        env=workspace.cluster.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -219,18 +229,18 @@ def interrupt_ends_only_follow(place):
     while "ready\n" not in shown and (line := follower.stdout.readline()):
         shown += line
     follower.send_signal(signal.SIGINT)
-    _, err = follower.communicate(timeout=LIMIT)
+    _, err = follower.communicate(timeout=LIMIT_S)
     job = shown.partition("submitted batch job ")[2].partition(";")[0]
-    check(follower.returncode == 130 and f"job {job} goes on" in err, f"exit code {follower.returncode} {err}")
-    check(place.bed.state(job)["JobState"] == "RUNNING", "it does")
-    (place.folder / "go").touch()
-    place.until_state(job, "COMPLETED")
+    check(follower.returncode == 130 and f"job {job} keeps running" in err, f"exit code {follower.returncode} {err}")
+    check(workspace.cluster.state(job)["JobState"] == "RUNNING", "the job is running")
+    (workspace.folder / "go").touch()
+    workspace.until_state(job, "COMPLETED")
 
 
-def sbatch_errors_are_reported(place):
-    code, _, err = place.submit("--partition=nowhere", "true")
+def sbatch_errors_are_reported(workspace):
+    code, _, err = workspace.submit("--partition=nowhere", "true")
     check(code == 64 and "invalid partition specified: nowhere" in err.rstrip().rpartition("\n")[2], err)
-    code, _, err = place.submit("--nonsense", "--", "true")
+    code, _, err = workspace.submit("--nonsense", "--", "true")
     check(code == 64 and "--nonsense" in err, err)
 
 
@@ -255,11 +265,11 @@ def main():
     args = parser.parse_args()
     host_cluster.enter_sandbox(slurm_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = slurm_cluster.SlurmCluster(folder)
+        cluster = slurm_cluster.SlurmCluster(folder)
         for name in args.cases or list(CASES):
-            with tempfile.TemporaryDirectory() as place:
-                CASES[name](Workspace(args, bed, place))
-        bed.close()
+            with tempfile.TemporaryDirectory() as workspace:
+                CASES[name](Workspace(args, cluster, workspace))
+        cluster.close()
 
 
 main()

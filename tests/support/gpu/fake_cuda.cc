@@ -1,4 +1,4 @@
-// The CUDA runtime's part. Of what is not here the real library says that there is no driver.
+// The fake CUDA runtime. For any function that is not defined here, the real library reports that there is no driver.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -25,10 +25,10 @@ std::string env_variable(const char* name) {
 
 namespace {
 
-/// What was put on streams while they were captured.
+/// The tasks that were enqueued on streams while they were being captured.
 struct Graph {
   std::uint64_t number = 0;
-  bool is_invalid = false;  // by a call that would have waited
+  bool is_invalid = false;  // a call would have waited for a captured stream
   std::vector<std::function<void()>> tasks;
 };
 
@@ -42,7 +42,7 @@ struct Stream {
 
 struct Event {
   std::uint64_t recorded = 0, done = 0;
-  Graph* capture = nullptr;  // it was recorded in
+  Graph* capture = nullptr;  // the capture in which it was recorded
 };
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
@@ -52,17 +52,17 @@ struct Allocation {
   int device;
 };
 
-/// Never destroyed: streams' threads outlive main().
+/// Never destroyed: the threads of streams outlive main().
 struct State {
   std::map<int, Stream> defaults;  // by device
   std::map<std::uintptr_t, Allocation> allocations;
-  std::vector<int> visible;               // numbers on the host
-  std::vector<Stream*> captured_streams;  // streams that wait for one that is captured are captured too
+  std::vector<int> visible;               // device numbers on the host
+  std::vector<Stream*> captured_streams;  // captured because they wait for a stream that is being captured
 };
 
 State make_state() {
   State state;
-  const int on_host = std::atoi(env_variable("PRETEND_GPUS").c_str());
+  const int on_host = std::atoi(env_variable("FAKE_GPUS").c_str());
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!visible)
     for (int device = 0; device < on_host; ++device) state.visible.push_back(device);
@@ -70,7 +70,7 @@ State make_state() {
   for (std::size_t at = 0; at < list.size();) {
     const std::size_t end = std::min(list.find(',', at), list.size());
     const int device = std::atoi(list.substr(at, end - at).c_str());
-    if (device < 0 || device >= on_host) break;  // as CUDA does: the rest is not seen
+    if (device < 0 || device >= on_host) break;  // as CUDA does: ignore the rest
     state.visible.push_back(device);
     at = end + 1;
   }
@@ -90,9 +90,9 @@ cudaError_t fail(cudaError_t error) {
   return error;
 }
 
-/// FAKE_CUDA_ERROR=cudaMalloc:2: that call returns that error.
+/// Implements FAKE_CUDA_ERROR: for "cudaMalloc:2" every call of cudaMalloc fails with error 2.
 bool injected_error(const char* call, cudaError_t& error) {
-  static const std::string plan = env_variable("PRETEND_CUDA_FAILS");
+  static const std::string plan = env_variable("FAKE_CUDA_ERROR");
   const std::size_t colon = plan.find(':');
   if (colon == std::string::npos || plan.substr(0, colon) != call) return false;
   error = fail(static_cast<cudaError_t>(std::atoi(plan.c_str() + colon + 1)));
@@ -100,7 +100,7 @@ bool injected_error(const char* call, cudaError_t& error) {
 }
 
 void run_stream(Stream& stream) {
-  static const auto pause = std::chrono::microseconds(std::atoi(env_variable("PRETEND_GPU_US").c_str()));
+  static const auto pause = std::chrono::microseconds(std::atoi(env_variable("FAKE_GPU_DELAY_US").c_str()));
   std::unique_lock lock(mutex());
   for (;;) {
     state_changed().wait(lock, [&] { return !stream.tasks.empty(); });
@@ -131,9 +131,9 @@ MemoryKind memory_kind(const void* address, int* device = nullptr) {
   return at->second.memory_kind;
 }
 
-void add_allocation(void* address, std::size_t bytes, MemoryKind place) {
+void add_allocation(void* address, std::size_t bytes, MemoryKind kind) {
   const std::lock_guard lock(mutex());
-  state().allocations[reinterpret_cast<std::uintptr_t>(address)] = {bytes, place, device_of_thread};
+  state().allocations[reinterpret_cast<std::uintptr_t>(address)] = {bytes, kind, device_of_thread};
 }
 
 void remove_allocation(void* address) {
@@ -141,7 +141,7 @@ void remove_allocation(void* address) {
   state().allocations.erase(reinterpret_cast<std::uintptr_t>(address));
 }
 
-/// Waiting for a stream that is captured breaks the capture.
+/// Returns whether `stream` may be waited for. Waiting for a stream that is being captured invalidates the capture.
 bool check_not_capturing(Stream& stream) {
   const std::lock_guard lock(mutex());
   if (stream.capture) stream.capture->is_invalid = true;
@@ -153,15 +153,15 @@ void wait_for(Stream& stream) {
   state_changed().wait(lock, [&] { return stream.tasks.empty() && !stream.busy; });
 }
 
-cudaError_t take(void** address, std::size_t bytes, MemoryKind place) {
+cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
   *address = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
-  // What nobody has written is no zero.
+  // Uninitialised memory is not zero.
   std::memset(*address, 0x7b, bytes);
-  add_allocation(*address, bytes, place);
+  add_allocation(*address, bytes, kind);
   return cudaSuccess;
 }
 
-/// As the runtime does it: pageable memory has been read when the call returns, and is written when it returns.
+/// As in the runtime, pageable memory has been read and written when the call returns.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, void* stream) {
   if (memory_kind(from) == MemoryKind::kPageable) {
     auto staged =
@@ -226,7 +226,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   if (device < 0 || device >= static_cast<int>(state().visible.size())) return fail(cudaErrorInvalidDevice);
   std::memset(prop, 0, sizeof *prop);
-  std::snprintf(prop->name, sizeof prop->name, "pretended GPU");
+  std::snprintf(prop->name, sizeof prop->name, "fake GPU");
   const std::string host = env_variable("LOCKSTEP_HOST_ID");
   for (std::size_t i = 0; i < host.size(); ++i) prop->uuid.bytes[i % 15] ^= host[i];
   prop->uuid.bytes[15] = static_cast<char>(host_device_index(device) + 1);
@@ -267,7 +267,7 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   cudaError_t error{};
   if (injected_error("cudaMalloc", error)) return error;
-  return take(address, bytes, MemoryKind::kDevice);
+  return allocate(address, bytes, MemoryKind::kDevice);
 }
 cudaError_t cudaFree(void* address) {
   if (!address) return cudaSuccess;
@@ -277,7 +277,7 @@ cudaError_t cudaFree(void* address) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
-  return take(address, bytes, MemoryKind::kPinned);
+  return allocate(address, bytes, MemoryKind::kPinned);
 }
 cudaError_t cudaFreeHost(void* address) {
   remove_allocation(address);
@@ -298,12 +298,12 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   std::memset(attributes, 0, sizeof *attributes);
-  const MemoryKind place = memory_kind(address, &attributes->device);
-  attributes->type = place == MemoryKind::kDevice   ? cudaMemoryTypeDevice
-                     : place == MemoryKind::kPinned ? cudaMemoryTypeHost
-                                                    : cudaMemoryTypeUnregistered;
-  if (place == MemoryKind::kDevice) attributes->devicePointer = const_cast<void*>(address);
-  if (place == MemoryKind::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
+  const MemoryKind kind = memory_kind(address, &attributes->device);
+  attributes->type = kind == MemoryKind::kDevice   ? cudaMemoryTypeDevice
+                     : kind == MemoryKind::kPinned ? cudaMemoryTypeHost
+                                                   : cudaMemoryTypeUnregistered;
+  if (kind == MemoryKind::kDevice) attributes->devicePointer = const_cast<void*>(address);
+  if (kind == MemoryKind::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
   return cudaSuccess;
 }
 
@@ -372,7 +372,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const std::lock_guard lock(mutex());
   Graph* captured = std::exchange(stream_of(stream).capture, nullptr);
   if (!captured) return fail(cudaErrorIllegalState);
-  for (Stream* captured_streams : state().captured_streams) captured_streams->capture = nullptr;
+  for (Stream* captured_stream : state().captured_streams) captured_stream->capture = nullptr;
   state().captured_streams.clear();
   *graph = captured->is_invalid ? nullptr : reinterpret_cast<cudaGraph_t>(captured);
   return captured->is_invalid ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
@@ -389,7 +389,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   for (const auto& task : reinterpret_cast<Graph*>(graph)->tasks) enqueue(stream, task);
   return cudaSuccess;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // events may still name it
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // events may still refer to it
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
@@ -401,7 +401,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }  // streams may still look at it
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }  // streams may still wait for it
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   auto* one = reinterpret_cast<Event*>(event);
   std::uint64_t number = 0;
@@ -456,7 +456,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-// The driver's part, which libtorch asks for by its library's name.
+// The one function of the driver that libtorch looks up in libcuda.so.1.
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   *flags = 0;
   *active = 1;

@@ -1,6 +1,6 @@
-// A GPU that is none: streams, events, memory and a few kernels, as the CUDA runtime shows them, on the host. What is
-// put on a stream is done by a thread of the stream, so that what nobody ordered comes in another order. Shared by
-// fake_cuda.cc and fake_nccl.cc, which make one library that is loaded before the real ones (LD_PRELOAD).
+// A fake GPU on the host: streams, events, memory and a few kernels, behind the API of the CUDA runtime. A thread of
+// each stream executes the stream's tasks, so that tasks without an explicit order can run in any order. Shared by
+// fake_cuda.cc and fake_nccl.cc, which are linked into one library that is loaded before the real ones (LD_PRELOAD).
 #pragma once
 
 #include <condition_variable>
@@ -11,18 +11,21 @@
 
 namespace fake_gpu {
 
-/// Guards everything; said whenever anything has changed.
+/// Guards all state of the fake GPU.
 std::mutex& mutex();
+/// Notified whenever any of that state has changed.
 std::condition_variable& state_changed();
 
-/// `task` is done when all that was put on `stream` before is. Nullptr is the default stream of the current device.
+/// Runs `task` on `stream` after all tasks that were enqueued before. Nullptr is the default stream of the current
+/// device. Does not block.
 void enqueue(void* stream, std::function<void()> task);
 
-/// The device of this thread, as the runtime counts; and which one that is on the host, by CUDA_VISIBLE_DEVICES.
+/// current_device() returns the device of this thread, as the runtime numbers devices; host_device_index() returns the
+/// number of that device on the host, according to CUDA_VISIBLE_DEVICES.
 int current_device();
 int host_device_index(int device);
 
-/// A variable, "" when it is not set.
+/// Returns an environment variable, or "" if it is not set.
 std::string env_variable(const char* name);
 
 }  // namespace fake_gpu

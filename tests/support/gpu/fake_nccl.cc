@@ -1,8 +1,8 @@
-// NCCL's part: ranks exchange what they have in files of a folder whose name is the communicator's. It is done on the
-// stream, so that who does not wait for the stream sees old values. Of what is planned (FAKE_NCCL_FAULT):
-// "CALL=RESULT@RANK" makes that call return that result on that rank of a communicator; "async=RESULT@RANK" shows it
-// once an operation is on its way, which then does not end; "hang@RANK" lets operations of that rank not begin.
-// FAKE_NCCL_ERROR_TEXT is the last error.
+// The fake NCCL. Ranks exchange data in files of a directory whose name identifies the communicator, on the stream, so
+// that code that does not wait for the stream reads old values. FAKE_NCCL_FAULT injects a fault: with
+// "CALL=RESULT@RANK" that call returns that result on that rank of a communicator; with "async=RESULT@RANK" an
+// operation in progress reports that result and never ends; with "hang@RANK" operations of that rank never start.
+// FAKE_NCCL_ERROR_TEXT is returned by ncclGetLastError().
 #include <nccl.h>
 #include <unistd.h>
 
@@ -51,24 +51,24 @@ struct FaultPlan {
 };
 
 const FaultPlan& fault_plan() {
-  static const FaultPlan all = [] {
-    FaultPlan made;
-    const std::string text = env_variable("PRETEND_NCCL");
-    made.call = text.substr(0, text.find_first_of("=@"));
-    if (const auto at = text.find('='); at != std::string::npos) made.result = std::atoi(text.c_str() + at + 1);
-    if (const auto at = text.find('@'); at != std::string::npos) made.rank = std::atoi(text.c_str() + at + 1);
-    return made;
+  static const FaultPlan plan = [] {
+    FaultPlan parsed;
+    const std::string text = env_variable("FAKE_NCCL_FAULT");
+    parsed.call = text.substr(0, text.find_first_of("=@"));
+    if (const auto at = text.find('='); at != std::string::npos) parsed.result = std::atoi(text.c_str() + at + 1);
+    if (const auto at = text.find('@'); at != std::string::npos) parsed.rank = std::atoi(text.c_str() + at + 1);
+    return parsed;
   }();
-  return all;
+  return plan;
 }
 
-/// What `call` is to return on `rank`, if something else than success.
+/// Returns the result that `call` must return on `rank`: ncclSuccess unless a fault is injected.
 ncclResult_t planned_result(const char* call, int rank) {
   return fault_plan().call == call && fault_plan().rank == rank ? static_cast<ncclResult_t>(fault_plan().result)
                                                                 : ncclSuccess;
 }
 
-/// Whole, or not at all.
+/// Writes the file atomically.
 void write_file(const std::string& path, const void* data, std::size_t bytes) {
   const std::string part = path + ".part";
   std::ofstream(part, std::ios::binary).write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
@@ -80,7 +80,7 @@ Bytes read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// False when the communicator was aborted meanwhile.
+/// Returns false if the communicator is aborted before the file exists.
 bool wait_for_file(const ncclComm& comm, const std::string& path) {
   while (!fs::exists(path)) {
     if (comm.aborted) return false;
@@ -145,7 +145,8 @@ void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char
   }
 }
 
-/// All parts of operation `number`, this rank's own written before; empty when it was aborted.
+/// Writes this rank's part of operation `number` and returns the parts of all ranks. Returns nothing if the
+/// communicator is aborted.
 std::vector<Bytes> gather_parts(const ncclComm& comm, int number, const void* mine, std::size_t bytes) {
   write_file(path_of(comm, number, comm.rank), mine, bytes);
   std::vector<Bytes> parts;
@@ -160,7 +161,7 @@ thread_local int depth = 0;
 thread_local std::vector<std::function<void()>> sends, receives;
 thread_local cudaStream_t stream_of_group = nullptr;
 
-/// `work` on the stream, unless something else is planned.
+/// Enqueues `work` on the stream, unless a fault is injected.
 ncclResult_t enqueue_call(const char* call, ncclComm_t comm, cudaStream_t stream,
                           std::function<void(int number)> work) {
   if (const ncclResult_t result = planned_result(call, comm->rank); result != ncclSuccess) return result;
@@ -170,7 +171,7 @@ ncclResult_t enqueue_call(const char* call, ncclComm_t comm, cudaStream_t stream
   const bool fails = fault_plan().call == "async" && fault_plan().rank == comm->rank;
   enqueue(stream, [comm, number, stuck, fails, work = std::move(work)] {
     if (fails) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call has returned by then
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that the call has returned by then
       comm->is_stuck = true;
     }
     while ((stuck || fails) && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -187,7 +188,7 @@ ncclResult_t add_to_group(std::vector<std::function<void()>>& list, std::functio
   return ncclGroupEnd();
 }
 
-/// Children of splits for which all ranks have come.
+/// Creates the child communicators of pending splits that all ranks have called. Returns whether none is pending.
 bool finish_splits(ncclComm_t comm) {
   while (!comm->pending_splits.empty()) {
     const auto& split = comm->pending_splits.front();
@@ -195,8 +196,8 @@ bool finish_splits(ncclComm_t comm) {
     std::vector<std::pair<int, int>> mine;  // (key, rank)
     for (int rank = 0; rank < comm->size; ++rank) {
       if (!fs::exists(base + std::to_string(rank))) return false;
-      const Bytes said = read_file(base + std::to_string(rank));
-      std::istringstream text(std::string(said.begin(), said.end()));
+      const Bytes bytes = read_file(base + std::to_string(rank));
+      std::istringstream text(std::string(bytes.begin(), bytes.end()));
       int color = 0, key = 0;
       text >> color >> key;
       if (color == split.color) mine.emplace_back(key, rank);
@@ -219,9 +220,9 @@ bool finish_splits(ncclComm_t comm) {
 
 bool all_ranks_have(ncclComm_t comm, const std::string& what);
 
-/// This rank will not look there again; the last one takes the folder away.
+/// Records that this rank no longer uses the communicator's directory. The last rank removes the directory.
 void leave_communicator(ncclComm_t comm) {
-  if (comm->folder.find("/split") != std::string::npos) return;  // it goes with its parent's
+  if (comm->folder.find("/split") != std::string::npos) return;  // removed with the directory of its parent
   write_file(comm->folder + "/gone." + std::to_string(comm->rank), "", 0);
   std::error_code ignored;
   if (all_ranks_have(comm, "gone")) fs::remove_all(comm->folder, ignored);
@@ -246,13 +247,13 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 const char* ncclGetErrorString(ncclResult_t) { return "unhandled error"; }
 const char* ncclGetLastError(ncclComm_t) {
-  static const std::string said = env_variable("PRETEND_NCCL_SAYS");
-  return said.c_str();
+  static const std::string text = env_variable("FAKE_NCCL_ERROR_TEXT");
+  return text.c_str();
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   if (const ncclResult_t result = planned_result("ncclGetUniqueId", 0); result != ncclSuccess) return result;
   const std::string base = env_variable("TMPDIR");
-  std::string folder = (base.empty() ? "/tmp" : base) + "/pretend_nccl_XXXXXX";
+  std::string folder = (base.empty() ? "/tmp" : base) + "/fake_nccl_XXXXXX";
   if (!::mkdtemp(folder.data()) || folder.size() >= sizeof id->internal) return ncclSystemError;
   std::memset(id->internal, 0, sizeof id->internal);
   folder.copy(id->internal, folder.size());
@@ -272,12 +273,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
   if (const ncclResult_t result = planned_result("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
-  const std::string said = std::to_string(color) + " " + std::to_string(key);
+  const std::string text = std::to_string(color) + " " + std::to_string(key);
   const int number = comm->splits++;
-  write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), said.data(),
-             said.size());
+  write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), text.data(),
+             text.size());
   comm->pending_splits.push_back({number, color, key, child});
-  std::fprintf(stderr, "pretended ncclCommSplit\n");
+  std::fprintf(stderr, "fake ncclCommSplit\n");
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
@@ -297,13 +298,13 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   leave_communicator(comm);
-  std::fprintf(stderr, "pretended ncclCommDestroy\n");
+  std::fprintf(stderr, "fake ncclCommDestroy\n");
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
   leave_communicator(comm);
-  std::fprintf(stderr, "pretended ncclCommAbort\n");
+  std::fprintf(stderr, "fake ncclCommAbort\n");
   return ncclSuccess;
 }
 
@@ -357,12 +358,12 @@ ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncc
   if (const ncclResult_t result = planned_result("ncclRecv", comm->rank); result != ncclSuccess) return result;
   const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." +
                            std::to_string(comm->received[peer]++);
-  const auto take = [=] {
+  const auto receive = [=] {
     if (!wait_for_file(*comm, path)) return;
     const Bytes bytes = read_file(path);
     std::memcpy(to, bytes.data(), std::min(bytes.size(), count * size_of(type)));
   };
-  return add_to_group(receives, take, stream);
+  return add_to_group(receives, receive, stream);
 }
 ncclResult_t ncclGroupStart() {
   ++depth;

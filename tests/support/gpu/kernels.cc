@@ -38,8 +38,8 @@ struct Pointers {
   T* at[n];
 };
 
-/// vectorized_elementwise_kernel(int count, functor, std::array<char*, n>); functors have their number behind an empty
-/// functor at most, at its alignment.
+/// Implements vectorized_elementwise_kernel(int count, functor, std::array<char*, n>). The scalar of a functor is its
+/// first member, or follows an empty functor at the alignment of T.
 template <typename T>
 std::function<void()> element_by_element(const std::string& name, void** arguments) {
   const int count = *static_cast<const int*>(arguments[0]);
@@ -69,7 +69,7 @@ std::function<void()> element_by_element(const std::string& name, void** argumen
 
 }  // namespace
 
-std::function<void()> kernel(const std::string& mangled, void** arguments) {
+std::function<void()> make_kernel_task(const std::string& mangled, void** arguments) {
   const std::string name = demangle(mangled.c_str());
   if (name.find("vectorized_elementwise_kernel<") == std::string::npos) return {};
   const auto of = [&](const std::string& type) {
@@ -103,9 +103,9 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
 cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3, dim3, void** arguments, std::size_t, cudaStream_t stream) {
   const auto found = kernel_names().find(what);
   const char* mangled = found == kernel_names().end() ? "?" : found->second;
-  auto task = kernel(mangled, arguments);
+  auto task = make_kernel_task(mangled, arguments);
   if (!task) {
-    std::fprintf(stderr, "this GPU is pretended and does not know the kernel %s\n", demangle(mangled).c_str());
+    std::fprintf(stderr, "the fake GPU does not implement the kernel %s\n", demangle(mangled).c_str());
     return cudaErrorNoKernelImageForDevice;
   }
   enqueue(stream, std::move(task));

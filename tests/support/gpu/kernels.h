@@ -1,4 +1,4 @@
-// Kernels of libtorch that a pretended GPU knows: element by element, of contiguous tensors.
+// The kernels of libtorch that the fake GPU implements: elementwise kernels on contiguous tensors.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,8 @@
 
 namespace fake_gpu {
 
-/// What a launch of `name` (mangled) with `arguments` does, its arguments read; empty for a kernel that is not known.
-std::function<void()> kernel(const std::string& name, void** arguments);
+/// Returns a task that executes the kernel with the mangled name `name`. Reads `arguments` before it returns. Returns
+/// an empty function for an unknown kernel.
+std::function<void()> make_kernel_task(const std::string& name, void** arguments);
 
 }  // namespace fake_gpu

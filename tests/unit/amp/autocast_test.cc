@@ -1,3 +1,4 @@
+// Tests precision, nesting, restoring and warnings of Autocast.
 #include "lockstep/amp/autocast.h"
 
 #include <ATen/autocast_mode.h>
@@ -15,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Everything that a guard changes.
+/// All settings that a guard changes.
 struct Settings {
   bool enabled = at::autocast::is_autocast_enabled(at::kCPU);
   at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
@@ -102,7 +103,7 @@ TEST(Autocast, ClearsCastCacheOnExit) {
     EXPECT_EQ(product(), 8);
     change(2);
     const Autocast inner;
-    EXPECT_EQ(product(), 8);  // the cast is kept
+    EXPECT_EQ(product(), 8);  // the cast is cached
   }
   const Autocast guard;
   EXPECT_EQ(product(), 16);
@@ -144,12 +145,12 @@ TEST(Autocast, RejectsUnsupportedDeviceAndDtype) {
     }
     return std::string("nothing");
   };
-  EXPECT_EQ(error_of({.dtype = at::kDouble}), "Autocast: dtype is Double; allowed on cpu are BFloat16 and Half");
+  EXPECT_EQ(error_of({.dtype = at::kDouble}), "Autocast: dtype is Double on cpu; expected BFloat16 or Half");
   EXPECT_EQ(error_of({.device = at::kCUDA, .dtype = at::kInt}),
-            "Autocast: dtype is Int; allowed on cuda are BFloat16 and Half");
+            "Autocast: dtype is Int on cuda; expected BFloat16 or Half");
   EXPECT_EQ(error_of({.dtype = at::kFloat, .enabled = false}),
-            "Autocast: dtype is Float; allowed on cpu are BFloat16 and Half");
-  EXPECT_EQ(error_of({.device = at::kMPS}), "Autocast: device is mps; allowed are cpu and cuda");
+            "Autocast: dtype is Float on cpu; expected BFloat16 or Half");
+  EXPECT_EQ(error_of({.device = at::kMPS}), "Autocast: device is mps; expected cpu or cuda");
   EXPECT_EQ(Settings(), before);
 }
 
@@ -160,7 +161,7 @@ TEST(Autocast, CudaAutocastDoesNotAffectCpu) {
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
 }
 
-// In a process of its own, where nothing has been told yet.
+// Runs in its own process, in which nothing has been logged yet.
 TEST(AutocastDeathTest, WarnsOnceAboutSlowFloat16) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto use_it = [] {

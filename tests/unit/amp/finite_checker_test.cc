@@ -1,3 +1,4 @@
+// Tests which module and operation FiniteChecker reports.
 #include "lockstep/amp/finite_checker.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ using testing::Not;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-/// Two linear layers and a batch norm, named.
+/// Two linear layers and a batch norm.
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
@@ -42,7 +43,7 @@ void set(torch::Tensor tensor, float value) {
   tensor.view(-1)[0] = value;
 }
 
-/// What check() says of `result`; "" when it says nothing.
+/// The text of the error that check() throws for `result`; "" if it does not throw.
 std::string error_of(const FiniteChecker& finite, const torch::Tensor& result) {
   try {
     finite.check(result);
@@ -68,7 +69,7 @@ TEST(FiniteChecker, NamesFirstModuleWithNonFiniteOutput) {
   const auto loss = net->second(net->norm(net->first(torch::rand({3, 4})))).sum();
   EXPECT_THAT(error_of(finite, loss),
               AllOf(HasSubstr("the output of module 'norm' (aten::batch_norm) is not finite, [3, 4]: "),
-                    HasSubstr("what it was given was"), Not(HasSubstr("second"))));
+                    HasSubstr("its inputs were finite"), Not(HasSubstr("second"))));
 }
 
 TEST(FiniteChecker, TracksViewsAndCastsOfParameters) {
@@ -95,9 +96,9 @@ TEST(FiniteChecker, NamesOperationBetweenModules) {
   EXPECT_THAT(
       error_of(finite, net->second(hidden).sum()),
       AllOf(
-          HasSubstr("what module 'second' (aten::addmm) was given is not finite"),
+          HasSubstr("an input of module 'second' (aten::addmm) is not finite"),
           HasSubstr(
-              "first the output of aten::log after module 'first' is not finite, [2, 4]: least -inf, greatest -inf")));
+              "before that, the output of aten::log after module 'first' is not finite, [2, 4]: min -inf, max -inf")));
 }
 
 TEST(FiniteChecker, NamesLastOperationOfNonFiniteResult) {
@@ -112,7 +113,7 @@ TEST(FiniteChecker, ReportsNonFiniteInput) {
   const auto batch = torch::full({1, 4}, kInf);
   const FiniteChecker finite(*net);
   EXPECT_THAT(error_of(finite, net->first(batch)),
-              AllOf(HasSubstr("what module 'first' (aten::addmm) was given"), HasSubstr("least inf")));
+              AllOf(HasSubstr("an input of module 'first' (aten::addmm)"), HasSubstr("min inf")));
 }
 
 TEST(FiniteChecker, AllowsMaskedSoftmax) {
@@ -154,7 +155,7 @@ TEST(FiniteChecker, NestsWithSeparateModules) {
   EXPECT_THAT(inside, HasSubstr("a parameter or buffer of module 'first' is not finite, [4]"));
   EXPECT_EQ(error_of(outer, one->second(hidden)), "");
   EXPECT_THAT(error_of(outer, one->second(hidden * kInf)),
-              HasSubstr("what module 'second' (aten::addmm) was given is not finite"));
+              HasSubstr("an input of module 'second' (aten::addmm) is not finite"));
 }
 
 TEST(FiniteChecker, IgnoresOtherThreadsAndLaterCalls) {

@@ -1,4 +1,4 @@
-// torch.amp.GradScaler of Python and ours, over the same gradients.
+// Compares GradScaler with PyTorch's torch.amp.GradScaler over the same gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -42,16 +42,17 @@ for step in steps:
         made.append(not torch.equal(before, weight))
     if 'scale' in step: scaler.update(step['scale'])
     else: scaler.update()
-    seen.append({'scale': scaler.get_scale(), 'made': made, 'weights': [struct.unpack('<3I', struct.pack('<3f', *w.tolist())) for w in weights],
-                 'state': scaler.state_dict()})
+    bits = [struct.unpack('<3I', struct.pack('<3f', *w.tolist())) for w in weights]
+    seen.append({'scale': scaler.get_scale(), 'made': made, 'weights': bits, 'state': scaler.state_dict()})
 json.dump(seen, open(folder + '/seen', 'w'))
 other = torch.amp.GradScaler('cpu')
 other.load_state_dict(json.load(open(folder + '/state')))
 other.scale(torch.ones(()))
-assert other.state_dict() == {'scale': 48.0, 'growth_factor': 3.0, 'backoff_factor': 0.25, 'growth_interval': 7, '_growth_tracker': 2}, other.state_dict()
+expected = {'scale': 48.0, 'growth_factor': 3.0, 'backoff_factor': 0.25, 'growth_interval': 7, '_growth_tracker': 2}
+assert other.state_dict() == expected, other.state_dict()
 )";
 
-/// 500 steps of two optimizers; one gradient in fifteen is not finite.
+/// 500 steps of two optimizers; one in fifteen gradients is not finite.
 json make_steps() {
   std::mt19937 random(7);
   const auto below = [&](unsigned limit) { return static_cast<int>(random() % limit); };
@@ -63,7 +64,7 @@ json make_steps() {
       json gradient = json::array();
       for (int e = 0; e < 3; ++e) gradient.push_back((below(2) ? 1 : -1) * (1 + below(1000)) / 1024.0);
       if (below(15) == 0) gradient[static_cast<std::size_t>(below(3))] = bad[below(3)];
-      if (below(40) == 0) gradient[0] = 3e38;  // infinite when it is scaled
+      if (below(40) == 0) gradient[0] = 3e38;  // infinite after scaling
       step["gradients"].push_back(gradient);
     }
     if (i % 50 == 49) step["interval"] = 1 + below(9);
@@ -92,8 +93,7 @@ json bits_of(const at::Tensor& weight) {
 }
 
 TEST(GradScalerPyTorchParity, MatchesScaleAndStepsOver500Gradients) {
-  const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
-  const auto python = (root / ".deps/python/bin/python3").string();
+  const std::string python = LOCKSTEP_TEST_PYTHON;
   if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: PyTorch is not in .deps/python";
   const tests::TempDir folder;
@@ -110,7 +110,8 @@ TEST(GradScalerPyTorchParity, MatchesScaleAndStepsOver500Gradients) {
   const std::vector<at::Tensor> weights{torch::ones({3}, at::requires_grad()), torch::ones({3}, at::requires_grad())};
   std::vector<torch::optim::SGD> optimizers;
   for (const at::Tensor& weight : weights) optimizers.emplace_back(std::vector{weight}, 0.125);
-  GradScaler scaler({.init_scale = 64, .growth_factor = 3, .backoff_factor = 0.7, .growth_interval = 5, .floor = 0});
+  GradScaler scaler(
+      {.init_scale = 64, .growth_factor = 3, .backoff_factor = 0.7, .growth_interval = 5, .warn_below = 0});
   int skipped = 0;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const json& step = steps[i];
@@ -156,13 +157,13 @@ TEST(ScalerState, RejectsInvalidState) {
     std::string text = good;
     return text.replace(text.find(entry), entry.size(), other);
   };
-  EXPECT_THAT(error_of("{"), HasSubstr("no object of JSON"));
-  EXPECT_THAT(error_of("[]"), HasSubstr("no object of JSON"));
+  EXPECT_THAT(error_of("{"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("not a JSON object"));
   EXPECT_THAT(error_of(with("\"scale\"", "\"scales\"")), HasSubstr("\"scale\" is missing"));
   EXPECT_THAT(error_of(with("{", "{\"more\":1,")), HasSubstr("6 entries"));
-  EXPECT_THAT(error_of(with("2000", "2000.5")), HasSubstr("\"growth_interval\" is 2000.5; allowed is a whole number"));
-  EXPECT_THAT(error_of(with("65536.0", "\"65536\"")), HasSubstr("\"scale\" is \"65536\"; allowed is a number"));
-  EXPECT_THAT(error_of(with("0.5", "1.5")), HasSubstr("backoff_factor is 1.5; allowed is more than 0 and less than 1"));
+  EXPECT_THAT(error_of(with("2000", "2000.5")), HasSubstr("\"growth_interval\" is 2000.5; expected an integer"));
+  EXPECT_THAT(error_of(with("65536.0", "\"65536\"")), HasSubstr("\"scale\" is \"65536\"; expected a number"));
+  EXPECT_THAT(error_of(with("0.5", "1.5")), HasSubstr("backoff_factor is 1.5; expected more than 0 and less than 1"));
 }
 
 }  // namespace

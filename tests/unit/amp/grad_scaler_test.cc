@@ -1,3 +1,4 @@
+// Tests scale, skipping, call order, options and state of GradScaler.
 #include "lockstep/amp/grad_scaler.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) {
@@ -22,7 +23,7 @@ at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) {
 }
 
 template <typename Action>
-std::string error_of(Action action) {
+std::string scaler_error(Action action) {
   try {
     action();
   } catch (const base::UsageError& error) {
@@ -33,7 +34,7 @@ std::string error_of(Action action) {
 
 struct TrainedModel {
   explicit TrainedModel(const GradScalerOptions& options = {.init_scale = 8, .growth_interval = 2}) : scaler(options) {}
-  /// backward() of a loss whose gradient is `value`, scaled.
+  /// Calls backward() on a scaled loss whose unscaled gradient is `value`.
   void backward(double value) { scaler.scale((weight * value).sum()).backward(); }
   bool step(double value) {
     optimizer.zero_grad();
@@ -55,10 +56,10 @@ TEST(GradScaler, GrowsBacksOffAndSkips) {
   EXPECT_EQ(one.weight[0].item<float>(), 0.875);
   EXPECT_TRUE(one.step(0.25));
   EXPECT_EQ(one.scaler.get_scale(), 16);
-  EXPECT_FALSE(one.step(kInf));
+  EXPECT_FALSE(one.step(kInfinity));
   EXPECT_EQ(one.scaler.get_scale(), 8);
   EXPECT_FALSE(one.step(kNan));
-  EXPECT_FALSE(one.step(-kInf));
+  EXPECT_FALSE(one.step(-kInfinity));
   EXPECT_EQ(one.scaler.get_scale(), 2);
   EXPECT_EQ(one.weight[0].item<float>(), 0.75);
 }
@@ -113,7 +114,7 @@ TEST(GradScaler, SkipsPerOptimizer) {
   TrainedModel one;
   const at::Tensor other = parameter(1);
   torch::optim::SGD second({other}, 0.5);
-  one.backward(kInf);
+  one.backward(kInfinity);
   one.scaler.scale(other.sum()).backward();
   EXPECT_FALSE(one.scaler.step(one.optimizer));
   EXPECT_TRUE(one.scaler.step(second));
@@ -125,7 +126,7 @@ TEST(GradScaler, SkipsPerOptimizer) {
 
 TEST(GradScaler, UpdateCountsUnscaledOptimizers) {
   TrainedModel one;
-  one.backward(kInf);
+  one.backward(kInfinity);
   one.scaler.unscale_(one.optimizer);
   one.scaler.update();
   EXPECT_EQ(one.scaler.get_scale(), 4);
@@ -133,21 +134,22 @@ TEST(GradScaler, UpdateCountsUnscaledOptimizers) {
 
 TEST(GradScaler, RejectsCallsOutOfOrder) {
   TrainedModel one;
-  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("unscale_(): no loss has been scaled"));
-  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): no loss has been scaled"));
-  EXPECT_THAT(error_of([&] { one.scaler.update(); }), HasSubstr("update(): no loss has been scaled"));
-  EXPECT_THAT(error_of([&] { one.scaler.update(2); }), HasSubstr("update(): no loss has been scaled"));
-  EXPECT_THAT(error_of([&] { one.scaler.scale(at::Tensor()); }), HasSubstr("the loss is undefined"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.unscale_(one.optimizer); }),
+              HasSubstr("unscale_(): no loss has been scaled"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): no loss has been scaled"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.update(); }), HasSubstr("update(): no loss has been scaled"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.update(2); }), HasSubstr("update(): no loss has been scaled"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.scale(at::Tensor()); }), HasSubstr("the loss is undefined"));
   one.scaler.scale(torch::ones({}));
-  EXPECT_THAT(error_of([&] { one.scaler.update(); }), HasSubstr("no optimizer's gradients have been looked at"));
-  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }),
+  EXPECT_THAT(scaler_error([&] { one.scaler.update(); }), HasSubstr("no optimizer has been stepped or unscaled"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.step(one.optimizer); }),
               HasSubstr("no parameter of this optimizer has a gradient"));
   one.backward(0.25);
   one.scaler.unscale_(one.optimizer);
-  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called again for this optimizer"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called twice for this optimizer"));
   one.scaler.step(one.optimizer);
-  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called after step()"));
-  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): called again"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called after step()"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): called twice"));
   EXPECT_EQ(one.weight[0].item<float>(), 0.875);
   one.scaler.update();
   EXPECT_TRUE(one.step(0.25));
@@ -159,22 +161,23 @@ TEST(GradScaler, RejectsFloat16Gradients) {
   torch::optim::SGD optimizer({weight}, 0.5);
   weight.mutable_grad() = torch::ones({3}, at::dtype(at::kHalf));
   scaler.scale(torch::ones({}));
-  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }), HasSubstr("a gradient is of float16"));
+  EXPECT_THAT(scaler_error([&] { scaler.step(optimizer); }), HasSubstr("a gradient is float16"));
 }
 
 TEST(GradScaler, RejectsInvalidOptions) {
-  EXPECT_THAT(error_of([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
-  EXPECT_THAT(error_of([] { GradScaler({.init_scale = kInf}); }), HasSubstr("scale is inf"));
-  EXPECT_THAT(error_of([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1; allowed is"));
-  EXPECT_THAT(error_of([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor is 1; allowed is"));
-  EXPECT_THAT(error_of([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval is 0; allowed is"));
-  EXPECT_THAT(error_of([] { GradScaler({.floor = -1}); }), HasSubstr("floor is -1"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.init_scale = kInfinity}); }), HasSubstr("scale is inf"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1; expected"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor is 1; expected"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval is 0; expected"));
+  EXPECT_THAT(scaler_error([] { GradScaler({.warn_below = -1}); }), HasSubstr("warn_below is -1"));
   GradScaler scaler;
-  EXPECT_THAT(error_of([&] { scaler.set_growth_factor(0.5); }), HasSubstr("set_growth_factor(): growth_factor is 0.5"));
-  EXPECT_THAT(error_of([&] { scaler.set_backoff_factor(0); }), HasSubstr("backoff_factor is 0"));
-  EXPECT_THAT(error_of([&] { scaler.set_growth_interval(-1); }), HasSubstr("growth_interval is -1"));
+  EXPECT_THAT(scaler_error([&] { scaler.set_growth_factor(0.5); }),
+              HasSubstr("set_growth_factor(): growth_factor is 0.5"));
+  EXPECT_THAT(scaler_error([&] { scaler.set_backoff_factor(0); }), HasSubstr("backoff_factor is 0"));
+  EXPECT_THAT(scaler_error([&] { scaler.set_growth_interval(-1); }), HasSubstr("growth_interval is -1"));
   scaler.scale(torch::ones({}));
-  EXPECT_THAT(error_of([&] { scaler.update(-2); }), HasSubstr("new_scale is -2"));
+  EXPECT_THAT(scaler_error([&] { scaler.update(-2); }), HasSubstr("new_scale is -2"));
   EXPECT_EQ(scaler.get_growth_factor(), 2);
   EXPECT_EQ(scaler.get_backoff_factor(), 0.5);
   EXPECT_EQ(scaler.get_growth_interval(), 2000);
@@ -187,13 +190,13 @@ TEST(GradScaler, SettersTakeEffectImmediately) {
   one.scaler.set_backoff_factor(0.25);
   one.step(0.25);
   EXPECT_EQ(one.scaler.get_scale(), 32);
-  one.step(kInf);
+  one.step(kInfinity);
   EXPECT_EQ(one.scaler.get_scale(), 8);
   one.backward(0.25);
   one.scaler.step(one.optimizer);
   one.scaler.update(1024);
   EXPECT_EQ(one.scaler.get_scale(), 1024);
-  EXPECT_TRUE(one.step(0.25));  // nothing is left of the step before
+  EXPECT_TRUE(one.step(0.25));  // no state is left from the previous step
 }
 
 TEST(GradScaler, DisabledScalerDoesNothing) {
@@ -230,8 +233,8 @@ TEST(GradScaler, ResumesFromStateDict) {
     other.step(0.25);
     EXPECT_EQ(other.scaler.get_scale(), 16) << begun;
   }
-  EXPECT_THAT(error_of([&] { one.scaler.load_state_dict(std::nullopt); }), HasSubstr("that of a disabled scaler"));
-  EXPECT_THAT(error_of([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }),
+  EXPECT_THAT(scaler_error([&] { one.scaler.load_state_dict(std::nullopt); }), HasSubstr("that of a disabled scaler"));
+  EXPECT_THAT(scaler_error([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }),
               HasSubstr("load_state_dict(): growth_factor is 0"));
   EXPECT_EQ(one.scaler.state_dict(), state);
 }
@@ -239,18 +242,18 @@ TEST(GradScaler, ResumesFromStateDict) {
 TEST(GradScaler, WarnsOnceWhenScaleIsTooSmall) {
   TrainedModel one({.init_scale = 2});
   testing::internal::CaptureStderr();
-  one.step(kInf);
-  one.step(kInf);
+  one.step(kInfinity);
+  one.step(kInfinity);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
   testing::internal::CaptureStderr();
-  one.step(kInf);
-  one.step(kInf);
+  one.step(kInfinity);
+  one.step(kInfinity);
   const std::string text = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(text, HasSubstr("the scale has come down to 0.5, below its floor of 1"));
-  EXPECT_EQ(text.find("floor"), text.rfind("floor"));
+  EXPECT_THAT(text, HasSubstr("the scale has fallen to 0.5, below warn_below (1)"));
+  EXPECT_EQ(text.find("warn_below"), text.rfind("warn_below"));
 }
 
-/// Says what it was asked.
+/// Records its calls and returns a fixed answer.
 class FakeUnscalingOptimizer final : public torch::optim::SGD, public UnscalingOptimizer {
  public:
   using SGD::SGD;
@@ -287,7 +290,7 @@ TEST(GradScaler, DelegatesToUnscalingOptimizer) {
   EXPECT_EQ(one.weight.grad()[0].item<float>(), 2);
   one.scaler.update();
   averaging.answer = UnscaleResult::kNoGradients;
-  EXPECT_THAT(error_of([&] { one.scaler.step(averaging); }),
+  EXPECT_THAT(scaler_error([&] { one.scaler.step(averaging); }),
               HasSubstr("no parameter of this optimizer has a gradient"));
 }
 

@@ -1,3 +1,4 @@
+// Tests presets, overrides and casts of Precision, and MasterWeights.
 #include "lockstep/amp/precision.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string error_of(const std::string& name, const PrecisionOverrides& overrides = {}) {
+std::string precision_error(const std::string& name, const PrecisionOverrides& overrides = {}) {
   try {
     parse_precision(name, overrides);
   } catch (const base::UsageError& error) {
@@ -45,20 +46,21 @@ TEST(Precision, PresetsMatchDocumentedTable) {
 }
 
 TEST(Precision, RejectsContradictorySettings) {
-  EXPECT_EQ(error_of("fp8"),
-            "precision is \"fp8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  EXPECT_THAT(error_of("o1"), HasSubstr("precision is \"o1\""));
-  EXPECT_THAT(error_of("fp16-mixed", {.loss_scaling = false}),
+  EXPECT_EQ(precision_error("fp8"),
+            "precision is \"fp8\"; expected 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 or O3");
+  EXPECT_THAT(precision_error("o1"), HasSubstr("precision is \"o1\""));
+  EXPECT_THAT(precision_error("fp16-mixed", {.loss_scaling = false}),
               HasSubstr("precision fp16-mixed: float16 without loss scaling"));
-  EXPECT_THAT(error_of("O2", {.loss_scaling = false}), HasSubstr("gradients of float16 that are not scaled"));
-  EXPECT_THAT(error_of("O2", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in float16"));
-  EXPECT_THAT(error_of("O2", {.master_weights = false}), HasSubstr("unscaling would make 0 again"));
-  EXPECT_THAT(error_of("fp16", {.loss_scaling = true}), HasSubstr("unscaling would make 0 again"));
-  EXPECT_THAT(error_of("32", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in lower precision than all other"));
-  EXPECT_THAT(error_of("O1", {.master_weights = true}), HasSubstr("copies in float32 of weights that are float32"));
-  EXPECT_THAT(error_of("32", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
-  EXPECT_THAT(error_of("bf16-mixed", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
-  EXPECT_THAT(error_of("bf16", {.loss_scaling = true}), HasSubstr("bfloat16 has the range of float32"));
+  EXPECT_THAT(precision_error("O2", {.loss_scaling = false}), HasSubstr("float16 gradients that are not scaled"));
+  EXPECT_THAT(precision_error("O2", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in float16"));
+  EXPECT_THAT(precision_error("O2", {.master_weights = false}), HasSubstr("unscaling would make 0 again"));
+  EXPECT_THAT(precision_error("fp16", {.loss_scaling = true}), HasSubstr("unscaling would make 0 again"));
+  EXPECT_THAT(precision_error("32", {.batch_norm_fp32 = false}),
+              HasSubstr("BatchNorm has lower precision than all other"));
+  EXPECT_THAT(precision_error("O1", {.master_weights = true}), HasSubstr("float32 copies of weights that are float32"));
+  EXPECT_THAT(precision_error("32", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
+  EXPECT_THAT(precision_error("bf16-mixed", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
+  EXPECT_THAT(precision_error("bf16", {.loss_scaling = true}), HasSubstr("bfloat16 has the range of float32"));
 }
 
 TEST(Precision, CastKeepsBatchNormAndIntegers) {
@@ -77,7 +79,7 @@ TEST(Precision, CastKeepsBatchNormAndIntegers) {
   EXPECT_EQ(net->named_parameters()["1.0.weight"].scalar_type(), at::kBFloat16);
 }
 
-/// As a SyncBatchNorm is, of which this room knows nothing.
+/// A normalisation layer like SyncBatchNorm, a class that this module does not know.
 struct OtherNormImpl : torch::nn::Module {
   OtherNormImpl() {
     register_parameter("weight", torch::ones({4}));

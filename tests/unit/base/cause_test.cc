@@ -40,7 +40,7 @@ TEST(Cause, NamesAndExitCodesMatchTheReference) {
       {"RANK_STALLED", {Cause::kRankStalled, 124}},
   };
   EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
-      << "the enumeration has values that stand not here";
+      << "the enumeration has values that this table lacks";
   for (const auto& [text, row] : table) {
     EXPECT_EQ(name(row.first), text);
     EXPECT_EQ(cause_from_name(text), row.first);

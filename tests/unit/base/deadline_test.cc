@@ -24,11 +24,11 @@ TEST(Deadline, HugeLimitsDoNotOverflow) {
 }
 
 TEST(Deadline, RemainingTimeIsNeverNegative) {
-  EXPECT_EQ(Deadline::in(-5s).left(), 0ms);
-  EXPECT_GT(Deadline::in(1h).left(), 59min);
-  EXPECT_LE(Deadline::in(1h).left(), 1h);
+  EXPECT_EQ(Deadline::in(-5s).remaining(), 0ms);
+  EXPECT_GT(Deadline::in(1h).remaining(), 59min);
+  EXPECT_LE(Deadline::in(1h).remaining(), 1h);
   EXPECT_EQ(Deadline::never().remaining(), std::chrono::milliseconds::max());
-  EXPECT_GT(Deadline::in(100us).left(), 0ms);  // rounded up: poll(2) must not spin
+  EXPECT_GT(Deadline::in(100us).remaining(), 0ms);  // rounded up, so that poll(2) does not spin
 }
 
 TEST(Deadline, PollMsIsCapped) {

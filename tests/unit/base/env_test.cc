@@ -10,7 +10,7 @@ namespace {
 TEST(Env, EachVariableHasItsOwnField) {
   std::set<std::string> asked;
   const Env env = Env::from([&](const char* name) -> Env::Value {
-    EXPECT_TRUE(asked.insert(name).second) << name << " is asked for twice";
+    EXPECT_TRUE(asked.insert(name).second) << name << " is looked up twice";
     return std::string("value of ") + name;
   });
   EXPECT_EQ(env.lockstep_rank, "value of LOCKSTEP_RANK");

@@ -35,7 +35,7 @@ TEST(Parse, RangeErrorNamesBounds) {
   EXPECT_EQ(parse_int_in_range("-n", "4", 1, 4), 4);
   for (const char* const text : {"0", "5", "x", ""})
     EXPECT_EQ(message_of<UsageError>([&] { parse_int_in_range("-n", text, 1, 4); }),
-              "-n is \"" + std::string(text) + "\"; allowed is an integer from 1 to 4");
+              "-n is \"" + std::string(text) + "\"; expected an integer from 1 to 4");
 }
 
 TEST(Parse, SplitsAtSeparators) {
@@ -52,7 +52,7 @@ TEST(Parse, QuotedIsPrintableAndOnOneLine) {
   EXPECT_EQ(quoted("abcdef", 3), "\"abc\"");
   EXPECT_EQ(quoted("abc", 3), "\"abc\"");
   EXPECT_EQ(quoted("aé", 3), "\"aé\"");  // é is two bytes
-  EXPECT_EQ(quoted("aé", 2), "\"a\"");   // and is not cut in two
+  EXPECT_EQ(quoted("aé", 2), "\"a\"");   // which are not separated
   EXPECT_EQ(quoted("\x80\x80\x80", 2), "\"\"");
 }
 

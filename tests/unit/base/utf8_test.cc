@@ -7,7 +7,7 @@
 namespace lockstep::base {
 namespace {
 
-// The UTF-8 form of `code`, written down without asking whether it is allowed.
+// Encodes `code` in `length` bytes without validating it.
 std::string encode_utf8(unsigned code, int length) {
   if (length == 1) return std::string(1, static_cast<char>(code));
   std::string bytes(static_cast<std::size_t>(length), '\0');

@@ -29,7 +29,7 @@ CheckpointParts parts_of(std::int64_t step) {
 
 void expect_checkpoint(const SavedCheckpoint& checkpoint, std::int64_t step) {
   EXPECT_EQ(checkpoint.step(), step);
-  EXPECT_THAT(checkpoint.parts(), ElementsAre("model", "trainer"));
+  EXPECT_THAT(checkpoint.part_names(), ElementsAre("model", "trainer"));
   EXPECT_EQ(value_of<std::int64_t>(checkpoint.read("trainer"), "step"), step);
   EXPECT_TRUE(
       value_of<at::Tensor>(checkpoint.read("model"), "weight").equal(torch::full({100}, static_cast<double>(step))));
@@ -54,7 +54,7 @@ TEST(Checkpointer, SavesFindsAndKeepsCheckpoints) {
   Checkpointer checkpoints(comm::init(), folder / "runs/x");
   EXPECT_FALSE(checkpoints.latest());
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto"); }),
-              HasSubstr("there is no whole checkpoint in"));
+              HasSubstr("there is no complete checkpoint in"));
   for (const std::int64_t step : {10, 20, 30}) {
     const auto report = checkpoints.save(step, parts_of(step));
     EXPECT_GT(report.num_bytes, 400u);
@@ -68,8 +68,8 @@ TEST(Checkpointer, SavesFindsAndKeepsCheckpoints) {
               ElementsAre("MANIFEST.json", "model.safetensors", "trainer.json"));
   torch::nn::Linear net(torch::nn::LinearOptions(100, 3).bias(false));
   EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "runs/x/00000003-step-30/model.safetensors"); }),
-              HasSubstr("of another shape (\"weight\" [100] in the file"))
-      << "a part of tensors is a file that a module can be loaded from";
+              HasSubstr("with another shape (\"weight\" [100] in the file"))
+      << "a module can be loaded from the file of a part with tensors only";
 }
 
 TEST(Checkpointer, LatestIsTheLastWrittenNotTheHighestStep) {
@@ -79,8 +79,8 @@ TEST(Checkpointer, LatestIsTheLastWrittenNotTheHighestStep) {
   expect_checkpoint(*checkpoints.latest(), 10);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-10", "LATEST"));
   expect_checkpoint(checkpoints.load(folder / "00000002-step-20"), 20);
-  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto").read("nobody"); }),
-              HasSubstr("has no part \"nobody\" of rank 0; allowed are model, trainer"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto").read("missing"); }),
+              HasSubstr("has no part \"missing\" of rank 0; expected one of model, trainer"));
 }
 
 TEST(Checkpointer, SkipsDamagedCheckpointWithWarning) {
@@ -92,7 +92,7 @@ TEST(Checkpointer, SkipsDamagedCheckpointWithWarning) {
   expect_checkpoint(*checkpoints.latest(), 10);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("CKPT_SKIPPED the checkpoint " + folder.path() +
-                        "/00000002-step-20 is passed over: " + folder.path() + "/00000002-step-20/model.safetensors:"));
+                        "/00000002-step-20 is skipped: " + folder.path() + "/00000002-step-20/model.safetensors:"));
   EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(folder / "00000002-step-20").read("model"); }),
               HasSubstr("tensor \"weight\" is damaged"));
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(folder / "00000002-step-20"); }),
@@ -101,7 +101,7 @@ TEST(Checkpointer, SkipsDamagedCheckpointWithWarning) {
   checkpoints.save(30, parts_of(30));
   EXPECT_THAT(names_in(folder.path()),
               ElementsAre("00000001-step-10", "00000002-step-20", "00000003-step-30", "LATEST"))
-      << "two whole ones are kept";
+      << "two complete checkpoints are kept";
   checkpoints.save(40, parts_of(40));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000003-step-30", "00000004-step-40", "LATEST"));
 }
@@ -112,27 +112,27 @@ TEST(Checkpointer, DetectsEveryKindOfDamage) {
   checkpoints.save(10, parts_of(10));
   const std::string latest = checkpoints.save(20, parts_of(20)).path, spare = folder / "spare";
   fs::copy(latest, spare, fs::copy_options::recursive);
-  const auto restore_newest = [&] {
+  const auto restore_latest = [&] {
     fs::remove_all(latest);
     fs::copy(spare, latest, fs::copy_options::recursive);
   };
   for (const std::string file : {"MANIFEST.json", "model.safetensors", "trainer.json"})
     for (int how = 0; how < 3; ++how) {
-      restore_newest();
+      restore_latest();
       if (how == 0) damage(latest + "/" + file);
       if (how == 1) fs::remove(latest + "/" + file);
       if (how == 2) fs::resize_file(latest + "/" + file, fs::file_size(latest + "/" + file) - 1);
       expect_checkpoint(*checkpoints.latest(), 10);
     }
-  // Files that are whole, but of another checkpoint.
+  // Intact files of another checkpoint.
   for (const std::string file : {"model.safetensors", "trainer.json"}) {
-    restore_newest();
+    restore_latest();
     fs::copy_file(folder / ("00000001-step-10/" + file), latest + "/" + file, fs::copy_options::overwrite_existing);
     EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(latest).read(file.substr(0, file.find('.'))); }),
-                HasSubstr(file + ":0: the file is damaged, or another one: its hash is "));
+                HasSubstr(file + ":0: the file is damaged or belongs to another checkpoint: its hash is "));
     expect_checkpoint(*checkpoints.latest(), 10);
   }
-  restore_newest();
+  restore_latest();
   expect_checkpoint(*checkpoints.latest(), 20);
 }
 
@@ -160,21 +160,21 @@ TEST(Checkpointer, RejectsInvalidArguments) {
   const TempDir folder;
   comm::Group world = comm::init();
   EXPECT_THAT(message_of<base::UsageError>([&] { Checkpointer(world, folder.path(), {.keep = 1}); }),
-              HasSubstr("CheckpointOptions.keep is 1; allowed is 2 or more"));
-  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpointer(world, ""); }), HasSubstr("the folder \"\""));
+              HasSubstr("CheckpointOptions.keep is 1; expected 2 or more"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpointer(world, ""); }), HasSubstr("the directory is \"\""));
   EXPECT_THAT(message_of<base::SystemError>([&] { Checkpointer(world, folder.write("file", "") + "/x"); }),
-              HasSubstr("cannot make the folder"));
+              HasSubstr("cannot create the directory"));
   Checkpointer checkpoints(world, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(-1, {}); }),
-              HasSubstr("checkpoint of step -1: rank 0: the step -1; allowed is 0 or more"));
+              HasSubstr("checkpoint of step -1: rank 0: step is -1; expected 0 or more"));
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(1, {{"a/b", {}}}); }),
-              HasSubstr("the part \"a/b\"; allowed are 1 to 64 of"));
+              HasSubstr("the part name is \"a/b\"; expected 1 to 64 characters of"));
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(1, {{"a", {{"u", at::Tensor()}}}}); }),
               HasSubstr("undefined tensor \"u\""));
   checkpoints.save_async(1, {{"a", {{"s", torch::ones({2, 2}).to_sparse()}}}});
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(2, {}); }),
               HasSubstr("checkpoint of step 1: rank 0: cannot save tensor \"s\""));
-  EXPECT_TRUE(names_in(folder / "x").empty()) << "nothing is left of what failed";
+  EXPECT_TRUE(names_in(folder / "x").empty()) << "failed saves leave nothing behind";
   EXPECT_NO_THROW(checkpoints.save(2, {}));
 }
 

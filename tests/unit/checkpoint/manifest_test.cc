@@ -18,15 +18,15 @@ const Manifest kManifest{.step = 120,
                          .files = {{"model.safetensors", 800, std::string(32, 'a'), "model", 0},
                                    {"rng.1.json", 20, std::string(32, '0'), "rng", 1}}};
 
-std::string reason(const std::string& text) {
+std::string manifest_error(const std::string& text) {
   return tests::message_of<base::FormatError>([&] { parse_manifest(text, "f"); });
 }
 
-// With a seal that holds.
+// With a recomputed hash.
 std::string reason_with_valid_hash(std::string text) {
   text.replace(13, kHashDigits, kHashPlaceholder);
   embed_hash(text, 13);
-  return reason(text);
+  return manifest_error(text);
 }
 std::string with(const std::string& was, const std::string& now) {
   std::string text = to_text(kManifest);
@@ -46,33 +46,33 @@ TEST(Manifest, DetectsEveryBitFlipAndTruncation) {
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     std::string bad = good;
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
-    EXPECT_THAT(reason(bad), HasSubstr("f:0: the manifest is damaged")) << bit;
+    EXPECT_THAT(manifest_error(bad), HasSubstr("f:0: the manifest is damaged")) << bit;
   }
-  for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_NE(reason(good.substr(0, cut)), "");
-  EXPECT_NE(reason(good + " "), "");
+  for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_NE(manifest_error(good.substr(0, cut)), "");
+  EXPECT_NE(manifest_error(good + " "), "");
 }
 
 TEST(Manifest, RejectsUnknownOrInvalidFields) {
   EXPECT_EQ(reason_with_valid_hash(to_text(kManifest)), "");
   EXPECT_THAT(reason_with_valid_hash(with("\"format\":1", "\"format\":2")),
-              HasSubstr("the \"format\" 2; allowed is 1 to 1"));
+              HasSubstr("the \"format\" 2; expected 1 to 1"));
   EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":-1")),
-              HasSubstr("the \"step\" -1; allowed is 0 to "));
+              HasSubstr("the \"step\" -1; expected 0 to "));
   EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":1.5")), HasSubstr("the \"step\" 1.5"));
   EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"stop\":120")), HasSubstr("has no \"step\""));
   EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":120,\"more\":1")),
-              HasSubstr("has the unknown \"more\""));
+              HasSubstr("has the unknown field \"more\""));
   EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":120,\"step\":121")),
-              HasSubstr("the key \"step\" is there twice"));
+              HasSubstr("duplicate key \"step\""));
   EXPECT_THAT(reason_with_valid_hash(with("\"world_size\":2", "\"world_size\":0")), HasSubstr("the \"world_size\" 0"));
-  EXPECT_THAT(reason_with_valid_hash(with("\"rank\":1", "\"rank\":2")), HasSubstr("the \"rank\" 2; allowed is 0 to 1"));
-  EXPECT_THAT(reason_with_valid_hash(with("\"files\":[", "\"files\":[[],")), HasSubstr("is no object"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"rank\":1", "\"rank\":2")), HasSubstr("the \"rank\" 2; expected 0 to 1"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"files\":[", "\"files\":[[],")), HasSubstr("is not an object"));
   EXPECT_THAT(reason_with_valid_hash(with("\"bytes\":800", "\"bytes\":18446744073709551615")),
               HasSubstr("the \"bytes\" 18446744073709551615"));
   EXPECT_THAT(reason_with_valid_hash(with("\"xxh3_128\":\"aa", "\"xxh3_128\":\"AA")),
-              HasSubstr("allowed are 32 hexadecimal digits"));
+              HasSubstr("expected 32 hexadecimal digits"));
   EXPECT_THAT(reason_with_valid_hash(with("rng.1.json", "../../x.json")),
-              HasSubstr("has the name \"../../x.json\"; allowed is PART.safetensors"));
+              HasSubstr("has the name \"../../x.json\"; expected PART.safetensors"));
   EXPECT_THAT(reason_with_valid_hash(with("\"part\":\"model\"", "\"part\":\"mo/el\"")), HasSubstr("has the name"));
   EXPECT_THAT(reason_with_valid_hash(
                   with(",{\"name\":\"rng.1.json\"", ",{\"name\":\"model.safetensors\",\"bytes\":1,\"xxh3_128\":\"" +
@@ -80,10 +80,10 @@ TEST(Manifest, RejectsUnknownOrInvalidFields) {
                                                         "\",\"part\":\"model\",\"rank\":0},{\"name\":\"rng.1.json\"")),
               HasSubstr("has the file \"model.safetensors\" twice"));
   EXPECT_THAT(reason_with_valid_hash(with("\"files\":[", "\"files\":[[[[[")),
-              HasSubstr("nested deeper than the allowed 3 levels"));
+              HasSubstr("nested deeper than the limit of 3 levels"));
   std::string cut = to_text(kManifest);
   cut.pop_back();
-  EXPECT_THAT(reason_with_valid_hash(cut), HasSubstr("not JSON"));
+  EXPECT_THAT(reason_with_valid_hash(cut), HasSubstr("invalid JSON"));
 }
 
 TEST(Manifest, ValidatesPartAndFileNames) {

@@ -25,7 +25,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Two names for one parameter, as in language models.
+// Two names of one parameter, as in language models.
 struct SharedImpl : torch::nn::Module {
   SharedImpl() : layer(register_module("layer", torch::nn::Linear(2, 2))) { register_module("same", layer); }
   torch::nn::Linear layer;
@@ -60,7 +60,7 @@ TEST(ModuleIo, SavesParameterNamesAndLoadsInPlace) {
   EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
   EXPECT_EQ(other->first->weight.data_ptr(), address);
   EXPECT_TRUE(other->first->weight.requires_grad() && other->first->weight.is_leaf());
-  // The optimizer that was made before still moves these parameters.
+  // The optimizer that was created before still updates these parameters.
   other->scale.mutable_grad() = torch::ones({1});
   optimizer.step();
   EXPECT_FALSE(other->scale.equal(net->scale));
@@ -102,15 +102,16 @@ TEST(ModuleIo, ListsMismatchesAndLeavesModuleUnchanged) {
   const auto before = net->first->weight.clone();
   try {
     load(net, folder / "x");
-    ADD_FAILURE() << "nothing was thrown";
+    ADD_FAILURE() << "no exception";
   } catch (const base::UsageError& error) {
     EXPECT_EQ(error.cause(), base::Cause::kBadFile);
     EXPECT_EQ(error.what(),
-              (folder / "x") + std::string(" does not fit the module: 5 missing in the file (\"norm.bias\", "
-                                           "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
-                                           "\"norm.weight\"); 6 unexpected in the "
-                                           "file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", ...); 1 of another shape "
-                                           "(\"scale\" [1, 1] in the file, [1] in the module)"));
+              "cannot load " + (folder / "x") +
+                  std::string(": it does not match the module: 5 missing in the file (\"norm.bias\", "
+                              "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
+                              "\"norm.weight\"); 6 unexpected in the "
+                              "file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", ...); 1 with another shape "
+                              "(\"scale\" [1, 1] in the file, [1] in the module)"));
   }
   EXPECT_TRUE(net->first->weight.equal(before));
 }
@@ -123,12 +124,12 @@ TEST(ModuleIo, NonStrictLoadReportsSkippedNames) {
   EXPECT_EQ(net->scale.item<float>(), 7);
   EXPECT_EQ(report.missing.size(), 7u);
   EXPECT_THAT(report.unexpected, ElementsAre("x"));
-  save_tensors({{"first.bias", torch::zeros({1})}}, folder / "x");  // copy_() would repeat it
+  save_tensors({{"first.bias", torch::zeros({1})}}, folder / "x");  // copy_() would broadcast it
   EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }),
-              HasSubstr("1 of another shape"));
+              HasSubstr("1 with another shape"));
   save_tensors({{"scale", torch::zeros({2})}}, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }),
-              HasSubstr("1 of another shape"));
+              HasSubstr("1 with another shape"));
 }
 
 TEST(ModuleIo, ConvertsDtypeOnRequest) {
@@ -137,7 +138,7 @@ TEST(ModuleIo, ConvertsDtypeOnRequest) {
   wide->to(torch::kFloat64);
   save(wide, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x"); }),
-              HasSubstr("8 of another dtype (\"first.bias\" F64 in the file, F32 in the module, "));
+              HasSubstr("8 with another dtype (\"first.bias\" F64 in the file, F32 in the module, "));
   load(net, folder / "x", {.convert_dtype = true});
   EXPECT_EQ(net->scale.scalar_type(), torch::kFloat32);
   EXPECT_TRUE(net->scale.equal(wide->scale.to(torch::kFloat32)));
@@ -152,7 +153,7 @@ TEST(ModuleIo, SkipsTheModulePrefixOfDdp) {
   save_tensors(wrapped, folder / "x");
   load(other, folder / "x");
   EXPECT_TRUE(equal_state(*net, *other));
-  // One name without it, and nothing is guessed.
+  // If one name lacks the prefix, it is not removed.
   wrapped["scale"] = wrapped.extract("module.scale").mapped();
   save_tensors(wrapped, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(other, folder / "x"); }), HasSubstr("7 missing in the file"));
@@ -178,7 +179,7 @@ TEST(ModuleIo, RejectsParameterAndBufferOfTheSameName) {
   module.register_parameter("x", torch::ones({1}));
   module.register_buffer("x", torch::ones({1}));
   EXPECT_THAT(message_of<base::UsageError>([&] { save(module, folder / "f"); }),
-              HasSubstr("a parameter and a buffer of the name \"x\""));
+              HasSubstr("a parameter and a buffer named \"x\""));
 }
 
 TEST(ModuleIo, DamagedFileDoesNotChangeModule) {
@@ -197,7 +198,7 @@ TEST(ModuleIo, DamagedFileDoesNotChangeModule) {
   file.back() = 5;
   folder.write("x", file);
   EXPECT_THROW(load(module, folder / "x"), base::FormatError);
-  EXPECT_TRUE(module.weight.equal(torch::zeros({3}))) << "the bad tensor was read after the good one";
+  EXPECT_TRUE(module.weight.equal(torch::zeros({3}))) << "the damaged tensor is read after the intact one";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Every dtype in every way for a tensor to lie in memory, from ours to Python's torch and back, as .pt and, where that
-// format has the dtype, as safetensors: one cell for each, with a name.
+// Exchanges every dtype in every memory layout with Python's torch in both directions, as .pt and, if safetensors has
+// the dtype, as safetensors. Each combination has a name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -43,11 +43,12 @@ const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float64", at::kDoubl
                                                           {"complex128", at::kComplexDouble},
                                                           {"complex64", at::kComplexFloat},
                                                           {"complex32", at::kComplexHalf}};
-// Forms that both formats have; "shared" is there twice, as "shared" and "shared too".
+// Layouts that both formats have. "shared" consists of two tensors, "shared" and "shared too".
 constexpr const char* kLayouts[] = {"whole", "scalar",   "empty",  "slice",     "transposed",
                                     "gaps",  "expanded", "shared", "shared too"};
 
-// Values are made and compared as integers: not all dtypes have arithmetic. The same is made in C++ below.
+// Values are made and compared as integers, because not all dtypes have arithmetic. The C++ code below makes the same
+// ones.
 constexpr const char* kCommon = R"(
 import sys, torch
 folder, names = sys.argv[1], sys.argv[2].split()
@@ -64,8 +65,9 @@ def raw(t):
     return t.view(integers(t.element_size())).contiguous()
 def forms(name):
     new, pair = lambda: numbers(name), numbers(name)
-    return {'whole': new().view(4, 6), 'scalar': new()[5], 'empty': new()[:0].view(0, 4), 'slice': new()[3:9], 'transposed': new().view(4, 6).t(), 'gaps': new()[::5],
-            'expanded': new()[7:8].expand(5), 'shared': pair[:10], 'shared too': pair[5:15]}
+    return {'whole': new().view(4, 6), 'scalar': new()[5], 'empty': new()[:0].view(0, 4), 'slice': new()[3:9],
+            'transposed': new().view(4, 6).t(), 'gaps': new()[::5], 'expanded': new()[7:8].expand(5),
+            'shared': pair[:10], 'shared too': pair[5:15]}
 def compare(got, want, strides):
     if got.dtype != want.dtype or got.shape != want.shape:
         return f'{got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}'
@@ -74,15 +76,16 @@ def compare(got, want, strides):
     return 'ok' if raw(got).flatten().tolist() == raw(want).flatten().tolist() else 'other values'
 )";
 
-constexpr const char* kWriter = R"(
+constexpr const char* kMatrixWriter = R"(
 from safetensors.torch import save_file
 for name in names:
     torch.save(forms(name), f'{folder}/python.{name}.pt')
     if name in sys.argv[3].split():
-        save_file({k: raw(t).clone().view(t.dtype) for k, t in forms(name).items()}, f'{folder}/python.{name}.safetensors')
+        tensors = {k: raw(t).clone().view(t.dtype) for k, t in forms(name).items()}
+        save_file(tensors, f'{folder}/python.{name}.safetensors')
 )";
 
-constexpr const char* kReader = R"(
+constexpr const char* kMatrixReader = R"(
 from safetensors.torch import load_file
 def check(kind, name, load, strides):
     got = load(f'{folder}/ours.{name}.{kind}')
@@ -97,9 +100,7 @@ for name in names:
         check('safetensors', name, load_file, False)
 )";
 
-std::string python() {
-  return (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
-}
+std::string matrix_python() { return LOCKSTEP_TEST_PYTHON; }
 
 at::Tensor as_integers(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kComplexDouble) return as_integers(torch::view_as_real(tensor));
@@ -140,7 +141,7 @@ std::string compared(const at::Tensor& got, const at::Tensor& want, bool strides
   return as_integers(got).equal(as_integers(want)) ? "ok" : "other values";
 }
 
-// What became of each cell, by its name.
+// The result of each combination, by name.
 using Results = std::map<std::string, std::string>;
 
 void write_files(const tests::TempDir& folder) {
@@ -187,7 +188,7 @@ std::set<std::string> all_case_names() {
 }
 
 TEST(PythonDtypeMatrix, EveryDtypeAndLayoutRoundTrips) {
-  if (std::system(("\"" + python() + "\" -c 'import torch, safetensors' >/dev/null 2>&1").c_str()) != 0)
+  if (std::system(("\"" + matrix_python() + "\" -c 'import torch, safetensors' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: the Python packages torch and safetensors are not in .deps/python";
   const tests::TempDir folder;
   std::string all, in_safetensors;
@@ -197,17 +198,17 @@ TEST(PythonDtypeMatrix, EveryDtypeAndLayoutRoundTrips) {
   }
   const auto run = [&](const char* script) {
     const auto path = folder.write("script.py", std::string(kCommon) + script);
-    return std::system(("timeout 100 \"" + python() + "\" " + path + " " + folder.path() + " '" + all + "' '" +
+    return std::system(("timeout 100 \"" + matrix_python() + "\" " + path + " " + folder.path() + " '" + all + "' '" +
                         in_safetensors + "' >" + (folder / "said"))
                            .c_str());
   };
-  ASSERT_EQ(run(kWriter), 0);
+  ASSERT_EQ(run(kMatrixWriter), 0);
   write_files(folder);
   Results results;
   read_python_files(folder, results);
-  EXPECT_EQ(run(kReader), 0);
-  std::istringstream said(tests::read_file(folder / "said"));
-  for (std::string line; std::getline(said, line);)
+  EXPECT_EQ(run(kMatrixReader), 0);
+  std::istringstream output(tests::read_file(folder / "said"));
+  for (std::string line; std::getline(output, line);)
     results["ours to python: " + line.substr(0, line.find(": "))] = line.substr(line.find(": ") + 2);
   for (const auto& name : all_case_names()) EXPECT_EQ(results[name], "ok") << name;
   EXPECT_EQ(results.size(), all_case_names().size());
@@ -221,9 +222,9 @@ TEST(PythonDtypeMatrix, RejectsUnsupportedTensors) {
   const auto safetensors_error = [&](const at::Tensor& tensor) {
     return message_of<base::UsageError>([&] { save_tensors({{"x", tensor}}, folder / "x"); });
   };
-  const auto quantised = at::quantize_per_tensor(torch::ones({2}), 0.5, 0, at::kQInt8);
-  EXPECT_THAT(torch_file_error(quantised), HasSubstr("a tensor of dtype QInt8; allowed are dense tensors of float64"));
-  EXPECT_THAT(safetensors_error(quantised), HasSubstr("tensor \"x\" of dtype QInt8; allowed are dense tensors of F64"));
+  const auto quantized = at::quantize_per_tensor(torch::ones({2}), 0.5, 0, at::kQInt8);
+  EXPECT_THAT(torch_file_error(quantized), HasSubstr("a tensor of dtype QInt8; expected a dense tensor of float64"));
+  EXPECT_THAT(safetensors_error(quantized), HasSubstr("tensor \"x\" of dtype QInt8; expected a dense tensor of F64"));
   for (const auto& sparse : {torch::ones({2, 2}).to_sparse(), torch::ones({2, 2}).to_sparse_csr()}) {
     EXPECT_THAT(torch_file_error(sparse), HasSubstr("of dtype Float, which is sparse"));
     EXPECT_THAT(safetensors_error(sparse), HasSubstr("of dtype Float, which is sparse"));

@@ -1,5 +1,5 @@
-// What readers take of the memory: no more than the file and 16 MiB, whatever the file says of itself; of a .pt whose
-// values are not tensors, what torch_file.h says.
+// Tests of the readers' memory use: at most the file's size and 16 MiB, whatever the file declares; for the values of a
+// .pt that are not tensors, the limit in torch_file.h.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -30,11 +30,11 @@ std::int64_t kib_in_status(const std::string& name) {
   throw std::runtime_error("no " + name);
 }
 
-// By how much memory grew at most while `action` ran.
+// Returns the peak growth of memory while `action` runs.
 template <typename Action>
 std::int64_t peak_growth(Action action) {
   ::malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << 5;  // the peak is counted from here
+  std::ofstream("/proc/self/clear_refs") << 5;  // resets the peak
   const std::int64_t before = kib_in_status("VmRSS");
   action();
   return (kib_in_status("VmHWM") - before) * 1024;
@@ -46,9 +46,9 @@ class ReaderMemoryUse : public testing::Test {
  protected:
   void SetUp() override {
 #ifdef __SANITIZE_ADDRESS__
-    GTEST_SKIP() << "the sanitizer keeps freed memory back";
+    GTEST_SKIP() << "the sanitizer does not return freed memory";
 #endif
-    // What is only there once.
+    // Allocates what is allocated once per process.
     save_tensors({{"x", torch::ones({1000})}}, folder_ / "first");
     load_tensors(folder_ / "first");
   }
@@ -74,10 +74,10 @@ TEST_F(ReaderMemoryUse, LargeFileMemoryIsFileSizePlus16MiB) {
               size_of(folder_ / "x.pt") + 16 * kMiB);
   }
   EXPECT_LE(peak_growth([&] { SafetensorsReader(folder_ / "x.safetensors").verify(); }), 16 * kMiB)
-      << "comparing keeps nothing";
+      << "verify() keeps nothing";
 }
 
-// Headers of the largest size that is allowed, which say as much as can be said.
+// Headers close to the maximum size that describe as much as possible.
 TEST_F(ReaderMemoryUse, HostileHeaderMemoryIsBounded) {
   std::string many = "{", deep = "{\"a\":", metadata = "{\"__metadata__\":{";
   for (int i = 0; many.size() < kHeader; ++i)
@@ -96,21 +96,21 @@ TEST_F(ReaderMemoryUse, HostileHeaderMemoryIsBounded) {
               size_of(path) + 16 * kMiB)
         << text.substr(0, 20);
   }
-  // A length that nobody has.
-  const std::uint64_t most = ~std::uint64_t{0};
-  const std::string path = folder_.write("x", std::string(reinterpret_cast<const char*>(&most), 8) + "{}");
+  // An impossible length.
+  const std::uint64_t huge_length = ~std::uint64_t{0};
+  const std::string path = folder_.write("x", std::string(reinterpret_cast<const char*>(&huge_length), 8) + "{}");
   EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError); }), kMiB);
 }
 
 TEST_F(ReaderMemoryUse, PickleMemoryIsBounded) {
-  // 20 MB of a pickle that makes lists, of which each holds the one before: refused on its way.
+  // A pickle of 20 MB of nested lists, which is rejected while it is parsed.
   std::string pickle = "\x80\x02](";
   pickle += std::string(kPickle, ']') + "e.";
   const std::string path = folder_ / "x.pt";
   Dict dict;
   dict.add("x", std::string(kPickle + 40, 'x'));
   save_torch_file(dict, path);
-  // In the place of the string, in the record of the pickle.
+  // Replaces the string in the pickle's record.
   std::string bytes = tests::read_file(path);
   const auto& record = ZipReader(path).records().at("archive/data.pkl");
   ASSERT_GE(record.num_bytes, pickle.size());
@@ -118,12 +118,12 @@ TEST_F(ReaderMemoryUse, PickleMemoryIsBounded) {
   folder_.write("x.pt", bytes);
   bytes.clear();
   bytes.shrink_to_fit();
-  std::string said;
+  std::string message;
   EXPECT_LE(peak_growth([&] {
-              said = tests::message_of<base::FormatError>([&] { load_torch_file(path, {.verify = false}); });
+              message = tests::message_of<base::FormatError>([&] { load_torch_file(path, {.verify = false}); });
             }),
             size_of(path) + 256 * kMiB);
-  EXPECT_THAT(said, HasSubstr("the pickle makes more than fits into 128 MiB"));
+  EXPECT_THAT(message, HasSubstr("the pickle takes more than the limit of 128 MiB"));
 }
 
 }  // namespace

@@ -10,13 +10,13 @@ const at::Tensor& tensor_in(const CheckpointParts& parts, const std::string& nam
   return std::get<at::Tensor>(parts.at("model").at(name));
 }
 
-// Blocks of 16 KiB are copied in another way than what is left of them.
+// Blocks of 16 KiB and the remainder are copied in different ways.
 TEST(StagingBuffer, CopiesAnyNumberOfBytes) {
   CheckpointParts parts;
   for (const std::int64_t size : {0, 1, 63, 64, 4096, 16383, 16384, 16385, 20480, 32768, 49151, 1000003})
     parts["model"][std::to_string(size)] = torch::randint(256, {size}, torch::kByte);
   StagingBuffer stage;
-  for (int round = 0; round < 2; ++round) {  // the second time into the same memory
+  for (int round = 0; round < 2; ++round) {  // the second round reuses the memory
     CheckpointParts before;
     for (auto& [name, value] : parts["model"]) before["model"][name] = std::get<at::Tensor>(value).clone();
     const CheckpointParts copy = stage.copy(parts);
@@ -26,7 +26,7 @@ TEST(StagingBuffer, CopiesAnyNumberOfBytes) {
   }
 }
 
-// Neither end is a multiple of anything, and some are no whole memory.
+// Views with unaligned ends, and views of a part of their memory.
 TEST(StagingBuffer, CopiesViewsWithTheirShapes) {
   const at::Tensor all = torch::randn({300, 301});
   CheckpointParts parts;

@@ -20,7 +20,7 @@ TEST(BusyScope, LastStartedIsPublished) {
   EXPECT_STREQ(page.busy_with, "evaluate");
   auto longer = std::make_unique<BusyScope>(std::string(100, 'x'));
   EXPECT_EQ(page.busy_with, std::string(sizeof page.busy_with - 1, 'x'));
-  outer.reset();  // in another order
+  outer.reset();  // not in the reverse order of construction
   EXPECT_EQ(page.busy_with, std::string(sizeof page.busy_with - 1, 'x'));
   longer.reset();
   EXPECT_EQ(page.busy_depth, 0);

@@ -1,5 +1,5 @@
-// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepRealGpu,
-// on a real one.
+// Tests steps as CUDA graphs: on a CPU, on a fake GPU (tests/support/gpu), and, in the suite GraphedStepRealGpu, on a
+// real GPU.
 #include "lockstep/cuda/graphed_step.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -35,7 +35,7 @@ std::string error_of(GraphedStep& step, const Tensors& inputs, int calls) {
   });
 }
 
-// A weight, its gradient by hand through autograd, and SGD: what the pretended GPU has kernels for.
+// A weight, its gradient through autograd, and a hand-written SGD update: the operations that the fake GPU supports.
 struct LinearModel {
   explicit LinearModel(at::Device device) : weight(row(device, {1, 2, 3}).requires_grad_()) {}
 
@@ -77,11 +77,11 @@ TEST(GraphedStep, RejectsInvalidOptionsAndDevices) {
     GraphedStep(device, [](const Tensors& inputs) { return inputs; }, options);
   };
   EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.warmup = 0}); }),
-            "GraphedStepOptions.warmup is 0; allowed is 1 to 1000");
+            "GraphedStepOptions.warmup is 0; expected 1 to 1000");
   EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.max_graphs = 2000}); }),
-            "GraphedStepOptions.max_graphs is 2000; allowed is 1 to 1024");
+            "GraphedStepOptions.max_graphs is 2000; expected 1 to 1024");
   EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kMeta, {}); }),
-            "GraphedStep: the device is meta; allowed are cpu and cuda");
+            "GraphedStep: the device is meta; expected cpu or cuda");
 }
 
 TEST(OpTrace, RecordsOperationsAndNumbers) {
@@ -93,10 +93,10 @@ TEST(OpTrace, RecordsOperationsAndNumbers) {
   EXPECT_FALSE(first.cpu_tensor);
   factor = 0.25;
   EXPECT_EQ(find_difference(first, list()),
-            "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the run before");
+            "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the previous run");
   const OpTrace more = trace_ops([&] { x.mul(0.5).sum(0).neg(); });
   EXPECT_EQ(find_difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " +
-                                              std::to_string(first.calls.size()) + " in the run before");
+                                              std::to_string(first.calls.size()) + " in the previous run");
   EXPECT_THAT(trace_ops([] { torch::ones({2}).add(1); }).cpu_tensor.value_or(""), HasSubstr("tensor on cpu"));
 }
 
@@ -132,7 +132,7 @@ TEST_F(GraphedStepFakeGpu, ReplayMatchesEagerStep) {
     EXPECT_EQ(values(step(inputs)[0]), expected) << i;
     EXPECT_EQ(values(graphed.weight), values(plain.weight)) << i;
   }
-  EXPECT_EQ(graphed.runs, 4);  // three to warm up, and the capture
+  EXPECT_EQ(graphed.runs, 4);  // three warm-up runs and the capture
   EXPECT_EQ(step.stats().eager, 3);
   EXPECT_EQ(step.stats().captured, 1);
   EXPECT_EQ(step.stats().replayed, 5);
@@ -147,7 +147,7 @@ TEST_F(GraphedStepFakeGpu, FollowsStreamOrder) {
     const c10::StreamGuard guard(other);
     at::Tensor input = row(gpu, {1, 1, 1});
     for (int i = 0; i < 6; ++i) {
-      for (int k = 0; k < 3; ++k) input = input.clone();  // takes a while, and nobody waits for it but the stream
+      for (int k = 0; k < 3; ++k) input = input.clone();  // takes a while; only the stream waits for it
       kept.push_back(step({input})[0].clone());
     }
     for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(values(kept[i])[2], 6 - 2 * static_cast<float>(i));
@@ -166,10 +166,10 @@ TEST_F(GraphedStepFakeGpu, CapturesOneGraphPerShapeUpToLimit) {
   EXPECT_EQ(step.stats().captured, 2);
   EXPECT_EQ(step.stats().replayed, 6);
   EXPECT_EQ(step.stats().eager, 2 + 4);
-  EXPECT_THAT(said, HasSubstr("inputs of more than 2 different shapes (max_graphs); those of further ones, such as "
-                              "Float[3][1], take no graph"));
+  EXPECT_THAT(said, HasSubstr("the inputs have more than 2 different shapes (max_graphs); steps with further shapes, "
+                              "such as Float[3][1], run without a graph"));
   EXPECT_EQ(said.find("max_graphs"), said.rfind("max_graphs"));
-  // Another dtype is another shape.
+  // Inputs of another dtype need another graph.
   GraphedStep one(gpu, [](const Tensors& inputs) { return inputs; }, {.max_graphs = 1});
   one({torch::ones({2}).to(gpu)});
   one({torch::ones({2}, torch::kLong).to(gpu)});
@@ -185,13 +185,13 @@ TEST_F(GraphedStepFakeGpu, RejectsChangingNumber) {
   const Tensors inputs = {row(gpu, {1, 1, 1})};
   EXPECT_THAT(
       error_of(step, inputs, 4),
-      AllOf(HasSubstr("GraphedStep: the step cannot be a graph: call "),
+      AllOf(HasSubstr("GraphedStep: the step cannot be captured as a graph: call "),
             HasSubstr(
-                "aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the run before")));
+                "aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the previous run")));
   EXPECT_EQ(step.stats().captured, 0);
   EXPECT_EQ(step.stats().eager, 3);
-  EXPECT_THAT(error_of(step, inputs, 1), HasSubstr("cannot be a graph"));  // and still
-  // What is left behind is not in the way of others.
+  EXPECT_THAT(error_of(step, inputs, 1), HasSubstr("cannot be captured as a graph"));  // later calls fail as well
+  // A failed capture does not affect other steps.
   GraphedStep good = model.graphed(gpu);
   for (int i = 0; i < 5; ++i) good(inputs);
   EXPECT_EQ(good.stats().replayed, 2);
@@ -199,7 +199,8 @@ TEST_F(GraphedStepFakeGpu, RejectsChangingNumber) {
 
 TEST_F(GraphedStepFakeGpu, RejectsHostReads) {
   GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * inputs[0][0].item<float>()}; });
-  EXPECT_THAT(error_of(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("cannot be a graph: "), HasSubstr("capturing")));
+  EXPECT_THAT(error_of(step, {row(gpu, {1, 2})}, 4),
+              AllOf(HasSubstr("cannot be captured as a graph: "), HasSubstr("capturing")));
   EXPECT_EQ(step.stats().eager, 3);
   GraphedStep good(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
   for (int i = 0; i < 5; ++i) EXPECT_EQ(values(good({row(gpu, {1, 2})})[0])[1], 4);
@@ -209,15 +210,15 @@ TEST_F(GraphedStepFakeGpu, RejectsCpuTensors) {
   GraphedStep step(gpu, [this](const Tensors& inputs) -> Tensors { return {inputs[0] + torch::ones({2}).to(gpu)}; });
   EXPECT_THAT(error_of(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("has a tensor on the CPU"), HasSubstr("aten::")));
   EXPECT_THAT(error_of(step, {torch::ones({2})}, 1),
-              HasSubstr("GraphedStep: input 0 is on cpu; allowed are dense tensors on cuda:0 (LoaderOptions.device "
-                        "brings batches there)"));
+              HasSubstr("GraphedStep: input 0 is on cpu; expected a dense tensor on cuda:0 (LoaderOptions.device moves "
+                        "batches there)"));
   EXPECT_THAT(error_of(step, {at::Tensor()}, 1), HasSubstr("input 0 is undefined"));
 }
 
 TEST_F(GraphedStepFakeGpu, RejectsSurroundingAutocast) {
   GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
   const amp::Autocast autocast({.device = at::kCUDA});
-  EXPECT_THAT(error_of(step, {row(gpu, {1})}, 1), HasSubstr("allowed is an Autocast inside the body"));
+  EXPECT_THAT(error_of(step, {row(gpu, {1})}, 1), HasSubstr("expected an Autocast inside the body"));
 }
 
 TEST_F(GraphedStepFakeGpu, RejectsCollectivesInBody) {
@@ -227,9 +228,10 @@ TEST_F(GraphedStepFakeGpu, RejectsCollectivesInBody) {
     return inputs;
   });
   const at::Tensor input = row(gpu, {1});
-  EXPECT_THAT(error_of(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"),
-                                                HasSubstr("allowed is all_reduce before or after it")));
-  group.all_reduce(input);  // the group is as it was
+  EXPECT_THAT(error_of(step, {input}, 1),
+              AllOf(HasSubstr("all_reduce called inside a step that is captured as a CUDA graph"),
+                    HasSubstr("Call all_reduce before or after it")));
+  group.all_reduce(input);  // the group still works
 }
 
 TEST_F(GraphedStepFakeGpu, PropagatesExceptionOfBody) {
@@ -241,14 +243,14 @@ TEST_F(GraphedStepFakeGpu, PropagatesExceptionOfBody) {
   const Tensors inputs = {row(gpu, {1, 2})};
   for (int i = 0; i < 3; ++i) step(inputs);
   EXPECT_THROW(step(inputs), std::runtime_error);
-  EXPECT_EQ(values(step(inputs)[0])[1], 4);  // captured by the next
+  EXPECT_EQ(values(step(inputs)[0])[1], 4);  // the next call captures
   EXPECT_EQ(step.stats().captured, 1);
 }
 
-// Not run yet anywhere: no GPU was there.
+// Skipped without a GPU.
 TEST(GraphedStepRealGpu, MatchesEagerTraining) {
   const comm::Group world = comm::init();
-  if (!world.device().is_cuda()) GTEST_SKIP() << "there is no GPU: capturing and replaying on a real one were left out";
+  if (!world.device().is_cuda()) GTEST_SKIP() << "no GPU: capture and replay on a real GPU are not tested";
   const auto train = [&](bool enabled) {
     torch::manual_seed(1);
     torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Dropout(0.0),

@@ -21,7 +21,7 @@ namespace {
 using testing::HasSubstr;
 using tests::message_of;
 
-// A dataset of libtorch: sample i is data [i, i] and target i.
+// A libtorch dataset: sample i has data [i, i] and target i.
 struct Numbers : torch::data::datasets::Dataset<Numbers> {
   explicit Numbers(std::size_t size) : n(size) {}
   torch::data::Example<> get(std::size_t i) override {
@@ -81,7 +81,7 @@ TEST(Loader, BatchesDoNotDependOnNumWorkers) {
   auto inline_loader = make_loader(Numbers(101), DataShard{}, {.batch_size = 4, .seed = 1});
   const auto expected = collect_batches(inline_loader, 2);
   for (const int workers : {1, 2, 5, 40}) {
-    // Samples that take unequal time come back out of order unless the loader sees to it.
+    // Samples that take unequal time finish out of order; the loader must reorder them.
     auto loader = make_loader(101,
                               [](std::size_t i) {
                                 std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 100));
@@ -94,7 +94,7 @@ TEST(Loader, BatchesDoNotDependOnNumWorkers) {
 }
 
 TEST(Loader, WorkersRunConcurrently) {
-  // Sample 0 is not done before sample 1 has begun: one thread alone would never finish.
+  // Sample 0 finishes only after sample 1 has begun: a single thread would never finish.
   std::mutex mutex;
   std::condition_variable begun;
   bool second = false;
@@ -105,7 +105,7 @@ TEST(Loader, WorkersRunConcurrently) {
                                 second = true;
                                 begun.notify_all();
                               } else if (!begun.wait_for(lock, std::chrono::seconds(20), [&] { return second; })) {
-                                throw std::runtime_error("nobody else works");
+                                throw std::runtime_error("no other thread makes a sample");
                               }
                               return torch::tensor(static_cast<std::int64_t>(i));
                             },
@@ -144,14 +144,14 @@ TEST(Loader, ExceptionIsRethrownInOrderWithItsSample) {
     int batches = 0;
     try {
       for (auto& batch : loader.epoch(0)) batches += batch.size(0) == 2;
-      ADD_FAILURE() << "nothing was thrown";
+      ADD_FAILURE() << "no exception";
     } catch (const SampleError& error) {
       EXPECT_EQ(error.index(), 9u);
       EXPECT_STREQ(error.what(), "sample 9: the file is");
       EXPECT_THROW(std::rethrow_if_nested(error), std::runtime_error);
     }
-    EXPECT_EQ(batches, 4) << "the batches before it are whole";
-    EXPECT_EQ(loader.position().samples, 8u);
+    EXPECT_EQ(batches, 4) << "the batches before the error are complete";
+    EXPECT_EQ(loader.position().samples_drawn, 8u);
   }
 }
 
@@ -160,7 +160,7 @@ TEST(Loader, KeepsCauseAndFirstLineOfException) {
       make_loader(1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, DataShard{});
   try {
     format.epoch(0).begin();
-    ADD_FAILURE() << "nothing was thrown";
+    ADD_FAILURE() << "no exception";
   } catch (const SampleError& error) {
     EXPECT_EQ(error.cause(), base::Cause::kBadFile);
     EXPECT_STREQ(error.what(), "sample 0: x.png:12: bad");
@@ -170,7 +170,7 @@ TEST(Loader, KeepsCauseAndFirstLineOfException) {
   EXPECT_THAT(message, HasSubstr("sample 0: shape '[3]' is invalid"));
   EXPECT_THAT(message, testing::Not(HasSubstr("\n")));
   auto odd = make_loader(1, [](std::size_t) -> at::Tensor { throw 7; }, DataShard{});
-  EXPECT_THAT(message_of<SampleError>([&] { odd.epoch(0).begin(); }), HasSubstr("no std::exception"));
+  EXPECT_THAT(message_of<SampleError>([&] { odd.epoch(0).begin(); }), HasSubstr("not a std::exception"));
 }
 
 TEST(Loader, ErrorNamesSamplesThatCannotBeStacked) {
@@ -196,13 +196,13 @@ TEST(Loader, LeavingTheLoopStopsWorkers) {
   }
   const int after = made.load();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_EQ(made.load(), after) << "a thread still works";
+  EXPECT_EQ(made.load(), after) << "a thread still makes samples";
   EXPECT_LT(after, 200);
   EXPECT_EQ(num_batches(loader), 10'000);
 }
 
 TEST(Loader, StuckSampleTimesOutAndDoesNotBlockDestructor) {
-  // The thread that is left behind holds this, not the test's stack.
+  // The detached thread owns this object and must not refer to the test's stack.
   struct Gate {
     std::mutex mutex;
     std::condition_variable opened;
@@ -264,14 +264,14 @@ TEST(Loader, ResumesInAnotherWorldSizeWithoutDuplicates) {
 TEST(Loader, PositionAppliesToItsEpochOnly) {
   auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2, .seed = 1});
   const auto whole = collect_batches(loader, 3);
-  loader.restore({.seed = 1, .epoch = 3, .samples = 6, .num_samples = 10});
+  loader.restore({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10});
   auto rest = loader.epoch(3);
   EXPECT_EQ(rest.size(), 2u);
   EXPECT_EQ(loader.batches_per_epoch(), 5u);
-  loader.restore({.seed = 1, .epoch = 3, .samples = 6, .num_samples = 10});
+  loader.restore({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10});
   EXPECT_EQ(collect_batches(loader, 3), std::vector(whole.begin() + 3, whole.end()));
   EXPECT_EQ(collect_batches(loader, 3), whole);
-  // A position at the end of its epoch leaves nothing of it.
+  // A position at the end of its epoch leaves no batch.
   loader.restore(loader.position());
   EXPECT_TRUE(collect_batches(loader, 3).empty());
   EXPECT_EQ(collect_batches(loader, 4).size(), 5u);
@@ -279,9 +279,9 @@ TEST(Loader, PositionAppliesToItsEpochOnly) {
 
 TEST(Loader, RejectsPositionOfAnotherLoader) {
   auto loader = make_loader(Numbers(10), DataShard{}, {.seed = 1});
-  EXPECT_THROW(loader.restore({.seed = 2, .samples = 6, .num_samples = 10}), base::UsageError);
-  EXPECT_THROW(loader.restore({.seed = 1, .samples = 6, .num_samples = 11}), base::UsageError);
-  EXPECT_THROW(loader.restore({.seed = 1, .samples = 11, .num_samples = 10}), base::UsageError);
+  EXPECT_THROW(loader.restore({.seed = 2, .samples_drawn = 6, .num_samples = 10}), base::UsageError);
+  EXPECT_THROW(loader.restore({.seed = 1, .samples_drawn = 6, .num_samples = 11}), base::UsageError);
+  EXPECT_THROW(loader.restore({.seed = 1, .samples_drawn = 11, .num_samples = 10}), base::UsageError);
   EXPECT_THROW(loader.restore({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
   EXPECT_EQ(collect_batches(loader, 0).size(), 10u);
 }
@@ -311,7 +311,7 @@ TEST(Loader, CountsEachBatchReturned) {
     (void)batch;
     if (counted == 2) break;
   }
-  EXPECT_EQ(counted, 2) << "batches made ahead do not count";
+  EXPECT_EQ(counted, 2) << "prefetched batches do not count";
   collect_batches(loader, 1);
   EXPECT_EQ(counted, 5);
   EXPECT_TRUE(has_equal_batch_counts({0, 2}, {.mode = ShardMode::kPad}));
@@ -322,7 +322,7 @@ TEST(Loader, CountsEachBatchReturned) {
 
 TEST(Loader, EachBatchCountsAsProgress) {
   const auto& alive = base::RankPage::this_process().alive_count;
-  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2});  // as one rank that evaluates makes it
+  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2});  // as for an evaluation on one rank
   const std::uint64_t before = alive;
   collect_batches(loader, 0);
   EXPECT_EQ(alive, before + 5);
@@ -332,7 +332,7 @@ TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
   const LoaderPosition here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
   const std::uint32_t ours = order_fingerprint(here, ShardMode::kPad);
   LoaderPosition later = here;
-  later.samples = 50;
+  later.samples_drawn = 50;
   EXPECT_EQ(order_fingerprint(later, ShardMode::kPad), ours);
   EXPECT_NE(order_fingerprint(here, ShardMode::kDrop), ours);
   for (const LoaderPosition& other : {LoaderPosition{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
@@ -343,7 +343,7 @@ TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
 }
 
 TEST(Loader, AcceptsEveryMapStyleDataset) {
-  // torch's transforms: with Stack<> the dataset makes the batch, without it gives many samples.
+  // torch's transforms: with Stack<> the dataset returns a batch, without it several samples.
   auto stacked = make_loader(Numbers(6).map(torch::data::transforms::Stack<>()), DataShard{}, {.batch_size = 4});
   auto mapped = make_loader(Numbers(6).map(torch::data::transforms::Normalize<>(0.0, 2.0)), DataShard{},
                             {.batch_size = 4, .num_workers = 1});
@@ -351,7 +351,7 @@ TEST(Loader, AcceptsEveryMapStyleDataset) {
   EXPECT_EQ(collect_batches(stacked, 0), collect_batches(plain, 0));
   for (auto& batch : mapped.epoch(0))
     EXPECT_TRUE(batch.data.flatten(1).select(1, 0).equal(batch.target.to(torch::kFloat32) / 2));
-  // Samples without a target; plain tensors; anything else comes as it is.
+  // Samples without a target, plain tensors, and other types, which are not stacked.
   auto untargeted =
       make_loader(6, [](std::size_t i) { return torch::data::TensorExample(torch::full({2}, static_cast<float>(i))); },
                   DataShard{}, {.batch_size = 3});
@@ -370,12 +370,12 @@ TEST(Loader, AcceptsEveryMapStyleDataset) {
 
 TEST(Loader, EachWorkerCopiesTheDataset) {
   struct Counting {
-    int uses = 0;  // unguarded: TSan sees it when two threads share one
+    int uses = 0;  // unguarded, so that TSan reports it if two threads share a copy
     at::Tensor get(std::size_t) { return torch::tensor(++uses); }
     std::size_t size() const { return 64; }
   };
   auto loader = make_loader(Counting{}, DataShard{}, {.batch_size = 2, .num_workers = 4});
-  // Every copy counts from 1 without a gap, whichever batches fell to it.
+  // Every copy counts from 1 without a gap, whichever batches it makes.
   std::multiset<int> uses;
   for (auto& batch : loader.epoch(0))
     for (int i = 0; i < 2; ++i) uses.insert(batch[i].item<int>());
@@ -394,13 +394,13 @@ TEST(Loader, RejectsOptionsOutOfRange) {
   const auto message = [](const LoaderOptions& options) {
     return message_of<base::UsageError>([&] { make_loader(Numbers(4), DataShard{}, options); });
   };
-  EXPECT_EQ(message({.batch_size = 0}), "LoaderOptions.batch_size is 0; allowed is 1 to 2147483648");
-  EXPECT_THAT(message({.num_workers = -1}), HasSubstr("num_workers is -1; allowed is 0 to 256"));
-  EXPECT_THAT(message({.prefetch = 0}), HasSubstr("prefetch is 0; allowed is 1 to 1024"));
+  EXPECT_EQ(message({.batch_size = 0}), "LoaderOptions.batch_size is 0; expected 1 to 2147483648");
+  EXPECT_THAT(message({.num_workers = -1}), HasSubstr("num_workers is -1; expected 0 to 256"));
+  EXPECT_THAT(message({.prefetch = 0}), HasSubstr("prefetch is 0; expected 1 to 1024"));
   EXPECT_THAT(message({.timeout = std::chrono::milliseconds(0)}), HasSubstr("timeout is 0"));
   EXPECT_EQ(message({.device = at::kCUDA}),
-            "LoaderOptions.device is cuda, which libtorch cannot use in this process; allowed are cpu and "
-            "Group::device(), after lockstep::init() has found a GPU");
+            "LoaderOptions.device is cuda, which libtorch cannot use in this process; expected cpu, or "
+            "Group::device() after lockstep::init() found a GPU");
   EXPECT_THAT(message({.mode = ShardMode::kExact, .drop_last = true}), HasSubstr("drop_last"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), DataShard{}); }), HasSubstr("has 0 samples"));
 }

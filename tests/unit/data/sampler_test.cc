@@ -59,7 +59,7 @@ TEST(Permutation, HandlesABillionWithoutDuplicates) {
 }
 
 TEST(Permutation, OrderIsStableAcrossVersions) {
-  // What a checkpoint of an older version means must not change.
+  // The meaning of positions in old checkpoints must not change.
   const Permutation permutation(10, 1, 2);
   std::vector<std::uint64_t> all;
   for (std::uint64_t i = 0; i < 10; ++i) all.push_back(permutation[i]);
@@ -79,7 +79,7 @@ TEST(Permutation, DependsOnSeedAndEpochIndependently) {
   EXPECT_EQ(orders.size(), 400u);
 }
 
-// Sum of (observed - expected)^2 / expected, in units that a bound can be put on: mean 0, standard deviation 1.
+// The sum of (observed - expected)^2 / expected, normalized to mean 0 and standard deviation 1.
 double chi_square_score(const std::vector<double>& observed, double expected, double degrees) {
   double sum = 0;
   for (const double count : observed) sum += (count - expected) * (count - expected) / expected;
@@ -114,7 +114,7 @@ TEST(Permutation, AllOrdersOfFourAreEquallyLikely) {
 }
 
 TEST(Permutation, SuccessiveElementsAreUncorrelated) {
-  // The correlation of an element with its successor, which for a random order of n has a deviation of 1 / sqrt(n).
+  // The correlation of an element with its successor, whose standard deviation is 1 / sqrt(n) for a random order of n.
   constexpr std::uint64_t kN = 100'000;
   const Permutation permutation(kN, 3, 1);
   const double mean = (kN - 1) / 2.0;
@@ -146,7 +146,7 @@ TEST(Sampler, EveryModeCoversTheEpoch) {
             ASSERT_EQ(*sizes.begin(), mode == ShardMode::kPad ? (n + size - 1) / size : n / size);
             ASSERT_LE(*sizes.rbegin() - *sizes.begin(), 1u);
           }
-          // Exact: each once. Pad: each at least once, as evenly as can be. Drop: none twice.
+          // Exact: each once. Pad: each at least once, as evenly as possible. Drop: none twice.
           ASSERT_EQ(times[ShardMode::kExact].size(), n);
           for (const auto& [index, count] : times[ShardMode::kExact]) ASSERT_EQ(count, 1);
           ASSERT_EQ(times[ShardMode::kPad].size(), n);
@@ -158,7 +158,8 @@ TEST(Sampler, EveryModeCoversTheEpoch) {
 }
 
 TEST(Sampler, PadsLikePyTorch) {
-  // torch.utils.data.DistributedSampler(range(10), 4, r, shuffle=False) and of range(2), as PyTorch 2.11 gives them.
+  // The values of torch.utils.data.DistributedSampler(range(10), 4, r, shuffle=False), and of range(2), in PyTorch
+  // 2.11.
   const auto of = [](std::uint64_t n, int rank) {
     return indices_of(Sampler(n, {rank, 4}, {.shuffle = false}).epoch(0));
   };
@@ -182,14 +183,14 @@ TEST(Sampler, OrderIsIndependentOfWorldSize) {
 }
 
 TEST(Sampler, OrderDiffersPerEpoch) {
-  // pytorch#73141: the sampler of libtorch repeats one order.
+  // pytorch#73141: libtorch's sampler repeats one order.
   const Sampler sampler(100, {}, {.seed = 1});
   EXPECT_NE(indices_of(sampler.epoch(0)), indices_of(sampler.epoch(1)));
   EXPECT_EQ(indices_of(sampler.epoch(1)), indices_of(sampler.epoch(1)));
   EXPECT_EQ(indices_of(Sampler(100, {}, {.shuffle = false}).epoch(3)), range(100));
 }
 
-// Draws `steps` batches on every rank of a world, counts them, and returns the position after that.
+// Draws `steps` batches on every rank of a world, counts the draws, and returns the position afterwards.
 std::uint64_t draw_batches(std::uint64_t n, int world, ShardMode mode, std::uint64_t batch, std::uint64_t position,
                            std::uint64_t steps, std::map<std::uint64_t, int>& draw_counts) {
   for (int rank = 0; rank < world; ++rank) {
@@ -223,7 +224,7 @@ TEST(Sampler, CountsAreEqualAfterResume) {
       sizes.insert(Sampler(100, {rank, 3}, {.seed = 8, .mode = mode}).epoch(2, position).size());
     EXPECT_THAT(sizes, testing::ElementsAre(mode == ShardMode::kPad ? 26u : 25u));  // 76 remain
     draw_batches(100, 3, mode, 4, position, 1000, draw_counts);
-    // 76 = 25 * 3 + 1: padding repeats two samples of the epoch's beginning, dropping leaves one out.
+    // 76 = 25 * 3 + 1: padding repeats two samples of the beginning of the epoch, dropping omits one.
     EXPECT_EQ(draw_counts.size(), mode == ShardMode::kPad ? 100u : 99u);
     EXPECT_EQ(
         std::count_if(draw_counts.begin(), draw_counts.end(), [](const auto& entry) { return entry.second == 2; }),
@@ -255,7 +256,7 @@ TEST(BatchPlan, SplitsOrderIntoBatches) {
 
 TEST(LoaderPosition, RoundTrips) {
   const LoaderPosition position{
-      .seed = 0xffffffffffffffffULL, .epoch = 3, .samples = 42, .num_samples = 100, .shuffle = false};
+      .seed = 0xffffffffffffffffULL, .epoch = 3, .samples_drawn = 42, .num_samples = 100, .shuffle = false};
   EXPECT_EQ(to_text(position), "seed=18446744073709551615 epoch=3 samples=42 num_samples=100 shuffle=0");
   EXPECT_EQ(parse_position(to_text(position)), position);
 }

@@ -1,3 +1,4 @@
+// Tests which changes of gradients are detected.
 #include "lockstep/ddp/gradient_fingerprint.h"
 
 #include <gtest/gtest.h>
@@ -11,13 +12,13 @@ TEST(GradientFingerprint, DetectsChangesWithAndWithoutVersionBump) {
     for (const std::int64_t count : {1, 2, 3, 1000}) {
       const at::Tensor gradient = torch::ones({count}, dtype);
       GradientFingerprint fingerprint;
-      EXPECT_TRUE(fingerprint.is_unchanged(0, gradient)) << "nothing has been noted";
+      EXPECT_TRUE(fingerprint.is_unchanged(0, gradient)) << "nothing has been recorded";
       fingerprint.record(0, gradient);
       EXPECT_TRUE(fingerprint.is_unchanged(0, gradient));
       gradient.data().mul_(0.5);
       EXPECT_FALSE(fingerprint.is_unchanged(0, gradient)) << dtype << " " << count;
       fingerprint.record(0, gradient);
-      gradient.mul_(1);  // the same values, but written
+      gradient.mul_(1);  // a write that keeps the values
       EXPECT_FALSE(fingerprint.is_unchanged(0, gradient));
       fingerprint.clear();
       EXPECT_TRUE(fingerprint.is_unchanged(0, gradient));

@@ -34,9 +34,9 @@ TEST(Arguments, ShowsTheFirstDifferenceOfBothSides) {
   EXPECT_EQ(argument_difference({"a", "b"}, {"a", "b"}), "");
   EXPECT_EQ(argument_difference({}, {}), "");
   EXPECT_EQ(argument_difference({"--lr", "0.2", "d", "e"}, {"--lr", "0.1", "d", "e"}),
-            "\"--lr\" \"0.2\" \"d\" against \"--lr\" \"0.1\" \"d\"");
-  EXPECT_EQ(argument_difference({"a"}, {"a", "--bf16"}), "\"a\" against \"a\" \"--bf16\"");
-  EXPECT_EQ(argument_difference({"--bf16"}, {}), "\"--bf16\" against none");
+            "\"--lr\" \"0.2\" \"d\" instead of \"--lr\" \"0.1\" \"d\"");
+  EXPECT_EQ(argument_difference({"a"}, {"a", "--bf16"}), "\"a\" instead of \"a\" \"--bf16\"");
+  EXPECT_EQ(argument_difference({"--bf16"}, {}), "\"--bf16\" instead of none");
 }
 
 TEST(Arguments, OfThisProcessMatchMain) {

@@ -21,7 +21,7 @@ TEST(Injection, InvalidTextIsRejected) {
                           "kill@rank=1,step=0", "kill@rank=1,step=x", "Kill@rank=1,step=1", "kill@rank=1,step=1,step=2",
                           "@rank=1,step=1", "kill@rank=1,step=99999999999999999999", "kill@rank=,step=1"})
     EXPECT_THAT(tests::message_of<base::UsageError>([&] { parse_injection("--inject", bad); }),
-                ::testing::StartsWith("--inject is \"" + std::string(bad) + "\"; allowed is KIND@rank=R,step=S"))
+                ::testing::StartsWith("--inject is \"" + std::string(bad) + "\"; expected KIND@rank=R,step=S"))
         << bad;
 }
 

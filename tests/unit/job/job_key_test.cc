@@ -21,7 +21,7 @@ std::string hex(const Mac& mac) {
 }
 
 TEST(JobKey, MacIsHmacSha256) {
-  // RFC 4231, test case 2, whose key is shorter than 32 bytes: HMAC fills a key with zeros.
+  // RFC 4231, test case 2. Its key is shorter than 32 bytes, which HMAC pads with zeros.
   std::string key = "Jefe";
   key.resize(32);
   const JobKey jefe(key);
@@ -52,7 +52,7 @@ class KeyFile : public ::testing::Test {
   void expect_refused(const std::string& path, const std::string& why) {
     try {
       JobKey::from_file(path);
-      ADD_FAILURE() << "it was taken; expected: " << why;
+      ADD_FAILURE() << "the file was accepted; expected: " << why;
     } catch (const base::UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr(why));
       EXPECT_THAT(error.what(), HasSubstr(path));
@@ -73,11 +73,11 @@ TEST_F(KeyFile, SameFileGivesSameKey) {
 TEST_F(KeyFile, UnsafeFilesAreRejected) {
   const std::string text(32, 'x');
   for (const mode_t mode : {0640, 0604, 0620, 0660, 0644})
-    expect_refused(write(text, mode), "may be read or written by others");
-  expect_refused(write(text.substr(1)), "has 31 bytes; allowed are 32 to 4096");
+    expect_refused(write(text, mode), "is readable or writable by users other than its owner");
+  expect_refused(write(text.substr(1)), "has 31 bytes; expected 32 to 4096");
   expect_refused(write(std::string(4097, 'x')), "has 4097 bytes");
   expect_refused(dir_ / "nothing", "cannot be read");
-  expect_refused(dir_.path(), "is no file");
+  expect_refused(dir_.path(), "is not a regular file");
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ struct RankSpec {
 struct JoinResult {
   Identity identity;
   Cause cause = Cause::kInternal;
-  std::string text;  // empty: it joined
+  std::string text;  // empty if the rank joined
 };
 
-/// All of them at once, in threads, at one table.
+/// Lets all ranks join concurrently, one thread per rank, through one store.
 std::vector<JoinResult> join_all(const std::vector<RankSpec>& ranks, std::chrono::milliseconds limit = 10s,
                                  LocalStore* table = nullptr) {
   LocalStore own;
@@ -46,7 +46,7 @@ std::vector<JoinResult> join_all(const std::vector<RankSpec>& ranks, std::chrono
       } catch (const base::Error& error) {
         results[i].cause = error.cause();
         results[i].text = error.what();
-        // As init() does: the others' waits end by it.
+        // As init() does: this ends the waits of the other ranks.
         if (error.cause() != Cause::kJoinTimeout)
           publish_cause(store, {.cause = error.cause(), .rank = ranks[i].rank, .detail = error.what()});
       }
@@ -57,31 +57,31 @@ std::vector<JoinResult> join_all(const std::vector<RankSpec>& ranks, std::chrono
 
 TEST(Join, FillsHostLayoutOfOneHost) {
   const auto results = join_all({{2, 3}, {0, 3}, {1, 3}});
-  for (const JoinResult& end : results) {
-    EXPECT_EQ(end.text, "");
-    EXPECT_EQ(end.identity.local_rank, end.identity.rank);
-    EXPECT_EQ(end.identity.local_world_size, 3);
-    EXPECT_EQ(end.identity.node_rank, 0);
-    EXPECT_EQ(end.identity.num_nodes, 1);
-    EXPECT_THAT(end.identity.host_indices, Each(0));
-    EXPECT_EQ(end.identity.host_indices.size(), 3U);
+  for (const JoinResult& result : results) {
+    EXPECT_EQ(result.text, "");
+    EXPECT_EQ(result.identity.local_rank, result.identity.rank);
+    EXPECT_EQ(result.identity.local_world_size, 3);
+    EXPECT_EQ(result.identity.node_rank, 0);
+    EXPECT_EQ(result.identity.num_nodes, 1);
+    EXPECT_THAT(result.identity.host_indices, Each(0));
+    EXPECT_EQ(result.identity.host_indices.size(), 3U);
   }
 }
 
 TEST(Join, MissingRanksAreListed) {
   const auto results = join_all({{0, 5}, {3, 5}}, 300ms);
-  for (const JoinResult& end : results) {
-    EXPECT_EQ(end.cause, Cause::kJoinTimeout);
-    EXPECT_EQ(end.text, "3 of 5 ranks did not join in time: 1, 2, 4");
+  for (const JoinResult& result : results) {
+    EXPECT_EQ(result.cause, Cause::kJoinTimeout);
+    EXPECT_EQ(result.text, "3 of 5 ranks did not join in time: 1, 2, 4");
   }
 }
 
 TEST(Join, MismatchIsReportedOnEveryRank) {
   const auto results = join_all({{0, 3}, {1, 3}, {2, 3, {{"library", "2"}}}});
-  for (const JoinResult& end : results) {
-    EXPECT_EQ(end.cause, Cause::kConfigMismatch);
-    EXPECT_THAT(end.text, HasSubstr("rank 2 differs from rank 0 in library: \"2\" on "));
-    EXPECT_THAT(end.text, HasSubstr("against \"1\" on "));
+  for (const JoinResult& result : results) {
+    EXPECT_EQ(result.cause, Cause::kConfigMismatch);
+    EXPECT_THAT(result.text, HasSubstr("rank 2 differs from rank 0 in library: \"2\" on "));
+    EXPECT_THAT(result.text, HasSubstr(", but \"1\" on "));
   }
 }
 
@@ -93,15 +93,16 @@ TEST(Join, DifferentArgumentsAreAWarning) {
   join(store, id, {{"library", "1"}}, Deadline::in(1s));
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
-      HasSubstr("lockstep: warning: rank 1 was started with other arguments than rank 0: \"--lr\" \"0.2\" against "));
+      HasSubstr(
+          "lockstep: warning: rank 1 was started with different arguments than rank 0: \"--lr\" \"0.2\" instead of "));
 }
 
 TEST(Join, DifferentWorldSizesAreAMismatch) {
-  // RankSpec 0 sees all of its two; the other waits for a third that never comes, until rank 0 says why.
+  // Rank 0 sees both of its two ranks; rank 1 waits for a third rank until rank 0 publishes the mismatch.
   const auto begin = Deadline::Clock::now();
-  for (const JoinResult& end : join_all({{0, 2}, {1, 3}})) {
-    EXPECT_EQ(end.cause, Cause::kConfigMismatch);
-    EXPECT_THAT(end.text, HasSubstr("rank 1 differs from rank 0 in world_size: \"3\" on "));
+  for (const JoinResult& result : join_all({{0, 2}, {1, 3}})) {
+    EXPECT_EQ(result.cause, Cause::kConfigMismatch);
+    EXPECT_THAT(result.text, HasSubstr("rank 1 differs from rank 0 in world_size: \"3\" on "));
   }
   EXPECT_LT(Deadline::Clock::now() - begin, 5s);
 }
@@ -119,9 +120,9 @@ TEST(Join, DuplicateRankIsRejected) {
   store.set("join/1", "beta\nid\n77\nlibrary=1", Deadline::in(1s));
   const auto begin = Deadline::Clock::now();
   const auto results = join_all({{0, 3}, {1, 3}}, 10s, &store);
-  for (const JoinResult& end : results) {
-    EXPECT_EQ(end.cause, Cause::kBadArg);
-    EXPECT_THAT(end.text, HasSubstr("rank 1 joined twice: from host beta pid 77 and from host "));
+  for (const JoinResult& result : results) {
+    EXPECT_EQ(result.cause, Cause::kBadArg);
+    EXPECT_THAT(result.text, HasSubstr("rank 1 joined twice: from host beta pid 77 and from host "));
   }
   EXPECT_LT(Deadline::Clock::now() - begin, 5s);
 }

@@ -1,4 +1,4 @@
-// The store behind a network that spoils what passes.
+// The store over a network that corrupts and interrupts its connections.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,11 +41,11 @@ TEST(StoreOverFaultyNetwork, WorksWithOneByteSegments) {
   EXPECT_EQ(client->add("n", 3, within_10s()), 3);
 }
 
-constexpr FaultProxy::CloseMode kEnds[] = {FaultProxy::CloseMode::kReset, FaultProxy::CloseMode::kFinish,
-                                           FaultProxy::CloseMode::kHalfClose};
+constexpr FaultProxy::CloseMode kCloseModes[] = {FaultProxy::CloseMode::kReset, FaultProxy::CloseMode::kFinish,
+                                                 FaultProxy::CloseMode::kHalfClose};
 
 TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
-  for (const auto how : kEnds) {
+  for (const auto how : kCloseModes) {
     FaultyStore faulty;
     const auto client = connect_store(faulty.proxy.address(), kJob, 1, within_10s());
     client->set("key", "value", within_10s());
@@ -54,7 +54,7 @@ TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
     EXPECT_EQ(faulty.server.store().find(key::exited(1), within_10s()).value_or(""), "");
     std::optional<std::string> waited;
     std::thread waiter([&] { waited = client->get("late", Deadline::in(30s)); });
-    std::this_thread::sleep_for(20ms);  // so that it mostly waits by then; either way is right
+    std::this_thread::sleep_for(20ms);  // so that it usually waits by then; the test holds either way
     faulty.proxy.close_connections(how);
     client->set("late", "now", within_10s());
     waiter.join();
@@ -71,30 +71,30 @@ TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
 }
 
 TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
-  for (const auto how : kEnds) {
+  for (const auto how : kCloseModes) {
     StoreServer server{{"127.0.0.1", 0}, kJob, true};
     auto proxy = std::make_unique<FaultProxy>(server.address());
     const auto client = connect_store(proxy->address(), kJob, 1, within_10s());
-    Cause told = Cause::kInternal;
+    Cause cause = Cause::kInternal;
     std::thread waiter([&] {
       try {
         client->get("never", Deadline::in(60s));
       } catch (const CommError& error) {
-        told = error.cause();
+        cause = error.cause();
       }
     });
-    std::this_thread::sleep_for(50ms);  // so that the request has mostly come; either way is right
+    std::this_thread::sleep_for(50ms);  // so that the request has usually arrived; the test holds either way
     const auto begin = Deadline::Clock::now();
     proxy->stop_listening();
     proxy->close_connections(how);
     waiter.join();
-    EXPECT_EQ(told, Cause::kCoordinatorLost);
+    EXPECT_EQ(cause, Cause::kCoordinatorLost);
     EXPECT_EQ(server.store().get(key::exited(1), Deadline::in(1s)), key::kClosedWithoutCause);
     EXPECT_LT(Deadline::Clock::now() - begin, 1s);
   }
 }
 
-/// Bytes of one connection on which key and n are written, each way.
+/// Number of bytes in each direction of a connection that sets "key" and adds to "n".
 struct Traffic {
   std::uint64_t to_server, to_client;
 };
@@ -124,7 +124,7 @@ TEST(StoreOverFaultyNetwork, FlippedBitsAreDetected) {
       ++found;
     }
     EXPECT_LT(Deadline::Clock::now() - begin, 3s) << "run " << i;
-    // What was taken is what was said.
+    // The store accepted only unchanged values.
     EXPECT_EQ(faulty.server.store().find("key", within_10s()).value_or("value"), "value");
     EXPECT_EQ(faulty.server.store().find("n", within_10s()).value_or("1"), "1");
   }

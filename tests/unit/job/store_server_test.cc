@@ -1,4 +1,4 @@
-// A server among strangers: port scans, other jobs, garbage, slow and silent ones; and clients that lose their server.
+// StoreServer against port scans, other jobs, garbage, and slow or silent connections; clients that lose their server.
 #include "lockstep/job/store_server.h"
 
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ Fd connect_and_send(const StoreServer& server, const std::string& bytes) {
   return fd;
 }
 
-/// True when the server has closed the connection; what it said before is skipped.
+/// Returns whether the server closes the connection before the deadline. Discards the bytes that it sends before.
 bool is_closed_by_server(const Fd& fd, Deadline deadline) {
   char bytes[256];
   for (;;) {
@@ -105,12 +105,12 @@ TEST(StoreServer, ServesValuesSetByItsOwner) {
   StoreServer server(kAnyPort, kJob);
   const auto client = connect_store(server.address(), kJob, 0, within_10s());
   std::thread owner([&] {
-    std::this_thread::sleep_for(50ms);  // the client waits by then
+    std::this_thread::sleep_for(50ms);  // so that the client waits by then
     server.store().set("from", "owner", within_10s());
   });
   const auto begin = Deadline::Clock::now();
   EXPECT_EQ(client->get("from", within_10s()), "owner");
-  EXPECT_LT(Deadline::Clock::now() - begin, 2s) << "found only when the server looked around by itself";
+  EXPECT_LT(Deadline::Clock::now() - begin, 2s) << "the server noticed the change only at its own timeout";
   owner.join();
   client->set("back", "client", within_10s());
   EXPECT_EQ(server.store().find("back", within_10s()), "client");
@@ -123,7 +123,7 @@ TEST(StoreServer, ListensOnTheGivenAddress) {
   EXPECT_THROW(StoreServer(server.address(), kJob), base::SystemError);
 }
 
-/// Says hello with `key` and proves it.
+/// Connects, sends a hello, and authenticates with `key`.
 RawConnection authenticate(const StoreServer& server, const JobKey& key) {
   const std::string text = hello("job");
   Fd fd = connect_and_send(server, text);
@@ -151,11 +151,11 @@ TEST(StoreServer, RefusesAnotherGeneration) {
   for (const int generation : {1, 3}) {
     try {
       connect_store(server.address(), {"job", generation, kJob.key}, 0, within_10s());
-      FAIL() << generation << " was let in";
+      FAIL() << generation << " was accepted";
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), Cause::kStaleGen);
-      EXPECT_THAT(error.what(),
-                  HasSubstr("belongs to start 2 of this job, and this rank to start " + std::to_string(generation)));
+      EXPECT_THAT(error.what(), HasSubstr("belongs to generation 2 of this job, but this rank belongs to generation " +
+                                          std::to_string(generation)));
     }
   }
   EXPECT_TRUE(connect_store(server.address(), {"job", 2, kJob.key}, 0, within_10s()));
@@ -172,17 +172,17 @@ TEST(StoreServer, RefusesAWrongKey) {
   EXPECT_TRUE(is_closed_by_server(other.fd, within_10s()));
   RawConnection again = authenticate(server, JobKey::random());
   EXPECT_TRUE(is_closed_by_server(again.fd, within_10s()));
-  const std::string told = ::testing::internal::GetCapturedStderr();
-  EXPECT_EQ(told.find("rank 0"), told.rfind("rank 0")) << "it is told once: " << told;
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log.find("rank 0"), log.rfind("rank 0")) << "logged more than once: " << log;
   EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
 }
 
 TEST(StoreServer, ImpostorServerLearnsNothing) {
   StoreServer server(kAnyPort, {"job", 0, JobKey::random()});
   EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, within_10s()); }), Cause::kAuthFailed);
-  // What a rank sends to it is its hello, and no proof.
+  // A rank sends only its hello to it, and no proof.
   const Fd listener = base::listen_on(kAnyPort);
-  std::string heard;
+  std::string proof;
   std::thread impostor([&] {
     base::wait_readable(listener.get(), within_10s());
     const Fd one = base::try_accept(listener.get());
@@ -191,15 +191,15 @@ TEST(StoreServer, ImpostorServerLearnsNothing) {
     store_protocol::put(challenge, store_protocol::kProtocol);
     challenge += std::string(store_protocol::kChallengeBytes - challenge.size(), '\0');
     base::send_all(one.get(), challenge, within_10s());
-    heard = read_bytes(one, store_protocol::kMacBytes);
+    proof = read_bytes(one, store_protocol::kMacBytes);
     const store_protocol::Handshake derived = store_protocol::derive_handshake(
         kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
-    EXPECT_FALSE(equal(derived.client_proof, heard));
+    EXPECT_FALSE(equal_constant_time(derived.client_proof, proof));
   });
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
             Cause::kAuthFailed);
   impostor.join();
-  EXPECT_EQ(heard, std::string(store_protocol::kMacBytes, '\0'));
+  EXPECT_EQ(proof, std::string(store_protocol::kMacBytes, '\0'));
 }
 
 TEST(StoreServer, ReplayedBytesAreRefused) {
@@ -247,7 +247,7 @@ TEST(StoreServer, PublishesRankExits) {
   EXPECT_EQ(three->get(key::exited(2), within_10s()), key::kClosedWithoutCause);
   EXPECT_EQ(three->find(key::exited(3), within_10s()).value_or(""), "");
   two = connect_store(server.address(), kJob, 2, within_10s());
-  EXPECT_EQ(two->find(key::exited(2), within_10s()), "") << "it had only lost its connection";
+  EXPECT_EQ(two->find(key::exited(2), within_10s()), "") << "the rank had only lost its connection";
 }
 
 TEST(StoreServer, AcceptsTheLongestJobName) {
@@ -304,7 +304,7 @@ TEST(StoreServer, DropsGarbage) {
     bytes[0] = 'G';
     EXPECT_TRUE(is_closed_by_server(connect_and_send(server, bytes), within_10s()));
   }
-  // A right beginning, then more than a hello may have.
+  // A valid beginning, followed by more bytes than a hello may have.
   EXPECT_TRUE(is_closed_by_server(connect_and_send(server, hello(std::string(200, 'j')) + std::string(300, 'x')),
                                   within_10s()));
   EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
@@ -327,9 +327,8 @@ TEST(StoreServer, RefusesOrDropsMalformedRequests) {
   EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kAdd, "key", "many", 3)),
             store_protocol::ReplyStatus::kRefused);
   EXPECT_EQ(send_body(""), store_protocol::ReplyStatus::kRefused);
-  EXPECT_EQ(
-      send_body(body(store_protocol::StoreOperation::kSet, "key", std::string(store_protocol::kMaxValue + 1, 'x'), 3)),
-      store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", std::string(kMaxValueBytes + 1, 'x'), 3)),
+            store_protocol::ReplyStatus::kRefused);
   const RawConnection greedy = authenticate(server, kJob.key);
   base::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), within_10s());  // a frame of 4 GiB
   EXPECT_TRUE(is_closed_by_server(greedy.fd, within_10s()));
@@ -359,18 +358,18 @@ TEST(StoreServer, DropsSilentConnectionsAfterTwoSeconds) {
 TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
   StoreServer server(kAnyPort, kJob);
   const auto early = connect_store(server.address(), kJob, 0, within_10s());
-  std::vector<Fd> crowd;
-  const auto crowd_came = Deadline::Clock::now();
-  for (int i = 0; i < 200; ++i) crowd.push_back(base::connect_to(server.address(), within_10s()));
+  std::vector<Fd> flood;
+  const auto flood_begin = Deadline::Clock::now();
+  for (int i = 0; i < 200; ++i) flood.push_back(base::connect_to(server.address(), within_10s()));
   const auto begin = Deadline::Clock::now();
   const auto cpu = cpu_time();
   const auto late = connect_store(server.address(), kJob, 0, within_10s());
   late->set("k", "v", within_10s());
   EXPECT_EQ(early->get("k", within_10s()), "v");
-  EXPECT_LT(Deadline::Clock::now() - begin, 1s) << "the crowd is dropped only after 2 s";
-  EXPECT_TRUE(is_closed_by_server(crowd.front(), Deadline::in(1s))) << "the oldest strangers go first";
-  EXPECT_LT(Deadline::Clock::now() - crowd_came, 1900ms) << "and do not wait for their 2 s";
-  EXPECT_LT(cpu_time() - cpu, 500ms) << "a crowd must not make the server spin";
+  EXPECT_LT(Deadline::Clock::now() - begin, 1s) << "the flood is dropped only after 2 s";
+  EXPECT_TRUE(is_closed_by_server(flood.front(), Deadline::in(1s))) << "the oldest connections are not dropped first";
+  EXPECT_LT(Deadline::Clock::now() - flood_begin, 1900ms) << "they are dropped only after 2 s";
+  EXPECT_LT(cpu_time() - cpu, 500ms) << "the flood makes the server spin";
 }
 
 TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
@@ -388,7 +387,7 @@ TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
 }
 
 TEST(StoreServer, SuspendedServerAcceptsATimelyHello) {
-  // The hello lies in the socket before the server looks: whatever the clock says then, it counts.
+  // The hello arrives in the socket before the deadline, so it counts even if the server reads it later.
   StoreServer server(kAnyPort, kJob);
   const Fd fd = connect_and_send(server, "LOCKSTEP");
   std::this_thread::sleep_for(1500ms);
@@ -418,13 +417,13 @@ TEST(StoreClient, RefusesAReplacedServer) {
   const auto client = connect_store(address, kJob, 1, within_10s());
   client->set("k", "v", within_10s());
   server.reset();
-  StoreServer next(address, kJob);  // the same job, started again
+  StoreServer next(address, kJob);  // a server of the same job
   try {
     client->set("k", "old", within_10s());
-    FAIL() << "it was taken";
+    FAIL() << "the replaced server was accepted";
   } catch (const CommError& error) {
     EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
-    EXPECT_THAT(error.what(), HasSubstr("another one has taken its place"));
+    EXPECT_THAT(error.what(), HasSubstr("another store has replaced it"));
   }
   EXPECT_EQ(cause_of([&] { client->set("k", "old", within_10s()); }), Cause::kCoordinatorLost);
   EXPECT_EQ(next.store().find("k", within_10s()), std::nullopt);
@@ -435,17 +434,17 @@ TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
   StoreServer server(kAnyPort, kJob);
   const Fd listener = base::listen_on(kAnyPort);
   int refused = 0;
-  std::thread crowded([&] {
+  std::thread closing_server([&] {
     for (; refused < 2; ++refused) {
       base::wait_readable(listener.get(), within_10s());
       const Fd one = base::try_accept(listener.get());
       read_bytes(one, hello("job").size());
     }
   });
-  // One that always closes is named in the end.
+  // A server that always closes the connection is reported in the end.
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }),
             Cause::kCoordinatorLost);
-  crowded.join();
+  closing_server.join();
   EXPECT_EQ(refused, 2);
 }
 

@@ -13,7 +13,7 @@ TEST(StoreSession, LimitsInputBeforeAuthentication) {
   EXPECT_LE(session.receive_capacity(), 256u);
   const std::string hello = store_protocol::make_hello(kJob, 0, random_nonce());
   session.receive(hello.substr(0, hello.size() - 1));
-  EXPECT_LE(session.receive_capacity(), 256u - (hello.size() - 1)) << "what has come counts";
+  EXPECT_LE(session.receive_capacity(), 256u - (hello.size() - 1)) << "bytes received before count";
   EXPECT_FALSE(session.has_received_hello());
   session.receive(hello.substr(hello.size() - 1));
   EXPECT_TRUE(session.has_received_hello());

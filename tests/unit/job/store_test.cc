@@ -1,5 +1,5 @@
-// The verbs of a store, on every kind that one process can hold: the table itself, a prefix of it, and a client of a
-// server.
+// The operations of a store, on every kind that one process can hold: a LocalStore, a PrefixStore of it, and a client
+// of a StoreServer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

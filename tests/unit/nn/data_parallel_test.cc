@@ -1,4 +1,4 @@
-// Replicas on several "devices" that are all the CPU, and on one that has no memory: meta.
+// Tests replicas on several "devices" that are all the CPU, and on the device meta, which has no memory.
 #include "lockstep/nn/data_parallel.h"
 
 #include <ATen/autocast_mode.h>
@@ -35,7 +35,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TORCH_MODULE(Net);
 
-std::vector<at::Tensor> taken_gradients(torch::nn::Module& net) {
+std::vector<at::Tensor> detach_gradients(torch::nn::Module& net) {
   std::vector<at::Tensor> all;
   for (at::Tensor& p : net.parameters()) {
     all.push_back(p.grad());
@@ -55,7 +55,7 @@ void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
 
 TEST(DataParallel, MatchesModuleOnWholeBatch) {
   Net net;
-  net->eval();  // so that the batch norm does not see the parts
+  net->eval();  // so that batch normalisation does not depend on the split
   for (const auto& devices : {std::vector<at::Device>{at::kCPU}, kTwo, kFour}) {
     DataParallel parallel(net, {.devices = devices});
     for (const std::int64_t samples : {8, 7, 3, 1, 0}) {
@@ -63,13 +63,13 @@ TEST(DataParallel, MatchesModuleOnWholeBatch) {
       at::Tensor mine = x.clone().requires_grad_(), alone = x.clone().requires_grad_();
       const at::Tensor output = parallel(mine);
       output.backward(y);
-      const auto gradients = taken_gradients(*net);
+      const auto gradients = detach_gradients(*net);
       const at::Tensor expected = net->forward(alone);
       expected.backward(y);
       ASSERT_EQ(output.sizes(), expected.sizes());
       EXPECT_TRUE(torch::allclose(output, expected, 1e-5, 1e-6));
       EXPECT_TRUE(torch::allclose(mine.grad(), alone.grad(), 1e-5, 1e-6));
-      expect_same(gradients, taken_gradients(*net));
+      expect_same(gradients, detach_gradients(*net));
     }
   }
 }
@@ -124,9 +124,9 @@ TEST(DataParallel, AllowsTwoPendingGraphs) {
   const at::Tensor b = parallel(y).pow(2).sum();
   b.backward();
   a.backward();
-  const auto gradients = taken_gradients(*net);
+  const auto gradients = detach_gradients(*net);
   (net->forward(x).sum() + net->forward(y).pow(2).sum()).backward();
-  expect_same(gradients, taken_gradients(*net));
+  expect_same(gradients, detach_gradients(*net));
 }
 
 TEST(DataParallel, DetectsWriteBetweenForwardAndBackward) {
@@ -238,14 +238,14 @@ TEST(DataParallel, NamesReplicaAndNestsException) {
     EXPECT_EQ(error.device(), at::Device(at::kCPU));
     EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
   }
-  EXPECT_EQ(parallel(torch::zeros({8, 4})).size(0), 8) << "it works again";
+  EXPECT_EQ(parallel(torch::zeros({8, 4})).size(0), 8) << "forward() works again after an error";
 }
 
 TEST(DataParallel, SkipsFrozenParameters) {
   Net net;
   DataParallel parallel(net, {.devices = kTwo});
   parallel(torch::randn({4, 4})).sum().backward();
-  taken_gradients(*net);
+  detach_gradients(*net);
   net->first->weight.requires_grad_(false);
   parallel(torch::randn({4, 4})).sum().backward();
   EXPECT_FALSE(net->first->weight.grad().defined());
@@ -281,7 +281,7 @@ TEST(DataParallel, RejectsInvalidArguments) {
   EXPECT_THROW(parallel(torch::randn({2, 4})), base::UsageError);
 }
 
-/// torch cannot move a module to the device meta; it can be born there.
+/// torch cannot move a module to the device meta, but a module can be constructed there.
 struct MetaNetImpl : torch::nn::Cloneable<MetaNetImpl> {
   explicit MetaNetImpl(at::Device where = at::kCPU) : device(where) { MetaNetImpl::reset(); }
   void reset() override { weight = register_parameter("weight", torch::randn({4, 8}, at::TensorOptions(device))); }
@@ -298,13 +298,13 @@ TEST(DataParallel, ReportsDeviceUsage) {
   ASSERT_EQ(same.device_usage().size(), 1u);
   EXPECT_EQ(same.device_usage()[0].replicas, 2);
   EXPECT_EQ(same.device_usage()[0].samples, 6);
-  EXPECT_EQ(same.device_usage()[0].held_bytes, 4 * 4 * 8) << "replicas on one device share";
+  EXPECT_EQ(same.device_usage()[0].held_bytes, 4 * 4 * 8) << "replicas on one device share memory";
   EXPECT_EQ(same.device_usage()[0].received_bytes, 0);
 
-  int born = 0;
+  int num_made = 0;
   DataParallel apart(net,
                      {.devices = {at::kCPU, at::kMeta}, .output_device = at::Device(at::kMeta), .make_replica = [&] {
-                        return std::make_shared<MetaNetImpl>(born++ == 0 ? at::kCPU : at::kMeta);
+                        return std::make_shared<MetaNetImpl>(num_made++ == 0 ? at::kCPU : at::kMeta);
                       }});
   EXPECT_EQ(apart(torch::randn({6, 4})).sizes(), at::IntArrayRef({6, 8}));
   const auto device_usage = apart.device_usage();
@@ -313,7 +313,7 @@ TEST(DataParallel, ReportsDeviceUsage) {
   EXPECT_EQ(device_usage[1].samples, 3);
   EXPECT_EQ(device_usage[1].held_bytes, 4 * 4 * 8);
   EXPECT_EQ(device_usage[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8)
-      << "parameters, half of the input, half of the output";
+      << "parameters, half of the input, and half of the output";
   EXPECT_EQ(device_usage[1].received_bytes, device_usage[0].sent_bytes);
   EXPECT_EQ(format_device_usage(device_usage),
             "device  replicas  samples         held     received         sent         peak\n"
@@ -332,11 +332,11 @@ TEST(TransferCounter, CountsForwardAndBackwardTransfers) {
   const auto transfers = std::make_shared<TransferCounter>();
   const at::Tensor x = torch::randn({5}, at::TensorOptions(at::kMeta)).requires_grad_();
   const at::Tensor away = copy_to_device(x, at::kMeta, transfers);
-  EXPECT_TRUE(away.is_same(x)) << "it is there already";
+  EXPECT_TRUE(away.is_same(x)) << "it is already on that device";
   const at::Tensor p = torch::ones({3}).requires_grad_();
   const auto replicas = replicate(p, {at::kCPU, at::kMeta, at::kCPU}, transfers);
   EXPECT_EQ(replicas[0].data_ptr(), p.data_ptr());
-  EXPECT_EQ(transfers->of(at::kMeta).received, 12);
+  EXPECT_EQ(transfers->bytes_of(at::kMeta).received, 12);
   (replicas[0].sum() + 2 * replicas[2].sum()).backward();
   EXPECT_TRUE(torch::equal(p.grad(), torch::full({3}, 3.0F)));
 }

@@ -1,4 +1,4 @@
-// The table of a module.
+// Tests the table of a module.
 #include "lockstep/nn/module_summary.h"
 
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 namespace lockstep::tests {
 namespace {
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct SummaryNetImpl : torch::nn::Module {
+  SummaryNetImpl() {
     body = register_module("body", torch::nn::Sequential(torch::nn::Linear(1000, 1000), torch::nn::BatchNorm1d(1000)));
     head = register_module("head", torch::nn::Linear(1000, 10));
     head->bias.requires_grad_(false);
@@ -18,12 +18,12 @@ struct NetImpl : torch::nn::Module {
 };
 
 TEST(ModuleSummary, CountsParametersAndMemory) {
-  EXPECT_EQ(train::module_summary(NetImpl()),
+  EXPECT_EQ(training::module_summary(SummaryNetImpl()),
             "module  kind        parameters    memory\n"
             "body    Sequential   1,003,000   3.8 MiB\n"
             "head    Linear          10,010  39.1 KiB\n"
-            "all     Net          1,013,010   3.9 MiB\n"
-            "1,013,000 are trained, with 3.9 MiB of gradients; buffers take 7.8 KiB\n");
+            "all     SummaryNet          1,013,010   3.9 MiB\n"
+            "1,013,000 parameters are trainable, with 3.9 MiB of gradients; buffers take 7.8 KiB\n");
 }
 
 TEST(ModuleSummary, LimitsDepthAndCountsSharedParametersOnce) {
@@ -34,11 +34,11 @@ TEST(ModuleSummary, LimitsDepthAndCountsSharedParametersOnce) {
     }
     torch::nn::Linear first{nullptr};
   };
-  EXPECT_EQ(train::module_summary(TiedImpl(), 0),
+  EXPECT_EQ(training::module_summary(TiedImpl(), 0),
             "module  kind  parameters  memory\n"
             "all     Tied          16    64 B\n"
-            "16 are trained, with 64 B of gradients; buffers take 0 B\n");
-  const std::string deep = train::module_summary(NetImpl(), 2);
+            "16 parameters are trainable, with 64 B of gradients; buffers take 0 B\n");
+  const std::string deep = training::module_summary(SummaryNetImpl(), 2);
   EXPECT_NE(deep.find("\n  0     Linear        1,001,000   3.8 MiB\n"), std::string::npos) << deep;
 }
 

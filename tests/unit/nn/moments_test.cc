@@ -1,4 +1,4 @@
-// Joining ranks' means and spreads.
+// Tests the combination of ranks' means and squared deviations.
 #include "lockstep/nn/moments.h"
 
 #include <gtest/gtest.h>

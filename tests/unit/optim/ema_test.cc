@@ -1,3 +1,4 @@
+// Compares Ema with a reference loop, and tests swapping, resuming and validation.
 #include "lockstep/optim/ema.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +38,7 @@ TEST(Ema, MatchesReferenceLoop) {
       EmaOptions options{.decay = 0.9, .buffers = true};
       if (warm) options.decay_schedule = ema_warmup(0.99);
       Ema ema(net, options);
-      std::map<std::string, at::Tensor> wanted;
+      std::map<std::string, at::Tensor> expected;
       const auto all = [&] {
         auto named = net.named_parameters();
         for (const auto& item : net.named_buffers()) named.insert(item.key(), item.value());
@@ -45,20 +46,20 @@ TEST(Ema, MatchesReferenceLoop) {
       };
       const auto state_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
       for (const auto& item : all())
-        if (item.value().is_floating_point()) wanted[item.key()] = item.value().detach().to(state_type).clone();
+        if (item.value().is_floating_point()) expected[item.key()] = item.value().detach().to(state_type).clone();
       for (int step = 0; step < 30; ++step) {
         change(net, step);
         ema.update();
         const double decay = warm ? std::min(0.99, (1.0 + step) / (10.0 + step)) : 0.9;
-        for (auto& [name, value] : wanted) value = decay * value + (1 - decay) * all()[name].detach().to(state_type);
+        for (auto& [name, value] : expected) value = decay * value + (1 - decay) * all()[name].detach().to(state_type);
       }
-      wanted.erase("linear.weight");  // is `again`, which comes first
+      expected.erase("linear.weight");  // the same tensor as `again`, which is listed first
       const Ema::State state = ema.state();
       EXPECT_EQ(state.updates, 30);
-      ASSERT_EQ(state.averages.size(), wanted.size());
+      ASSERT_EQ(state.averages.size(), expected.size());
       for (const auto& [name, value] : state.averages) {
         EXPECT_EQ(value.scalar_type(), state_type);
-        EXPECT_TRUE(torch::allclose(value, wanted.at(name), 1e-5, 1e-6)) << name;
+        EXPECT_TRUE(torch::allclose(value, expected.at(name), 1e-5, 1e-6)) << name;
       }
     }
 }
@@ -100,7 +101,7 @@ TEST(Ema, SwapsAveragesInAndOut) {
     }
     EXPECT_EQ(versions(), seen);
     net.forward(torch::randn({5, 40}).to(dtype)).sum().backward();
-    optimizer.step();  // the optimizer knows the same parameters
+    optimizer.step();  // the optimizer still refers to the same parameters
     EXPECT_FALSE(torch::equal(net.linear->bias, before[2]) && torch::equal(net.linear->weight, before[1]));
     (void)ema.swap();
     ema.update();
@@ -127,7 +128,7 @@ TEST(Ema, ResumesFromState) {
   const auto refuses = [&](const std::string& text, const Ema::State& broken) {
     try {
       again.resume(broken);
-      ADD_FAILURE() << "nothing refused: " << text;
+      ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
     }
@@ -136,8 +137,8 @@ TEST(Ema, ResumesFromState) {
   broken.averages.pop_back();
   refuses("is missing", broken);
   broken = state;
-  broken.averages.emplace_back("nobody", torch::ones({1}));
-  refuses("\"nobody\" belongs to no parameter", broken);
+  broken.averages.emplace_back("unknown", torch::ones({1}));
+  refuses("\"unknown\" does not belong to a parameter", broken);
   broken = state;
   broken.averages[0].second = torch::ones({1});
   refuses("another shape", broken);

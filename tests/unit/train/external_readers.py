@@ -1,4 +1,8 @@
-"""readers.py CASE SAMPLES DEPS: the files that the program SAMPLES writes are read by those whom users read them with. 77: one of them is not on this machine."""
+"""Reads the files that the loggers and the report write with the programs that users read them with.
+
+Usage: external_readers.py CASE SAMPLES DEPS. SAMPLES is the program unit_train_sample_writer. The exit code is 77 if a
+program that CASE requires is not installed.
+"""
 
 import csv
 import html
@@ -17,39 +21,40 @@ SKIPPED = 77
 
 
 def check(got, want, what):
+    """Exits with an error unless `got` equals `want`."""
     if got != want:
         sys.exit(f"{what}: got {got!r}, want {want!r}")
 
 
 def tensorboard(samples, deps, folder):
-    """TensorBoard: its reader in Python, and the program, which has another one, asked as its page asks it."""
+    """Reads event files with TensorBoard's Python reader and with its server, over the HTTP API of its page."""
     python = deps / "tensorboard/bin/python"
     if not python.exists():
         sys.exit(SKIPPED)
     subprocess.run([samples, "values", folder], check=True)
-    script = pathlib.Path(__file__).with_name("read_events.py")
+    script = pathlib.Path(__file__).with_name("read_tensorboard_events.py")
     sys.exit(subprocess.run([python, "-W", "ignore", script, folder]).returncode)
 
 
 def tables(samples, _, folder):
-    """csv and json of Python's library."""
+    """Reads tables with the csv and json modules of Python."""
     subprocess.run([samples, "values", folder], check=True)
     with open(pathlib.Path(folder) / "metrics.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file, strict=True, restkey="too many", restval="too few"))
     check([row["step"] for row in rows], [str(step) for step in range(12)], "steps of the table")
     check(list(rows[0])[:4], ["step", "time", "train/loss", "learning rate"], "columns")
     check([float(row["train/loss"]) for row in rows[:10]], [10, 9, 8, 7, 6, 5, 106, 107, 108, 109], "losses")
-    check(rows[0]["learning rate"], "", "a number that was not there yet")
+    check(rows[0]["learning rate"], "", "a value without a column at first")
     check(rows[10]['a,"b"'], "inf", "infinity")
     check(math.isnan(float(rows[10]["odd"])), True, "a NaN")
     check(float(rows[11]["tiny"]), 1e-310, "a small number")
     check([row for row in rows if "too many" in row or "too few" in row.values()], [], "rows of another length")
 
-    def refuse(name):
-        raise ValueError(f"{name} is no JSON")
+    def reject(name):
+        raise ValueError(f"{name} is not JSON")
 
     with open(pathlib.Path(folder) / "metrics.jsonl", encoding="utf-8") as file:
-        lines = [json.loads(line, parse_constant=refuse) for line in file]
+        lines = [json.loads(line, parse_constant=reject) for line in file]
     check([line["step"] for line in lines], [*range(12), 3, 4, 5], "steps of the lines")
     check(lines[9]["train/loss"], 109, "a loss")
     check(lines[10]["odd"], "NaN", "a NaN")
@@ -60,10 +65,10 @@ def tables(samples, _, folder):
 
 
 def report(samples, _, folder):
-    """An XML parser: it is well-formed, all text is text, nothing comes from elsewhere."""
+    """Parses the report as XML: it is well-formed, user text is escaped, and it loads nothing."""
     subprocess.run([samples, "report", folder], check=True)
     text = (pathlib.Path(folder) / "report.html").read_text(encoding="utf-8")
-    check(len(text) < 600_000, True, f"{len(text)} bytes of a report, allowed are 600000")
+    check(len(text) < 600_000, True, f"the report has {len(text)} bytes; expected less than 600000")
     tree = xml.etree.ElementTree.fromstring(text)
     tags = {element.tag.split("}")[1] for element in tree.iter()}
     check(tags & {"script", "img", "link", "iframe", "object"}, set(), "elements that load or run something")
@@ -72,37 +77,47 @@ def report(samples, _, folder):
         for name, value in element.attrib.items():
             check(name in ("href", "src") or "url(" in value, False, f"{element.tag} {name}={value}")
             if name in ("d", "x", "y", "width", "height", "cx", "cy", "style") and re.search("nan|inf", value):
-                sys.exit(f"{element.tag} {name}={value[:80]} is drawn nowhere")
+                sys.exit(f"{element.tag} {name}={value[:80]} has no position")
     titles = [element.text for element in tree.iter() if element.tag.endswith("}h2")]
-    check(titles[:3], ["loss", "learning rate", "throughput/samples_per_second"], "drawings")
+    check(titles[:3], ["loss", "learning rate", "throughput/samples_per_second"], "charts")
     check(
-        {"time of a step, ms", "CPU use, cores", "memory, MiB", "ranks"} <= set(titles),
+        {"step time, ms", "CPU use, cores", "memory, MiB", "ranks"} <= set(titles),
         True,
-        f"drawings of ranks in {titles}",
+        f"charts of ranks in {titles}",
     )
     rows = [element for element in tree.iter() if element.tag.endswith("}tr")]
     check(len(rows), 5, "rows of the table")
 
 
 def browser(samples, _, folder):
-    """A browser without a window, in light and dark, on a phone and on a desk. The page has no script: one is added that says what it sees."""
+    """Renders the report in a headless browser, in light and dark mode, in the sizes of a phone and a desktop.
+
+    The page has no script: the test adds one that replaces the page by its measurements.
+    """
     program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if program is None:
         sys.exit(SKIPPED)
     subprocess.run([samples, "report", folder], check=True)
     text = (pathlib.Path(folder) / "report.html").read_text(encoding="utf-8")
-    seen_by = """<script>//<![CDATA[
-      const wide = [...document.querySelectorAll("main *, h1, dl")].filter(e => !e.closest(".scroll") && !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1);
-      const small = [...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height).filter(h => h > 0);
-      document.body.innerHTML = "<pre>" + JSON.stringify({scripts: document.scripts.length, images: document.images.length, title: document.querySelector("h1").textContent,
-        drawings: document.querySelectorAll("svg").length, wide: wide.map(e => e.tagName + "." + e.className), page: document.documentElement.scrollWidth, width: innerWidth,
-        small: Math.min(...small), back: getComputedStyle(document.body).backgroundColor, text: getComputedStyle(document.body).color,
-        columns: new Set([...document.querySelectorAll("section")].map(e => Math.round(e.getBoundingClientRect().left))).size}) + "</pre>";
+    measuring_script = """<script>//<![CDATA[
+      const rightEdge = e => e.getBoundingClientRect().right;
+      const outside = e => !e.closest(".scroll") && !e.closest("svg") && rightEdge(e) > innerWidth + 1;
+      const wide = [...document.querySelectorAll("main *, h1, dl")].filter(outside);
+      const heights = [...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height);
+      const lefts = [...document.querySelectorAll("section")].map(e => Math.round(e.getBoundingClientRect().left));
+      document.body.innerHTML = "<pre>" + JSON.stringify({
+        scripts: document.scripts.length, images: document.images.length,
+        title: document.querySelector("h1").textContent,
+        drawings: document.querySelectorAll("svg").length, wide: wide.map(e => e.tagName + "." + e.className),
+        page: document.documentElement.scrollWidth, width: innerWidth,
+        small: Math.min(...heights.filter(h => h > 0)),
+        back: getComputedStyle(document.body).backgroundColor, text: getComputedStyle(document.body).color,
+        columns: new Set(lefts).size}) + "</pre>";
     //]]></script></body>"""
-    page = pathlib.Path(folder) / "seen.html"
-    page.write_text(text.replace("</body>", seen_by), encoding="utf-8")
+    page = pathlib.Path(folder) / "measured.html"
+    page.write_text(text.replace("</body>", measuring_script), encoding="utf-8")
     for width, columns in ((360, 1), (1200, 3)):
-        for scheme, back in ((1, "rgb(246, 247, 249)"), (0, "rgb(18, 22, 28)")):  # 0 is dark to Chromium
+        for scheme, back in ((1, "rgb(246, 247, 249)"), (0, "rgb(18, 22, 28)")):  # Chromium uses 0 for dark
             command = [
                 program,
                 "--headless",
@@ -118,25 +133,25 @@ def browser(samples, _, folder):
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             found = re.search("<pre>(.*)</pre>", done.stdout)
             if not found:
-                sys.exit(f"the browser ended with {done.returncode} and said {done.stderr[-2000:]}")
-            seen = json.loads(html.unescape(found.group(1)))
-            what = f"at {width} points, scheme {scheme}: "
-            check(seen["scripts"], 1, what + "scripts, the added one among them")
-            check(seen["images"], 0, what + "images")
-            check(seen["title"], "char-gpt <script>document.title='broken'</script>", what + "the title")
-            check(seen["drawings"] >= 12, True, what + f"{seen['drawings']} drawings")
+                sys.exit(f"the browser exited with {done.returncode}: {done.stderr[-2000:]}")
+            measured = json.loads(html.unescape(found.group(1)))
+            what = f"at {width} pixels, scheme {scheme}: "
+            check(measured["scripts"], 1, what + "scripts, including the added one")
+            check(measured["images"], 0, what + "images")
+            check(measured["title"], "char-gpt <script>document.title='broken'</script>", what + "the title")
+            check(measured["drawings"] >= 12, True, what + f"{measured['drawings']} charts")
             check(
-                (seen["width"], seen["wide"], seen["page"] <= seen["width"]),
+                (measured["width"], measured["wide"], measured["page"] <= measured["width"]),
                 (width, [], True),
-                what + "what is wider than the page",
+                what + "elements wider than the page",
             )
-            check(seen["small"] >= 9, True, what + f"height of the smallest text, {seen['small']}")
-            check(seen["back"], back, what + "the background")
-            check(seen["columns"], columns, what + "columns")
+            check(measured["small"] >= 9, True, what + f"height of the smallest text, {measured['small']}")
+            check(measured["back"], back, what + "the background")
+            check(measured["columns"], columns, what + "columns")
 
 
 def trace(samples, _, folder):
-    """What the viewers ask of a trace: each event has what its kind needs, spans of a track nest, ranks are on one axis."""
+    """Checks the trace: complete events, no overlapping spans in a track, all ranks on one time axis."""
     subprocess.run([samples, "trace", folder], check=True)
     with open(pathlib.Path(folder) / "trace.json", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
@@ -148,7 +163,7 @@ def trace(samples, _, folder):
     )
     spans = [event for event in events if event["ph"] == "X"]
     check(len(spans), 4 * 32 * (1 + 4 + 3), "spans")
-    check(min(event["ts"] for event in spans), 0, "the first moment")
+    check(min(event["ts"] for event in spans), 0, "the first time")
     tracks = {}
     for event in spans:
         tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))

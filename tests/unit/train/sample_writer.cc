@@ -1,4 +1,4 @@
-// unit_train_sample_writer KIND FOLDER: files that readers.py reads.
+// unit_train_sample_writer KIND FOLDER: writes the files that external_readers.py reads.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,39 +11,40 @@
 #include "lockstep/train/report/report.h"
 #include "lockstep/train/report/trace.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Ten steps by a run that dies, the last four again by one that goes on from step 6.
+/// Writes ten steps of a run that fails, and the last four again by a run that resumes at step 6.
 void log_values(const std::string& folder) {
   const LoggerOptions options{.directory = folder, .json_lines = true};
   {
-    LoggerCollection died(0, options);
-    for (int step = 0; step < 10; ++step) died.log_scalars(step, {{"train/loss", 10.0 - step}});
+    LoggerCollection failed(0, options);
+    for (int step = 0; step < 10; ++step) failed.log_scalars(step, {{"train/loss", 10.0 - step}});
   }
-  LoggerOptions again = options;
-  again.first_step = 6;
-  LoggerCollection loggers(0, again);
+  LoggerOptions resumed = options;
+  resumed.first_step = 6;
+  LoggerCollection loggers(0, resumed);
   for (int step = 6; step < 10; ++step)
     loggers.log_scalars(step, {{"train/loss", 100.0 + step}, {"learning rate", 0.1}});
   loggers.log_scalars(10, {{"odd", kNan}, {"a,\"b\"", kInfinity}, {"bad \xff utf-8", -kInfinity}});
   loggers.log_scalars(11, {{"odd", 0.1}, {"tiny", 1e-310}});
-  loggers.text(3, "sample", "first line\nsecond: \xe2\x9c\x93 \xff <b>");
+  loggers.log_text(3, "sample", "first line\nsecond: \xe2\x9c\x93 \xff <b>");
   std::vector<float> numbers;
   for (int i = 0; i < 1000; ++i) numbers.push_back(static_cast<float>(i) / 100 - 5);
   numbers.push_back(static_cast<float>(kNan));
-  loggers.histogram(4, "fc.weight", make_histogram(numbers));
-  loggers.histogram(5, "fc.weight", make_histogram(std::vector<double>{2, 2, 2}));
+  loggers.log_histogram(4, "fc.weight", make_histogram(numbers));
+  loggers.log_histogram(5, "fc.weight", make_histogram(std::vector<double>{2, 2, 2}));
   Image image{.width = 3, .height = 2, .channels = 3};
   for (int i = 0; i < 18; ++i) image.bytes.push_back(static_cast<std::uint8_t>(10 * i));
-  loggers.image(7, "input", image);
-  loggers.image(8, "grey", {.width = 2, .height = 1, .channels = 1, .bytes = {0, 255}});
+  loggers.log_image(7, "input", image);
+  loggers.log_image(8, "grey", {.width = 2, .height = 1, .channels = 1, .bytes = {0, 255}});
 }
 
-/// Four ranks on two hosts whose clocks are an hour apart; 3000 steps of 20 to 30 ms, the last 32 with all their times.
+/// The record of one of four ranks on two hosts whose clocks differ by an hour: 3000 steps of 20 to 30 ms, the last 32
+/// with all times.
 RankRecord synthetic_rank_record(int rank) {
   constexpr std::int64_t kMs = 1'000'000, kHour = 3'600'000 * kMs;
   RankRecord record;
@@ -59,7 +60,7 @@ RankRecord synthetic_rank_record(int rank) {
       times.spans.push_back({phase, now, now + ns});
       now += ns + kMs / 20;
     }
-    // All ranks end alike.
+    // All ranks end a step at the same time.
     now = times.end_ns = times.begin_ns + 9 * kMs + kMs / 2 + forward + backward + optimizer;
     const auto seconds = times.phase_seconds();
     ++record.num_steps;
@@ -117,16 +118,16 @@ Report synthetic_report() {
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training
 
 int main(int argc, char** argv) {
   if (argc != 3) return 64;
   if (std::strcmp(argv[1], "values") == 0)
-    lockstep::train::log_values(argv[2]);
+    lockstep::training::log_values(argv[2]);
   else if (std::strcmp(argv[1], "report") == 0)
-    lockstep::train::write_report(std::string(argv[2]) + "/report.html", lockstep::train::synthetic_report());
+    lockstep::training::write_report(std::string(argv[2]) + "/report.html", lockstep::training::synthetic_report());
   else if (std::strcmp(argv[1], "trace") == 0)
-    lockstep::train::write_trace(std::string(argv[2]) + "/trace.json", lockstep::train::synthetic_report().ranks);
+    lockstep::training::write_trace(std::string(argv[2]) + "/trace.json", lockstep::training::synthetic_report().ranks);
   else
     return 64;
   return 0;

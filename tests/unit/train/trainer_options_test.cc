@@ -8,19 +8,19 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::string usage_error_of(const std::function<void()>& act) {
+std::string usage_error_of(const std::function<void()>& function) {
   try {
-    act();
+    function();
   } catch (const base::UsageError& error) {
     return error.what();
   }
-  return "not refused";
+  return "no error";
 }
 
 TEST(CountOrFraction, ResolvesCountsAndFractions) {
@@ -36,11 +36,11 @@ TEST(CountOrFraction, ResolvesCountsAndFractions) {
 
 TEST(CountOrFraction, RejectsInvalidCountsAndFractions) {
   EXPECT_EQ(usage_error_of([] { CountOrFraction(-1).resolve(10, "limit"); }),
-            "limit is -1; allowed are a count of batches, 0 or more, and a share of them, 0.0 to 1.0");
-  EXPECT_THAT(usage_error_of([] { CountOrFraction(1.5).resolve(10, "limit"); }), HasSubstr("limit is 1.5; allowed"));
-  EXPECT_THAT(usage_error_of([] { CountOrFraction(2.0).resolve(10, "limit"); }), HasSubstr("limit is 2.0; allowed"));
+            "limit is -1; expected a count of batches, 0 or more, or a fraction of them, 0.0 to 1.0");
+  EXPECT_THAT(usage_error_of([] { CountOrFraction(1.5).resolve(10, "limit"); }), HasSubstr("limit is 1.5; expected"));
+  EXPECT_THAT(usage_error_of([] { CountOrFraction(2.0).resolve(10, "limit"); }), HasSubstr("limit is 2.0; expected"));
   EXPECT_THAT(usage_error_of([] { CountOrFraction(0.05).resolve(10, "limit"); }),
-              HasSubstr("limit is 0.05, which of 10 batches is less than one"));
+              HasSubstr("limit is 0.05, which is less than one of 10 batches"));
 }
 
 TEST(TrainerOptions, DefaultsToAThousandEpochs) {
@@ -61,10 +61,10 @@ TEST(TrainerOptions, FastDevRunLimitsBatches) {
 
 TEST(TrainerOptions, ErrorsNameTheOption) {
   EXPECT_THAT(usage_error_of([] { resolve_options({.nodes = 0}); }),
-              HasSubstr("TrainerOptions.nodes is 0; allowed is 1 to 4096"));
+              HasSubstr("TrainerOptions.nodes is 0; expected 1 to 4096"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.devices = 0}); }), HasSubstr("TrainerOptions.devices is 0"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.devices = {1, 1}}); }),
-              HasSubstr("TrainerOptions.devices is {1, 1}; allowed is a list of different"));
+              HasSubstr("TrainerOptions.devices is {1, 1}; expected a list of distinct GPU"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.devices = std::vector<int>{-1}}); }),
               HasSubstr("TrainerOptions.devices is {-1}"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.max_epochs = -2}); }),
@@ -74,7 +74,7 @@ TEST(TrainerOptions, ErrorsNameTheOption) {
               HasSubstr("TrainerOptions.max_time is -1 s"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.precision = "int4"}); }), HasSubstr("int4"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.accumulate_grad_batches = 0}); }),
-              HasSubstr("TrainerOptions.accumulate is 0"));
+              HasSubstr("TrainerOptions.accumulate_grad_batches is 0"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.clip_norm = -1}); }), HasSubstr("TrainerOptions.clip_norm is -1"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.clip_value = -1}); }),
               HasSubstr("TrainerOptions.clip_value is -1"));
@@ -91,21 +91,21 @@ TEST(TrainerOptions, ErrorsNameTheOption) {
 
 TEST(TrainerOptions, OutputOptions) {
   EXPECT_EQ(usage_error_of([] { resolve_options({.name = "a/b"}); }),
-            "TrainerOptions.name is \"a/b\"; allowed is a name of a folder, without / and not beginning with a dot");
+            "TrainerOptions.name is \"a/b\"; expected a directory name without / that does not begin with a dot");
   EXPECT_THAT(usage_error_of([] { resolve_options({.name = ".."}); }), HasSubstr("TrainerOptions.name is \"..\""));
   EXPECT_THAT(usage_error_of([] { resolve_options({.folder = "", .resume = "auto"}); }),
-              HasSubstr("TrainerOptions.resume is \"auto\"; allowed is a path"));
+              HasSubstr("TrainerOptions.resume is \"auto\"; expected a path"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.folder = "", .trace = true}); }),
               HasSubstr("TrainerOptions.trace"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.keep_checkpoints = 1}); }),
-              HasSubstr("TrainerOptions.keep_checkpoints is 1; allowed is 2 or more"));
+              HasSubstr("TrainerOptions.keep_checkpoints is 1; expected 2 or more"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.save_every_n_steps = -1}); }),
               HasSubstr("TrainerOptions.save_every_n_steps is -1"));
   EXPECT_THAT(usage_error_of([] { resolve_options({.save_every_n_epochs = -1}); }),
               HasSubstr("TrainerOptions.save_every_n_epochs is -1"));
-  EXPECT_THAT(usage_error_of([] { resolve_options({.flops_per_step = 1e9}); }),
-              HasSubstr("both more than 0, or both 0"));
-  EXPECT_EQ(resolve_options({.fast_dev_run = 1, .resume = "auto", .trace = true}).folder, "") << "a try writes nothing";
+  EXPECT_THAT(usage_error_of([] { resolve_options({.flops_per_step = 1e9}); }), HasSubstr("both above 0, or both 0"));
+  EXPECT_EQ(resolve_options({.fast_dev_run = 1, .resume = "auto", .trace = true}).folder, "")
+      << "a fast_dev_run writes nothing";
   EXPECT_EQ(resolve_options({.trace = true, .barebones = true}).folder, "");
   EXPECT_EQ(resolve_options({.resume = "runs/x", .barebones = true}).resume, "runs/x");
 }
@@ -143,7 +143,7 @@ TEST(EpochPlan, ValidatesAtTheEndOrInBetween) {
 TEST(EpochPlan, RejectsAValidationInsideAStep) {
   EXPECT_THAT(usage_error_of(
                   [] { plan_epoch(resolve_options({.accumulate_grad_batches = 4, .val_check_interval = 6}), 20, 5); }),
-              HasSubstr("val_check_interval is 6, every 6 batches, in the middle of a step of 4 (accumulate)"));
+              HasSubstr("val_check_interval is 6 (every 6 batches), which ends inside a step of 4 batches"));
   EXPECT_THAT(validations(plan_epoch(resolve_options({.accumulate_grad_batches = 4}), 10, 5), 0), ElementsAre(9));
 }
 
@@ -154,4 +154,4 @@ TEST(EpochPlan, OverfitBatchesLimitsBatches) {
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -37,9 +37,9 @@ TEST(Socket, ParsesAndPrintsAddresses) {
   for (const char* const text : {"", ":", "alpha", ":80", "alpha:"})
     EXPECT_THROW(parse_address("x", text), UsageError) << text;
   for (const char* const port : {"0", "65536", "123456", "-1", "12a", " 80"})
-    EXPECT_THAT(message_of<UsageError>([&] { parse_address("LOCKSTEP_STORE", "alpha:" + std::string(port)); }),
-                HasSubstr("the port in LOCKSTEP_STORE is \"" + std::string(port) +
-                          "\"; allowed is an integer from 1 to 65535"));
+    EXPECT_THAT(
+        message_of<UsageError>([&] { parse_address("LOCKSTEP_STORE", "alpha:" + std::string(port)); }),
+        HasSubstr("the port in LOCKSTEP_STORE is \"" + std::string(port) + "\"; expected an integer from 1 to 65535"));
 }
 
 TEST(Socket, SendsAndReceivesAllBytes) {
@@ -70,7 +70,7 @@ TEST(Socket, WaitsEndAtTheirDeadline) {
     EXPECT_EQ(error.error_number(), ETIMEDOUT);
     EXPECT_EQ(error.cause(), Cause::kRankStuck);
   }
-  // Nobody reads: the buffers fill.
+  // The peer does not read, so the buffers fill.
   EXPECT_THROW(send_all(c.client.get(), std::string(64 << 20, 'x'), Deadline::in(50ms)), SystemError);
 }
 

@@ -41,18 +41,18 @@ TEST(SharedMemory, RefusesUnsealedAndWrongSize) {
   const SharedMemory one = SharedMemory::create("test", 1 << 20);
   EXPECT_NE(::ftruncate(one.fd().get(), 10), 0) << "sealed";
   EXPECT_THAT(error_of([&] { SharedMemory::map(Fd(::fcntl(one.fd().get(), F_DUPFD_CLOEXEC, 0)), 2 << 20); }),
-              HasSubstr("no sealed shared memory of 2097152 bytes"));
+              HasSubstr("not sealed shared memory of 2097152 bytes"));
   Fd loose(::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(loose.get(), 1 << 20), 0);
-  EXPECT_THAT(error_of([&] { SharedMemory::map(std::move(loose), 1 << 20); }), HasSubstr("no sealed shared memory"));
+  EXPECT_THAT(error_of([&] { SharedMemory::map(std::move(loose), 1 << 20); }), HasSubstr("not sealed shared memory"));
 }
 
 TEST(UnixListener, AcceptsOnlyThisUserAndCleansUp) {
   const tests::TempDir folder;
   std::string path;
   {
-    const UnixListener door(folder.path());
-    path = door.path();
+    const UnixListener listener(folder.path());
+    path = listener.path();
     struct stat status{};
     ASSERT_EQ(::stat(std::filesystem::path(path).parent_path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0700u);
@@ -63,29 +63,29 @@ TEST(UnixListener, AcceptsOnlyThisUserAndCleansUp) {
 
 TEST(UnixListener, SendsAFileDescriptor) {
   const tests::TempDir folder;
-  UnixListener door(folder.path());
-  const Fd outside = connect_unix(door.path());
-  const Fd inside = door.accept(Deadline::in(5s));
+  UnixListener listener(folder.path());
+  const Fd client = connect_unix(listener.path());
+  const Fd server = listener.accept(Deadline::in(5s));
   const SharedMemory memory = SharedMemory::create("test", 4096);
-  send_fd(outside.get(), 4096, memory.fd().get());
-  FdMessage parcel = receive_fd(inside.get(), Deadline::in(5s));
-  EXPECT_EQ(parcel.label, 4096u);
-  EXPECT_NE(::fcntl(parcel.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+  send_fd(client.get(), 4096, memory.fd().get());
+  FdMessage message = receive_fd(server.get(), Deadline::in(5s));
+  EXPECT_EQ(message.label, 4096u);
+  EXPECT_NE(::fcntl(message.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
   memory.data()[7] = 'x';
-  EXPECT_EQ(SharedMemory::map(std::move(parcel.fd), parcel.label).data()[7], 'x');
+  EXPECT_EQ(SharedMemory::map(std::move(message.fd), message.label).data()[7], 'x');
 }
 
 TEST(UnixListener, TimeoutAndGarbageThrow) {
   const tests::TempDir folder;
-  UnixListener door(folder.path());
-  EXPECT_THAT(error_of([&] { door.accept(Deadline::in(10ms)); }), HasSubstr("nobody came"));
-  Fd outside = connect_unix(door.path());
-  const Fd inside = door.accept(Deadline::in(5s));
-  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(10ms)); }), HasSubstr("did not answer"));
-  ASSERT_EQ(::write(outside.get(), "no descriptor!!!", 16), 16);
-  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
-  outside.reset();
-  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
+  UnixListener listener(folder.path());
+  EXPECT_THAT(error_of([&] { listener.accept(Deadline::in(10ms)); }), HasSubstr("no process connected"));
+  Fd client = connect_unix(listener.path());
+  const Fd server = listener.accept(Deadline::in(5s));
+  EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(10ms)); }), HasSubstr("sent no descriptor in time"));
+  ASSERT_EQ(::write(client.get(), "no descriptor!!!", 16), 16);
+  EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(5s)); }), HasSubstr("sent no descriptor: "));
+  client.reset();
+  EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(5s)); }), HasSubstr("sent no descriptor: "));
 }
 
 }  // namespace

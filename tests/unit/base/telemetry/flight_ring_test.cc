@@ -9,7 +9,7 @@ namespace lockstep::base {
 namespace {
 
 struct FlightRingTest : ::testing::Test {
-  // As it comes from the system: zeroed.
+  // Zeroed, like memory from the system.
   std::unique_ptr<char[]> memory{new char[sizeof(FlightRing) + alignof(FlightRing)]()};
   FlightRing& ring = *reinterpret_cast<FlightRing*>(memory.get());
 };
@@ -40,7 +40,7 @@ TEST_F(FlightRingTest, RecordsBeginAndEnd) {
   EXPECT_FALSE(seen[0].is_running());
   EXPECT_GE(seen[0].ended, seen[0].started);
   EXPECT_EQ(seen[1].channel, "world.0[1]");
-  EXPECT_EQ(seen[1].kind, "reduce_scatter");  // fills its place
+  EXPECT_EQ(seen[1].kind, "reduce_scatter");  // fills its field
   EXPECT_EQ(seen[1].dtype, "bfloat16");
   EXPECT_TRUE(seen[1].is_running());
   EXPECT_EQ(ring.started, 2u);
@@ -60,14 +60,14 @@ TEST_F(FlightRingTest, AbandonedIsNeitherRunningNorFinished) {
   EXPECT_FALSE(seen[1].is_running() || seen[1].is_finished());
   EXPECT_TRUE(seen[2].is_running());
   EXPECT_TRUE(seen[3].is_running());
-  ring.end(broken);  // late, by a thread that did not know
+  ring.end(broken);  // late, by a thread that does not know of the abandonment
   EXPECT_TRUE(read_flight_ring(ring)[1].is_finished());
 }
 
 TEST_F(FlightRingTest, KeepsTheNewestEntries) {
   const auto early = ring.begin({.seq = 1});
   for (std::uint64_t i = 2; i <= FlightRing::kEntries + 10; ++i) ring.end(ring.begin({.seq = i}));
-  ring.end(early);  // its entry is another's by now
+  ring.end(early);  // its entry has been overwritten
   const auto seen = read_flight_ring(ring);
   ASSERT_EQ(seen.size(), FlightRing::kEntries);
   EXPECT_EQ(seen.front().seq, 11u);
@@ -80,7 +80,7 @@ TEST_F(FlightRingTest, TextIsTruncatedAndPrintable) {
   const auto seen = read_flight_ring(ring);
   EXPECT_EQ(seen.at(0).kind, "?[31mabcdefghi");
   EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightEntry::name, 'n'));
-  EXPECT_EQ(seen.at(0).channel, "(one of many)");  // and not beyond the table
+  EXPECT_EQ(seen.at(0).channel, "(one of many)");  // not beyond the table
 }
 
 TEST_F(FlightRingTest, ManyThreadsCanWrite) {

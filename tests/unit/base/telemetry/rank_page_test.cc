@@ -23,7 +23,7 @@ TEST(RankPage, ReadsBackWhatWasPublished) {
   EXPECT_EQ(seen->pid, ::getpid());
   EXPECT_EQ(seen->rank, 3);
   EXPECT_EQ(seen->world_size, 4);
-  EXPECT_EQ(seen->job, "job??[31m" + std::string(54, 'x'));  // cut, and without what a terminal would obey
+  EXPECT_EQ(seen->job, "job??[31m" + std::string(54, 'x'));  // truncated and printable
   EXPECT_EQ(seen->transport, "shm");
   EXPECT_EQ(seen->gradient_reductions, 7u);
   EXPECT_EQ(seen->resident_bytes, std::uint64_t{5} << 40);
@@ -35,7 +35,7 @@ TEST(RankPage, ReadsOperationsWithTimes) {
   const auto before = now();
   FlightRing& flight = RankPage::this_process().flight;
   flight.end(flight.begin({.seq = 1, .kind = "barrier"}));
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the counter's rate is known
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the rate of the counter can be measured
   flight.begin({.seq = 2, .kind = "all_reduce"});
   const auto seen = find_rank_page(::getpid());
   ASSERT_TRUE(seen);

@@ -27,7 +27,7 @@ Implementation shell(const std::string& script, int ranks = 1) {
 
 TEST(BenchmarkJob, MeasuresAndStopsWhenRequestsEnd) {
   const TempDir folder;
-  // Two ranks: the second one's order is read by the first, to show that both got it.
+  // Two ranks in one shell, which reads the requests of both.
   BenchmarkJob job(
       shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + "
             "d)) >&3; done; echo done >$1.end",
@@ -44,20 +44,20 @@ TEST(BenchmarkJob, EarlyExitIsAnErrorWithItsOutput) {
   const TempDir folder;
   BenchmarkJob job(shell("echo the reason; exit 3"), folder.path());
   EXPECT_THAT(message_of<base::CommError>([&] { job.wait_until_ready(soon()); }),
-              AllOf(HasSubstr("sh ended with 3"), HasSubstr("the reason")));
+              AllOf(HasSubstr("sh exited with 3"), HasSubstr("the reason")));
 }
 
 TEST(BenchmarkJob, SilenceIsAnErrorAtTheDeadline) {
   const TempDir folder;
   BenchmarkJob job(shell("exec sleep 100"), folder.path());
   EXPECT_THAT(message_of<base::CommError>([&] { job.wait_until_ready(base::Deadline::in(100ms)); }),
-              HasSubstr("gave no answer in time"));
+              HasSubstr("sent no result in time"));
 }
 
 TEST(BenchmarkJob, NonNumericResultIsAnError) {
   const TempDir folder;
   BenchmarkJob job(shell("echo 1 two 3 >$1.answers; exec sleep 100"), folder.path());
-  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_until_ready(soon()); }), HasSubstr("no list of numbers"));
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_until_ready(soon()); }), HasSubstr("not a list of numbers"));
 }
 
 TEST(BenchmarkJob, VariablesAreSetAndUnset) {

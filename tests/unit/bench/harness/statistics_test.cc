@@ -20,7 +20,7 @@ TEST(Statistics, MedianAndSpread) {
 }
 
 TEST(Statistics, SummarizesRunsAndSpreadOfRounds) {
-  const Summary summary = summarize({{1, 2, 3}, {2, 2, 9}, {2, 2, 2}, {4, 4, 4}});
+  const TimingSummary summary = summarize({{1, 2, 3}, {2, 2, 9}, {2, 2, 2}, {4, 4, 4}});
   EXPECT_EQ(summary.median_s, 2);
   EXPECT_EQ(summary.min_s, 1);
   EXPECT_EQ(summary.runs, 12);
@@ -28,7 +28,7 @@ TEST(Statistics, SummarizesRunsAndSpreadOfRounds) {
 }
 
 TEST(Statistics, RatioIsTakenPerRound) {
-  // The machine is ten times slower in two of three rounds: the medians of all runs would say 20 / 10.
+  // The machine is ten times slower in two of three rounds: the ratio of the medians of all runs would be 20 / 10.
   EXPECT_EQ(ratio({{3}, {20}, {60}}, {{1}, {10}, {20}}), 3);
 }
 
@@ -40,7 +40,7 @@ TEST(Statistics, SizesRoundTrip) {
   EXPECT_EQ(size_text(4100), "4100");
   for (const char* bad : {"", "0", "6", "-4", "2G", "4k", "K", "1.5M", "99999999999999999999", "4K "})
     EXPECT_THAT(message_of<base::UsageError>([&] { parse_size(bad); }),
-                ::testing::HasSubstr("allowed are multiples of 4 bytes"))
+                ::testing::HasSubstr("expected a multiple of 4 bytes"))
         << bad;
 }
 

@@ -12,7 +12,7 @@ struct ExpectedModel {
   const char* name;
   std::int64_t parameters;
 };
-// The same numbers are asked of bench/baselines/models.py in tests/procs/bench/bench.py.
+// tests/procs/bench/bench.py expects the same numbers of bench/baselines/models.py.
 constexpr ExpectedModel kModels[] = {{"mlp-50m", 50'343'936},
                                      {"mlp-65m", 65'561'600},
                                      {"mlp-6m", 6'297'600},

@@ -75,16 +75,16 @@ TEST(AtomicFile, RemovesTempFileWhenRenameFails) {
                 file.write("a", 1);
                 file.commit();
               }),
-              HasSubstr("cannot put in place"));
+              HasSubstr("cannot rename the temporary file to"));
   EXPECT_EQ(folder.num_entries(), 1u);
 }
 
 TEST(AtomicFile, RejectsUnsafePaths) {
   const TempDir folder;
   for (const auto& path : {std::string(), folder.path() + "/", folder / "..", folder / "."})
-    EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(path); }), HasSubstr("it names no file"));
+    EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(path); }), HasSubstr("it does not name a file"));
   EXPECT_THAT(message_of<base::SystemError>([&] { AtomicFile file(folder / "none/x"); }),
-              HasSubstr("cannot open the folder of"));
+              HasSubstr("cannot open the directory of"));
   std::filesystem::create_directory(folder / "open");
   ASSERT_EQ(::chmod((folder / "open").c_str(), 0777), 0);
   EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(folder / "open/x"); }),

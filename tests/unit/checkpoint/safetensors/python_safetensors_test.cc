@@ -1,4 +1,4 @@
-// Files that Python's safetensors reads and writes.
+// Exchanges files with Python's safetensors.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -34,8 +34,7 @@ save_file({k: v.contiguous() for k, v in tensors.items()}, folder + '/from_pytho
 )";
 
 TEST(PythonSafetensors, RoundTripsThroughPython) {
-  const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
-  const auto python = (root / ".deps/python/bin/python").string();
+  const std::string python = LOCKSTEP_TEST_PYTHON;
   if (std::system(("\"" + python + "\" -c 'import safetensors' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: the Python package safetensors is not in .deps/python";
   const tests::TempDir folder;

@@ -82,7 +82,7 @@ TEST(Safetensors, WritesMetadataAndAlignsTensors) {
   const SafetensorsReader reader(folder / "x");
   EXPECT_THAT(reader.metadata(), testing::ElementsAre(testing::Pair("format", "pt"), testing::Pair("step", "12"),
                                                       testing::Pair("text", "\"\xc3\xa4\"\n")));
-  EXPECT_EQ(reader.tensors().at("b").begin, 0u) << "wide elements first: all are aligned";
+  EXPECT_EQ(reader.tensors().at("b").begin, 0u) << "large elements come first, so that all tensors are aligned";
   const auto file = read_file(folder / "x");
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file.data(), 8);
@@ -99,12 +99,11 @@ TEST(Safetensors, RejectsUnsupportedTensors) {
   };
   EXPECT_THAT(reason({{"u", at::Tensor()}}), HasSubstr("undefined tensor \"u\""));
   EXPECT_THAT(reason({{"c", torch::ones({1}, torch::kComplexDouble)}}),
-              HasSubstr("tensor \"c\" of dtype ComplexDouble; allowed are dense tensors of F64"));
+              HasSubstr("tensor \"c\" of dtype ComplexDouble; expected a dense tensor of F64"));
   EXPECT_THAT(reason({{"s", torch::ones({2, 2}).to_sparse()}}), HasSubstr("which is sparse"));
-  EXPECT_THAT(reason({{"\xff", torch::ones({1})}}), HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
-  EXPECT_THAT(reason({{std::string(1025, 'n'), torch::ones({1})}}),
-              HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
-  EXPECT_THAT(reason({{"__metadata__", torch::ones({1})}}), HasSubstr("not \"__metadata__\""));
+  EXPECT_THAT(reason({{"\xff", torch::ones({1})}}), HasSubstr("expected UTF-8 of at most 1024 bytes"));
+  EXPECT_THAT(reason({{std::string(1025, 'n'), torch::ones({1})}}), HasSubstr("expected UTF-8 of at most 1024 bytes"));
+  EXPECT_THAT(reason({{"__metadata__", torch::ones({1})}}), HasSubstr("other than \"__metadata__\""));
   EXPECT_THAT(reason({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("SaveOptions.metadata"));
   EXPECT_THAT(reason({}, {.metadata = {{"k", std::string(1 << 20, 'v')}}}), HasSubstr("at most 128 KiB"));
   EXPECT_EQ(read_file(path), "before");
@@ -121,17 +120,17 @@ TEST(Safetensors, RejectsWrongFileLength) {
   EXPECT_THAT(reason(""), HasSubstr(":0: the file has 0 bytes"));
   EXPECT_THAT(reason("1234567"), HasSubstr(":0: the file has 7 bytes"));
   EXPECT_THAT(reason(little_endian(0)),
-              HasSubstr(":0: the header's length is 0; allowed here is 2 to 0 (the rest of the file)"));
-  EXPECT_THAT(reason(little_endian(3) + "{}"), HasSubstr("the header's length is 3; allowed here is 2 to 2"));
+              HasSubstr(":0: the header's length is 0; expected 2 to 0 (the rest of the file)"));
+  EXPECT_THAT(reason(little_endian(3) + "{}"), HasSubstr("the header's length is 3; expected 2 to 2"));
   EXPECT_THAT(reason(little_endian(~std::uint64_t{0}) + "{}"),
               HasSubstr("the header's length is 18446744073709551615"));
   EXPECT_EQ(reason(little_endian(2) + "{}"), "");
-  EXPECT_THAT(reason(little_endian(2) + "{}x"), HasSubstr(":10: 1 bytes after the last tensor belong to none"));
+  EXPECT_THAT(reason(little_endian(2) + "{}x"), HasSubstr(":10: 1 bytes after the last tensor belong to no tensor"));
   std::filesystem::resize_file(folder / "x", (std::uint64_t{17} << 20) + 8);  // sparse
   std::string header = little_endian((std::uint64_t{16} << 20) + 1);
   std::fstream(folder / "x", std::ios::in | std::ios::out | std::ios::binary).write(header.data(), 8);
   EXPECT_THAT(message_of<base::FormatError>([&] { load_tensors(folder / "x"); }),
-              HasSubstr("allowed here is 2 to 16777216 (16 MiB)"));
+              HasSubstr("expected 2 to 16777216 (16 MiB)"));
   EXPECT_THROW(load_tensors(folder / "missing"), base::SystemError);
   EXPECT_THROW(load_tensors(folder.path()), base::UsageError);
 }
@@ -143,7 +142,7 @@ TEST(Safetensors, RejectsInvalidBool) {
   file[file.size() - 2] = 2;
   const auto path = folder.write("x", file);
   EXPECT_EQ(message_of<base::FormatError>([&] { load_tensors(path, {.verify = false}); }),
-            path + ":" + std::to_string(file.size() - 2) + ": a BOOL of tensor \"b\" is 2; allowed is 0 and 1");
+            path + ":" + std::to_string(file.size() - 2) + ": a BOOL of tensor \"b\" is 2; expected 0 or 1");
 }
 
 TEST(Safetensors, RejectsFileThatShrinks) {
@@ -155,7 +154,7 @@ TEST(Safetensors, RejectsFileThatShrinks) {
               HasSubstr(":1000: the file has become shorter"));
 }
 
-// Peak memory of this process in bytes.
+// Returns the peak memory of this process in bytes.
 std::size_t peak_bytes() {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -174,25 +173,25 @@ TEST(Safetensors, CorruptFilesAreHandledInBoundedMemory) {
                folder / "good", {.metadata = {{"k", "v"}}});
   const auto good = read_file(folder / "good");
   const auto before = peak_bytes();
-  int taken = 0;
-  const auto look = [&](const std::string& content) {
+  int num_loaded = 0;
+  const auto try_load = [&](const std::string& content) {
     const auto path = folder.write("x", content);
     try {
       load_tensors(path, {.verify = false});
-      ++taken;
+      ++num_loaded;
     } catch (const base::FormatError& error) {
       ASSERT_TRUE(std::string(error.what()).starts_with(path + ":")) << error.what();
     }
   };
-  for (std::size_t cut = 0; cut < good.size(); ++cut) look(good.substr(0, cut));
-  EXPECT_EQ(taken, 0);
+  for (std::size_t cut = 0; cut < good.size(); ++cut) try_load(good.substr(0, cut));
+  EXPECT_EQ(num_loaded, 0);
   for (std::size_t at = 0; at < good.size(); ++at)
     for (const int flip : {0x01, 0x02, 0x10, 0x20, 0x40, 0x80, 0xff}) {
       auto flipped = good;
       flipped[at] = static_cast<char>(flipped[at] ^ flip);
-      look(flipped);
+      try_load(flipped);
     }
-  EXPECT_GT(taken, 0) << "values may change without breaking the format";
+  EXPECT_GT(num_loaded, 0) << "some changed values do not violate the format";
   EXPECT_LT(peak_bytes() - before, (std::size_t{16} << 20) + tests::kSanitizerQuarantineBytes);
 }
 

@@ -1,4 +1,4 @@
-// Files that say what they were: everything that differs is found.
+// Tests that the hashes of a safetensors file detect every change.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,15 +33,15 @@ std::string load_error(const std::string& path, const ReadOptions& options = {})
   return message_of<base::FormatError>([&] { load_tensors(path, options); });
 }
 
-// Flips bits of the file one after another, and gives what is said of each to `look`.
+// Flips bits of the file one after another and passes each error of the reader to `look`.
 template <typename Next, typename Look>
-void flip_bits(const std::string& path, Next next, std::size_t num_flips, Look look) {
+void flip_bits(const std::string& path, Next next, std::size_t num_flips, Look check) {
   const std::string good = read_file(path);
   const base::Fd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   for (std::size_t i = 0; i < num_flips; ++i) {
     const std::size_t bit = next(i);
     write_byte(file, bit / 8, static_cast<char>(good[bit / 8] ^ (1 << bit % 8)));
-    look(bit / 8, load_error(path));
+    check(bit / 8, load_error(path));
     write_byte(file, bit / 8, good[bit / 8]);
     if (testing::Test::HasFailure()) return;
   }
@@ -59,7 +59,9 @@ TEST(TensorHashes, DetectsEveryBitFlipAndTruncation) {
   const std::string good = read_file(path);
   flip_bits(
       path, [](std::size_t i) { return i; }, good.size() * 8,
-      [&](std::size_t at, const std::string& said) { EXPECT_THAT(said, StartsWith(path + ":")) << "byte " << at; });
+      [&](std::size_t at, const std::string& message) {
+        EXPECT_THAT(message, StartsWith(path + ":")) << "byte " << at;
+      });
   for (std::size_t cut = 0; cut < good.size(); ++cut) {
     std::filesystem::resize_file(folder.write("x", good), cut);
     EXPECT_THAT(load_error(path), StartsWith(path + ":")) << cut;
@@ -79,12 +81,12 @@ TEST(TensorHashes, BitFlipErrorsNameTheTensor) {
   std::size_t named = 0;
   flip_bits(
       path, [&](std::size_t) { return random() % (8 * (data + 20 * 50 * 4)); }, 90000,
-      [&](std::size_t at, const std::string& said) {
-        ASSERT_THAT(said, StartsWith(path + ":")) << "byte " << at;
+      [&](std::size_t at, const std::string& message) {
+        ASSERT_THAT(message, StartsWith(path + ":")) << "byte " << at;
         if (at < data) return;
         for (const auto& [name, entry] : reader.tensors()) {
           if (at < data + entry.begin || at >= data + entry.end) continue;
-          ASSERT_THAT(said, HasSubstr("tensor \"" + name + "\" is damaged: the hash of its 200 bytes is "));
+          ASSERT_THAT(message, HasSubstr("tensor \"" + name + "\" is damaged: the hash of its 200 bytes is "));
           ++named;
         }
       });
@@ -117,12 +119,12 @@ TEST(TensorHashes, DetectsWellFormedHeaderChanges) {
     folder.write("x", changed);
     EXPECT_NE(load_error(path), "") << was;
   }
-  // Somebody wrote other tensors, and took all our strings along.
-  const auto seals = file.substr(8, file.find("\"format\"") - 8 - 1);
-  std::string text = seals + "},\"z\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+  // Another program wrote other tensors with Lockstep's metadata.
+  const auto hashes = file.substr(8, file.find("\"format\"") - 8 - 1);
+  std::string text = hashes + "},\"z\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
   const std::uint64_t length = text.size();
   folder.write("x", std::string(reinterpret_cast<const char*>(&length), 8) + text + "z");
-  EXPECT_THAT(load_error(path), HasSubstr("the header is damaged: it is not the one whose hash it carries"));
+  EXPECT_THAT(load_error(path), HasSubstr("the header is damaged: its contents do not match its hash"));
   EXPECT_EQ(load_error(path, {.verify = false}), "");
 }
 

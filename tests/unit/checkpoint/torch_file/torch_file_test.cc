@@ -60,7 +60,7 @@ TEST(TorchFile, RoundTripsValues) {
   EXPECT_EQ(*list[4].as<std::int64_t>(), INT64_MAX);
   EXPECT_EQ(*list[8].as<std::int64_t>(), std::int64_t{1} << 31);
   EXPECT_EQ(dict.find("tuple")->as<Sequence>()->items.size(), 3u);
-  EXPECT_EQ(dict.find("nobody"), nullptr);
+  EXPECT_EQ(dict.find("missing"), nullptr);
 }
 
 TEST(TorchFile, RoundTripsTensors) {
@@ -97,7 +97,8 @@ TEST(TorchFile, RoundTripsTensors) {
   EXPECT_EQ(tensor(tree, "transposed").strides(), base.t().strides());
   EXPECT_TRUE(tensor(tree, "base").is_alias_of(tensor(tree, "transposed")));
   EXPECT_TRUE(tensor(tree, "base").is_alias_of(tensor(tree, "row")));
-  EXPECT_FALSE(tensor(tree, "left").is_alias_of(tensor(tree, "right"))) << "a bucket of others' values is not written";
+  EXPECT_FALSE(tensor(tree, "left").is_alias_of(tensor(tree, "right")))
+      << "the values of other tensors in the bucket are not written";
   EXPECT_EQ(tensor(tree, "left").storage().nbytes(), 40u);
   EXPECT_EQ(tensor(tree, "gaps").storage().nbytes(), 80u);
   EXPECT_EQ(tensor(tree, "expanded").storage().nbytes(), 4u);
@@ -112,16 +113,16 @@ TEST(TorchFile, RejectsUnsupportedValues) {
   EXPECT_THAT(reason(at::Tensor()), HasSubstr("undefined"));
   EXPECT_THAT(reason(torch::ones({2, 2}).to_sparse()), HasSubstr("which is sparse"));
   EXPECT_THAT(reason(torch::ones({2}, torch::kMeta)), HasSubstr("which has no memory"));
-  EXPECT_THAT(reason("\xff"), HasSubstr("allowed is UTF-8"));
-  Dict twice, odd;
-  twice.add("a", 1);
-  twice.add("a", 2);
-  odd.add(Sequence{}, 1);
-  EXPECT_THAT(reason(twice), HasSubstr("has the key \"a\" twice"));
-  EXPECT_THAT(reason(odd), HasSubstr("whose key is a list"));
+  EXPECT_THAT(reason("\xff"), HasSubstr("expected UTF-8"));
+  Dict duplicate, unhashable;
+  duplicate.add("a", 1);
+  duplicate.add("a", 2);
+  unhashable.add(Sequence{}, 1);
+  EXPECT_THAT(reason(duplicate), HasSubstr("has the key \"a\" twice"));
+  EXPECT_THAT(reason(unhashable), HasSubstr("whose key is a list"));
   Value deep;
   for (int i = 0; i < 70; ++i) deep = Sequence{Sequence::Kind::kList, {deep}};
-  EXPECT_THAT(reason(deep), HasSubstr("deeper than the allowed 64 levels"));
+  EXPECT_THAT(reason(deep), HasSubstr("deeper than the limit of 64 levels"));
   EXPECT_EQ(read_file(path), "before");
   EXPECT_EQ(folder.num_entries(), 1u);
 }
@@ -139,25 +140,25 @@ TEST(TorchFile, ErrorsNameDamagedStorages) {
     EXPECT_THROW(load_torch_file(path), base::Error) << cut;
   }
   const auto records = ZipReader(folder / "good").records();
-  std::size_t taken = 0;
+  std::size_t num_loaded = 0;
   const base::Fd file(::open(folder.write("x", good).c_str(), O_WRONLY | O_CLOEXEC));
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     const char flipped = static_cast<char>(good[bit / 8] ^ (1 << bit % 8));
     ASSERT_EQ(::pwrite(file.get(), &flipped, 1, static_cast<off_t>(bit / 8)), 1);
-    std::string said;
+    std::string message;
     try {
       load_torch_file(path);
-      ++taken;  // a time stamp, padding
+      ++num_loaded;  // for example a time stamp or padding
     } catch (const base::Error& error) {
-      said = error.what();
+      message = error.what();
     }
     ASSERT_EQ(::pwrite(file.get(), &good[bit / 8], 1, static_cast<off_t>(bit / 8)), 1);
     for (const auto& [name, record] : records) {
       if (bit / 8 < record.begin || bit / 8 >= record.begin + record.num_bytes || !name.ends_with("data/0")) continue;
-      ASSERT_THAT(said, HasSubstr("storage \"0\" is damaged: the CRC-32 of its 160 bytes is ")) << bit;
+      ASSERT_THAT(message, HasSubstr("storage \"0\" is damaged: the CRC-32 of its 160 bytes is ")) << bit;
     }
   }
-  EXPECT_LT(taken, good.size() * 8);
+  EXPECT_LT(num_loaded, good.size() * 8);
 }
 
 TEST(TorchFile, ReportsUnsupportedFileTypes) {
@@ -165,12 +166,12 @@ TEST(TorchFile, ReportsUnsupportedFileTypes) {
   torch::nn::Linear linear(2, 3);
   torch::save(linear, folder / "cpp");
   EXPECT_THAT(message_of<base::UsageError>([&] { load_torch_file(folder / "cpp"); }),
-              HasSubstr("of torch::save() in C++; allowed are files of torch.save() in Python"));
+              HasSubstr("of torch::save() in C++; expected a file of torch.save() in Python"));
   EXPECT_THAT(
       message_of<base::UsageError>([&] { load_torch_file(folder.write("old", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9")); }),
       HasSubstr("before PyTorch 1.6"));
   EXPECT_THAT(message_of<base::FormatError>([&] { load_torch_file(folder.write("text", std::string(100, 'x'))); }),
-              HasSubstr("the end of a zip archive is expected here"));
+              HasSubstr("expected the end of a zip archive here"));
   EXPECT_THROW(load_torch_file(folder / "missing"), base::SystemError);
   EXPECT_THROW(load_torch_file(folder.path()), base::UsageError);
 }
@@ -184,13 +185,13 @@ TEST(TorchFile, FormatFollowsExtensionOnSaveAndContentOnLoad) {
   EXPECT_TRUE(is_torch_file(folder / "x.pt"));
   EXPECT_FALSE(is_torch_file(folder / "y.safetensors"));
   EXPECT_FALSE(is_torch_file(folder.write("length", std::string("\x80\x02\0\0\0\0\0\0{}", 10))))
-      << "a header of safetensors may have 640 bytes";
+      << "the header of a safetensors file may have 640 bytes";
   std::filesystem::rename(folder / "x.pt", folder / "x");
   load(loaded, folder / "x");
   for (std::size_t i = 0; i < saved->parameters().size(); ++i)
     EXPECT_TRUE(saved->parameters()[i].equal(loaded->parameters()[i]));
   EXPECT_THAT(message_of<base::UsageError>([&] { save(saved, folder / "z.pth", {.metadata = {{"k", "v"}}}); }),
-              HasSubstr("files of PyTorch have none"));
+              HasSubstr("PyTorch files have no metadata"));
   torch::nn::Linear other(3, 3);
   EXPECT_THAT(message_of<base::UsageError>([&] { load(other, folder / "x"); }),
               HasSubstr("2 missing in the file (\"bias\", \"weight\"); 7 unexpected in the file"));
@@ -202,9 +203,10 @@ TEST(TorchFile, FormatFollowsExtensionOnSaveAndContentOnLoad) {
   all.add("model", wrapped);
   save_torch_file(all, folder / "all.pt");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "all.pt"); }),
-              HasSubstr("holds a dictionary under the name \"model\"; allowed is a state_dict"));
+              HasSubstr("it contains a dictionary under the name \"model\"; expected a state_dict"));
   save_torch_file(Value(3), folder / "three.pt");
-  EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "three.pt"); }), HasSubstr("holds an integer"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "three.pt"); }),
+              HasSubstr("it contains an integer"));
 }
 
 }  // namespace

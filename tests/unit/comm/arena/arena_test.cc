@@ -63,7 +63,7 @@ TEST(Arena, BlocksOfAllSizesAreAlignedDisjointAndKeepTheirContents) {
     check(b);
     arena.free(b.begin);
   }
-  // What stays is one empty slab a size class.
+  // One empty slab per size class remains.
   EXPECT_EQ(arena.stats().live_bytes, arena.stats().slab_bytes);
   EXPECT_LT(arena.stats().slab_bytes, 8 * kMiB);
 }
@@ -82,7 +82,7 @@ TEST(Arena, FreedMemoryIsReusedAndTrimReturnsIt) {
   std::memset(first, 1, 8 * kMiB);
   EXPECT_EQ(arena.stats().resident_bytes, 8 * kMiB);
   arena.free(first);
-  EXPECT_EQ(arena.stats().resident_bytes, 8 * kMiB) << "kept for the next";
+  EXPECT_EQ(arena.stats().resident_bytes, 8 * kMiB) << "kept for the next allocation";
   void* second = arena.allocate(8 * kMiB);
   EXPECT_EQ(second, first);
   EXPECT_EQ(static_cast<char*>(second)[5], 1);
@@ -90,19 +90,19 @@ TEST(Arena, FreedMemoryIsReusedAndTrimReturnsIt) {
   arena.free(second);
   EXPECT_EQ(arena.trim(), 8 * kMiB);
   EXPECT_EQ(arena.stats().resident_bytes, 0u);
-  EXPECT_EQ(static_cast<char*>(arena.allocate(8 * kMiB))[5], 0) << "the system gave new pages";
+  EXPECT_EQ(static_cast<char*>(arena.allocate(8 * kMiB))[5], 0) << "the kernel provided new pages";
 }
 
 TEST(Arena, ArenaFullNamesTheLimit) {
   Arena small(8 * kMiB, 4 * kMiB);
   EXPECT_THAT(arena_full_text([&] { small.allocate(5 * kMiB); }),
-              HasSubstr("5 MiB more would pass its limit of 4 MiB; 0 MiB are in use"));
+              HasSubstr("5 MiB more would exceed its limit of 4 MiB; 0 MiB are in use"));
   EXPECT_THAT(arena_full_text([&] { small.allocate(9 * kMiB); }),
-              HasSubstr("a block of 9 MiB does not fit into the arena's 8 MiB"));
+              HasSubstr("a block of 9 MiB exceeds the arena's 8 MiB"));
   void* three = small.allocate(3 * kMiB);
   EXPECT_THAT(arena_full_text([&] { small.allocate(2 * kMiB); }), HasSubstr("limit of 4 MiB; 3 MiB are in use"));
   small.free(three);
-  small.free(small.allocate(4 * kMiB - 4096));  // what is freed and in the way is given back first
+  small.free(small.allocate(4 * kMiB - 4096));  // allocate() first returns freed pages to the kernel
   EXPECT_EQ(small.stats().live_bytes, 0u);
   Arena large(std::size_t{1} << 40, std::size_t{1} << 40);
   EXPECT_THAT(arena_full_text([&] { large.allocate(std::size_t{1} << 39); }),
@@ -176,7 +176,7 @@ TEST(HostMemory, SmallestControlGroupLimitApplies) {
   EXPECT_GT(base::HostMemory::from(read).available_bytes, std::uint64_t{1} << 60);
 }
 
-/// The tests below install the arena of this process.
+/// Installs the arena of this process for each test.
 class InstalledArena : public ::testing::Test {
  protected:
   void SetUp() override { install_arena(); }

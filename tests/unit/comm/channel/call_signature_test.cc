@@ -50,7 +50,7 @@ TEST(CallSignature, EveryFieldIsCompared) {
     const bool found = find_mismatch({base_call(), base_call(), other}, sizes_may_differ, difference);
     EXPECT_TRUE(!found || (difference.suspect == 2 && difference.other == 0));
     if (!sizes_may_differ) {
-      EXPECT_EQ(key(other) != key(base_call()), found) << describe(other);
+      EXPECT_EQ(hash_signature(other) != hash_signature(base_call()), found) << describe(other);
     }
     return found;
   };
@@ -64,7 +64,7 @@ TEST(CallSignature, EveryFieldIsCompared) {
   EXPECT_TRUE(differs(with([](Collective& op) { op.kind = CollectiveKind::kBroadcast; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.op = ReduceOp::kMin; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.root = 1; })));
-  EXPECT_TRUE(differs(with([](Collective& op) { op.wire = at::kBFloat16; })));
+  EXPECT_TRUE(differs(with([](Collective& op) { op.wire_dtype = at::kBFloat16; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.seq = 8; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.name = "los"; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.name = ""; })));

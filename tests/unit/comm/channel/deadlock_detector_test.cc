@@ -1,5 +1,5 @@
-// Waits that look at each other. Every rank is a DeadlockDetector of its own at one table; its looks are called in
-// turn, so nothing here depends on time.
+// DeadlockDetector. Every rank is a DeadlockDetector of its own; all share one store. The tests call poll() in turn, so
+// no result depends on time.
 #include "lockstep/comm/channel/deadlock_detector.h"
 
 #include <gmock/gmock.h>
@@ -32,18 +32,18 @@ constexpr auto kLongLimit = 1h;
 
 struct Rank {
   DeadlockDetector deadlock_detector;
-  DeadlockDetector::Looks poll_state;
-  WaitInfo waiting;
+  DeadlockDetector::PollState poll_state;
+  WaitInfo wait_info;
 
   Rank(std::shared_ptr<job::Store> store, int number, std::chrono::milliseconds limit = kLongLimit)
       : deadlock_detector(std::move(store), number, "host", limit) {}
   /// Starts operation `seq` of `channel` and waits in it.
   void call(const std::string& channel, std::uint64_t seq, const std::vector<int>& members = kBoth) {
-    deadlock_detector.started(deadlock_detector.start_counter(channel), seq);
-    waiting = {channel, seq, "all_reduce#" + std::to_string(seq), "all_reduce(" + channel + ")", &members};
+    deadlock_detector.record_start(deadlock_detector.start_counter(channel), seq);
+    wait_info = {channel, seq, "all_reduce#" + std::to_string(seq), "all_reduce(" + channel + ")", &members};
   }
-  void poll() { deadlock_detector.poll(waiting, poll_state); }
-  void end() { deadlock_detector.end(poll_state); }
+  void poll() { deadlock_detector.poll(wait_info, poll_state); }
+  void end_wait() { deadlock_detector.end_wait(poll_state); }
 };
 
 class DeadlockDetectorTest : public ::testing::Test {
@@ -53,7 +53,7 @@ class DeadlockDetectorTest : public ::testing::Test {
   Rank b{store, 1};
   Rank c{store, 2};
 
-  /// Looks in turn; who threw what within `rounds`.
+  /// Polls ranks a and b in turn, at most `rounds` times each. Returns the text of the first DesyncError.
   std::string poll_in_turn(int rounds = 6) {
     std::string thrown;
     for (int i = 0; i < rounds && thrown.empty(); ++i)
@@ -73,7 +73,7 @@ TEST_F(DeadlockDetectorTest, MutualWaitIsADesyncOnBothRanks) {
   a.call("world", 1);
   b.call("world.0", 1);
   EXPECT_EQ(poll_in_turn(3), "rank 0 called all_reduce(world), rank 1 called all_reduce(world.0)");
-  // The other finds the same.
+  // The other rank reports the same.
   EXPECT_EQ(message_of<DesyncError>([&] {
               b.poll();
               b.poll();
@@ -84,7 +84,7 @@ TEST_F(DeadlockDetectorTest, MutualWaitIsADesyncOnBothRanks) {
 
 TEST_F(DeadlockDetectorTest, PeerAheadOnTheSameChannelIsNoDeadlock) {
   a.call("world", 1);
-  b.call("world", 2);  // it has started 1: its part is done
+  b.call("world", 2);  // it has started operation 1, so its part is done
   EXPECT_EQ(poll_in_turn(10), "");
 }
 
@@ -93,14 +93,14 @@ TEST_F(DeadlockDetectorTest, PeerWhoseWaitEndedIsNoDeadlock) {
   b.call("world.0", 1, kBoth);
   a.poll();
   b.poll();
-  b.end();  // its wait ended after all: it computes now, and starts the other operation later
+  b.end_wait();  // its wait has ended: it computes now and starts the other operation later
   for (int i = 0; i < 10; ++i) EXPECT_EQ(message_of<DesyncError>([&] { a.poll(); }), "");
 }
 
 TEST_F(DeadlockDetectorTest, StaleRecordIsNoDeadlock) {
   a.call("world", 1);
   b.call("world.0", 1, kBoth);
-  b.poll();  // and then b's thread is not scheduled for a while, or has been released and not said so yet
+  b.poll();  // then b's thread is not scheduled for a while, or its wait has ended but is still published
   for (int i = 0; i < 10; ++i) EXPECT_EQ(message_of<DesyncError>([&] { a.poll(); }), "");
 }
 
@@ -108,20 +108,20 @@ TEST_F(DeadlockDetectorTest, SuspicionRequestsOneEarlyPoll) {
   a.call("world", 1);
   b.call("world.0", 1);
   a.poll();
-  EXPECT_FALSE(a.poll_state.soon);  // b has said nothing yet
+  EXPECT_FALSE(a.poll_state.poll_soon);  // b has published nothing
   b.poll();
-  EXPECT_TRUE(std::exchange(b.poll_state.soon, false));
+  EXPECT_TRUE(std::exchange(b.poll_state.poll_soon, false));
   a.poll();
-  EXPECT_TRUE(std::exchange(a.poll_state.soon, false));
-  a.poll();  // b has not looked again
-  EXPECT_FALSE(a.poll_state.soon);
+  EXPECT_TRUE(std::exchange(a.poll_state.poll_soon, false));
+  a.poll();  // b has not polled again
+  EXPECT_FALSE(a.poll_state.poll_soon);
 }
 
 TEST_F(DeadlockDetectorTest, SameOperationRequestsNoEarlyPoll) {
   a.call("world", 1);
   b.call("world", 1);
   poll_in_turn();
-  EXPECT_FALSE(a.poll_state.soon || b.poll_state.soon);
+  EXPECT_FALSE(a.poll_state.poll_soon || b.poll_state.poll_soon);
 }
 
 TEST_F(DeadlockDetectorTest, PeerThatWaitsForAnotherRankIsNoDeadlock) {
@@ -133,7 +133,7 @@ TEST_F(DeadlockDetectorTest, PeerThatWaitsForAnotherRankIsNoDeadlock) {
 
 TEST_F(DeadlockDetectorTest, SeveralStartingThreadsAreNeverBlocked) {
   a.call("world", 1);
-  std::thread([&] { b.deadlock_detector.started(b.deadlock_detector.start_counter("world.1"), 1); }).join();
+  std::thread([&] { b.deadlock_detector.record_start(b.deadlock_detector.start_counter("world.1"), 1); }).join();
   b.call("world.0", 1);
   EXPECT_EQ(poll_in_turn(10), "");
 }
@@ -151,7 +151,7 @@ TEST_F(DeadlockDetectorTest, UnawaitedAsyncOperationBlocksNothing) {
     EXPECT_EQ(message_of<DesyncError>([&] { a.poll(); }), "");
     EXPECT_EQ(message_of<DesyncError>([&] { on_executor(b); }), "");
   }
-  // Until its only thread waits for that lane.
+  // Until its only thread waits for that executor.
   const DeadlockDetector::ExecutorWait here(b.deadlock_detector, &executor, std::make_shared<Pending>());
   std::string thrown;
   for (int i = 0; i < 3 && thrown.empty(); ++i) {
@@ -181,7 +181,7 @@ TEST_F(DeadlockDetectorTest, OnlyWaitingForThePendingOfThisExecutorBlocks) {
 
 TEST_F(DeadlockDetectorTest, PeerThatLeftIsUnevenInput) {
   a.call("world", 2);
-  b.deadlock_detector.started(b.deadlock_detector.start_counter("world"), 1);
+  b.deadlock_detector.record_start(b.deadlock_detector.start_counter("world"), 1);
   b.deadlock_detector.leave();
   try {
     a.poll();
@@ -195,7 +195,7 @@ TEST_F(DeadlockDetectorTest, PeerThatLeftIsUnevenInput) {
 
 TEST_F(DeadlockDetectorTest, PeerThatLeftAfterItsPartIsIgnored) {
   a.call("world", 1);
-  b.deadlock_detector.started(b.deadlock_detector.start_counter("world"), 1);
+  b.deadlock_detector.record_start(b.deadlock_detector.start_counter("world"), 1);
   b.deadlock_detector.leave();
   a.poll();
   store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
@@ -205,32 +205,32 @@ TEST_F(DeadlockDetectorTest, PeerThatLeftAfterItsPartIsIgnored) {
 TEST_F(DeadlockDetectorTest, EndedPeerProcessIsNamed) {
   a.call("world", 1);
   store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
-  a.poll();  // its part may still be on the wire
+  a.poll();  // its part may still be in transit
   store->set(job::key::exited(1), "killed by SIGKILL", Deadline::in(1s));
   EXPECT_EQ(message_of<PeerLostError>([&] { a.poll(); }), "all_reduce#1: rank 1 was killed by SIGKILL");
-  EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.waiting, "closed"); }),
+  EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "all_reduce#1: rank 1 was killed by SIGKILL");
 }
 
 TEST_F(DeadlockDetectorTest, TransportFailureIsExplained) {
   a.call("world", 1);
   EXPECT_EQ(
-      message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.waiting, "Connection reset"); }),
+      message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "Connection reset"); }),
       "all_reduce#1: the connection to another rank ended: Connection reset");
   store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
-  EXPECT_EQ(message_of<CommError>([&] { a.deadlock_detector.throw_transport_failure(a.waiting, "closed"); }),
+  EXPECT_EQ(message_of<CommError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "rank 1 ended while rank 0 waits for it in all_reduce(world)");
   b.deadlock_detector.leave();
-  EXPECT_EQ(message_of<CommError>([&] { a.deadlock_detector.throw_transport_failure(a.waiting, "closed"); }),
+  EXPECT_EQ(message_of<CommError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "rank 1 finished while rank 0 waits for it in all_reduce(world)");
 }
 
 TEST_F(DeadlockDetectorTest, ExitStatusOutranksDeparture) {
-  // A program that catches its own error in main() closes its world on the way out.
+  // A program that catches its own error in main() leaves its world before it exits.
   a.call("world", 1);
   b.deadlock_detector.leave();
   store->set(job::key::exited(1), "exited with code 3", Deadline::in(1s));
-  EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.waiting, "closed"); }),
+  EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "all_reduce#1: rank 1 exited with code 3");
   EXPECT_EQ(message_of<PeerLostError>([&] { a.poll(); }), "all_reduce#1: rank 1 exited with code 3");
 }
@@ -253,7 +253,7 @@ TEST_F(DeadlockDetectorTest, AbandonedChannelNamesTheCulprit) {
 TEST_F(DeadlockDetectorTest, FirstCauseEndsWaitsWithItsErrorType) {
   a.call("world", 1);
   b.deadlock_detector.publish_failure(PeerLostError(Cause::kPeerUnreachable, "op", 1, 0, "a consequence"));
-  a.poll();  // a lost peer is no cause
+  a.poll();  // a lost peer is not a cause
   b.deadlock_detector.publish_failure(TimeoutError(Cause::kRankStuck, "op", 1, -1, "too long", "hint"));
   b.deadlock_detector.publish_failure(DesyncError(Cause::kDesync, "op", 1, 0, "later"));
   try {
@@ -280,17 +280,17 @@ TEST_F(DeadlockDetectorTest, DesyncIsPublishedUnderTheCulprit) {
 TEST_F(DeadlockDetectorTest, TimeoutNamesAbsentRanks) {
   a.call("world", 4, kThree);
   b.call("world", 4, kThree);
-  c.deadlock_detector.started(c.deadlock_detector.start_counter("world"), 3);
+  c.deadlock_detector.record_start(c.deadlock_detector.start_counter("world"), 3);
   b.poll();
-  EXPECT_EQ(message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.waiting, a.poll_state); }),
-            "no end of all_reduce(world) before its deadline; ranks that have not come: 2; ranks that wait too: 1");
+  EXPECT_EQ(message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.wait_info, a.poll_state); }),
+            "all_reduce(world) did not finish in time; absent ranks: 2; other waiting ranks: 1");
   c.call("world", 4, kThree);
   c.poll();
-  EXPECT_EQ(message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.waiting, a.poll_state); }),
-            "no end of all_reduce(world) before its deadline; all ranks have come; ranks that wait too: 1,2");
+  EXPECT_EQ(message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.wait_info, a.poll_state); }),
+            "all_reduce(world) did not finish in time; all ranks have started it; other waiting ranks: 1,2");
 }
 
-/// A rank that waits, with a limit that passes between two looks.
+/// A waiting rank whose limit expires between two polls.
 struct ShortLimitRank : Rank {
   explicit ShortLimitRank(std::shared_ptr<job::Store> store) : Rank(std::move(store), 0, 30ms) {}
   std::string poll_after_limit() {
@@ -303,7 +303,7 @@ TEST_F(DeadlockDetectorTest, WaitEndsWithoutProgressOfAbsentRanks) {
   ShortLimitRank waits(store);
   waits.call("world", 1);
   waits.poll();
-  EXPECT_EQ(waits.poll_after_limit(), "no end of all_reduce(world) before its deadline; ranks that have not come: 1");
+  EXPECT_EQ(waits.poll_after_limit(), "all_reduce(world) did not finish in time; absent ranks: 1");
 }
 
 TEST_F(DeadlockDetectorTest, ProgressOfAnAbsentRankExtendsTheWait) {
@@ -324,7 +324,7 @@ TEST_F(DeadlockDetectorTest, ProgressOfAPresentRankDoesNotExtendTheWait) {
   b.poll();
   waits.poll();
   store->set(job::key::progress(1), "7", Deadline::in(1s));
-  EXPECT_THAT(waits.poll_after_limit(), HasSubstr("ranks that have not come: 2; ranks that wait too: 1"));
+  EXPECT_THAT(waits.poll_after_limit(), HasSubstr("absent ranks: 2; other waiting ranks: 1"));
 }
 
 TEST_F(DeadlockDetectorTest, ProgressIsFollowedTransitively) {
@@ -350,7 +350,7 @@ TEST_F(DeadlockDetectorTest, ProgressOfTheOperationExtendsTheWait) {
     store->set(job::key::progress(i % 2), std::to_string(i), Deadline::in(1s));
     EXPECT_EQ(waits.poll_after_limit(), "");
   }
-  EXPECT_THAT(waits.poll_after_limit(), HasSubstr("all ranks have come"));
+  EXPECT_THAT(waits.poll_after_limit(), HasSubstr("all ranks have started it"));
 }
 
 TEST_F(DeadlockDetectorTest, ZeroLimitNeverEndsAWait) {
@@ -380,24 +380,24 @@ TEST_F(DeadlockDetectorTest, LauncherCauseReplacesExitStatus) {
 }
 
 TEST_F(DeadlockDetectorTest, ShortTimeoutWaitsForPeersToPublish) {
-  // Both give up before anybody has looked: each must hear that the other had come.
+  // Both waits time out before any poll: each must find that the other rank has started the operation.
   a.call("world", 1);
   b.call("world", 1);
   std::string there;
   std::thread other(
-      [&] { there = message_of<TimeoutError>([&] { b.deadlock_detector.throw_timeout(b.waiting, b.poll_state); }); });
+      [&] { there = message_of<TimeoutError>([&] { b.deadlock_detector.throw_timeout(b.wait_info, b.poll_state); }); });
   const std::string here =
-      message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.waiting, a.poll_state); });
+      message_of<TimeoutError>([&] { a.deadlock_detector.throw_timeout(a.wait_info, a.poll_state); });
   other.join();
-  EXPECT_THAT(here, HasSubstr("all ranks have come"));
-  EXPECT_THAT(there, HasSubstr("all ranks have come"));
+  EXPECT_THAT(here, HasSubstr("all ranks have started it"));
+  EXPECT_THAT(there, HasSubstr("all ranks have started it"));
 }
 
 TEST_F(DeadlockDetectorTest, AbsentPeersAloneAreNoError) {
   a.call("world", 1);
   for (int i = 0; i < 5; ++i) a.poll();
-  a.end();
-  a.end();
+  a.end_wait();
+  a.end_wait();
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using base::Deadline;
 
-std::string text_of(const std::exception_ptr& error) {
+std::string error_text(const std::exception_ptr& error) {
   try {
     if (error) std::rethrow_exception(error);
   } catch (const std::exception& exception) {
@@ -34,7 +34,7 @@ TEST(Pending, FirstFinishWins) {
   pending.finish(failure("third"));
   EXPECT_TRUE(pending.done());
   EXPECT_TRUE(pending.wait_until(Deadline::in(0ms)));
-  EXPECT_EQ(text_of(pending.error()), "first");
+  EXPECT_EQ(error_text(pending.error()), "first");
   EXPECT_TRUE(make_finished_pending()->done());
   EXPECT_EQ(make_finished_pending()->error(), nullptr);
 }
@@ -67,7 +67,7 @@ TEST(SerialExecutor, ErrorIsReportedByItsTask) {
   const PendingPtr bad = executor.post([] { throw std::runtime_error("bad"); });
   const PendingPtr good = executor.post([] {});
   EXPECT_TRUE(good->wait_until(Deadline::in(20s)));
-  EXPECT_EQ(text_of(bad->error()), "bad");
+  EXPECT_EQ(error_text(bad->error()), "bad");
   EXPECT_EQ(good->error(), nullptr);
 }
 
@@ -79,7 +79,7 @@ TEST(SerialExecutor, IsNotIdleWhileTasksAreQueuedOrRunning) {
   EXPECT_FALSE(executor.is_idle());
   gate.finish();
   EXPECT_TRUE(first->wait_until(Deadline::in(20s)));
-  EXPECT_TRUE(executor.is_idle()) << "an operation that is done has left the lane";
+  EXPECT_TRUE(executor.is_idle()) << "a task that is done is no longer in the queue";
 }
 
 TEST(SerialExecutor, TaskIsDestroyedBeforeItsPendingIsDone) {

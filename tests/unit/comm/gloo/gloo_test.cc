@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 using base::Deadline;
 
-/// A store from which one rank hears late where another is: when the others have left, or soon.
+/// A store that delays the address of one rank until another rank has closed its transport, or for 100 ms.
 class DelayedStore final : public job::Store {
  public:
   DelayedStore(std::shared_ptr<job::Store> store, std::string delayed_suffix, const std::atomic<int>& num_closed)
@@ -24,7 +24,7 @@ class DelayedStore final : public job::Store {
   }
   std::optional<std::string> get(std::string_view key, Deadline deadline) override {
     if (key.ends_with(delayed_suffix_))
-      for (const Deadline soon = Deadline::in(100ms); num_closed_ < 1 && !soon.expired();)
+      for (const Deadline delay_end = Deadline::in(100ms); num_closed_ < 1 && !delay_end.expired();)
         std::this_thread::sleep_for(1ms);
     return store_->get(key, deadline);
   }
@@ -45,7 +45,7 @@ class DelayedStore final : public job::Store {
   const std::atomic<int>& num_closed_;
 };
 
-/// Three ranks connect, and each leaves at once; rank 2 hears late where rank 1 is.
+/// Three ranks connect, and each closes its transport at once. Rank 2 gets the address of rank 1 late.
 void connect_and_close() {
   const auto store = std::make_shared<job::LocalStore>();
   std::atomic<int> num_closed = 0;

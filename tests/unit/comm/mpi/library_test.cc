@@ -39,7 +39,7 @@ TEST(MpiLibrary, MismatchComparesNameAndMajorMinorVersion) {
   EXPECT_EQ(mpi_library_mismatch(built, {"Open MPI", "5.0"}),
             "this program was built with Open MPI 4.1, but the MPI library that is loaded is Open MPI 5.0");
   EXPECT_THAT(mpi_library_mismatch(built, {"MPICH", "4.1"}), HasSubstr("loaded is MPICH 4.1"));
-  EXPECT_EQ(mpi_library_mismatch({}, {"MPICH", "4.1"}), "") << "nobody knows what it was built with";
+  EXPECT_EQ(mpi_library_mismatch({}, {"MPICH", "4.1"}), "") << "the library of the build is not known";
 }
 
 TEST(MpiLibrary, LauncherMustMatchTheMpiLibrary) {
@@ -56,7 +56,8 @@ TEST(MpiLibrary, LauncherMustMatchTheMpiLibrary) {
   EXPECT_THAT(mpi_launcher_mismatch(environment({{"PMI_RANK", "0"}, {"SLURM_PROCID", "0"}}), open_mpi),
               HasSubstr("srun --mpi=pmi2"));
   EXPECT_EQ(mpi_launcher_mismatch(environment({{"PMIX_RANK", "0"}}), mpich), "");
-  EXPECT_THAT(mpi_launcher_mismatch(environment({{"RANK", "0"}}), open_mpi), HasSubstr("no launcher of MPI"));
+  EXPECT_THAT(mpi_launcher_mismatch(environment({{"RANK", "0"}}), open_mpi),
+              HasSubstr("not started by an MPI launcher"));
 }
 
 }  // namespace

@@ -55,34 +55,35 @@ TEST(NcclFailure, CudaErrorNamesGpuErrorAndRemedy) {
   const CaughtError memory = catch_error(failure_of(1, "init.cc\nCuda failure 2 'out of memory'\n"));
   EXPECT_EQ(memory.text,
             "broadcast(parameters)#1: ncclBroadcast(float32[9], root 0) failed on rank 3, cuda:1 (GPU-7, NVIDIA H100) "
-            "of host beta: CUDA says cudaErrorMemoryAllocation; NCCL says: init.cc; "
+            "of host beta: CUDA reports cudaErrorMemoryAllocation; NCCL reports: init.cc; "
             "Cuda failure 2 'out of memory'");
   EXPECT_TRUE(memory.comm);
   EXPECT_EQ(memory.cause, base::Cause::kResource);
-  EXPECT_THAT(memory.hint, AllOf(HasSubstr("memory full"), Not(HasSubstr("driver"))));
-  EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 35 ''")).hint, HasSubstr("driver too old"));
+  EXPECT_THAT(memory.hint, AllOf(HasSubstr("free memory on the GPU"), Not(HasSubstr("driver"))));
+  EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 35 ''")).hint, HasSubstr("update NVIDIA's driver"));
   EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 101 ''")).hint,
-              HasSubstr("is cuda:1 there? CUDA_VISIBLE_DEVICES is 0,1"));
+              HasSubstr("check that cuda:1 exists (CUDA_VISIBLE_DEVICES is 0,1)"));
   EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 46 ''")).hint, HasSubstr("another process"));
-  EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 54321 ''")).text, HasSubstr("CUDA says error 54321"));
+  EXPECT_THAT(catch_error(failure_of(1, "Cuda failure 54321 ''")).text, HasSubstr("CUDA reports error 54321"));
 }
 
 TEST(NcclFailure, CudaErrorFallsBackToTheRuntimesLastError) {
   NcclFailure failure = failure_of(1);
   failure.cuda_error = 719;
   EXPECT_THAT(catch_error(failure).text, HasSubstr("cudaErrorLaunchFailure"));
-  EXPECT_THAT(catch_error(failure_of(1)).text, HasSubstr("CUDA refused something"));
+  EXPECT_THAT(catch_error(failure_of(1)).text, HasSubstr("a CUDA call failed"));
 }
 
 TEST(NcclFailure, SystemErrorNamesInterfaceHostAndChecks) {
-  const CaughtError chosen = catch_error(failure_of(2, "Connection timed out"));
-  EXPECT_FALSE(chosen.comm);  // a peer's end may be why
-  EXPECT_EQ(chosen.cause, base::Cause::kPeerUnreachable);
-  EXPECT_THAT(chosen.text,
-              AllOf(HasSubstr("NCCL_SOCKET_IFNAME is not set) of host beta, whose address for the others is 10.0.0.7"),
-                    HasSubstr("Connection timed out")));
-  EXPECT_THAT(chosen.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("lockstep doctor"), HasSubstr("firewalls"),
-                                 HasSubstr("/dev/shm"), HasSubstr("ulimit")));
+  const CaughtError selected = catch_error(failure_of(2, "Connection timed out"));
+  EXPECT_FALSE(selected.comm);  // the end of a peer may be the cause
+  EXPECT_EQ(selected.cause, base::Cause::kPeerUnreachable);
+  EXPECT_THAT(
+      selected.text,
+      AllOf(HasSubstr("NCCL_SOCKET_IFNAME is not set) of host beta, whose address for the other ranks is 10.0.0.7"),
+            HasSubstr("Connection timed out")));
+  EXPECT_THAT(selected.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("lockstep doctor"),
+                                   HasSubstr("firewalls"), HasSubstr("/dev/shm"), HasSubstr("ulimit")));
   NcclLocation named = kLocation;
   named.interface = "ib0";
   EXPECT_THAT(catch_error(failure_of(2), named).text, HasSubstr("interface ib0 of host beta"));

@@ -14,19 +14,19 @@ using ::testing::ElementsAre;
 using Buckets = std::vector<std::vector<std::size_t>>;
 
 TEST(BucketPlan, FirstBucketUsesTheFirstCap) {
-  const std::vector<GradientSize> parts(7, GradientSize{10, 0});
-  EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 30}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
-  EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 25}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
-  EXPECT_EQ(plan_buckets(parts, {0, 1}, {100, 100}), (Buckets{{0, 1}}));
-  EXPECT_EQ(plan_buckets(parts, {}, {10, 30}), Buckets{});
-  EXPECT_EQ(plan_buckets(parts, {3, 1}, {1}), (Buckets{{3}, {1}}));
+  const std::vector<GradientSize> gradients(7, GradientSize{10, 0});
+  EXPECT_EQ(plan_buckets(gradients, {6, 5, 4, 3, 2, 1, 0}, {10, 30}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
+  EXPECT_EQ(plan_buckets(gradients, {6, 5, 4, 3, 2, 1, 0}, {10, 25}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
+  EXPECT_EQ(plan_buckets(gradients, {0, 1}, {100, 100}), (Buckets{{0, 1}}));
+  EXPECT_EQ(plan_buckets(gradients, {}, {10, 30}), Buckets{});
+  EXPECT_EQ(plan_buckets(gradients, {3, 1}, {1}), (Buckets{{3}, {1}}));
 }
 
 TEST(BucketPlan, DtypesAreSeparateAndBucketsAreInOrderOfCompletion) {
-  const std::vector<GradientSize> parts = {{10, 0}, {10, 1}, {10, 0}, {10, 1}, {10, 0}};
-  // Kind 0 is full with part 2, before kind 1 with part 3.
-  EXPECT_EQ(plan_buckets(parts, {0, 1, 2, 3, 4}, {20, 20}), (Buckets{{0, 2}, {1, 3}, {4}}));
-  EXPECT_EQ(plan_buckets(parts, {1, 0, 3, 2, 4}, {20, 20}), (Buckets{{1, 3}, {0, 2}, {4}}));
+  const std::vector<GradientSize> gradients = {{10, 0}, {10, 1}, {10, 0}, {10, 1}, {10, 0}};
+  // Gradient 2 fills the bucket of kind 0 before gradient 3 fills that of kind 1.
+  EXPECT_EQ(plan_buckets(gradients, {0, 1, 2, 3, 4}, {20, 20}), (Buckets{{0, 2}, {1, 3}, {4}}));
+  EXPECT_EQ(plan_buckets(gradients, {1, 0, 3, 2, 4}, {20, 20}), (Buckets{{1, 3}, {0, 2}, {4}}));
 }
 
 TEST(BucketPlan, LargeGradientGetsItsOwnBucket) {
@@ -36,31 +36,33 @@ TEST(BucketPlan, LargeGradientGetsItsOwnBucket) {
 TEST(BucketPlan, InvariantsHoldForRandomSizes) {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
-    std::vector<GradientSize> parts(random() % 40);
-    for (GradientSize& part : parts) part = {static_cast<std::int64_t>(random() % 50), static_cast<int>(random() % 3)};
-    std::vector<std::size_t> order(parts.size());
+    std::vector<GradientSize> gradients(random() % 40);
+    for (GradientSize& gradient : gradients)
+      gradient = {static_cast<std::int64_t>(random() % 50), static_cast<int>(random() % 3)};
+    std::vector<std::size_t> order(gradients.size());
     std::iota(order.begin(), order.end(), 0u);
     std::shuffle(order.begin(), order.end(), random);
     order.resize(order.size() - order.size() / 4);
     const std::vector<std::int64_t> caps = {static_cast<std::int64_t>(random() % 30),
                                             static_cast<std::int64_t>(random() % 90)};
-    std::vector<std::size_t> place(parts.size());
-    for (std::size_t i = 0; i < order.size(); ++i) place[order[i]] = i;
+    std::vector<std::size_t> position(gradients.size());
+    for (std::size_t i = 0; i < order.size(); ++i) position[order[i]] = i;
     std::vector<std::size_t> all;
     std::size_t last_end = 0;
-    for (const auto& bucket : plan_buckets(parts, order, caps)) {
+    for (const auto& bucket : plan_buckets(gradients, order, caps)) {
       ASSERT_FALSE(bucket.empty());
       std::int64_t before_last = 0;
       for (std::size_t i = 0; i < bucket.size(); ++i) {
-        EXPECT_EQ(parts[bucket[i]].kind, parts[bucket[0]].kind);
+        EXPECT_EQ(gradients[bucket[i]].kind, gradients[bucket[0]].kind);
         if (i > 0) {
-          EXPECT_LT(place[bucket[i - 1]], place[bucket[i]]);
+          EXPECT_LT(position[bucket[i - 1]], position[bucket[i]]);
         }
-        if (i + 1 < bucket.size()) before_last += parts[bucket[i]].bytes;
+        if (i + 1 < bucket.size()) before_last += gradients[bucket[i]].bytes;
       }
-      EXPECT_LT(before_last, std::max<std::int64_t>(1, std::max(caps[0], caps[1]))) << "was full before its last part";
-      EXPECT_GE(place[bucket.back()], last_end);
-      last_end = place[bucket.back()];
+      EXPECT_LT(before_last, std::max<std::int64_t>(1, std::max(caps[0], caps[1])))
+          << "the bucket was full before its last gradient";
+      EXPECT_GE(position[bucket.back()], last_end);
+      last_end = position[bucket.back()];
       all.insert(all.end(), bucket.begin(), bucket.end());
     }
     std::sort(all.begin(), all.end());

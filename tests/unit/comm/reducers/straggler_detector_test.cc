@@ -5,7 +5,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// What `count` windows of these times report, as "rank:window".
+/// Adds `count` windows of these times; returns the reports as "rank:window".
 std::string reports(StragglerDetector& stragglers, const std::vector<std::uint32_t>& work_us, int count) {
   std::string text;
   for (int window = 1; window <= count; ++window)
@@ -57,8 +57,9 @@ TEST(StragglerDetector, WarningHasSlowdownAndWaitShare) {
   EXPECT_EQ(
       describe(*found, 7, 2, 60),
       "WARN cause=STRAGGLER rank=7 host=- pid=- gen=2 step=60 op=- detail=\"it takes 4.0 times as long as the median "
-      "of the ranks, who wait for it 75 % "
-      "of the time\" hint=\"other work on its cores, a slower machine, or larger batches there; nothing is ended\"");
+      "rank, and the other ranks wait for it 75 % of the time\" hint=\"look for other work on its cores, a slower "
+      "machine "
+      "or larger batches there; the job continues\"");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 
 using ReduceKernel = void (*)(const Reduction&);
 
-/// Every set of loops that this machine can run.
+/// All kernels that this machine can run, with their names.
 std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
   std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
 #if defined(__x86_64__)
@@ -20,19 +20,19 @@ std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
   return kernels;
 }
 
-at::Tensor run(ReduceKernel kernels, ReduceOp op, const std::vector<at::Tensor>& inputs) {
+at::Tensor run(ReduceKernel kernel, ReduceOp op, const std::vector<at::Tensor>& inputs) {
   const at::Tensor output = torch::empty_like(inputs[0]);
   std::vector<const void*> in;
   for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr());
   void* out = output.mutable_data_ptr();
-  kernels({.dtype = output.scalar_type(),
-           .op = op,
-           .inputs = in.data(),
-           .num_inputs = in.size(),
-           .outputs = &out,
-           .num_outputs = 1,
-           .count = static_cast<std::size_t>(output.numel()),
-           .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
+  kernel({.dtype = output.scalar_type(),
+          .op = op,
+          .inputs = in.data(),
+          .num_inputs = in.size(),
+          .outputs = &out,
+          .num_outputs = 1,
+          .count = static_cast<std::size_t>(output.numel()),
+          .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
   return output;
 }
 
@@ -43,7 +43,7 @@ at::Tensor random_values(at::ScalarType dtype, std::int64_t count, int seed) {
   return torch::randint(dtype == at::kByte ? 0 : -5, 6, {count}).to(dtype);
 }
 
-/// One after another, in the order of the inputs.
+/// Reduces the inputs one after another, in their order.
 at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& inputs) {
   const at::ScalarType dtype = inputs[0].scalar_type();
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
@@ -76,8 +76,8 @@ TEST(Reduce, AllDtypesAndOpsReduceInRankOrder) {
           std::vector<at::Tensor> inputs;
           for (int r = 0; r < ranks; ++r) inputs.push_back(random_values(dtype, count, 31 * r + 1));
           const at::Tensor expected = reference(op, inputs);
-          for (const auto& [name, kernels] : all_kernels())
-            ASSERT_TRUE(run(kernels, op, inputs).equal(expected))
+          for (const auto& [name, kernel] : all_kernels())
+            ASSERT_TRUE(run(kernel, op, inputs).equal(expected))
                 << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks << " ranks, " << count
                 << " elements";
         }
@@ -89,7 +89,7 @@ TEST(Reduce, OutputsMayBeTheInputs) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax, ReduceOp::kProduct})
       for (const int ranks : {2, 3}) {
         if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
-        for (const auto& [name, kernels] : all_kernels()) {
+        for (const auto& [name, kernel] : all_kernels()) {
           std::vector<at::Tensor> tensors;
           std::vector<void*> memory;
           for (int r = 0; r < ranks; ++r) {
@@ -97,14 +97,14 @@ TEST(Reduce, OutputsMayBeTheInputs) {
             memory.push_back(tensors.back().mutable_data_ptr());
           }
           const at::Tensor expected = reference(op, tensors);
-          kernels({.dtype = dtype,
-                   .op = op,
-                   .inputs = memory.data(),
-                   .num_inputs = memory.size(),
-                   .outputs = memory.data(),
-                   .num_outputs = memory.size(),
-                   .count = 3001,
-                   .divisor = op == ReduceOp::kMean ? ranks : 1});
+          kernel({.dtype = dtype,
+                  .op = op,
+                  .inputs = memory.data(),
+                  .num_inputs = memory.size(),
+                  .outputs = memory.data(),
+                  .num_outputs = memory.size(),
+                  .count = 3001,
+                  .divisor = op == ReduceOp::kMean ? ranks : 1});
           for (const at::Tensor& tensor : tensors)
             ASSERT_TRUE(tensor.equal(expected))
                 << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks;
@@ -113,7 +113,7 @@ TEST(Reduce, OutputsMayBeTheInputs) {
 }
 
 TEST(Reduce, ReducedPrecisionSumsAreRoundedOnce) {
-  // In bfloat16 256 + 1 is 256: only a sum in float sees all of the ones.
+  // In bfloat16, 256 + 1 is 256. Only a sum in float32 counts all of the ones.
   std::vector<at::Tensor> inputs{torch::full({8}, 256.0f).to(at::kBFloat16)};
   for (int r = 0; r < 6; ++r) inputs.push_back(torch::ones({8}).to(at::kBFloat16));
   EXPECT_EQ(run(&comm::reduce, ReduceOp::kSum, inputs)[0].item<float>(), 262);

@@ -1,4 +1,4 @@
-// Reading what comes from outside: IDX files, text.
+// Tests of the readers of IDX files and texts, and of the datasets made from them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -75,23 +75,23 @@ TEST(ReadIdx, ErrorsNameFileAndOffset) {
   EXPECT_THAT(reason(""), HasSubstr(":0: the file ends inside the magic number: got 0 bytes"));
   EXPECT_THAT(reason("ab"), HasSubstr(":2: the file ends inside the magic number"));
   EXPECT_THAT(reason(std::string("\1\0\10\1\0\0\0\1a", 9)), HasSubstr(":0: not an IDX file"));
-  EXPECT_THAT(reason(std::string("\0\0\15\1\0\0\0\1aaaa", 12)), HasSubstr(":2: IDX type is 13; allowed is 8"));
-  EXPECT_THAT(reason(std::string("\0\0\10\0a", 5)), HasSubstr(":3: the file has 0 dimensions; allowed is 1 to 4"));
+  EXPECT_THAT(reason(std::string("\0\0\15\1\0\0\0\1aaaa", 12)), HasSubstr(":2: IDX type is 13; expected 8"));
+  EXPECT_THAT(reason(std::string("\0\0\10\0a", 5)), HasSubstr(":3: the file has 0 dimensions; expected 1 to 4"));
   EXPECT_THAT(reason(std::string("\0\0\10\5", 4)), HasSubstr(":3: the file has 5 dimensions"));
   EXPECT_THAT(reason(idx_file({2, 3}, "abcdef").substr(0, 10)),
               HasSubstr(":10: the file ends inside the list of dimensions"));
   EXPECT_THAT(reason(idx_file({2, 3}, "abcde")),
-              HasSubstr(":12: the header promises 6 values, but the file can hold at most 5"));
-  EXPECT_THAT(reason(idx_file({2, 3}, "abcdefg")), HasSubstr(":18: the file goes on after the 6 values"));
-  EXPECT_THAT(reason(gzip(idx_file({2, 3}, "abcdefg"))), HasSubstr(":18: the file goes on after the 6 values"));
+              HasSubstr(":12: the header declares 6 values, but the file holds at most 5"));
+  EXPECT_THAT(reason(idx_file({2, 3}, "abcdefg")), HasSubstr(":18: the file continues after the 6 values"));
+  EXPECT_THAT(reason(gzip(idx_file({2, 3}, "abcdefg"))), HasSubstr(":18: the file continues after the 6 values"));
   EXPECT_THAT(reason(gzip(idx_file({2, 3}, "abcde"))), HasSubstr(":17: the file ends inside the values"));
   EXPECT_THAT(reason(idx_file({0xffffffff, 0xffffffff}, "")),
-              HasSubstr(":4: dimension 0 is 4294967295, which makes more than"));
+              HasSubstr(":4: dimension 0 is 4294967295, which exceeds the limit of 2 GiB"));
   EXPECT_THAT(reason(idx_file({65536, 65536, 65536, 65536}, "")), HasSubstr(":8: dimension 1 is 65536"));
-  // Nothing of the size that a lying header names is allocated, packed or not: a bomb of 2 GiB cannot be in 60 bytes.
-  EXPECT_THAT(reason(idx_file({1u << 31}, "a")), HasSubstr("can hold at most 1"));
+  // Nothing of the size that a false header declares is allocated, compressed or not: 60 bytes cannot hold 2 GiB.
+  EXPECT_THAT(reason(idx_file({1u << 31}, "a")), HasSubstr("holds at most 1"));
   EXPECT_THAT(reason(gzip(idx_file({1u << 31}, "a"))),
-              HasSubstr("promises 2147483648 values, but the file can hold at most"));
+              HasSubstr("declares 2147483648 values, but the file holds at most"));
   EXPECT_THROW(read_idx(folder / "missing"), base::SystemError);
   EXPECT_THROW(read_idx(folder.path()), UsageError);
 }
@@ -111,7 +111,8 @@ TEST(ReadIdx, RejectsTruncatedAndCorruptFiles) {
         try {
           const auto idx = read_idx(folder.write("x", damaged));
           EXPECT_EQ(idx.values.size(), 200u) << at;
-          EXPECT_TRUE(file == plain || idx.values[7] == static_cast<std::uint8_t>(values[7])) << "a CRC stands there";
+          EXPECT_TRUE(file == plain || idx.values[7] == static_cast<std::uint8_t>(values[7]))
+              << "the CRC must detect the flip";
         } catch (const FormatError&) {
         }
       }
@@ -144,25 +145,25 @@ TEST(Mnist, ReturnsImagesAndLabels) {
 TEST(Mnist, RejectsMismatchedFiles) {
   const TempDir folder;
   const auto reason = [&] { return message_of<base::Error>([&] { Mnist::load(folder.path(), Mnist::Mode::kTest); }); };
-  EXPECT_EQ(reason(),
-            "the folder " + folder.path() + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
+  EXPECT_EQ(reason(), "Mnist::load: the directory " + folder.path() +
+                          " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   folder.write("t10k-images-idx3-ubyte", idx_file({2, 1, 1}, "ab"));
   EXPECT_THAT(reason(), HasSubstr("neither t10k-labels-idx1-ubyte nor"));
   folder.write("t10k-labels-idx1-ubyte", idx_file({3}, std::string("\1\2\3", 3)));
   EXPECT_THAT(reason(), HasSubstr("t10k-labels-idx1-ubyte:4: 3 labels for the 2 images"));
   folder.write("t10k-labels-idx1-ubyte", idx_file({2}, std::string("\1\xc", 2)));
-  EXPECT_THAT(reason(), HasSubstr("t10k-labels-idx1-ubyte:9: label is 12; allowed is 0 to 9"));
+  EXPECT_THAT(reason(), HasSubstr("t10k-labels-idx1-ubyte:9: label is 12; expected 0 to 9"));
   folder.write("t10k-labels-idx1-ubyte", idx_file({2, 1}, std::string("\1\2", 2)));
   EXPECT_THAT(reason(), HasSubstr("t10k-labels-idx1-ubyte:3: the file has 2 dimensions; expected 1"));
   folder.write("t10k-images-idx3-ubyte", idx_file({0, 28, 28}, ""));
-  EXPECT_THAT(reason(), HasSubstr("the file holds nothing"));
+  EXPECT_THAT(reason(), HasSubstr("a dimension is 0; expected at least 1"));
 }
 
-// The published files where a development tree has them, else small ones made here.
+// Uses the published files if the development tree has them, otherwise small generated ones.
 TEST(Mnist, ReadsCompleteFiles) {
   const TempDir made;
-  std::string folder = (std::filesystem::path(__FILE__).parent_path() / "../../../../shared/data/mnist").string();
-  // The counts of the ten digits and the mean that are published for this file.
+  std::string folder = LOCKSTEP_MNIST;
+  // The published digit counts and mean of this file.
   std::vector<std::int64_t> counts{980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009};
   double mean = 0.1325;
   if (!Mnist::exists(folder, Mnist::Mode::kTest)) {
@@ -197,19 +198,19 @@ TEST(ReadCorpus, ConcatenatesFilesInPathOrder) {
   EXPECT_EQ(read_corpus(folder.path(), {.extensions = {".txt"}}), "one two three ");
   EXPECT_EQ(read_corpus(folder.path(), {.extensions = {".h", ".txt"}, .max_bytes = 6}), "one tw");
   EXPECT_EQ(read_corpus(folder / "b.txt"), "two ");
-  EXPECT_EQ(read_corpus(folder / "link.txt", {.max_bytes = 2}), "on") << "a path that is named may be a link";
+  EXPECT_EQ(read_corpus(folder / "link.txt", {.max_bytes = 2}), "on") << "the given path itself may be a link";
 }
 
 TEST(ReadCorpus, RejectsPathsWithoutText) {
   const TempDir folder;
-  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "none"); }), HasSubstr("there is no file or folder"));
-  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder.path()); }), HasSubstr("holds no file"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "none"); }), HasSubstr("does not exist"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder.path()); }), HasSubstr("has no file"));
   folder.write("a.txt", "");
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder.path(), {.extensions = {".h", ".cc"}}); }),
-              HasSubstr("holds no file that ends in .h, .cc"));
-  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "a.txt"); }), HasSubstr("holds no text"));
+              HasSubstr("has no file that ends in .h, .cc"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "a.txt"); }), HasSubstr("contains no text"));
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus("/dev/null"); }),
-              HasSubstr("neither a regular file nor a folder"));
+              HasSubstr("neither a regular file nor a directory"));
   EXPECT_THROW(read_corpus(folder.path(), {.max_bytes = 0}), UsageError);
 }
 
@@ -229,7 +230,7 @@ TEST(Vocabulary, ContainsCharactersOfTheText) {
 }
 
 TEST(Vocabulary, RoundTripsInvalidUtf8) {
-  // A cut sequence, an overlong one, a surrogate, a byte that never occurs, and NUL.
+  // A truncated sequence, an overlong one, a surrogate, a byte that never occurs, and NUL.
   for (const std::string& text : {std::string("a\xc3"), std::string("\xc0\xaf"), std::string("\xed\xa0\x80"),
                                   std::string("x\xff"), std::string("a\0b", 3)}) {
     for (const auto& vocabulary : {Vocabulary::from_text(text), Vocabulary::bytes()}) {
@@ -255,7 +256,7 @@ std::vector<std::int64_t> values(const at::Tensor& tensor) {
 
 TEST(CharDataset, TargetIsNextCharacter) {
   const CharDataset dataset({10, 11, 12, 13, 14, 15, 16, 17}, {.block_size = 3});
-  EXPECT_EQ(dataset.size(), 2u);  // a third would lack its last target
+  EXPECT_EQ(dataset.size(), 2u);  // a third window would lack its last target
   EXPECT_THAT(values(dataset.get(1).data), ElementsAre(13, 14, 15));
   EXPECT_THAT(values(dataset.get(1).target), ElementsAre(14, 15, 16));
   const CharDataset every({10, 11, 12, 13, 14, 15, 16, 17}, {.block_size = 3, .stride = 1});
@@ -282,9 +283,10 @@ TEST(CharDataset, SplitPartsDoNotOverlap) {
 }
 
 TEST(CharDataset, RejectsTextWithoutAWindow) {
-  EXPECT_EQ(message_of<UsageError>([] { CharDataset({1, 2, 3}, {.block_size = 3}); }),
-            "a text of 3 characters is too short for a block_size of 3; allowed are block sizes below the length of "
-            "the text");
+  EXPECT_EQ(
+      message_of<UsageError>([] { CharDataset({1, 2, 3}, {.block_size = 3}); }),
+      "CharDataset: a text of 3 characters is too short for block_size 3; expected a block_size below the length of "
+      "the text");
   EXPECT_THROW(CharDataset({}, {.block_size = 1}), UsageError);
   EXPECT_THROW(CharDataset({1, 2, 3}, {.block_size = 0}), UsageError);
   const CharDataset dataset(std::vector<std::int32_t>(100, 1), {.block_size = 10});

@@ -1,4 +1,4 @@
-// Which part of a picture becomes a sample, and what a folder of images holds.
+// Tests of random and centre crops, and of ImageFolder.
 #include "lockstep/data/datasets/image_crop.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using tests::message_of;
 using tests::TempDir;
 
-/// What is far from the mean by less than five deviations of it.
+/// Expects a mean of `values` within five standard errors of `mean`.
 void expect_mean(const std::vector<double>& values, double mean, double deviation) {
   double sum = 0;
   for (const double value : values) sum += value;
@@ -51,8 +51,8 @@ TEST(SampleRng, DependsOnSeedEpochAndSampleOnly) {
   expect_mean(numbers, 2, std::sqrt(2.0));
 }
 
-/// In a picture that any box fits into, nothing is drawn twice: areas are even, logarithms of aspects too, and so are
-/// places.
+/// In an image that every box fits into, no box is drawn twice: areas, logarithms of aspect ratios, and positions are
+/// uniform.
 TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
   std::vector<double> areas, aspects, places;
   for (std::uint64_t i = 0; i < 20000; ++i) {
@@ -74,7 +74,7 @@ TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
   EXPECT_GT(*std::min_element(areas.begin(), areas.end()), 0.078);
 }
 
-/// 20 x 1000: no box of these aspects has 8 % of its area.
+/// 20 x 1000: no box with these aspect ratios has 8 % of its area.
 TEST(RandomCrop, FallsBackToCenterCrop) {
   SampleRng random(1, 2, 3);
   EXPECT_EQ(random_crop(20, 1000, random), (Box{0, 486, 20, 27}));
@@ -86,7 +86,7 @@ TEST(CenterCrop, MatchesTorchvision) {
   EXPECT_EQ(resized_size(500, 375, 256), (std::pair<std::int64_t, std::int64_t>(341, 256)));
   EXPECT_EQ(resized_size(375, 500, 256), (std::pair<std::int64_t, std::int64_t>(256, 341)));
   EXPECT_EQ(resized_size(1, 65535, 256), (std::pair<std::int64_t, std::int64_t>(256, 16776960)));
-  EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));  // round(58.5), to the even one
+  EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));  // round(58.5) rounds to the even number
   EXPECT_EQ(center_crop(343, 256, 224), (Box{60, 16, 224, 224}));  // round(59.5)
 }
 
@@ -109,7 +109,7 @@ TEST(ImageFolder, ListsClassesAndFilesInOrder) {
   std::vector<std::string> files;
   for (std::size_t i = 0; i < images.size(); ++i)
     files.push_back(std::to_string(images.label(i)) + images.path(i).substr(folder.path().size()));
-  // As os.walk() and sorted() give them: a folder's own files first, then those of each folder below.
+  // The order of os.walk() and sorted(): a directory's own files first, then those of each subdirectory.
   EXPECT_THAT(files, ElementsAre("0/C/y.jpg", "1/a/x.jpg", "2/b/10.JPEG", "2/b/2.jpg", "2/b/deep-er/1.Jpg",
                                  "2/b/deep/er/1.jpeg", "3/d/x.jpg"));
 }
@@ -117,16 +117,15 @@ TEST(ImageFolder, ListsClassesAndFilesInOrder) {
 TEST(ImageFolder, ReportsWhatIsMissing) {
   const TempDir folder;
   const auto message = [&](const std::string& path) { return message_of<UsageError>([&] { ImageFolder{path}; }); };
-  EXPECT_EQ(message(folder / "nowhere"), "there is no folder " + (folder / "nowhere"));
+  EXPECT_EQ(message(folder / "nowhere"), "ImageFolder: the directory " + (folder / "nowhere") + " does not exist");
   folder.write("images/x.jpg", "");
-  EXPECT_THAT(message(folder / "images"),
-              EndsWith("/images holds no folders; allowed is one with a folder for each class"));
+  EXPECT_THAT(message(folder / "images"), EndsWith("/images has no subdirectories; expected one per class"));
   folder.write("some/cat/x.jpg", "");
   folder.write("some/dog/x.png", "");
-  EXPECT_EQ(message(folder / "some"),
-            "the folder " + (folder / "some/dog") + " holds no image; allowed are files that end in .jpg or .jpeg");
+  EXPECT_EQ(message(folder / "some"), "ImageFolder: the directory " + (folder / "some/dog") +
+                                          " has no image; expected files that end in .jpg or .jpeg");
   std::filesystem::create_directory_symlink(folder / "some/cat", folder / "some/cat/again");
-  EXPECT_THAT(message(folder / "some"), HasSubstr("is more than 32 folders deep"));
+  EXPECT_THAT(message(folder / "some"), HasSubstr("is more than 32 levels deep"));
 }
 
 TEST(ImageFolder, WarnsAboutOtherImageFormats) {
@@ -134,9 +133,9 @@ TEST(ImageFolder, WarnsAboutOtherImageFormats) {
   for (const char* const name : {"a/1.jpg", "a/2.png", "b/1.jpg", "b/2.WEBP"}) folder.write(name, "");
   testing::internal::CaptureStderr();
   EXPECT_EQ(ImageFolder(folder.path()).size(), 2u);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              EndsWith(": 2 images that are not called .jpg or .jpeg are left out; the first is " +
-                       (folder / "a/2.png") + "\n"));
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      EndsWith(": 2 images that do not end in .jpg or .jpeg are skipped; the first is " + (folder / "a/2.png") + "\n"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Samples from a folder of images.
+// Tests of ImageDataset, its policies for broken images, and resizing.
 #include "lockstep/data/datasets/image_dataset.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using tests::message_of;
 using tests::Pixel;
 using tests::TempDir;
 
-/// Six images of two classes, all different.
+/// Writes six different images of two classes.
 void write_images(const TempDir& folder) {
   for (int i = 0; i < 6; ++i)
     folder.write(std::string(i % 2 ? "b/" : "a/") + std::to_string(i) + ".jpg",
@@ -35,8 +35,8 @@ ImageDataset images(const TempDir& folder, const ImageOptions& options) {
   return ImageDataset(ImageFolder(folder.path()), options);
 }
 
-std::vector<at::Tensor> collect_batches(const ImageDataset& dataset, const LoaderOptions& options,
-                                        std::uint64_t epoch) {
+std::vector<at::Tensor> collect_image_batches(const ImageDataset& dataset, const LoaderOptions& options,
+                                              std::uint64_t epoch) {
   auto loader = make_loader(dataset, DataShard{}, options);
   std::vector<at::Tensor> batches;
   for (auto& batch : loader.epoch(epoch)) {
@@ -66,7 +66,7 @@ TEST(ImageResize, MatchesTorchWithinOneLevel) {
 
 TEST(ImageDataset, ReturnsCenterCrop) {
   const TempDir folder;
-  // Red in the middle half of a picture twice as wide as high, blue beside it.
+  // Red in the middle half of an image twice as wide as high, blue on both sides.
   folder.write(
       "a/x.jpg",
       jpeg_file(256, 128, [](int x, int) { return x >= 64 && x < 192 ? Pixel{220, 10, 10} : Pixel{10, 10, 220}; },
@@ -104,23 +104,24 @@ TEST(ImageDataset, FlipsHalfOfTheSamples) {
     const at::Tensor red = dataset.get(0).data[0].to(torch::kFloat).mean(0);
     flipped += red[0].item<float>() > red[31].item<float>();
   }
-  EXPECT_NEAR(flipped, 100, 36);  // five deviations
+  EXPECT_NEAR(flipped, 100, 36);  // five standard deviations
 }
 
 TEST(ImageDataset, PixelsDependOnEpochNotOnWorkers) {
   const TempDir folder;
   write_images(folder);
   const auto dataset = images(folder, {.size = 32, .augment = true, .seed = 5});
-  const auto inline_made = collect_batches(dataset, {.batch_size = 2, .seed = 1}, 3);
+  const auto inline_made = collect_image_batches(dataset, {.batch_size = 2, .seed = 1}, 3);
   ASSERT_EQ(inline_made.size(), 6u);
   for (const int workers : {1, 3})
-    EXPECT_TRUE(same(inline_made, collect_batches(dataset, {.batch_size = 2, .seed = 1, .num_workers = workers}, 3)))
+    EXPECT_TRUE(
+        same(inline_made, collect_image_batches(dataset, {.batch_size = 2, .seed = 1, .num_workers = workers}, 3)))
         << workers;
-  EXPECT_FALSE(same(inline_made, collect_batches(images(folder, {.size = 32, .augment = true, .seed = 6}),
-                                                 {.batch_size = 2, .seed = 1}, 3)));
-  // The same order in both epochs: only crops differ.
-  const auto third = collect_batches(dataset, {.batch_size = 6, .shuffle = false}, 3),
-             fourth = collect_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 4);
+  EXPECT_FALSE(same(inline_made, collect_image_batches(images(folder, {.size = 32, .augment = true, .seed = 6}),
+                                                       {.batch_size = 2, .seed = 1}, 3)));
+  // The order is the same in both epochs: only the crops differ.
+  const auto third = collect_image_batches(dataset, {.batch_size = 6, .shuffle = false}, 3),
+             fourth = collect_image_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 4);
   EXPECT_TRUE(third[1].equal(fourth[1]));
   for (int i = 0; i < 6; ++i) EXPECT_FALSE(third[0][i].equal(fourth[0][i])) << i;
 }
@@ -163,7 +164,7 @@ TEST(ImageDataset, NormalizesLikeTorchvision) {
   EXPECT_EQ(normalize_images(bytes, torch::kBFloat16).scalar_type(), torch::kBFloat16);
 }
 
-/// Index 2, a/4.jpg, is a PNG by another name, and index 3, b/1.jpg, ends early.
+/// Index 2, a/4.jpg, is a PNG with the wrong extension; index 3, b/1.jpg, is truncated.
 std::string write_broken_images(const TempDir& folder) {
   write_images(folder);
   folder.write("a/4.jpg", "\x89PNG\r\n");
@@ -175,52 +176,54 @@ TEST(BrokenImagePolicy, ThrowNamesTheFile) {
   const TempDir folder;
   const std::string broken = write_broken_images(folder);
   auto dataset = images(folder, {.size = 32});
-  EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(2); }), broken + ":0: it is no JPEG but a PNG");
-  EXPECT_EQ(message_of<SampleError>([&] { collect_batches(dataset, {.batch_size = 1, .shuffle = false}, 0); }),
-            "sample 2: " + broken + ":0: it is no JPEG but a PNG");
+  EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(2); }), broken + ":0: not a JPEG but a PNG");
+  EXPECT_EQ(message_of<SampleError>([&] { collect_image_batches(dataset, {.batch_size = 1, .shuffle = false}, 0); }),
+            "sample 2: " + broken + ":0: not a JPEG but a PNG");
   std::filesystem::remove(broken);
   const ImageFolder listed = dataset.folder();
   for (const BrokenImagePolicy policy :
        {BrokenImagePolicy::kThrow, BrokenImagePolicy::kReplace, BrokenImagePolicy::kIgnore})
-    EXPECT_THAT(message_of<base::SystemError>([&] { ImageDataset(listed, {.size = 32, .broken = policy}).get(2); }),
-                HasSubstr("cannot read " + broken));
+    EXPECT_THAT(
+        message_of<base::SystemError>([&] { ImageDataset(listed, {.size = 32, .broken_images = policy}).get(2); }),
+        HasSubstr("cannot read " + broken));
 }
 
 TEST(BrokenImagePolicy, ReplaceUsesAnotherImage) {
   const TempDir folder;
   const std::string broken = write_broken_images(folder);
   testing::internal::CaptureStderr();
-  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImagePolicy::kReplace});
-  const auto batches = collect_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 0);
-  const auto again = collect_batches(dataset, {.batch_size = 2, .shuffle = false}, 0);
-  const std::string said = testing::internal::GetCapturedStderr();
+  auto dataset = images(folder, {.size = 32, .augment = true, .broken_images = BrokenImagePolicy::kReplace});
+  const auto batches = collect_image_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 0);
+  const auto again = collect_image_batches(dataset, {.batch_size = 2, .shuffle = false}, 0);
+  const std::string warnings = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(batches[0].equal(torch::cat({again[0], again[2], again[4]})));
   EXPECT_EQ(batches[1].lt(0).sum().item<int>(), 0);
   EXPECT_GT(batches[0][2].to(torch::kFloat).std().item<float>(), 1.0f);
-  EXPECT_THAT(
-      said, HasSubstr("lockstep: warning: " + broken + ":0: it is no JPEG but a PNG; another image takes its place\n"));
-  EXPECT_THAT(said, HasSubstr((folder / "b/1.jpg") +
-                              ":700: the file ends before the picture does; another image takes its place\n"));
-  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;
+  EXPECT_THAT(warnings,
+              HasSubstr("lockstep: warning: " + broken + ":0: not a JPEG but a PNG; another image is used instead\n"));
+  EXPECT_THAT(warnings,
+              HasSubstr((folder / "b/1.jpg") +
+                        ":700: the file is truncated: it has no end marker; another image is used instead\n"));
+  EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 2) << warnings;
 }
 
 TEST(BrokenImagePolicy, IgnoreSetsIgnoreIndex) {
   const TempDir folder;
   write_broken_images(folder);
   testing::internal::CaptureStderr();
-  const auto batches = collect_batches(images(folder, {.size = 32, .broken = BrokenImagePolicy::kIgnore}),
-                                       {.batch_size = 6, .shuffle = false}, 0);
+  const auto batches = collect_image_batches(images(folder, {.size = 32, .broken_images = BrokenImagePolicy::kIgnore}),
+                                             {.batch_size = 6, .shuffle = false}, 0);
   EXPECT_TRUE(batches[1].equal(torch::tensor({0l, 0l, kIgnoreIndex, kIgnoreIndex, 1l, 1l})));
   EXPECT_EQ(batches[0][2].sum().item<std::int64_t>() + batches[0][3].sum().item<std::int64_t>(), 0);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("; it is not counted\n"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("; the sample is ignored\n"));
 }
 
 TEST(BrokenImagePolicy, ReplaceFailsWithoutReadableImage) {
   const TempDir folder;
   folder.write("a/x.jpg", "words");
   testing::internal::CaptureStderr();
-  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImagePolicy::kReplace});
-  EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(0); }), (folder / "a/x.jpg") + ":0: it is no JPEG");
+  auto dataset = images(folder, {.size = 32, .augment = true, .broken_images = BrokenImagePolicy::kReplace});
+  EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(0); }), (folder / "a/x.jpg") + ":0: not a JPEG");
   testing::internal::GetCapturedStderr();
 }
 
@@ -230,10 +233,10 @@ TEST(ImageDataset, RejectsOptionsOutOfRange) {
   const auto message = [&](const ImageOptions& options) {
     return message_of<base::UsageError>([&] { images(folder, options); });
   };
-  EXPECT_EQ(message({.size = 7}), "ImageOptions.size is 7; allowed is 8 to 4096");
-  EXPECT_EQ(message({.size = 32, .resize = 31}), "ImageOptions.resize is 31; allowed is 32 to 8192");
-  EXPECT_THAT(message({.crop = {.min_area = 0}}), HasSubstr("allowed is 0 < min_area <= max_area <= 1"));
-  EXPECT_THAT(message({.crop = {.min_aspect = 2}}), HasSubstr("allowed is 0 < min_aspect <= max_aspect"));
+  EXPECT_EQ(message({.size = 7}), "ImageOptions.size is 7; expected 8 to 4096");
+  EXPECT_EQ(message({.size = 32, .resize = 31}), "ImageOptions.resize is 31; expected 32 to 8192");
+  EXPECT_THAT(message({.crop = {.min_area = 0}}), HasSubstr("expected 0 < min_area <= max_area <= 1"));
+  EXPECT_THAT(message({.crop = {.min_aspect = 2}}), HasSubstr("expected 0 < min_aspect <= max_aspect"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// JPEG files that the test makes, and what is read of them.
+// Tests of decode_jpeg() with generated JPEG files.
 #include "lockstep/data/jpeg/jpeg.h"
 
 #include <gmock/gmock.h>
@@ -62,7 +62,7 @@ TEST(DecodeJpeg, ReturnsTheColorsWritten) {
 TEST(DecodeJpeg, ConvertsGreyAndCmykToRgb) {
   expect_color(whole(jpeg_file(20, 20, [](int, int) { return Pixel{77}; }, {.colors = Colors::kGrey})), {77, 77, 77},
                1);
-  // Adobe's: 255 is no ink. Light of (230, 120, 20), four fifths of it left by black.
+  // In Adobe's files 255 means no ink. The colour (230, 120, 20), reduced to four fifths by black.
   const auto inks = [](int, int) { return Pixel{230, 120, 20, 204}; };
   const Pixel seen{184, 96, 16};
   expect_color(whole(jpeg_file(20, 20, inks, {.colors = Colors::kCmyk})), seen, 2);
@@ -71,7 +71,7 @@ TEST(DecodeJpeg, ConvertsGreyAndCmykToRgb) {
   expect_color(whole(jpeg_file(20, 20, plain, {.colors = Colors::kCmyk, .adobe = false})), seen, 2);
 }
 
-/// Every kind of sampling, also with several scans: a part has the bits that it has in the whole.
+/// Every kind of chroma subsampling, also with several scans: a region has the same bits as in the full image.
 TEST(DecodeJpeg, RegionsMatchTheFullImage) {
   std::minstd_rand random(1);
   std::minstd_rand noise(2);
@@ -128,7 +128,7 @@ TEST(DecodeJpeg, ShrinkAveragesPixels) {
           ASSERT_NEAR(at(part, x, y, color), sum / (shrink * shrink), 4) << shrink << ": " << x << " " << y;
         }
   }
-  // Every box of a picture with odd sides, also the ones at its ends.
+  // Boxes at all offsets in an image with odd sides, up to its right edge.
   for (const int shrink : {2, 4, 8})
     for (int left = 0; left + shrink <= 131; left += 7) part_of(file, {{left, 3, 131 - left, 87}, shrink});
 }
@@ -139,16 +139,16 @@ TEST(DecodeJpeg, ReportsOtherFileTypes) {
   };
   using namespace std::string_view_literals;
   EXPECT_EQ(message(""), "x.jpg:0: the file is empty");
-  EXPECT_EQ(message("\x89PNG\r\n\x1a\n"), "x.jpg:0: it is no JPEG but a PNG");
-  EXPECT_EQ(message("GIF89a"), "x.jpg:0: it is no JPEG but a GIF");
-  EXPECT_EQ(message("II*\0abc"sv), "x.jpg:0: it is no JPEG but a TIFF");
-  EXPECT_EQ(message("<!DOCTYPE html>"), "x.jpg:0: it is no JPEG but a page of HTML or XML");
-  EXPECT_EQ(message("words"), "x.jpg:0: it is no JPEG");
+  EXPECT_EQ(message("\x89PNG\r\n\x1a\n"), "x.jpg:0: not a JPEG but a PNG");
+  EXPECT_EQ(message("GIF89a"), "x.jpg:0: not a JPEG but a GIF");
+  EXPECT_EQ(message("II*\0abc"sv), "x.jpg:0: not a JPEG but a TIFF");
+  EXPECT_EQ(message("<!DOCTYPE html>"), "x.jpg:0: not a JPEG but a page of HTML or XML");
+  EXPECT_EQ(message("words"), "x.jpg:0: not a JPEG");
   EXPECT_THAT(message("\xff\xd8"), StartsWith("x.jpg:"));
   EXPECT_THAT(message("\xff\xd8words that follow"), StartsWith("x.jpg:"));
 }
 
-/// Wherever a file ends, it is refused, with a box at its very top as well.
+/// A file truncated at any byte is rejected, also for a region at its very top.
 TEST(DecodeJpeg, RejectsTruncatedFiles) {
   for (const bool progressive : {false, true}) {
     const std::string file = jpeg_file(64, 64, gradient, {.progressive = progressive});
@@ -157,8 +157,8 @@ TEST(DecodeJpeg, RejectsTruncatedFiles) {
       ASSERT_THAT(message, StartsWith("x.jpg:")) << size << " of " << file.size();
     }
     EXPECT_EQ(message_of<FormatError>([&] { whole(file.substr(0, file.size() - 40)); }),
-              "x.jpg:" + std::to_string(file.size() - 40) + ": the file ends before the picture does");
-    EXPECT_EQ(whole(file + "what some programs write behind").width, 64);
+              "x.jpg:" + std::to_string(file.size() - 40) + ": the file is truncated: it has no end marker");
+    EXPECT_EQ(whole(file + "trailing bytes that some programs write").width, 64);
   }
 }
 
@@ -171,7 +171,7 @@ TEST(DecodeJpeg, RejectsCorruptData) {
   EXPECT_THAT(message, HasSubstr("Corrupt JPEG data")) << message;
 }
 
-/// 65500 x 65500, libjpeg's own limit, as no file of a kilobyte can be: refused by its numbers.
+/// 65500 x 65500 is libjpeg's own limit. The header alone is enough to reject the file.
 TEST(DecodeJpeg, RejectsTooManyPixelsBeforeAllocating) {
   std::string file = jpeg_file(16, 16, gradient);
   const std::size_t frame = file.find("\xff\xc0");
@@ -184,11 +184,11 @@ TEST(DecodeJpeg, RejectsTooManyPixelsBeforeAllocating) {
     return JpegRegion{{0, 0, 1, 1}};
   };
   EXPECT_THAT(message_of<FormatError>([&] { decode_jpeg(file, "x.jpg", choose, pixels); }),
-              HasSubstr("the picture has 65500 x 65500 pixels; allowed are 134217728"));
+              HasSubstr("the image has 65500 x 65500 pixels; expected at most 134217728"));
   EXPECT_FALSE(chosen);
 }
 
-/// A kilobyte of scans over the same picture would take minutes.
+/// Many scans of the same image in a small file would take minutes to decode.
 TEST(DecodeJpeg, RejectsTooManyScans) {
   const std::string file =
       jpeg_file(16, 16, [](int, int) { return Pixel{90}; }, {.colors = Colors::kGrey, .progressive = true});

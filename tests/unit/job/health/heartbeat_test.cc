@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using base::Deadline;
 
-/// Waits for the next beats of this process.
+/// Blocks until this process has published `count` more heartbeats.
 void wait_for_heartbeats(std::uint64_t count) {
   const base::RankPage& page = base::RankPage::this_process();
   const std::uint64_t until = page.heartbeats + count;
@@ -30,7 +30,7 @@ TEST(Heartbeat, PublishesProgressOnly) {
   const auto store = std::make_shared<LocalStore>();
   base::RankPage& page = base::RankPage::this_process();
   page.alive_count += 3;
-  const Heartbeat heart(store, 5);
+  const Heartbeat heartbeat(store, 5);
   wait_for_heartbeats(2);
   const std::string first = read_progress(*store, {5}, Deadline::in(1s));
   EXPECT_NE(first, "- ");
@@ -46,7 +46,7 @@ TEST(Heartbeat, BusyCountsAsProgress) {
   const auto store = std::make_shared<LocalStore>();
   base::RankPage& page = base::RankPage::this_process();
   page.busy_depth = 1;
-  const Heartbeat heart(store, 0);
+  const Heartbeat heartbeat(store, 0);
   wait_for_heartbeats(2);
   const std::string first = read_progress(*store, {0}, Deadline::in(1s));
   wait_for_heartbeats(2);
@@ -55,32 +55,32 @@ TEST(Heartbeat, BusyCountsAsProgress) {
 }
 
 TEST(Heartbeat, BeatsWithoutAStore) {
-  const Heartbeat heart(nullptr, 0);
+  const Heartbeat heartbeat(nullptr, 0);
   wait_for_heartbeats(1);
 }
 
-std::atomic<int> taken{0}, taken_elsewhere{0};
+std::atomic<int> handled{0}, handled_elsewhere{0};
 pthread_t here;
 
 TEST(Heartbeat, ThreadBlocksAllSignals) {
   here = ::pthread_self();
   struct sigaction action{}, before{};
   action.sa_handler = [](int) {
-    ++taken;
-    if (!::pthread_equal(here, ::pthread_self())) ++taken_elsewhere;
+    ++handled;
+    if (!::pthread_equal(here, ::pthread_self())) ++handled_elsewhere;
   };
   ::sigaction(SIGUSR1, &action, &before);
-  const Heartbeat heart(nullptr, 0);
+  const Heartbeat heartbeat(nullptr, 0);
   sigset_t usr1, old;
   sigemptyset(&usr1);
   sigaddset(&usr1, SIGUSR1);
-  // While this thread blocks it, the kernel gives it to any other that does not.
+  // While this thread blocks the signal, the kernel delivers it to any thread that does not.
   ::pthread_sigmask(SIG_BLOCK, &usr1, &old);
   ::kill(::getpid(), SIGUSR1);
   wait_for_heartbeats(1);
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  EXPECT_EQ(taken, 1);
-  EXPECT_EQ(taken_elsewhere, 0);
+  EXPECT_EQ(handled, 1);
+  EXPECT_EQ(handled_elsewhere, 0);
   ::sigaction(SIGUSR1, &before, nullptr);
 }
 

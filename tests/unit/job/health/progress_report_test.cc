@@ -10,13 +10,13 @@ using base::RankSnapshot;
 
 constexpr std::int64_t kSecond = 1000000000;
 
-/// Times in seconds; `ended` 0: it goes on.
+/// Makes a record from times in seconds; `ended` is 0 while the operation runs.
 OperationRecord operation(std::uint64_t seq, const std::string& kind, const std::string& name, std::int64_t started,
                           std::int64_t ended, const std::string& channel = "world") {
   return {.number = seq,
           .seq = seq,
           .bytes = 4096,
-          .started = begun * kSecond,
+          .started = started * kSecond,
           .ended = ended * kSecond,
           .channel = channel,
           .kind = kind,
@@ -55,7 +55,7 @@ TEST(ProgressReport, ListsWhereRanksAreAndWhoIsMissing) {
             "  ranks 0,2, step 31: waits in barrier#57 of world, 4096 bytes of float32; last finished all_reduce#56 of "
             "world, 4096 bytes of float32; for 10.0 s to 12.0 s\n"
             "  rank 1, step 30: in user code; last finished all_reduce#56 of world, 4096 bytes of float32; for 19.0 s\n"
-            "  rank 1 never came to barrier#57 of world, 4096 bytes of float32\n");
+            "  rank 1 has not reached barrier#57 of world, 4096 bytes of float32\n");
 }
 
 TEST(ProgressReport, RanksInDifferentGroups) {
@@ -63,8 +63,8 @@ TEST(ProgressReport, RanksInDifferentGroups) {
       {rank(0, 1, {operation(1, "all_reduce", "", 70, 80, "a"), operation(2, "all_reduce", "", 90, 0, "a")}),
        rank(1, 1, {operation(1, "all_reduce", "", 70, 80, "a"), operation(1, "broadcast", "", 90, 0, "b")}),
        rank(2, 1, {})});
-  EXPECT_NE(text.find("rank 1 never came to all_reduce#2 of a"), std::string::npos) << text;
-  EXPECT_EQ(text.find("never came to broadcast"), std::string::npos) << text;  // nobody else is known to be of b
+  EXPECT_NE(text.find("rank 1 has not reached all_reduce#2 of a"), std::string::npos) << text;
+  EXPECT_EQ(text.find("not reached broadcast"), std::string::npos) << text;  // no other rank is known to be in b
   EXPECT_NE(text.find("rank 2, step 1: in user code; for 0.0 s"), std::string::npos) << text;
 }
 
@@ -96,13 +96,14 @@ TEST(ProgressReport, IdleRankIsMissingFromWorldOperations) {
     return rank(0, 0, {operation(1, "barrier", "", 70, 0, channel)});
   };
   for (const std::string channel : {"world", "world.ddp0"})
-    EXPECT_NE(progress_report({waits_in(channel), rank(1, 0, {})}).find("rank 1 never came to barrier#1 of " + channel),
-              std::string::npos);
+    EXPECT_NE(
+        progress_report({waits_in(channel), rank(1, 0, {})}).find("rank 1 has not reached barrier#1 of " + channel),
+        std::string::npos);
   for (const std::string channel : {"world.0[1]", "world.0[1].ddp0"})
-    EXPECT_EQ(progress_report({waits_in(channel), rank(1, 0, {})}).find("never came"), std::string::npos);
+    EXPECT_EQ(progress_report({waits_in(channel), rank(1, 0, {})}).find("not reached"), std::string::npos);
   RankSnapshot left = rank(1, 0, {});
-  has_left.has_left = true;
-  EXPECT_EQ(progress_report({waits_in("world"), left}).find("never came"), std::string::npos);
+  left.has_left = true;
+  EXPECT_EQ(progress_report({waits_in("world"), left}).find("not reached"), std::string::npos);
 }
 
 TEST(ProgressReport, AbandonedOperationIsCurrentUntilTheNext) {
@@ -111,7 +112,7 @@ TEST(ProgressReport, AbandonedOperationIsCurrentUntilTheNext) {
   RankSnapshot one = rank(0, 7, {operation(3, "gradients", "fc", 60, 61, "world.ddp0"), broken});
   one.waiting = false;
   EXPECT_EQ(progress_report({one}),
-            "  rank 0, step 7: gave up gradients(fc)#4 of world.ddp0, 4096 bytes of float32; last finished "
+            "  rank 0, step 7: abandoned gradients(fc)#4 of world.ddp0, 4096 bytes of float32; last finished "
             "gradients(fc)#3 of world.ddp0, "
             "4096 bytes of float32; for 30.0 s\n");
   one.operations.push_back(operation(1, "gradients", "fc", 80, 81, "world.ddp1"));
@@ -134,7 +135,7 @@ TEST(CulpritRanks, RankThatWaitsElsewhere) {
 TEST(CulpritRanks, AllPresentRanksWhenNoneStandsOut) {
   const auto waits = [](int number) { return rank(number, 1, {operation(2, "barrier", "", 70, 0)}); };
   RankSnapshot left = rank(2, 1, {});
-  has_left.has_left = true;
+  left.has_left = true;
   EXPECT_EQ(culprit_ranks({waits(0), waits(1), left}), (std::vector<int>{0, 1}));
 }
 

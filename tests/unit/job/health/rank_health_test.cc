@@ -18,22 +18,22 @@ std::vector<int> ranks_of(const std::optional<HangFinding>& finding, Cause cause
 
 TEST(RankHealth, StallTimerCountsFromTheLastChange) {
   const auto start = StallTimer::Clock::now();
-  StallTimer count;
-  count.sample(0, start);
-  EXPECT_EQ(count.stalled_for(start + 2s), 2s);
-  count.sample(0, start + 3s);
-  EXPECT_EQ(count.stalled_for(start + 4s), 4s);
-  count.sample(1, start + 5s);
-  EXPECT_EQ(count.stalled_for(start + 7s), 2s);
+  StallTimer timer;
+  timer.sample(0, start);
+  EXPECT_EQ(timer.stalled_for(start + 2s), 2s);
+  timer.sample(0, start + 3s);
+  EXPECT_EQ(timer.stalled_for(start + 4s), 4s);
+  timer.sample(1, start + 5s);
+  EXPECT_EQ(timer.stalled_for(start + 7s), 2s);
 }
 
 TEST(RankHealth, StallTimerSkipsSamplingGaps) {
   const auto start = StallTimer::Clock::now();
-  StallTimer count;
-  count.sample(7, start);
-  count.sample(7, start + 2s);
-  count.sample(7, start + 1002s);  // all were frozen
-  EXPECT_EQ(count.stalled_for(start + 1003s), 3s);
+  StallTimer timer;
+  timer.sample(7, start);
+  timer.sample(7, start + 2s);
+  timer.sample(7, start + 1002s);  // everything was suspended
+  EXPECT_EQ(timer.stalled_for(start + 1003s), 3s);
 }
 
 TEST(RankHealth, SilentRankIsStalled) {
@@ -52,19 +52,20 @@ TEST(RankHealth, RanksThatLeftAreIgnored) {
   EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck),
             (std::vector<int>{0, 2}));
   EXPECT_FALSE(
-      find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last one may work as long as it likes
+      find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last rank in its world may run without limit
   EXPECT_FALSE(find_hang({{0, 0s, 900s, false}, {1, 0s, 900s, false}}, 2, kLimits));
 }
 
 TEST(RankHealth, WorldSizeOneCannotHang) { EXPECT_FALSE(find_hang({{0, 0s, 5000s}}, 1, kLimits)); }
 
 TEST(RankHealth, ExplicitLimitAppliesToTheLastRank) {
-  HealthLimits asked = kLimits;
-  asked.judge_last_rank = true;
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}}, 1, asked), Cause::kRankStuck), std::vector<int>{0});
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, asked), Cause::kRankStuck), std::vector<int>{0});
-  EXPECT_FALSE(find_hang({{0, 0s, 299s}}, 1, asked));
-  EXPECT_FALSE(find_hang({{0, 0s, 900s, false}}, 1, asked));
+  HealthLimits limits = kLimits;
+  limits.judge_last_rank = true;
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}}, 1, limits), Cause::kRankStuck), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, limits), Cause::kRankStuck),
+            std::vector<int>{0});
+  EXPECT_FALSE(find_hang({{0, 0s, 299s}}, 1, limits));
+  EXPECT_FALSE(find_hang({{0, 0s, 900s, false}}, 1, limits));
 }
 
 TEST(RankHealth, ZeroLimitDisablesDetection) {

@@ -57,8 +57,7 @@ const Variables kMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                         {"PMIX_NAMESPACE", "4711.1"}};
-// As srun sets them for the third task of `srun -N2 -n3` with two tasks on the first host, in a job that was requeued
-// once.
+// The variables of the third task of `srun -N2 -n3` with two tasks on the first host, in a job that was requeued once.
 const Variables kSlurm = {{"SLURM_PROCID", "2"},
                           {"SLURM_NTASKS", "3"},
                           {"SLURM_LOCALID", "0"},
@@ -74,7 +73,7 @@ const Variables kSlurm = {{"SLURM_PROCID", "2"},
 const Variables kPmi = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "9"}, {"PMI_FD", "6"}};
 const Variables kHydra = {{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
 const Variables kPmix = {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.71.4"}};
-const Variables kByHand = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+const Variables kEnvUrl = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
 
 Variables with(Variables base, const std::string& name, const std::string& value) {
   base[name] = value;
@@ -126,7 +125,7 @@ TEST(Identity, Torchrun) {
 }
 
 TEST(Identity, EnvUrl) {
-  const Identity id = from(kByHand);
+  const Identity id = from(kEnvUrl);
   EXPECT_EQ(id.source, "env://");
   EXPECT_EQ(id.store, StoreKind::kRankZero);
   EXPECT_EQ(base::to_string(id.address), "h:29500");
@@ -143,13 +142,13 @@ TEST(Identity, OpenMpi) {
   EXPECT_EQ(id.local_world_size, 2);
   EXPECT_EQ(id.num_nodes, -1);
   EXPECT_EQ(id.store, StoreKind::kRankZero);
-  EXPECT_EQ(id.address.host, "") << "MPI is asked";
+  EXPECT_EQ(id.address.host, "") << "init() exchanges it by MPI";
   EXPECT_EQ(id.job, "4711.1");
   EXPECT_EQ(base::to_string(from(with(kMpi, "LOCKSTEP_STORE", "a:5")).address), "a:5");
   EXPECT_EQ(base::to_string(from(with(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
   EXPECT_EQ(from(with(with(kMpi, "OMPI_COMM_WORLD_SIZE", "1"), "OMPI_COMM_WORLD_RANK", "0")).world_size, 1);
-  EXPECT_EQ(from(both(kMpi, kByHand)).source, "env://");
-  EXPECT_EQ(from(with(both(kMpi, kByHand), "LOCKSTEP_ENV_FROM", "mpi")).source, "mpi");
+  EXPECT_EQ(from(both(kMpi, kEnvUrl)).source, "env://");
+  EXPECT_EQ(from(with(both(kMpi, kEnvUrl), "LOCKSTEP_ENV_FROM", "mpi")).source, "mpi");
   expect_refused(without(kMpi, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set");
   expect_refused(without(kMpi, "OMPI_COMM_WORLD_RANK"), "OMPI_COMM_WORLD_RANK is not set");
   expect_refused(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT is not set");
@@ -165,7 +164,7 @@ TEST(Identity, Pmi) {
   EXPECT_EQ(from(both(kPmi, kHydra)).local_world_size, 1);
   expect_refused(without(kPmi, "PMI_SIZE"), "PMI_SIZE is not set");
   expect_refused(without(kPmi, "PMI_RANK"), "PMI_RANK is not set");
-  expect_refused(with(kPmi, "PMI_RANK", "2"), "PMI_RANK is 2, but PMI_SIZE is 2; allowed is 0 to 1");
+  expect_refused(with(kPmi, "PMI_RANK", "2"), "PMI_RANK is 2, but PMI_SIZE is 2; expected 0 to 1");
 }
 
 TEST(Identity, SlurmStep) {
@@ -204,30 +203,30 @@ TEST(Identity, SlurmVariablesOutsideAStepAreIgnored) {
   EXPECT_EQ(from(without(kSlurm, "SLURM_STEP_ID")).source, "none") << "a batch script";
   for (const char* const special : {"4294967290", "4294967291", "4294967292"})
     EXPECT_EQ(from(with(kSlurm, "SLURM_STEP_ID", special)).source, "none")
-        << "a shell that salloc has started in a step of its own";
+        << "a shell that salloc started in a step of its own";
   EXPECT_EQ(from(without(kSlurm, "SLURM_PROCID")).source, "none") << "an allocation";
   expect_refused(with(without(kSlurm, "SLURM_STEP_ID"), "LOCKSTEP_ENV_FROM", "slurm"), "SLURM_STEP_ID is not set");
   expect_refused(with(with(kSlurm, "SLURM_STEP_ID", "4294967291"), "LOCKSTEP_ENV_FROM", "slurm"),
-                 "SLURM_STEP_ID is \"4294967291\"; allowed is an integer from 0 to 4294967279");
+                 "SLURM_STEP_ID is \"4294967291\"; expected an integer from 0 to 4294967279");
 }
 
 TEST(Identity, InvalidSlurmStepIsRejected) {
   for (const char* const name : {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"})
     expect_refused(without(kSlurm, name),
-                   std::string(name) + " is not set, but other variables of the contract slurm are");
-  expect_refused(with(kSlurm, "SLURM_PROCID", "3"), "SLURM_PROCID is 3, but SLURM_NTASKS is 3; allowed is 0 to 2");
-  expect_refused(with(kSlurm, "SLURM_STEP_ID", "x"), "SLURM_STEP_ID is \"x\"; allowed is an integer");
+                   std::string(name) + " is not set, but other variables of the source slurm are");
+  expect_refused(with(kSlurm, "SLURM_PROCID", "3"), "SLURM_PROCID is 3, but SLURM_NTASKS is 3; expected 0 to 2");
+  expect_refused(with(kSlurm, "SLURM_STEP_ID", "x"), "SLURM_STEP_ID is \"x\"; expected an integer");
   expect_refused(with(kSlurm, "SLURM_LOCALID", "1"),
-                 "SLURM_LOCALID is 1, but this host's part of SLURM_STEP_TASKS_PER_NODE is 1");
+                 "SLURM_LOCALID is 1, but this host's entry in SLURM_STEP_TASKS_PER_NODE is 1");
   expect_refused(with(kSlurm, "SLURM_NODEID", "2"), "SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES is 2");
   expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "3"),
-                 "SLURM_NODEID is 1, but SLURM_STEP_TASKS_PER_NODE is \"3\", which is of 1 host");
+                 "SLURM_NODEID is 1, but SLURM_STEP_TASKS_PER_NODE is \"3\", which describes 1 host");
   expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "2(x"),
                  "SLURM_STEP_TASKS_PER_NODE is \"2(x\": a number is missing at column 4");
   expect_refused(with(kSlurm, "SLURM_STEP_NODELIST", "a["),
                  "SLURM_STEP_NODELIST is \"a[\": a number is missing at column 3");
   expect_refused(with(kSlurm, "SLURM_RESTART_COUNT", "-1"), "SLURM_RESTART_COUNT is \"-1\"");
-  EXPECT_EQ(from(without(without(kSlurm, "SLURM_LOCALID"), "SLURM_NODEID")).local_rank, -1) << "it is counted";
+  EXPECT_EQ(from(without(without(kSlurm, "SLURM_LOCALID"), "SLURM_NODEID")).local_rank, -1) << "join() determines it";
 }
 
 TEST(Identity, Pmix) {
@@ -239,10 +238,10 @@ TEST(Identity, Pmix) {
   EXPECT_EQ(id.address.host, "");
   EXPECT_EQ(from(with(kPmix, "OMPI_COMM_WORLD_SIZE", "4")).world_size, 4);
   expect_refused(kPmix,
-                 "PMIX_RANK is \"1\", but no variable tells the number of ranks: neither OMPI_COMM_WORLD_SIZE nor "
+                 "PMIX_RANK is \"1\", but no variable gives the number of ranks: neither OMPI_COMM_WORLD_SIZE nor "
                  "SLURM_NTASKS is set");
   expect_refused(with(without(kPmix, "PMIX_NAMESPACE"), "SLURM_NTASKS", "2"), "PMIX_NAMESPACE is not set");
-  expect_refused(with(kPmix, "SLURM_NTASKS", "1"), "PMIX_RANK is 1, but SLURM_NTASKS is 1; allowed is 0 to 0");
+  expect_refused(with(kPmix, "SLURM_NTASKS", "1"), "PMIX_RANK is 1, but SLURM_NTASKS is 1; expected 0 to 0");
 }
 
 TEST(Identity, InitOptionsOverrideTheEnvironment) {
@@ -259,20 +258,20 @@ TEST(Identity, PrecedenceOfSources) {
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
   expect_refused({{"LOCKSTEP_ENV_FROM", "slurms"}},
-                 "LOCKSTEP_ENV_FROM is \"slurms\"; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
+                 "LOCKSTEP_ENV_FROM is \"slurms\"; expected auto, none, lockstep, torchrun, mpi, slurm or pmi");
   expect_refused({{"LOCKSTEP_ENV_FROM", "torchrun"}}, "WORLD_SIZE is not set");
 }
 
 TEST(Identity, NestedLaunchers) {
-  EXPECT_EQ(from(both(kMpi, kSlurm)).source, "mpi") << "SLURM's step is that of mpirun's daemons";
+  EXPECT_EQ(from(both(kMpi, kSlurm)).source, "mpi") << "the SLURM step consists of mpirun's daemons";
   EXPECT_EQ(from(both(kMpi, kSlurm)).rank, 3);
   EXPECT_EQ(from(both(kSlurm, kPmi)).source, "slurm") << "srun --mpi=pmi2";
   EXPECT_EQ(from(both(kSlurm, kPmix)).source, "slurm") << "srun --mpi=pmix";
-  EXPECT_EQ(from(both(both(kSlurm, kPmi), kHydra)).source, "pmi") << "SLURM's step is that of hydra's daemons";
+  EXPECT_EQ(from(both(both(kSlurm, kPmi), kHydra)).source, "pmi") << "the SLURM step consists of Hydra's daemons";
   EXPECT_EQ(from(both(kPmi, kPmix)).source, "pmi");
   EXPECT_EQ(from(both(kSlurm, kTorchrun)).source, "torchrun");
   EXPECT_EQ(from(both(kSlurm, kLockstep)).source, "lockstep");
-  EXPECT_EQ(from(both(kSlurm, kByHand)).source, "env://");
+  EXPECT_EQ(from(both(kSlurm, kEnvUrl)).source, "env://");
   EXPECT_EQ(from({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).source, "pmi")
       << "mpiexec in a batch script";
   EXPECT_EQ(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).source, "slurm");
@@ -289,17 +288,17 @@ TEST(Identity, EnvFromForcesASource) {
   EXPECT_EQ(forced(all, "auto"), "lockstep");
   EXPECT_EQ(forced(without(without(all, "PMI_RANK"), "PMI_SIZE"), "pmi"), "pmix");
   EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "slurm"}).source, "slurm")
-      << "the program outranks the variable";
+      << "the program's option overrides the variable";
   EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "auto"}).source, "lockstep");
   EXPECT_EQ(from(all, {.rank = 0, .world_size = 1, .env_from = "slurm"}).source, "explicit");
-  expect_refused(all, "InitOptions.env_from is \"srun\"; allowed are auto", {.env_from = "srun"});
+  expect_refused(all, "InitOptions.env_from is \"srun\"; expected auto", {.env_from = "srun"});
   expect_refused({}, "SLURM_NTASKS is not set", {.env_from = "slurm"});
   expect_refused({}, "PMI_SIZE is not set", {.env_from = "pmi"});
 }
 
 TEST(Identity, LaunchedProcessIsRecognised) {
   const auto launched = [](const Variables& variables) { return !identity_source(environment(variables)).empty(); };
-  for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand})
+  for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kEnvUrl})
     EXPECT_TRUE(launched(variables));
   EXPECT_TRUE(launched({{"LOCKSTEP_ENV_FROM", "none"}}));
   EXPECT_FALSE(launched({{"LOCKSTEP_ENV_FROM", "auto"}}));
@@ -307,14 +306,14 @@ TEST(Identity, LaunchedProcessIsRecognised) {
   EXPECT_FALSE(launched(without(kSlurm, "SLURM_STEP_ID"))) << "a batch script";
   EXPECT_EQ(identity_source(environment(kSlurm)), "slurm");
   EXPECT_EQ(identity_source(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep")
-      << "half of it is a rank's as well: init() says what is missing";
+      << "an incomplete set of variables also makes a rank: init() names the missing ones";
 }
 
 TEST(Identity, MissingVariableIsNamed) {
   for (const char* const name : {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_STORE", "LOCKSTEP_JOB"})
     expect_refused(without(kLockstep, name), std::string(name) + " is not set");
   for (const char* const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
-    expect_refused(without(kByHand, name), std::string(name) + " is not set");
+    expect_refused(without(kEnvUrl, name), std::string(name) + " is not set");
     expect_refused(without(kTorchrun, name), std::string(name) + " is not set");
   }
   expect_refused({}, "InitOptions.world_size is not set", {.rank = 0});
@@ -324,15 +323,15 @@ TEST(Identity, MissingVariableIsNamed) {
 }
 
 TEST(Identity, ContradictingValueIsNamed) {
-  expect_refused(with(kByHand, "RANK", "2"), "RANK is 2, but WORLD_SIZE is 2; allowed is 0 to 1");
-  expect_refused(with(kByHand, "RANK", "-1"), "RANK is \"-1\"");
-  expect_refused(with(kByHand, "WORLD_SIZE", "0"), "WORLD_SIZE is \"0\"; allowed is an integer from 1");
-  expect_refused(with(kByHand, "WORLD_SIZE", "two"), "WORLD_SIZE is \"two\"");
-  expect_refused(with(kByHand, "MASTER_PORT", "123456"),
-                 "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
+  expect_refused(with(kEnvUrl, "RANK", "2"), "RANK is 2, but WORLD_SIZE is 2; expected 0 to 1");
+  expect_refused(with(kEnvUrl, "RANK", "-1"), "RANK is \"-1\"");
+  expect_refused(with(kEnvUrl, "WORLD_SIZE", "0"), "WORLD_SIZE is \"0\"; expected an integer from 1");
+  expect_refused(with(kEnvUrl, "WORLD_SIZE", "two"), "WORLD_SIZE is \"two\"");
+  expect_refused(with(kEnvUrl, "MASTER_PORT", "123456"),
+                 "MASTER_PORT is \"123456\"; expected an integer from 1 to 65535");
   expect_refused(with(kTorchrun, "LOCAL_RANK", "2"), "LOCAL_RANK is 2, but LOCAL_WORLD_SIZE is 2");
   expect_refused(with(kTorchrun, "GROUP_RANK", "1"), "GROUP_RANK is 1, but GROUP_WORLD_SIZE is 1");
-  expect_refused(with(kLockstep, "LOCKSTEP_STORE", "alpha"), "LOCKSTEP_STORE is \"alpha\"; allowed is host:port");
+  expect_refused(with(kLockstep, "LOCKSTEP_STORE", "alpha"), "LOCKSTEP_STORE is \"alpha\"; expected host:port");
   expect_refused({}, "InitOptions.rank is 3, but InitOptions.world_size is 2",
                  {.rank = 3, .world_size = 2, .address = "a:1"});
   expect_refused({}, "InitOptions.world_size is \"0\"", {.rank = 0, .world_size = 0});

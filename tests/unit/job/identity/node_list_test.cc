@@ -38,19 +38,19 @@ TEST(NodeList, ExpandsHosts) {
 }
 
 TEST(NodeList, RejectsInvalidHostLists) {
-  expect_bad_hosts("", "LIST is \"\": a name is missing at column 1; allowed are host names and ranges");
+  expect_bad_hosts("", "LIST is \"\": a name is missing at column 1; expected host names and ranges");
   expect_bad_hosts("a,,b", "a name is missing at column 3");
   expect_bad_hosts("a,", "a name is missing at column 3");
   expect_bad_hosts("a[1-3", "']' is missing at column 6");
   expect_bad_hosts("a[1-]", "a number is missing at column 5");
   expect_bad_hosts("a[]", "a number is missing at column 3");
-  expect_bad_hosts("a[3-1]", "a range that goes down at column 3");
+  expect_bad_hosts("a[3-1]", "a range is descending at column 3");
   expect_bad_hosts("a[0-4/2]", "']' is missing at column 6");
   expect_bad_hosts("a]", "a name is missing at column 2");
   expect_bad_hosts("a[[1]]", "a number is missing at column 3");
   expect_bad_hosts("a b", "a name is missing at column 2");
-  expect_bad_hosts("-oProxyCommand=x", "a name that begins with '-' at column 1");
-  expect_bad_hosts("a,-b", "a name that begins with '-' at column 3");
+  expect_bad_hosts("-oProxyCommand=x", "a name starts with '-' at column 1");
+  expect_bad_hosts("a,-b", "a name starts with '-' at column 3");
   expect_bad_hosts("$(reboot)", "a name is missing at column 1");
   expect_bad_hosts("h\xc3\xa9", "a name is missing at column 2");
   expect_bad_hosts(std::string_view("a\0b", 3), "a name is missing at column 2");
@@ -77,15 +77,15 @@ TEST(NodeList, ExpandsCounts) {
   EXPECT_THAT(counts("2,1"), ElementsAre(2, 1));
   EXPECT_THAT(counts("16"), ElementsAre(16));
   EXPECT_EQ(counts("4(x4096)").size(), kMaxNodes);
-  expect_bad_counts("", "COUNTS is \"\": a number is missing at column 1; allowed are counts, as in 2(x2),1");
+  expect_bad_counts("", "COUNTS is \"\": a number is missing at column 1; expected counts, such as 2(x2),1");
   expect_bad_counts("2(x2", "')' is missing at column 5");
   expect_bad_counts("2(2)", "'x' is missing at column 3");
-  expect_bad_counts("2x2", "what is no count at column 2");
+  expect_bad_counts("2x2", "invalid count at column 2");
   expect_bad_counts("2,", "a number is missing at column 3");
   expect_bad_counts("-1", "a number is missing at column 1");
-  expect_bad_counts("2(x0)", "a number that is not from 1 to 4096 at column 4");
-  expect_bad_counts("1048577", "a number that is not from 0 to 1048576 at column 1");
-  expect_bad_counts("4(x4097)", "a number that is not from 1 to 4096 at column 4");
+  expect_bad_counts("2(x0)", "a number is outside 1 to 4096 at column 4");
+  expect_bad_counts("1048577", "a number is outside 0 to 1048576 at column 1");
+  expect_bad_counts("4(x4097)", "a number is outside 1 to 4096 at column 4");
   expect_bad_counts("4(x4096),1", "there are more than 4096 entries");
   expect_bad_counts("99999999999999999999", "a number is too long");
 }

@@ -11,14 +11,14 @@
 namespace lockstep::launcher {
 namespace {
 
-/// A pipe that nobody reads until read_all().
+/// A pipe that is not read until read_all() is called.
 struct UnreadPipe {
   base::Pipe pipe = base::make_pipe();
   UnreadPipe() {
     base::set_nonblocking(pipe.write.get());
     base::set_nonblocking(pipe.read.get());
   }
-  /// Flushes and reads by turns until nothing is left.
+  /// Flushes and reads in turn until nothing is left.
   std::vector<Frame> read_all(FrameQueue& queue) {
     FrameReader reader(kMaxFrameBytes);
     std::vector<Frame> frames;
@@ -75,7 +75,7 @@ TEST(FrameQueue, OldestOutputIsDroppedAndCounted) {
 TEST(FrameQueue, OnlyTheNewestRankHealthIsKept) {
   UnreadPipe channel;
   FrameQueue queue(channel.pipe.write.get());
-  // More than the pipe holds, so that one of them is half written.
+  // More than the pipe can hold, so that one frame is half written.
   for (int beat = 0; beat < 20000; ++beat) {
     for (int rank = 0; rank < 2; ++rank) queue.push({FrameKind::kRankHealth, rank, std::to_string(beat)});
     ASSERT_TRUE(queue.flush());

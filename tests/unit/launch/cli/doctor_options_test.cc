@@ -17,7 +17,7 @@ using Words = std::vector<std::string>;
 DoctorOptions doctor_of(Words words) {
   words.insert(words.begin(), "doctor");
   const CommandLine command = parse_command_line(words);
-  EXPECT_EQ(command.verb, Subcommand::kDoctor);
+  EXPECT_EQ(command.subcommand, Subcommand::kDoctor);
   return command.doctor;
 }
 
@@ -45,7 +45,7 @@ TEST(DoctorOptions, HostOptionsAreThoseOfRun) {
   EXPECT_TRUE(options.mpi && options.json);
   EXPECT_THAT(options.command, ElementsAre("p", "--json", "-n"));
   EXPECT_THAT(error_of({"-H", "a", "--hostfile", "x"}), HasSubstr("lockstep doctor: both -H and --hostfile"));
-  EXPECT_THAT(error_of({"-n", "2"}), HasSubstr("lockstep doctor: \"-n\" is no option"));
+  EXPECT_THAT(error_of({"-n", "2"}), HasSubstr("lockstep doctor: unknown option \"-n\""));
   EXPECT_THAT(error_of({"--", ""}), HasSubstr("the program is \"\""));
 }
 
@@ -59,7 +59,7 @@ TEST(DoctorOptions, ByteUnitsAreDecimal) {
 
 TEST(DoctorOptions, HelpReturnsText) {
   const CommandLine command = parse_command_line({"doctor", "--help"});
-  EXPECT_EQ(command.verb, Subcommand::kPrint);
+  EXPECT_EQ(command.subcommand, Subcommand::kPrint);
   EXPECT_THAT(command.text,
               AllOf(HasSubstr("usage: lockstep doctor"), HasSubstr("--model-bytes"), HasSubstr("--hostfile")));
 }

@@ -17,7 +17,7 @@ constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
 constexpr const char* kPython = R"({"python": "3.11.2", "torch": "2.11.0", "cuda": "12.8", "nccl": "2.27.5"})";
 
 HostReport healthy(const std::string& name, int number) {
-  HostReport host{.name = name, .way = "ssh", .reached = true, .took = 300ms};
+  HostReport host{.name = name, .via = "ssh", .reached = true, .startup_time = 300ms};
   host.info = {.host = name,
                .version = "0.1.0",
                .build = "abcdef",
@@ -50,52 +50,52 @@ HostReport healthy(const std::string& name, int number) {
   return host;
 }
 
-/// Three hosts of which nothing bad is to be said.
+/// Facts about three hosts without a problem.
 DoctorFacts healthy_facts() {
   DoctorFacts all{.hosts = {healthy("h1", 1), healthy("h2", 2), healthy("h3", 3)}, .model_bytes = 250'000'000};
   for (std::size_t from = 0; from < 3; ++from)
     for (std::size_t to = from + 1; to < 3; ++to)
-      all.pairs.push_back(
+      all.links.push_back(
           {.from = from, .to = to, .speed = {.round_trip_ns = 120'000, .bytes = 64 << 20, .ns = 57'000'000}});
   all.own_mpirun = {"/usr/bin/mpirun", 0, "mpirun (Open MPI) 4.1.4\n\nReport bugs\n"};
   return all;
 }
 
-Finding found_in(const DoctorFacts& faulty, const std::string& host, const std::string& check) {
+Finding find_finding(const DoctorFacts& faulty, const std::string& host, const std::string& check) {
   for (const Finding& finding : diagnose(faulty))
     if (finding.host == host && finding.check == check) return finding;
-  ADD_FAILURE() << "nothing about " << check << " of " << host;
+  ADD_FAILURE() << "no finding for check " << check << " of host " << host;
   return {};
 }
 
-/// What is not good, as "host check" words.
-std::vector<std::string> complaints(const DoctorFacts& faulty) {
+/// All findings that are not ok, as "host check".
+std::vector<std::string> problems(const DoctorFacts& faulty) {
   std::vector<std::string> all;
   for (const Finding& finding : diagnose(faulty))
     if (finding.severity != Severity::kOk) all.push_back(finding.host + " " + finding.check);
   return all;
 }
 
-/// One fault on h2: what is said of it.
+/// Injects one fault into h2 and checks that it is the only problem.
 void expect_fault(const char* check, Severity severity, const std::string& value, const std::string& remedy,
                   const std::function<void(HostReport&)>& inject) {
   DoctorFacts faulty = healthy_facts();
   inject(faulty.hosts[1]);
-  const Finding finding = found_in(faulty, "h2", check);
+  const Finding finding = find_finding(faulty, "h2", check);
   EXPECT_EQ(finding.severity, severity) << finding.value;
   EXPECT_THAT(finding.value, HasSubstr(value));
   EXPECT_THAT(finding.remedy, HasSubstr(remedy));
-  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre(std::string("h2 ") + check));
+  EXPECT_THAT(problems(faulty), ::testing::ElementsAre(std::string("h2 ") + check));
 }
 
-TEST(Diagnosis, HealthyHostsHaveNoComplaints) {
-  EXPECT_THAT(complaints(healthy_facts()), ::testing::IsEmpty());
-  EXPECT_EQ(found_in(healthy_facts(), "h1", "reached").value, "by ssh in 300 ms");
-  EXPECT_EQ(found_in(healthy_facts(), "h1", "cores").value, "4 cores, mask 0-2,5 of 8 CPUs");
-  EXPECT_EQ(found_in(healthy_facts(), "h1", "GPUs").value, "2 x NVIDIA H200, 140.4 GiB");
-  EXPECT_EQ(found_in(healthy_facts(), "h1", "interface").value,
+TEST(Diagnosis, HealthyHostsHaveNoProblems) {
+  EXPECT_THAT(problems(healthy_facts()), ::testing::IsEmpty());
+  EXPECT_EQ(find_finding(healthy_facts(), "h1", "reached").value, "through ssh in 300 ms");
+  EXPECT_EQ(find_finding(healthy_facts(), "h1", "cores").value, "4 cores, mask 0-2,5 of 8 CPUs");
+  EXPECT_EQ(find_finding(healthy_facts(), "h1", "GPUs").value, "2 x NVIDIA H200, 140.4 GiB");
+  EXPECT_EQ(find_finding(healthy_facts(), "h1", "interface").value,
             "eth0 10.0.0.1, of 10.0.0.1 (eth0), 172.17.0.1 (docker0)");
-  EXPECT_EQ(found_in(healthy_facts(), "h1 - h3", "speed").value, "9.42 Gb/s, round trip 0.12 ms");
+  EXPECT_EQ(find_finding(healthy_facts(), "h1 - h3", "speed").value, "9.42 Gb/s, round trip 0.12 ms");
 }
 
 TEST(Diagnosis, MissingProgram) {
@@ -109,9 +109,9 @@ TEST(Diagnosis, DifferentProgramBuild) {
 }
 
 TEST(Diagnosis, DifferentLockstepBuild) {
-  expect_fault("lockstep", Severity::kBad, "another build", "install", [](HostReport& host) {
-    host.failed = "its lockstep is another build";
-    host.hint = "install the same one there";
+  expect_fault("lockstep", Severity::kBad, "lockstep there is build", "install", [](HostReport& host) {
+    host.failed = "lockstep there is build \"1\"; expected 2";
+    host.hint = "install the same build there";
     host.facts.reset();
   });
 }
@@ -141,17 +141,18 @@ TEST(Diagnosis, DriverTooOld) {
 }
 
 TEST(Diagnosis, NameResolvesToLoopback) {
-  expect_fault("name", Severity::kWarn,
-               "h2 is 127.0.1.1, a loopback, which no other host reaches; its addresses are 10.0.0.2 (eth0), "
-               "172.17.0.1 (docker0)",
-               "/etc/hosts", [](HostReport& host) { host.facts->resolved.out = "127.0.1.1  STREAM h2\n"; });
-  expect_fault("name", Severity::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts",
-               [](HostReport& host) { host.facts->resolved.out = "172.17.0.1  STREAM h2\n"; });
+  expect_fault(
+      "name", Severity::kWarn,
+      "h2 resolves to 127.0.1.1, a loopback address, which no other host can reach; its addresses are 10.0.0.2 (eth0), "
+      "172.17.0.1 (docker0)",
+      "/etc/hosts", [](HostReport& host) { host.facts->resolved.out = "127.0.1.1  STREAM h2\n"; });
+  expect_fault("name", Severity::kWarn, "h2 resolves to 172.17.0.1, docker0, which no other host can reach",
+               "/etc/hosts", [](HostReport& host) { host.facts->resolved.out = "172.17.0.1  STREAM h2\n"; });
 }
 
 TEST(Diagnosis, ContainerInterface) {
   expect_fault("interface", Severity::kBad,
-               "docker0 172.17.0.1, which no other host reaches; its addresses are 10.0.0.2 (eth0)", "--interface",
+               "docker0 172.17.0.1, which no other host can reach; its addresses are 10.0.0.2 (eth0)", "--interface",
                [](HostReport& host) { host.route = Route{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
 }
 
@@ -171,17 +172,17 @@ TEST(Diagnosis, ClockOffset) {
 
 TEST(Diagnosis, ClosedPort) {
   DoctorFacts faulty = healthy_facts();
-  faulty.pairs[1].reaches = false;
-  faulty.pairs[1].speed = {.error = "h1 does not reach 10.0.0.3: no answer"};
-  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h1 - h3 connect"));
-  const Finding finding = found_in(faulty, "h1 - h3", "connect");
+  faulty.links[1].reaches = false;
+  faulty.links[1].speed = {.error = "h1 cannot reach 10.0.0.3: no answer"};
+  EXPECT_THAT(problems(faulty), ::testing::ElementsAre("h1 - h3 connect"));
+  const Finding finding = find_finding(faulty, "h1 - h3", "connect");
   EXPECT_EQ(finding.severity, Severity::kBad);
   EXPECT_THAT(finding.remedy, AllOf(HasSubstr("firewall"), HasSubstr("--interface")));
 }
 
 TEST(Diagnosis, MissingLibraries) {
-  expect_fault("libraries", Severity::kBad, "2 of the program's not found: libff.so, libgg.so.1", "LD_LIBRARY_PATH",
-               [](HostReport& host) {
+  expect_fault("libraries", Severity::kBad, "2 libraries of the program not found: libff.so, libgg.so.1",
+               "LD_LIBRARY_PATH", [](HostReport& host) {
                  host.facts->libraries = {
                      "/lib64/ld.so", 0,
                      "\tlibff.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibgg.so.1 => not found\n"};
@@ -193,7 +194,7 @@ TEST(Diagnosis, LimitsAreCheckedWhereTheyMatter) {
     host.facts->infiniband = true;
     host.facts->memlock_bytes = 8 << 20;
   });
-  expect_fault("open files", Severity::kWarn, "1024, at most 2048", "nofile",
+  expect_fault("open files", Severity::kWarn, "1024, hard limit 2048", "nofile",
                [](HostReport& host) { host.facts->files_hard = 2048; });
   expect_fault("memory", Severity::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit",
                [](HostReport& host) {
@@ -202,19 +203,19 @@ TEST(Diagnosis, LimitsAreCheckedWhereTheyMatter) {
                });
 }
 
-TEST(Diagnosis, UnreachedHostHasOneFinding) {
+TEST(Diagnosis, UnreachableHostHasOneFinding) {
   DoctorFacts faulty = healthy_facts();
-  faulty.hosts[2] = {.name = "h3", .failed = "unknown host", .hint = "is it in DNS?"};
-  faulty.pairs.resize(1);
-  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h3 reached"));
-  EXPECT_EQ(found_in(faulty, "h3", "reached").remedy, "is it in DNS?");
+  faulty.hosts[2] = {.name = "h3", .failed = "unknown host", .hint = "check DNS"};
+  faulty.links.resize(1);
+  EXPECT_THAT(problems(faulty), ::testing::ElementsAre("h3 reached"));
+  EXPECT_EQ(find_finding(faulty, "h3", "reached").remedy, "check DNS");
 }
 
 TEST(Diagnosis, SilentAgentIsReported) {
-  expect_fault("agent", Severity::kBad, "did not answer within 90 s", "dmesg", [](HostReport& host) {
+  expect_fault("agent", Severity::kBad, "did not reply within 90 s", "dmesg", [](HostReport& host) {
     host.facts.reset();
     host.route.reset();
-    host.lost = "its agent did not answer within 90 s";
+    host.lost = "its agent did not reply within 90 s";
   });
 }
 
@@ -223,7 +224,7 @@ TEST(Diagnosis, MpiIsComparedWithTheLaunchers) {
     DoctorFacts faulty = healthy_facts();
     faulty.mpi = true;
     inject(faulty.hosts[1]);
-    return found_in(faulty, "h2", "MPI");
+    return find_finding(faulty, "h2", "MPI");
   };
   EXPECT_EQ(with_mpi([](HostReport&) {}).value, "/usr/bin/orted of Open MPI 4.1.4");
   const Finding none = with_mpi([](HostReport& host) { host.facts->orted.clear(); });
@@ -231,26 +232,26 @@ TEST(Diagnosis, MpiIsComparedWithTheLaunchers) {
   EXPECT_THAT(none.remedy, AllOf(HasSubstr("install Open MPI 4.1.4"), HasSubstr("mpirun --prefix DIR")));
   const Finding other = with_mpi([](HostReport& host) { host.facts->mpirun.out = "mpirun (Open MPI) 3.1.3\n"; });
   EXPECT_EQ(other.severity, Severity::kBad);
-  EXPECT_THAT(other.value, HasSubstr("is of Open MPI 3.1.3, mpirun here is 4.1.4"));
+  EXPECT_THAT(other.value, HasSubstr("belongs to Open MPI 3.1.3, mpirun here is 4.1.4"));
 }
 
 TEST(Diagnosis, MajorityIsTheReference) {
   DoctorFacts faulty = healthy_facts();
   faulty.hosts[0].facts->program.hash = "99bb";
-  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h1 program"));
-  EXPECT_THAT(found_in(faulty, "h1", "program").value, HasSubstr("h2 has 77aa"));
+  EXPECT_THAT(problems(faulty), ::testing::ElementsAre("h1 program"));
+  EXPECT_THAT(find_finding(faulty, "h1", "program").value, HasSubstr("h2 has 77aa"));
 }
 
 TEST(Diagnosis, SlowestLinkDeterminesNetworkCost) {
   DoctorFacts slow = healthy_facts();
-  slow.pairs[2].speed = {.round_trip_ns = 300'000, .bytes = 125'000'000, .ns = 1'000'000'000};
-  const Finding finding = found_in(slow, "all", "network");
+  slow.links[2].speed = {.round_trip_ns = 300'000, .bytes = 125'000'000, .ns = 1'000'000'000};
+  const Finding finding = find_finding(slow, "all", "network");
   EXPECT_EQ(finding.severity, Severity::kWarn);
   // 2 * 2/3 * 250 MB: 333 MB over 125 MB/s, over 1250 MB/s; 250 MB at 10 GB/s.
   EXPECT_EQ(finding.value,
-            "this is a gigabit network: 2.7 s a step for 250 MB of gradients; at 10 Gb/s 267 ms, on one host 25 ms, "
-            "exchanging every 8 steps 333 ms");
-  EXPECT_THAT(finding.remedy, HasSubstr("host_sync_every = 8"));
+            "this is a gigabit network: 2.7 s per step for 250 MB of gradients; 267 ms at 10 Gb/s, 25 ms on one host, "
+            "333 ms when hosts exchange every 8 steps");
+  EXPECT_THAT(finding.remedy, HasSubstr("average_hosts_every = 8"));
 }
 
 }  // namespace

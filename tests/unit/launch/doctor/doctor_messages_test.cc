@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-HostFacts examination() {
+HostFacts sample_facts() {
   HostFacts facts;
   facts.program = {"/p", "e", "h", "/ld", "/py"};
   facts.libraries = {"/ld", 0, "\ta => b\nc\x1b[2J => not found", "\x1b[1m"};
@@ -31,11 +31,11 @@ HostFacts examination() {
 }
 
 TEST(DoctorMessages, HostFactsRoundTrip) {
-  const HostFacts got = decode_host_facts(encode_host_facts(examination()));
+  const HostFacts got = decode_host_facts(encode_host_facts(sample_facts()));
   EXPECT_EQ(got.program.path + got.program.error + got.program.hash + got.program.loader + got.program.python,
             "/peh/ld/py");
   EXPECT_EQ(got.libraries.out + "|" + got.libraries.err,
-            " a => b\nc?[2J => not found|?[1m");  // lines stay, what a terminal would obey does not pass
+            " a => b\nc?[2J => not found|?[1m");  // line breaks stay, terminal control characters are replaced
   EXPECT_EQ(got.nvidia_smi.code, ToolResult::kTimedOut);
   ASSERT_EQ(got.addresses.size(), 2u);
   EXPECT_EQ(got.addresses[0].interface, "eth0");
@@ -51,15 +51,15 @@ TEST(DoctorMessages, HostFactsRoundTrip) {
 }
 
 TEST(DoctorMessages, RequestsRoundTrip) {
-  const HostFactsRequest order = decode_host_facts_request(encode_host_facts_request({.command = {"/p", "", "a b"},
-                                                                                      .directory = "/d",
-                                                                                      .extends_own_environment = true,
-                                                                                      .environment = {"A=b"},
-                                                                                      .mpi = true}));
-  EXPECT_THAT(order.command, ElementsAre("/p", "", "a b"));
-  EXPECT_THAT(order.environment, ElementsAre("A=b"));
-  EXPECT_EQ(order.directory, "/d");
-  EXPECT_TRUE(order.extends_own_environment && order.mpi);
+  const HostFactsRequest request = decode_host_facts_request(encode_host_facts_request({.command = {"/p", "", "a b"},
+                                                                                        .directory = "/d",
+                                                                                        .extends_own_environment = true,
+                                                                                        .environment = {"A=b"},
+                                                                                        .mpi = true}));
+  EXPECT_THAT(request.command, ElementsAre("/p", "", "a b"));
+  EXPECT_THAT(request.environment, ElementsAre("A=b"));
+  EXPECT_EQ(request.directory, "/d");
+  EXPECT_TRUE(request.extends_own_environment && request.mpi);
   const ListenRequest listen = decode_listen_request(encode_listen_request({1, 2, "t", "10.0.0.1"}));
   EXPECT_EQ(std::tie(listen.self, listen.caller, listen.token, listen.host), std::tuple(1, 2, "t", "10.0.0.1"));
   const ListenReply reply = decode_listen_reply(encode_listen_reply({{"10.0.0.1", 41000}, "e"}));
@@ -72,7 +72,7 @@ TEST(DoctorMessages, RequestsRoundTrip) {
 
 TEST(DoctorMessages, EveryTruncationIsRejected) {
   const std::vector<std::pair<std::string, std::function<void(std::string_view)>>> all = {
-      {encode_host_facts(examination()), [](std::string_view bytes) { decode_host_facts(bytes); }},
+      {encode_host_facts(sample_facts()), [](std::string_view bytes) { decode_host_facts(bytes); }},
       {encode_host_facts_request({.command = {"a"}, .environment = {"b"}}),
        [](std::string_view bytes) { decode_host_facts_request(bytes); }},
       {encode_listen_request({1, 2, "t", "h"}), [](std::string_view bytes) { decode_listen_request(bytes); }},
@@ -94,7 +94,7 @@ TEST(DoctorMessages, HugeCountAllocatesNothing) {
   EXPECT_THROW(decode_host_facts(bytes), base::Error);
 }
 
-/// A frame holds what six tools can say at most.
+/// A frame has space for the largest output of six tools.
 TEST(DoctorMessages, LargestHostFactsFitInAFrame) {
   HostFacts facts;
   for (ToolResult* tool :

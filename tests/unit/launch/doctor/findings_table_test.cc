@@ -9,7 +9,7 @@ namespace lockstep::launcher {
 namespace {
 
 const std::vector<Finding> kFindings = {
-    {"alpha", "clock", Severity::kOk, "as here", ""},
+    {"alpha", "clock", Severity::kOk, "in sync", ""},
     {"beta", "/dev/shm", Severity::kBad, "4 KiB free of 32.0 GiB: it is full",
      "remove what is left of ended jobs, and then some more words so that it does not fit in a line"},
     {"beta", "libtorch", Severity::kUnknown, "not \"known\"\\", ""},
@@ -17,22 +17,21 @@ const std::vector<Finding> kFindings = {
 
 TEST(FindingsTable, OneLinePerFindingWithTheRemedyBelow) {
   EXPECT_EQ(to_table(kFindings),
-            "alpha  clock     ok    as here\n"
+            "alpha  clock     ok    in sync\n"
             "beta   /dev/shm  BAD   4 KiB free of 32.0 GiB: it is full\n"
             "                       -> remove what is left of ended jobs, and then some more\n"
             "                          words so that it does not fit in a line\n"
             "beta   libtorch  ?     not \"known\"\\\n"
-            "1 bad, 0 to look at, 1 unknown, 1 good\n");
+            "1 bad, 0 warnings, 1 unknown, 1 ok\n");
   EXPECT_TRUE(has_bad(kFindings));
   EXPECT_FALSE(has_bad({kFindings[0], kFindings[2]}));
 }
 
 TEST(FindingsTable, OverlongWordsAreNotBroken) {
   const std::string path(100, 'x');
-  EXPECT_EQ(
-      to_table({{"a", "program", Severity::kOk, path + " and more", ""}}),
-      "a     program  ok    " + path + "\n                     and more\n0 bad, 0 to look at, 0 unknown, 1 good\n");
-  EXPECT_EQ(to_table({}), "0 bad, 0 to look at, 0 unknown, 0 good\n");
+  EXPECT_EQ(to_table({{"a", "program", Severity::kOk, path + " and more", ""}}),
+            "a     program  ok    " + path + "\n                     and more\n0 bad, 0 warnings, 0 unknown, 1 ok\n");
+  EXPECT_EQ(to_table({}), "0 bad, 0 warnings, 0 unknown, 0 ok\n");
 }
 
 TEST(FindingsTable, JsonIsOneObject) {

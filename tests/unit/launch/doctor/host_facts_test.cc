@@ -30,13 +30,13 @@ std::string write(const tests::TempDir& folder, const std::string& name, const s
 
 TEST(HostFacts, ProgramKindsAreRecognised) {
   const tests::TempDir folder;
-  const std::string here = folder.path();
+  const std::string directory = folder.path();
   EXPECT_EQ(inspect_program({}, "", kPath).path, "");
   EXPECT_EQ(inspect_program({"/nowhere/x"}, "", kPath).error, "No such file or directory");
   EXPECT_EQ(inspect_program({"no-such-program"}, "", kPath).error, "not in PATH");
   EXPECT_EQ(inspect_program({"./x"}, "/nowhere", kPath).error, "no such directory");
   write(folder, "data", "x", 0644);
-  EXPECT_EQ(inspect_program({"./data"}, here, kPath).error, "not executable");
+  EXPECT_EQ(inspect_program({"./data"}, directory, kPath).error, "not executable");
   const ProgramFile shell = inspect_program({"sh"}, "", kPath);
   EXPECT_EQ(shell.error, "");
   EXPECT_EQ(shell.hash.size(), 16u);
@@ -67,7 +67,7 @@ TEST(HostFacts, PythonScripts) {
       inspect_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python,
       python);
   EXPECT_THAT(inspect_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error,
-              HasSubstr("its interpreter /nowhere/python3 is not there"));
+              HasSubstr("its interpreter /nowhere/python3 does not exist"));
 }
 
 TEST(HostFacts, FactsOfThisHost) {
@@ -78,7 +78,7 @@ TEST(HostFacts, FactsOfThisHost) {
   EXPECT_GT(facts.copy_bytes_per_s, 1e8);
   EXPECT_TRUE(facts.libraries.succeeded());
   EXPECT_THAT(facts.libraries.out, HasSubstr("libc.so.6 => /"));
-  EXPECT_EQ(facts.orted + facts.mpirun.path, "");  // not asked for
+  EXPECT_EQ(facts.orted + facts.mpirun.path, "");  // not requested
 }
 
 ToolCommand shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
@@ -86,19 +86,19 @@ ToolCommand shell(const std::string& script, std::chrono::milliseconds limit = 2
 }
 
 TEST(Tools, ReportOutputAndExitCode) {
-  const auto said = run_tools({shell("echo out; echo err >&2; exit 3"),
-                               {},
-                               shell("kill -TERM $$"),
-                               {"/nowhere", {"x"}, {}, "", 1s},
-                               shell("pwd")},
-                              -1);
-  EXPECT_EQ(said[0].out, "out\n");
-  EXPECT_EQ(said[0].err, "err\n");
-  EXPECT_EQ(said[0].code, 3);
-  EXPECT_EQ(said[1].code, ToolResult::kNotRun);
-  EXPECT_EQ(said[2].code, 128 + 15);
-  EXPECT_EQ(said[3].code, 127);
-  EXPECT_TRUE(said[4].succeeded());
+  const auto results = run_tools({shell("echo out; echo err >&2; exit 3"),
+                                  {},
+                                  shell("kill -TERM $$"),
+                                  {"/nowhere", {"x"}, {}, "", 1s},
+                                  shell("pwd")},
+                                 -1);
+  EXPECT_EQ(results[0].out, "out\n");
+  EXPECT_EQ(results[0].err, "err\n");
+  EXPECT_EQ(results[0].code, 3);
+  EXPECT_EQ(results[1].code, ToolResult::kNotRun);
+  EXPECT_EQ(results[2].code, 128 + 15);
+  EXPECT_EQ(results[3].code, 127);
+  EXPECT_TRUE(results[4].succeeded());
 }
 
 TEST(Tools, InputIsPassedToStdin) {
@@ -111,9 +111,9 @@ TEST(Tools, InputIsPassedToStdin) {
 TEST(Tools, TimeoutKillsTheProcessGroup) {
   const tests::TempDir folder;
   const auto begun = std::chrono::steady_clock::now();
-  const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
-                               shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
-                              -1);
+  const auto results = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
+                                  shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
+                                 -1);
   for (const char* file : {"a", "b"}) {
     const pid_t left = std::stoi(tests::read_file(folder / file));
     const auto runs = [&] { return std::string("Z?").find(process_state(left)) == std::string::npos; };
@@ -121,10 +121,10 @@ TEST(Tools, TimeoutKillsTheProcessGroup) {
     EXPECT_FALSE(runs()) << file;
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
-  EXPECT_EQ(said[0].code, ToolResult::kTimedOut);
-  EXPECT_EQ(said[0].out, "begun\n");
-  EXPECT_EQ(said[1].out, "left\n");
-  EXPECT_TRUE(said[1].succeeded());
+  EXPECT_EQ(results[0].code, ToolResult::kTimedOut);
+  EXPECT_EQ(results[0].out, "begun\n");
+  EXPECT_EQ(results[1].out, "left\n");
+  EXPECT_TRUE(results[1].succeeded());
 }
 
 TEST(Tools, EndWhenTheCallerIsGone) {
@@ -136,9 +136,9 @@ TEST(Tools, EndWhenTheCallerIsGone) {
 }
 
 TEST(Tools, OutputIsTruncatedAtTheLimit) {
-  const auto said = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
-  EXPECT_TRUE(said[0].succeeded());
-  EXPECT_EQ(said[0].out.size(), kMaxOutputBytes);
+  const auto results = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
+  EXPECT_TRUE(results[0].succeeded());
+  EXPECT_EQ(results[0].out.size(), kMaxOutputBytes);
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ TEST(NetworkCost, Texts) {
   EXPECT_EQ(time_text(0.9999), "1 s");
   EXPECT_EQ(time_text(4.1e-5), "0.041 ms");
   EXPECT_EQ(cost_text(2, 1'000'000'000, 125e6, 0),
-            "this is a gigabit network: 8 s a step for 1e+03 MB of gradients; at 10 Gb/s 800 ms, exchanging every 8 "
-            "steps 1 s");
+            "this is a gigabit network: 8 s per step for 1e+03 MB of gradients; 800 ms at 10 Gb/s, 1 s when hosts "
+            "exchange every 8 steps");
 }
 
 }  // namespace

@@ -15,9 +15,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-StagedFile cargo(const std::string& name, const std::string& content) { return {name, std::string(32, 'a'), content}; }
+StagedFile staged_file(const std::string& name, const std::string& content) {
+  return {name, std::string(32, 'a'), content};
+}
 
-FileStaging shipment(std::vector<StagedFile> all) {
+FileStaging staging(std::vector<StagedFile> all) {
   return FileStaging(std::make_shared<const std::vector<StagedFile>>(std::move(all)));
 }
 
@@ -32,55 +34,55 @@ TEST(FileStaging, FilesAreIdentifiedByContent) {
   EXPECT_NE(a.hash, c.hash);
   EXPECT_EQ(a.hash.size(), 32u);
   EXPECT_EQ(a.name, "a");
-  EXPECT_EQ(b.name, "program") << "a shell is to read it";
+  EXPECT_EQ(b.name, "program") << "a shell reads the name";
   EXPECT_THAT(tests::message_of<base::UsageError>([] { read_staged_file("/nowhere"); }),
               HasSubstr("--ship: \"/nowhere\": No such file"));
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { read_staged_file("/tmp"); }), HasSubstr("not a file"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { read_staged_file("/tmp"); }), HasSubstr("not a regular file"));
 }
 
 TEST(FileStaging, ExistingFilesAreNotSent) {
-  FileStaging one = shipment({cargo("lockstep", "first"), cargo("train", "second")});
-  std::string said = "y\ny\nframes";
-  one.consume(said);
-  EXPECT_EQ(said, "frames");
+  FileStaging one = staging({staged_file("lockstep", "first"), staged_file("train", "second")});
+  std::string output = "y\ny\nframes";
+  one.consume(output);
+  EXPECT_EQ(output, "frames");
   EXPECT_TRUE(one.complete());
 }
 
 TEST(FileStaging, MissingFilesAreSentInOrder) {
-  FileStaging one = shipment({cargo("lockstep", "first"), cargo("train", "second")});
+  FileStaging one = staging({staged_file("lockstep", "first"), staged_file("train", "second")});
   EXPECT_EQ(one.pending_bytes(), "");
-  std::string said = "n";
-  one.consume(said);
+  std::string output = "n";
+  one.consume(output);
   EXPECT_EQ(one.pending_bytes(), "");
-  said += "\n";
-  one.consume(said);
-  EXPECT_EQ(said, "");
+  output += "\n";
+  one.consume(output);
+  EXPECT_EQ(output, "");
   EXPECT_EQ(one.pending_bytes(), "first");
-  one.written(3);
+  one.advance(3);
   EXPECT_EQ(one.pending_bytes(), "st");
-  one.written(2);
+  one.advance(2);
   EXPECT_EQ(one.pending_bytes(), "");
   EXPECT_FALSE(one.complete());
-  said = "n\n";
-  one.consume(said);
+  output = "n\n";
+  one.consume(output);
   EXPECT_EQ(one.pending_bytes(), "second");
   EXPECT_FALSE(one.complete());
-  one.written(6);
+  one.advance(6);
   EXPECT_TRUE(one.complete());
 }
 
 TEST(FileStaging, UnexpectedRepliesAreRejected) {
   for (const char* text : {"Welcome\n", "n\nn\n", "yes\n"}) {
-    FileStaging one = shipment({cargo("lockstep", "first"), cargo("train", "second")});
-    std::string said = text;
-    EXPECT_THROW(one.consume(said), base::Error) << text;
+    FileStaging one = staging({staged_file("lockstep", "first"), staged_file("train", "second")});
+    std::string output = text;
+    EXPECT_THROW(one.consume(output), base::Error) << text;
   }
 }
 
-/// What takes the program there, with an agent that is a script.
-ToolResult ship(const std::string& cache, const StagedFile& one, const std::string& bytes) {
+/// Runs the staging script with an agent that is a shell script.
+ToolResult run_script(const std::string& cache, const StagedFile& one, const std::string& bytes) {
   return run_tool({.path = "/bin/sh",
-                   .words = {"sh", "-c", staging_script({one}, {"agent"})},
+                   .argv = {"sh", "-c", staging_script({one}, {"agent"})},
                    .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
                    .directory = {},
                    .input = bytes});
@@ -90,17 +92,18 @@ TEST(FileStaging, PartialFilesAreNotInstalled) {
   const tests::TempDir folder;
   const std::string cache = folder / "cache", program = "#!/bin/sh\necho $0 $*\n";
   const StagedFile one = {.name = "program", .hash = "0123", .content = program};
-  EXPECT_EQ(ship(cache, one, program.substr(0, 20)).code, 125);
-  const ToolResult whole = ship(cache, one, program);
+  EXPECT_EQ(run_script(cache, one, program.substr(0, 20)).code, 125);
+  const ToolResult whole = run_script(cache, one, program);
   EXPECT_EQ(whole.out, "n\n" + cache + "/lockstep/0123/program agent\n") << whole.err;
-  EXPECT_EQ(ship(cache, one, "").out, "y\n" + cache + "/lockstep/0123/program agent\n");
+  EXPECT_EQ(run_script(cache, one, "").out, "y\n" + cache + "/lockstep/0123/program agent\n");
 }
 
 TEST(FileStaging, ScriptContainsNoSingleQuote) {
-  const std::string script = staging_script({cargo("lockstep", "12345"), cargo("train", "")}, {"agent", "--guarded"});
+  const std::string script =
+      staging_script({staged_file("lockstep", "12345"), staged_file("train", "")}, {"agent", "--guarded"});
   EXPECT_THAT(script, Not(HasSubstr("'")));
   EXPECT_THAT(script, HasSubstr("put " + std::string(32, 'a') + " lockstep 5; "));
-  EXPECT_THAT(script, HasSubstr("/lockstep\" agent --guarded --shipped \"$c/"));
+  EXPECT_THAT(script, HasSubstr("/lockstep\" agent --guarded --staged-program \"$c/"));
 }
 
 }  // namespace

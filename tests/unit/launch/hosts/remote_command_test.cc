@@ -13,8 +13,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
-  Host one;
+HostSpec host(const std::string& name, const std::string& path = "/opt/lockstep") {
+  HostSpec one;
   one.name = name;
   one.remote_path = path;
   return one;
@@ -31,7 +31,7 @@ TEST(RemoteCommand, SshIsNonInteractiveWithoutForwarding) {
 }
 
 TEST(RemoteCommand, SshUsesUserPortAndPath) {
-  Host one = host("fd00::2");
+  HostSpec one = host("fd00::2");
   one.user = "eve";
   one.port = 2222;
   one.remote_path = "bin/lockstep";
@@ -44,7 +44,7 @@ TEST(RemoteCommand, SshUsesUserPortAndPath) {
 TEST(RemoteCommand, PathsNeedingShellQuotingAreRejected) {
   for (const char* path : {"", "/a b", "/a;reboot", "/$HOME", "/a'b", "-x", "/a\nb", "~/lockstep"})
     EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_command(host("alpha", path), 7s); }),
-                HasSubstr("allowed are letters"))
+                HasSubstr("expected letters"))
         << path;
 }
 
@@ -52,12 +52,12 @@ TEST(RemoteCommand, SrunStepOverlapsOtherSteps) {
   auto words = srun_command(host("n1", "/opt/lock step"), {"agent", "--guarded"});
   EXPECT_THAT(words, Contains("--nodelist=n1"));
   EXPECT_THAT(words, Contains("--overlap"));
-  EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // no shell reads it
+  EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // not quoted: no shell reads it
   EXPECT_EQ(words.back(), "--guarded");
-  Host step = host("n1");
+  HostSpec step = host("n1");
   EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded"));
-  step.step = true;
-  EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded", "--attended", "12.0"));
+  step.is_slurm = true;
+  EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded", "--slurm-step", "12.0"));
   EXPECT_THAT(agent_arguments(step, ""), ElementsAre("agent", "--guarded"));
 }
 
@@ -74,38 +74,38 @@ TEST(RemoteCommand, ScriptReplacesTheAgent) {
 }
 
 TEST(RemoteCommand, SrunErrorMessages) {
-  Host one = host("n1");
-  one.step = true;
-  const auto says = [&](const std::string& text) { return std::string(agent_start_error(one, 1, text).what()); };
-  EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
+  HostSpec one = host("n1");
+  one.is_slurm = true;
+  const auto error_of = [&](const std::string& text) { return std::string(agent_start_error(one, 1, text).what()); };
+  EXPECT_THAT(error_of("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
               HasSubstr("host \"n1\": there is no such program"));
-  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"),
-              HasSubstr("SLURM does not know it"));
-  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Job/step already completing"),
-              HasSubstr("SLURM gives no step there"));
-  EXPECT_THAT(says("odd"), HasSubstr("the agent ended with code 1"));
+  EXPECT_THAT(error_of("srun: error: Unable to create step for job 3: Invalid node name specified"),
+              HasSubstr("unknown to SLURM"));
+  EXPECT_THAT(error_of("srun: error: Unable to create step for job 3: Job/step already completing"),
+              HasSubstr("SLURM cannot start a step there"));
+  EXPECT_THAT(error_of("odd"), HasSubstr("the agent exited with code 1"));
 }
 
 TEST(RemoteCommand, SshErrorMessages) {
-  const auto says = [](const std::string& text, int code = 255) {
+  const auto error_of = [](const std::string& text, int code = 255) {
     return std::string(agent_start_error(host("beta"), code, text).what());
   };
-  EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"),
+  EXPECT_THAT(error_of("ssh: Could not resolve hostname beta: Name or service not known"),
               HasSubstr("host \"beta\": unknown host"));
-  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection refused"),
-              HasSubstr("refused: nobody listens there"));
-  EXPECT_THAT(says("her@beta: Permission denied (publickey)."), HasSubstr("the key was not accepted"));
-  EXPECT_THAT(says("Host key verification failed."), HasSubstr("its host key is not known"));
-  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection timed out"), HasSubstr("no answer"));
-  EXPECT_THAT(says("ssh: connect to host beta port 22: No route to host"), HasSubstr("no route to it"));
-  EXPECT_THAT(says("bash: line 1: /opt/lockstep: No such file or directory", 127),
+  EXPECT_THAT(error_of("ssh: connect to host beta port 22: Connection refused"), HasSubstr("connection refused"));
+  EXPECT_THAT(error_of("her@beta: Permission denied (publickey)."), HasSubstr("the key was rejected"));
+  EXPECT_THAT(error_of("Host key verification failed."), HasSubstr("its host key is unknown"));
+  EXPECT_THAT(error_of("ssh: connect to host beta port 22: Connection timed out"), HasSubstr("no answer"));
+  EXPECT_THAT(error_of("ssh: connect to host beta port 22: No route to host"), HasSubstr("no route to the host"));
+  EXPECT_THAT(error_of("bash: line 1: /opt/lockstep: No such file or directory", 127),
               HasSubstr("there is no program \"/opt/lockstep\""));
-  EXPECT_THAT(says("bash: line 1: /opt/lockstep: Permission denied", 126), HasSubstr("cannot be executed there"));
+  EXPECT_THAT(error_of("bash: line 1: /opt/lockstep: Permission denied", 126), HasSubstr("cannot be executed there"));
   EXPECT_THAT(
-      says("/opt/lockstep: error while loading shared libraries: libsodium.so.23: cannot open shared object file", 127),
-      HasSubstr("a library is missing there"));
-  EXPECT_THAT(says("something else"), HasSubstr("ssh failed: \"something else\""));
-  EXPECT_THAT(says("odd", 3), HasSubstr("the agent ended with code 3"));
+      error_of("/opt/lockstep: error while loading shared libraries: libsodium.so.23: cannot open shared object file",
+               127),
+      HasSubstr("a shared library is missing there"));
+  EXPECT_THAT(error_of("something else"), HasSubstr("ssh failed: \"something else\""));
+  EXPECT_THAT(error_of("odd", 3), HasSubstr("the agent exited with code 3"));
 }
 
 }  // namespace

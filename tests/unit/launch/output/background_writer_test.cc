@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
-/// All that comes until the writer has drained.
+/// Reads from `fd` until `writer` has drained.
 std::string read_while_draining(int fd, BackgroundWriter& writer) {
   base::set_nonblocking(fd);
   std::string all;

@@ -13,48 +13,48 @@ LineSegment segment(const std::string& text, SegmentEnd end = SegmentEnd::kNewli
 
 TEST(ConsoleRenderer, LinesHaveThePrefix) {
   ConsoleRenderer renderer(false);
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("a")), "[0] a\n");
-  EXPECT_EQ(renderer.show("[12] ", 24, segment("")), "[12] \n");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("a")), "[0] a\n");
+  EXPECT_EQ(renderer.render("[12] ", 24, segment("")), "[12] \n");
 }
 
 TEST(ConsoleRenderer, ContinuationOfACutLineIsMarked) {
   ConsoleRenderer renderer(false);
-  EXPECT_EQ(renderer.show("[3] ", 6, {"head", SegmentEnd::kCut, false, false}), "[3] head\n");
-  EXPECT_EQ(renderer.show("[3] ", 6, {"rest", SegmentEnd::kNewline, true, false}), "[3]+rest\n");
+  EXPECT_EQ(renderer.render("[3] ", 6, {"head", SegmentEnd::kCut, false, false}), "[3] head\n");
+  EXPECT_EQ(renderer.render("[3] ", 6, {"rest", SegmentEnd::kNewline, true, false}), "[3]+rest\n");
 }
 
 TEST(ConsoleRenderer, ReturnsAreKeptWithoutATerminal) {
   ConsoleRenderer renderer(false);
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("10%", SegmentEnd::kReturn)), "[0] 10%\r");
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("20%", SegmentEnd::kOpen, true)), "");
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("", SegmentEnd::kNewline, true)), "\n");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("10%", SegmentEnd::kReturn)), "[0] 10%\r");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("20%", SegmentEnd::kOpen, true)), "");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("", SegmentEnd::kNewline, true)), "\n");
   EXPECT_EQ(renderer.close_bar(), "");
 }
 
 TEST(ConsoleRenderer, BarStaysBelowOtherLines) {
   ConsoleRenderer renderer(true);
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("10%", SegmentEnd::kReturn)), kErase + "[0] 10%");
-  EXPECT_EQ(renderer.show("[1] ", 2, segment("hello")), kErase + "[1] hello\n[0] 10%");
-  EXPECT_EQ(renderer.show("lockstep: note\n"), kErase + "lockstep: note\n[0] 10%");
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("20%", SegmentEnd::kOpen, true)), kErase + "[0] 20%");
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("done", SegmentEnd::kNewline, true)), kErase + "[0] done\n");
-  EXPECT_EQ(renderer.show("[1] ", 2, segment("bye")), "[1] bye\n");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("10%", SegmentEnd::kReturn)), kErase + "[0] 10%");
+  EXPECT_EQ(renderer.render("[1] ", 2, segment("hello")), kErase + "[1] hello\n[0] 10%");
+  EXPECT_EQ(renderer.render("lockstep: note\n"), kErase + "lockstep: note\n[0] 10%");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("20%", SegmentEnd::kOpen, true)), kErase + "[0] 20%");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("done", SegmentEnd::kNewline, true)), kErase + "[0] done\n");
+  EXPECT_EQ(renderer.render("[1] ", 2, segment("bye")), "[1] bye\n");
 }
 
 TEST(ConsoleRenderer, BarEndedByNewlineBecomesALine) {
   ConsoleRenderer renderer(true);
-  renderer.show("[0] ", 0, segment("100%", SegmentEnd::kReturn));
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("", SegmentEnd::kNewline, true)), kErase + "[0] 100%\n");
+  renderer.render("[0] ", 0, segment("100%", SegmentEnd::kReturn));
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("", SegmentEnd::kNewline, true)), kErase + "[0] 100%\n");
   EXPECT_EQ(renderer.close_bar(), "");
 }
 
 TEST(ConsoleRenderer, NewestBarIsShown) {
   ConsoleRenderer renderer(true);
-  renderer.show("[0] ", 0, segment("zero", SegmentEnd::kReturn));
-  EXPECT_EQ(renderer.show("[1] ", 2, segment("one", SegmentEnd::kReturn)), kErase + "[1] one");
-  // The newline of a bar that no longer shows is nothing to see.
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("", SegmentEnd::kNewline, true)), "");
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("text", SegmentEnd::kNewline, true)), kErase + "[0] text\n[1] one");
+  renderer.render("[0] ", 0, segment("zero", SegmentEnd::kReturn));
+  EXPECT_EQ(renderer.render("[1] ", 2, segment("one", SegmentEnd::kReturn)), kErase + "[1] one");
+  // The newline of a bar that is no longer displayed prints nothing.
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("", SegmentEnd::kNewline, true)), "");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("text", SegmentEnd::kNewline, true)), kErase + "[0] text\n[1] one");
   EXPECT_EQ(renderer.close_bar(), "\n");
   EXPECT_EQ(renderer.close_bar(), "");
 }
@@ -62,13 +62,14 @@ TEST(ConsoleRenderer, NewestBarIsShown) {
 TEST(ConsoleRenderer, BarIsClippedToTheTerminal) {
   ConsoleRenderer renderer(true);
   renderer.resize(10);
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("\u2501\u2501\u2501 123", SegmentEnd::kReturn)),
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("\u2501\u2501\u2501 123", SegmentEnd::kReturn)),
             kErase + "[0] \u2501\u2501\u2501 1");
   renderer.resize(7);
-  EXPECT_EQ(renderer.show("[1] ", 2, segment("a long line is not cut")),
+  EXPECT_EQ(renderer.render("[1] ", 2, segment("a long line is not cut")),
             kErase + "[1] a long line is not cut\n[0] \u2501\u2501");
   renderer.resize(80);
-  EXPECT_EQ(renderer.show("[0] ", 0, segment("", SegmentEnd::kNewline, true)), kErase + "[0] \u2501\u2501\u2501 123\n");
+  EXPECT_EQ(renderer.render("[0] ", 0, segment("", SegmentEnd::kNewline, true)),
+            kErase + "[0] \u2501\u2501\u2501 123\n");
 }
 
 TEST(ConsoleRenderer, ColourCodesHaveNoWidth) {

@@ -9,8 +9,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// "text|" newline, "text<" return, "text+" cut, "text~" open; '^' in front: over a bar.
-std::vector<std::string> shown(const std::vector<LineSegment>& segments) {
+/// "text|" for a newline, "text<" for a return, "text+" for a cut, "text~" for an open bar; '^' in front if the segment
+/// overwrites a bar.
+std::vector<std::string> described(const std::vector<LineSegment>& segments) {
   std::vector<std::string> all;
   for (const LineSegment& segment : segments)
     all.push_back((segment.overwrites_bar ? "^" : "") + segment.text + "|<+~"[static_cast<int>(segment.end)]);
@@ -19,46 +20,46 @@ std::vector<std::string> shown(const std::vector<LineSegment>& segments) {
 
 TEST(LineSplitter, WholeLinesOnly) {
   LineSplitter lines;
-  EXPECT_THAT(shown(lines.feed("one\ntwo\nth")), ElementsAre("one|", "two|"));
-  EXPECT_THAT(shown(lines.feed("ree")), IsEmpty());
-  EXPECT_THAT(shown(lines.feed("\n\n")), ElementsAre("three|", "|"));
-  EXPECT_THAT(shown(lines.finish()), IsEmpty());
+  EXPECT_THAT(described(lines.feed("one\ntwo\nth")), ElementsAre("one|", "two|"));
+  EXPECT_THAT(described(lines.feed("ree")), IsEmpty());
+  EXPECT_THAT(described(lines.feed("\n\n")), ElementsAre("three|", "|"));
+  EXPECT_THAT(described(lines.finish()), IsEmpty());
 }
 
 TEST(LineSplitter, LastLineNeedsNoNewline) {
   LineSplitter lines;
   lines.feed("a\nrest");
-  EXPECT_THAT(shown(lines.finish()), ElementsAre("rest|"));
-  EXPECT_THAT(shown(lines.finish()), IsEmpty());
+  EXPECT_THAT(described(lines.finish()), ElementsAre("rest|"));
+  EXPECT_THAT(described(lines.finish()), IsEmpty());
 }
 
 TEST(LineSplitter, BarsWithTrailingReturn) {
   LineSplitter lines;
-  EXPECT_THAT(shown(lines.feed("10%\r")), ElementsAre("10%<"));
-  EXPECT_THAT(shown(lines.feed("20%\r")), ElementsAre("^20%<"));
-  EXPECT_THAT(shown(lines.feed("\n")), ElementsAre("^|"));
-  EXPECT_THAT(shown(lines.feed("next\n")), ElementsAre("next|"));
+  EXPECT_THAT(described(lines.feed("10%\r")), ElementsAre("10%<"));
+  EXPECT_THAT(described(lines.feed("20%\r")), ElementsAre("^20%<"));
+  EXPECT_THAT(described(lines.feed("\n")), ElementsAre("^|"));
+  EXPECT_THAT(described(lines.feed("next\n")), ElementsAre("next|"));
 }
 
 TEST(LineSplitter, BarsWithLeadingReturn) {
   LineSplitter lines;
-  EXPECT_THAT(shown(lines.feed("\r10%")), ElementsAre("^10%~"));
-  EXPECT_THAT(shown(lines.feed("\r20%")), ElementsAre("^10%<", "^20%~"));
-  EXPECT_THAT(shown(lines.feed(" done\n")), ElementsAre("^20% done|"));
+  EXPECT_THAT(described(lines.feed("\r10%")), ElementsAre("^10%~"));
+  EXPECT_THAT(described(lines.feed("\r20%")), ElementsAre("^10%<", "^20%~"));
+  EXPECT_THAT(described(lines.feed(" done\n")), ElementsAre("^20% done|"));
 }
 
 TEST(LineSplitter, WindowsLineEndings) {
   LineSplitter lines;
-  EXPECT_THAT(shown(lines.feed("a\r\nb\r\n")), ElementsAre("a|", "b|"));
-  // Cut between the two: a bar that then becomes a line.
-  EXPECT_THAT(shown(lines.feed("c\r")), ElementsAre("c<"));
-  EXPECT_THAT(shown(lines.feed("\nd\n")), ElementsAre("^|", "d|"));
+  EXPECT_THAT(described(lines.feed("a\r\nb\r\n")), ElementsAre("a|", "b|"));
+  // \r and \n arrive separately: a bar that then becomes a line.
+  EXPECT_THAT(described(lines.feed("c\r")), ElementsAre("c<"));
+  EXPECT_THAT(described(lines.feed("\nd\n")), ElementsAre("^|", "d|"));
 }
 
 TEST(LineSplitter, OpenBarIsFlushedAtTheEnd) {
   LineSplitter lines;
   lines.feed("100%\r");
-  EXPECT_THAT(shown(lines.finish()), ElementsAre("^|"));
+  EXPECT_THAT(described(lines.finish()), ElementsAre("^|"));
 }
 
 TEST(LineSplitter, LongLinesAreCutWithoutLoss) {
@@ -93,7 +94,7 @@ TEST(LineSplitter, BinaryBytesPass) {
   LineSplitter lines;
   const std::string bytes("a\0\xff\x80z", 5);
   EXPECT_EQ(lines.feed(bytes + "\n")[0].text, bytes);
-  // No character begins anywhere here, and still it is cut.
+  // No byte begins a UTF-8 character, but the line is cut nevertheless.
   EXPECT_EQ(lines.feed(std::string(LineSplitter::kMaxLineBytes + 5, '\x80')).size(), 1u);
 }
 

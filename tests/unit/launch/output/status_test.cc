@@ -27,13 +27,13 @@ base::RankSnapshot rank_of(const std::string& job, int rank) {
           .operations = {{.number = 1, .seq = 7, .started = 1, .channel = "world", .kind = "barrier"}}};
 }
 
-TEST(Status, NoRanksMessage) { EXPECT_EQ(status_text({}, false), "no rank of yours runs on this machine\n"); }
+TEST(Status, NoRanksIsReported) { EXPECT_EQ(status_text({}, false), "no ranks of this user on this host\n"); }
 
 TEST(Status, OneTablePerJob) {
   const std::string text = status_text({rank_of("a", 0), rank_of("a", 1), rank_of("b", 1)}, false);
-  EXPECT_THAT(text, HasSubstr("job a, 2 of its 2 ranks here\n"));
-  EXPECT_THAT(text, HasSubstr("\njob b, 1 of its 2 ranks here\n"));
-  EXPECT_THAT(text, HasSubstr("    1     4712  shm              120       3 MiB       5 MiB       7 MiB\n  ranks 0,1, "
+  EXPECT_THAT(text, HasSubstr("job a: 2 of 2 ranks on this host\n"));
+  EXPECT_THAT(text, HasSubstr("\njob b: 1 of 2 ranks on this host\n"));
+  EXPECT_THAT(text, HasSubstr("    1     4712  shm               120       3 MiB       5 MiB       7 MiB\n  ranks 0,1, "
                               "step 31: waits in barrier#7 of world"));
 }
 

@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// `nodes` x `cores` x 2 hyperthreads, numbered as Linux does: first threads of all cores first.
+/// `nodes` x `cores` x 2 hyperthreads in the numbering of Linux: the first threads of all cores come first.
 std::vector<Cpu> machine(int nodes, int cores) {
   std::vector<Cpu> cpus;
   for (int thread = 0; thread < 2; ++thread)
@@ -46,7 +46,7 @@ TEST(CpuPlacement, EveryCpuOnceAndSizesDifferByOneCore) {
   }
 }
 
-TEST(CpuPlacement, MoreRanksThanCoresShareAll) {
+TEST(CpuPlacement, MoreRanksThanCoresShareAllCpus) {
   for (const auto& part : split_cpus(machine(1, 2), 3)) EXPECT_EQ(part.size(), 4u);
 }
 
@@ -67,7 +67,7 @@ TEST(CpuPlacement, UsableCpusAreThoseOfTheMask) {
   EXPECT_EQ(usable_cpus().size(), static_cast<std::size_t>(CPU_COUNT(&before)));
 }
 
-TEST(CpuPlacement, CpuLists) {
+TEST(CpuPlacement, ParsesCpuLists) {
   EXPECT_THAT(parse_cpu_list("0-3,8"), ElementsAre(0, 1, 2, 3, 8));
   EXPECT_THAT(parse_cpu_list("5"), ElementsAre(5));
   EXPECT_THAT(parse_cpu_list(""), IsEmpty());

@@ -26,23 +26,25 @@ RunOptions options(int ranks) {
 }
 
 LaunchContext context() {
-  LaunchContext s;
-  s.environment = {"HOME=/root", "EMPTY=", "ODD=a=b\nc"};
-  s.program = "/bin/train";
-  s.here = "/home/her";
-  s.store = {"127.0.0.1", 4711};
-  s.job = "abc";
-  s.master = {"127.0.0.1", 2222};
-  return s;
+  LaunchContext launch;
+  launch.environment = {"HOME=/root", "EMPTY=", "ODD=a=b\nc"};
+  launch.program = "/bin/train";
+  launch.launcher_directory = "/home/user";
+  launch.store = {"127.0.0.1", 4711};
+  launch.job = "abc";
+  launch.master = {"127.0.0.1", 2222};
+  return launch;
 }
 
-Node node(int ranks, bool here = true, const std::string& name = "alpha") {
-  Node one{.info = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .here = here};
+Node node(int ranks, bool is_local = true, const std::string& name = "alpha") {
+  Node one{.info = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .is_local = is_local};
   one.info.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
   return one;
 }
 
-JobPlan plan_job(const RunOptions& run, const LaunchContext& s) { return plan_jobs(run, s, {node(run.ranks)}).front(); }
+JobPlan plan_job(const RunOptions& run, const LaunchContext& launch) {
+  return plan_jobs(run, launch, {node(run.ranks)}).front();
+}
 
 TEST(JobPlan, AllRanksGetJobAndTorchrunVariables) {
   const JobPlan job = plan_job(options(2), context());
@@ -56,13 +58,13 @@ TEST(JobPlan, AllRanksGetJobAndTorchrunVariables) {
 }
 
 TEST(JobPlan, RanksGetTheGeneration) {
-  LaunchContext s = context();
-  s.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
-  s.environment.push_back("LOCKSTEP_GENERATION=9");
-  s.generation = 2;
+  LaunchContext launch = context();
+  launch.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
+  launch.environment.push_back("LOCKSTEP_GENERATION=9");
+  launch.generation = 2;
   RunOptions run = options(2);
   run.max_restarts = 5;
-  const JobPlan job = plan_job(run, s);
+  const JobPlan job = plan_job(run, launch);
   for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"})
     EXPECT_THAT(job.environment, Contains(variable));
   for (const char* variable : {"LOCKSTEP_GENERATION=9", "TORCHELASTIC_RESTART_COUNT=9"})
@@ -93,14 +95,14 @@ TEST(JobPlan, EachRankHasItsIndicesCoresAndThreads) {
 }
 
 TEST(JobPlan, NoVariableIsSetTwice) {
-  LaunchContext s = context();
+  LaunchContext launch = context();
   for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
-    s.environment.push_back(variable);
+    launch.environment.push_back(variable);
   RunOptions run = options(3);
   run.transport = "gloo";
   run.hang_timeout = std::chrono::milliseconds(7500);
   run.join_timeout = "2.5";
-  const JobPlan job = plan_job(run, s);
+  const JobPlan job = plan_job(run, launch);
   for (const RankPlan& rank : job.ranks) {
     std::vector<std::string> names;
     for (const Environment* part : {&job.environment, &rank.environment})
@@ -114,14 +116,14 @@ TEST(JobPlan, NoVariableIsSetTwice) {
 }
 
 TEST(JobPlan, RankTimeoutExceedsTheLaunchers) {
-  LaunchContext s = context();
-  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=310"));
-  s.environment.push_back("LOCKSTEP_TIMEOUT=5");  // a user's
-  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=5"));
+  LaunchContext launch = context();
+  EXPECT_THAT(plan_job(options(2), launch).environment, Contains("LOCKSTEP_TIMEOUT=310"));
+  launch.environment.push_back("LOCKSTEP_TIMEOUT=5");  // set by the user
+  EXPECT_THAT(plan_job(options(2), launch).environment, Contains("LOCKSTEP_TIMEOUT=5"));
   RunOptions run = options(2);
   run.hang_timeout = std::chrono::milliseconds(0);
-  EXPECT_THAT(plan_job(run, s).environment, Contains("LOCKSTEP_TIMEOUT=0"));
-  EXPECT_EQ(health_limits(run, {}).stall.count(), 0);  // a debugger stops processes as well
+  EXPECT_THAT(plan_job(run, launch).environment, Contains("LOCKSTEP_TIMEOUT=0"));
+  EXPECT_EQ(health_limits(run, {}).stall.count(), 0);  // a debugger also stops heartbeats
   run.stall_timeout = std::chrono::milliseconds(9000);
   EXPECT_EQ(health_limits(run, {}).stall.count(), 9000);
   EXPECT_EQ(health_limits(options(2), {}).stall.count(), 30000);
@@ -130,17 +132,17 @@ TEST(JobPlan, RankTimeoutExceedsTheLaunchers) {
 }
 
 TEST(JobPlan, VariablesOfOtherLaunchersAreRemoved) {
-  LaunchContext s = context();
-  s.environment = {"TORCHELASTIC_RUN_ID=none",
-                   "TORCHELASTIC_USE_AGENT_STORE=True",
-                   "ROLE_RANK=3",
-                   "SLURM_PROCID=0",
-                   "SLURM_JOB_ID=5",
-                   "PMI_RANK=0",
-                   "LOCKSTEP_TERMINAL=80",
-                   "LOCKSTEP_PAGE=5",
-                   "LOCKSTEP_ENV_FROM=slurm"};
-  const JobPlan job = plan_job(options(1), s);
+  LaunchContext launch = context();
+  launch.environment = {"TORCHELASTIC_RUN_ID=none",
+                        "TORCHELASTIC_USE_AGENT_STORE=True",
+                        "ROLE_RANK=3",
+                        "SLURM_PROCID=0",
+                        "SLURM_JOB_ID=5",
+                        "PMI_RANK=0",
+                        "LOCKSTEP_TERMINAL=80",
+                        "LOCKSTEP_PAGE=5",
+                        "LOCKSTEP_ENV_FROM=slurm"};
+  const JobPlan job = plan_job(options(1), launch);
   for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_",
                            "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
@@ -148,9 +150,9 @@ TEST(JobPlan, VariablesOfOtherLaunchersAreRemoved) {
 }
 
 TEST(JobPlan, UserThreadCountIsKept) {
-  LaunchContext s = context();
-  s.environment.push_back("OMP_NUM_THREADS=5");
-  const JobPlan job = plan_job(options(2), s);
+  LaunchContext launch = context();
+  launch.environment.push_back("OMP_NUM_THREADS=5");
+  const JobPlan job = plan_job(options(2), launch);
   EXPECT_THAT(job.environment, Contains("OMP_NUM_THREADS=5"));
   EXPECT_THAT(job.ranks[0].environment, Not(Contains(StartsWith("OMP_NUM_THREADS"))));
 }
@@ -175,24 +177,24 @@ TEST(JobPlan, LocalRankIsTheLastArgument) {
 }
 
 TEST(JobPlan, PrefixReducesTerminalColumns) {
-  LaunchContext s = context();
-  s.columns = 80;
-  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TERMINAL=76"));
-  EXPECT_THAT(plan_job(options(11), s).environment, Contains("LOCKSTEP_TERMINAL=75"));
+  LaunchContext launch = context();
+  launch.columns = 80;
+  EXPECT_THAT(plan_job(options(2), launch).environment, Contains("LOCKSTEP_TERMINAL=76"));
+  EXPECT_THAT(plan_job(options(11), launch).environment, Contains("LOCKSTEP_TERMINAL=75"));
 }
 
 int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "",
              const std::string& of_host = "") {
   RunOptions run = options(0);
   run.gpus = named;
-  LaunchContext s = context();
-  s.environment = environment;
+  LaunchContext launch = context();
+  launch.environment = environment;
   Node one{.info = {.gpus = gpus, .visible_gpus = of_host},
            .name = "beta",
-           .here = of_host.empty(),
-           .step = !of_host.empty()};
+           .is_local = of_host.empty(),
+           .is_slurm = !of_host.empty()};
   for (int core = 0; core < cores; ++core) one.info.cpus.push_back({core, core, 0});
-  return default_ranks(run, s, one);
+  return default_ranks(run, launch, one);
 }
 
 TEST(JobPlan, DefaultRanks) {
@@ -212,9 +214,9 @@ TEST(JobPlan, PerRankVariablesAreNotInherited) {
 }
 
 TEST(JobPlan, RanksAreContiguousOnEachHost) {
-  LaunchContext s = context();
-  s.columns = 80;
-  const std::vector<JobPlan> jobs = plan_jobs(options(5), s, {node(2), node(3, false, "beta")});
+  LaunchContext launch = context();
+  launch.columns = 80;
+  const std::vector<JobPlan> jobs = plan_jobs(options(5), launch, {node(2), node(3, false, "beta")});
   ASSERT_EQ(jobs.size(), 2u);
   for (const JobPlan& job : jobs)
     for (const char* variable : {"LOCKSTEP_WORLD_SIZE=5", "WORLD_SIZE=5", "LOCKSTEP_NUM_NODES=2", "GROUP_WORLD_SIZE=2",
@@ -230,12 +232,12 @@ TEST(JobPlan, RanksAreContiguousOnEachHost) {
 }
 
 TEST(JobPlan, RemoteHostsGetForwardedAndExportedVariables) {
-  LaunchContext s = context();
-  s.environment =
+  LaunchContext launch = context();
+  launch.environment =
       apply_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"},
                     {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
-  s.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
-  const std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  launch.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
+  const std::vector<JobPlan> jobs = plan_jobs(options(2), launch, {node(1), node(1, false, "beta")});
   EXPECT_TRUE(jobs[1].extends_own_environment);
   for (const char* variable : {"PATH=/venv/bin", "MINE=1", "YOURS=a=b\n", "NCCL_DEBUG=WARN"}) {
     EXPECT_THAT(jobs[0].environment, Contains(variable));
@@ -254,23 +256,23 @@ TEST(JobPlan, UnsetExportIsAnError) {
 }
 
 TEST(JobPlan, DirectoryAppliesToRemoteHosts) {
-  LaunchContext s = context();
-  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  LaunchContext launch = context();
+  std::vector<JobPlan> jobs = plan_jobs(options(2), launch, {node(1), node(1, false, "beta")});
   EXPECT_EQ(jobs[0].directory, "");
-  EXPECT_EQ(jobs[1].directory, "/home/her");
-  s.directory = "/data";
-  jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_EQ(jobs[1].directory, "/home/user");
+  launch.directory = "/data";
+  jobs = plan_jobs(options(2), launch, {node(1), node(1, false, "beta")});
   EXPECT_EQ(jobs[0].directory, "/data");
   EXPECT_EQ(jobs[1].directory, "/data");
 }
 
 TEST(JobPlan, SocketIfnameVariablesFollowTheInterface) {
-  LaunchContext s = context();
+  LaunchContext launch = context();
   Node one = node(1), other = node(1, false, "beta");
   one.interface = "eth0";
   other.interface = "ens3";
-  s.environment.push_back("NCCL_SOCKET_IFNAME=ib0");
-  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {one, other});
+  launch.environment.push_back("NCCL_SOCKET_IFNAME=ib0");
+  std::vector<JobPlan> jobs = plan_jobs(options(2), launch, {one, other});
   EXPECT_THAT(jobs[0].environment, Contains("GLOO_SOCKET_IFNAME=eth0"));
   EXPECT_THAT(jobs[1].environment, Contains("GLOO_SOCKET_IFNAME=ens3"));
   EXPECT_THAT(jobs[1].environment, Contains("NCCL_SOCKET_IFNAME=ib0"));
@@ -278,26 +280,26 @@ TEST(JobPlan, SocketIfnameVariablesFollowTheInterface) {
   EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith("LOCKSTEP_INTERFACE"))));
   RunOptions run = options(2);
   run.interface = "10.0.0.0/8";
-  jobs = plan_jobs(run, s, {one, other});
+  jobs = plan_jobs(run, launch, {one, other});
   EXPECT_THAT(jobs[1].environment, Contains("LOCKSTEP_INTERFACE=ens3"));
 }
 
 std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment& environment, int gpus = 0) {
-  LaunchContext s = context();
-  s.environment = environment;
+  LaunchContext launch = context();
+  launch.environment = environment;
   Node one = node(run.ranks);
   one.info.gpus = gpus;
-  const JobPlan job = plan_jobs(run, s, {one}).front();
-  std::vector<std::string> seen;
+  const JobPlan job = plan_jobs(run, launch, {one}).front();
+  std::vector<std::string> gpus_seen;
   for (const RankPlan& rank : job.ranks) {
     std::string value = "-";
     for (const Environment* part : {&job.environment, &rank.environment})
       for (const std::string& variable : *part)
         if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0)
           value = (value == "-" ? "" : value + " and ") + variable.substr(21);
-    seen.push_back(value);
+    gpus_seen.push_back(value);
   }
-  return seen;
+  return gpus_seen;
 }
 
 TEST(JobPlan, EachRankSeesAllGpus) {
@@ -326,18 +328,18 @@ TEST(JobPlan, FewerGpusThanRanksRequiresShareGpus) {
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {}); }), HasSubstr("0 GPUs"));
 }
 
-TEST(JobPlan, SlurmGpusStayOnTheirHost) {
-  LaunchContext s = context();
-  s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
+TEST(JobPlan, GpusChosenBySlurmAreKept) {
+  LaunchContext launch = context();
+  launch.environment.push_back("CUDA_VISIBLE_DEVICES=0");
   Node other = node(1, false, "beta");
   other.info.visible_gpus = "3";
-  EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"))
-      << "over ssh the person's counts";
-  other.step = true;
-  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), other});
+  EXPECT_THAT(plan_jobs(options(2), launch, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"))
+      << "over ssh, the launcher's variable takes precedence";
+  other.is_slurm = true;
+  std::vector<JobPlan> jobs = plan_jobs(options(2), launch, {node(1), other});
   EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=3"));
-  s.exported = {"CUDA_VISIBLE_DEVICES"};
-  jobs = plan_jobs(options(2), s, {node(1), other});
+  launch.exported = {"CUDA_VISIBLE_DEVICES"};
+  jobs = plan_jobs(options(2), launch, {node(1), other});
   EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"));
 }
 

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 const std::string kToken(ConnectivityProbe::kTokenBytes, 't');
 
-/// Lets both ends work until `done`, 10 s at most.
+/// Polls all ends until `done` returns true, for at most 10 s.
 void poll_until(const std::vector<ConnectivityProbe*>& ends, const auto& done) {
   const Deadline deadline = Deadline::in(10s);
   while (!done() && !deadline.expired())
@@ -31,7 +31,7 @@ TEST(ConnectivityProbe, BothEndsAuthenticate) {
   const base::Address first = one.listen("127.0.0.1");
   const base::Address second = one.listen("127.0.0.1");
   EXPECT_NE(first.port, second.port);
-  two.dial(second, 1);
+  two.connect_to(second, 1);
   poll_until({&one, &two}, [&] { return two.all_decided(); });
   ASSERT_EQ(two.outgoing().size(), 1u);
   EXPECT_EQ(two.outgoing()[0].error, "");
@@ -43,48 +43,48 @@ TEST(ConnectivityProbe, BothEndsAuthenticate) {
   EXPECT_TRUE(one.take_incoming(2, 1, 0));
 }
 
-/// As from two addresses of one host: each end knows which connection is which.
+/// A host with two addresses makes two connections.
 TEST(ConnectivityProbe, ConnectionsOfOneNodeAreDistinguished) {
   ConnectivityProbe one(1, kToken), two(2, kToken);
   const base::Address address = one.listen("127.0.0.1");
-  two.dial(address, 1);
-  two.dial(address, 1);
+  two.connect_to(address, 1);
+  two.connect_to(address, 1);
   poll_until({&one, &two}, [&] { return two.all_decided(); });
-  for (const std::size_t dial : {1u, 0u}) {
-    const base::Fd caller = one.take_incoming(2, 0, dial);
-    ASSERT_TRUE(caller);
-    EXPECT_EQ(base::peer_address(caller.get()).port, base::local_address(two.outgoing()[dial].fd.get()).port);
+  for (const std::size_t connection : {1u, 0u}) {
+    const base::Fd incoming = one.take_incoming(2, 0, connection);
+    ASSERT_TRUE(incoming);
+    EXPECT_EQ(base::peer_address(incoming.get()).port, base::local_address(two.outgoing()[connection].fd.get()).port);
   }
 }
 
 TEST(ConnectivityProbe, EndpointMayReachItself) {
   ConnectivityProbe one(1, kToken);
-  one.dial(one.listen("127.0.0.1"), 1);
+  one.connect_to(one.listen("127.0.0.1"), 1);
   poll_until({&one}, [&] { return one.all_decided(); });
   EXPECT_EQ(one.outgoing()[0].error, "");
 }
 
-/// docker0 has the same address on each host.
+/// docker0, for example, has the same address on each host.
 TEST(ConnectivityProbe, ReachingItselfInsteadOfAPeerIsReported) {
   ConnectivityProbe one(1, kToken);
-  one.dial(one.listen("127.0.0.1"), 2);
+  one.connect_to(one.listen("127.0.0.1"), 2);
   poll_until({&one}, [&] { return one.all_decided(); });
-  EXPECT_EQ(one.outgoing()[0].error, "that is this host itself");
+  EXPECT_EQ(one.outgoing()[0].error, "the address belongs to this host itself");
 }
 
 TEST(ConnectivityProbe, WrongHostIsRejected) {
   ConnectivityProbe one(1, kToken), two(2, kToken);
-  two.dial(one.listen("127.0.0.1"), 3);
+  two.connect_to(one.listen("127.0.0.1"), 3);
   poll_until({&one, &two}, [&] { return two.all_decided(); });
-  EXPECT_EQ(two.outgoing()[0].error, "another host answers there");
+  EXPECT_EQ(two.outgoing()[0].error, "another host of the job answers there");
   EXPECT_FALSE(two.outgoing()[0].fd);
 }
 
 TEST(ConnectivityProbe, WrongTokenGetsNoAnswer) {
   ConnectivityProbe one(1, kToken), unauthenticated(2, std::string(ConnectivityProbe::kTokenBytes, 'x'));
-  unauthenticated.dial(one.listen("127.0.0.1"), 1);
+  unauthenticated.connect_to(one.listen("127.0.0.1"), 1);
   poll_until({&one, &unauthenticated}, [&] { return unauthenticated.all_decided(); });
-  EXPECT_EQ(unauthenticated.outgoing()[0].error, "a stranger listens there");
+  EXPECT_EQ(unauthenticated.outgoing()[0].error, "the listener there does not belong to this job");
   EXPECT_FALSE(one.take_incoming(2, 0, 0));
 }
 
@@ -95,7 +95,7 @@ TEST(ConnectivityProbe, RefusedConnectionIsReported) {
     address = base::local_address(listener.get());
   }
   ConnectivityProbe one(1, kToken);
-  one.dial(address, 2);
+  one.connect_to(address, 2);
   poll_until({&one}, [&] { return one.all_decided(); });
   EXPECT_EQ(one.outgoing()[0].error, "Connection refused");
 }
@@ -103,7 +103,7 @@ TEST(ConnectivityProbe, RefusedConnectionIsReported) {
 TEST(ConnectivityProbe, UnansweredConnectionsFail) {
   const base::Fd listener = base::listen_on({"127.0.0.1", 0});
   ConnectivityProbe one(1, kToken);
-  one.dial(base::local_address(listener.get()), 2);
+  one.connect_to(base::local_address(listener.get()), 2);
   EXPECT_FALSE(one.all_decided());
   one.fail_undecided();
   EXPECT_TRUE(one.all_decided());
@@ -112,7 +112,7 @@ TEST(ConnectivityProbe, UnansweredConnectionsFail) {
 
 TEST(ConnectivityProbe, InvalidAddressFailsAtOnce) {
   ConnectivityProbe one(1, kToken);
-  one.dial({"not an address", 5}, 2);
+  one.connect_to({"not an address", 5}, 2);
   EXPECT_TRUE(one.all_decided());
   EXPECT_NE(one.outgoing()[0].error, "");
 }

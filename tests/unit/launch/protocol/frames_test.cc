@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-JobPlan sample() {
+JobPlan sample_job() {
   JobPlan job;
   job.program = "/bin/\xff\n";
   job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
@@ -20,31 +20,31 @@ JobPlan sample() {
   job.extends_own_environment = true;
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
-  job.run_dir = "runs/it";
+  job.run_dir = "runs/example";
   job.key = job::JobKey(std::string(32, 'k'));
   job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
   return job;
 }
 
 TEST(Frames, JobPlanRoundTrips) {
-  const JobPlan job = decode_job(encode_job(sample()));
-  EXPECT_EQ(job.program, sample().program);
-  EXPECT_EQ(job.arguments, sample().arguments);
-  EXPECT_EQ(job.directory, sample().directory);
+  const JobPlan job = decode_job(encode_job(sample_job()));
+  EXPECT_EQ(job.program, sample_job().program);
+  EXPECT_EQ(job.arguments, sample_job().arguments);
+  EXPECT_EQ(job.directory, sample_job().directory);
   EXPECT_TRUE(job.extends_own_environment);
-  EXPECT_EQ(job.environment, sample().environment);
-  EXPECT_EQ(job.fail_grace, sample().fail_grace);
-  EXPECT_EQ(job.run_dir, sample().run_dir);
-  EXPECT_EQ(job.key.bytes(), sample().key.bytes());
+  EXPECT_EQ(job.environment, sample_job().environment);
+  EXPECT_EQ(job.fail_grace, sample_job().fail_grace);
+  EXPECT_EQ(job.run_dir, sample_job().run_dir);
+  EXPECT_EQ(job.key.bytes(), sample_job().key.bytes());
   ASSERT_EQ(job.ranks.size(), 2u);
-  EXPECT_EQ(job.ranks[0].cpus, sample().ranks[0].cpus);
-  EXPECT_EQ(job.ranks[0].environment, sample().ranks[0].environment);
-  EXPECT_EQ(job.ranks[0].arguments, sample().ranks[0].arguments);
+  EXPECT_EQ(job.ranks[0].cpus, sample_job().ranks[0].cpus);
+  EXPECT_EQ(job.ranks[0].environment, sample_job().ranks[0].environment);
+  EXPECT_EQ(job.ranks[0].arguments, sample_job().ranks[0].arguments);
   EXPECT_EQ(job.ranks[1].rank, 1);
 }
 
 TEST(Frames, EveryTruncationIsRejected) {
-  JobPlan job = sample();
+  JobPlan job = sample_job();
   job.arguments.back() = "short";
   const std::string bytes = encode_job(job);
   for (std::size_t size = 0; size < bytes.size(); ++size)
@@ -71,13 +71,13 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   EXPECT_EQ(info.master_port, 77);
   ASSERT_EQ(info.cpus.size(), 2u);
   EXPECT_EQ(info.cpus[1].core, 4);
-  const RouteRequest order = decode_route_request(
+  const RouteRequest request = decode_route_request(
       encode_route_request({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
-  EXPECT_EQ(order.self, 3);
-  EXPECT_EQ(order.token, std::string(32, '\0'));
-  EXPECT_EQ(order.interface, "^docker0");
-  ASSERT_EQ(order.launcher.size(), 2u);
-  EXPECT_EQ(base::to_string(order.launcher[1]), "[fd00::1]:65535");
+  EXPECT_EQ(request.self, 3);
+  EXPECT_EQ(request.token, std::string(32, '\0'));
+  EXPECT_EQ(request.interface, "^docker0");
+  ASSERT_EQ(request.launcher.size(), 2u);
+  EXPECT_EQ(base::to_string(request.launcher[1]), "[fd00::1]:65535");
   const RouteReply reply = decode_route_reply(encode_route_reply({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
   ASSERT_EQ(reply.routes.size(), 1u);
   EXPECT_EQ(reply.routes[0].launcher, 1);
@@ -96,14 +96,14 @@ TEST(Frames, NetworkMessagesRoundTrip) {
 
 TEST(Frames, OtherVersionsDecodePartially) {
   const HostInfo info =
-      decode_host_info(encode_host_info({.host = "h1", .version = "9.9", .build = "ab"}) + "what comes with 9.9");
+      decode_host_info(encode_host_info({.host = "h1", .version = "9.9", .build = "ab"}) + "fields of version 9.9");
   EXPECT_EQ(info.host + info.version + info.build, "h19.9ab");
   EXPECT_EQ(
       decode_host_info(encode_host_info({.host = "h1", .version = LOCKSTEP_VERSION, .build = "ab"}) + "more").build,
       "ab");
 }
 
-TEST(Frames, HostTextIsMadePrintable) {
+TEST(Frames, TextsOfHostsAreMadePrintable) {
   EXPECT_EQ(decode_host_info(encode_host_info({.host = "a\x1b[2Jb"})).host.find('\x1b'), std::string::npos);
   EXPECT_EQ(decode_texts(encode_texts({"\x1b"}), 1)[0].find('\x1b'), std::string::npos);
 }
@@ -130,7 +130,7 @@ TEST(Frames, FramesAreReassembled) {
 TEST(Frames, HeaderIsCheckedBeforeThePayload) {
   FrameReader reader(100);
   reader.feed(encode({FrameKind::kStdout, 0, std::string(101, 'x')}).substr(0, 12));
-  EXPECT_THAT(tests::message_of<base::Error>([&] { reader.next(); }), HasSubstr("101 bytes; allowed are 100"));
+  EXPECT_THAT(tests::message_of<base::Error>([&] { reader.next(); }), HasSubstr("101 bytes; expected at most 100"));
   FrameReader other(100);
   other.feed(std::string("\0\0\0\0\x63\0\0\0\0\0\0\0", 12));
   EXPECT_THAT(tests::message_of<base::Error>([&] { other.next(); }), HasSubstr("kind 99"));
@@ -142,75 +142,75 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::RankHealth pulse = decode_rank_health(
+  const job::RankHealth health = decode_rank_health(
       encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
-  EXPECT_EQ(pulse.rank, 3);
-  EXPECT_EQ(pulse.since_heartbeat.count(), 5);
-  EXPECT_EQ(pulse.since_progress.count(), 7);
-  EXPECT_FALSE(pulse.is_in_world);
-  EXPECT_EQ(pulse.state, 'T');
+  EXPECT_EQ(health.rank, 3);
+  EXPECT_EQ(health.since_heartbeat.count(), 5);
+  EXPECT_EQ(health.since_progress.count(), 7);
+  EXPECT_FALSE(health.is_in_world);
+  EXPECT_EQ(health.process_state, 'T');
   EXPECT_EQ(decode_ranks(encode_ranks({4, 0, 7})), (std::vector<int>{4, 0, 7}));
   EXPECT_TRUE(decode_ranks("").empty());
   EXPECT_THROW(decode_ranks("123"), base::Error);
 }
 
-base::RankSnapshot seen_with(int going_on, int ended) {
-  base::RankSnapshot seen{.pid = 4711,
-                          .rank = 2,
-                          .world_size = 4,
-                          .job = "j",
-                          .transport = "shm",
-                          .steps = 9,
-                          .batches = 10,
-                          .waiting = true,
-                          .left = true,
-                          .busy_with = "evaluate",
-                          .read_at_ns = 77};
-  for (int i = 0; i < going_on + ended; ++i)
-    seen.operations.push_back({.number = static_cast<std::uint64_t>(i),
-                               .seq = 5,
-                               .bytes = 6,
-                               .step = 7,
-                               .started = 8,
-                               .ended = i < ended ? 9 : 0,
-                               .channel = "world",
-                               .kind = "barrier",
-                               .dtype = "float32",
-                               .name = "a\x1b]b"});
-  return seen;
+base::RankSnapshot snapshot_with(int running, int finished) {
+  base::RankSnapshot snapshot{.pid = 4711,
+                              .rank = 2,
+                              .world_size = 4,
+                              .job = "j",
+                              .transport = "shm",
+                              .steps = 9,
+                              .batches = 10,
+                              .waiting = true,
+                              .has_left = true,
+                              .busy_with = "evaluate",
+                              .read_at_ns = 77};
+  for (int i = 0; i < running + finished; ++i)
+    snapshot.operations.push_back({.number = static_cast<std::uint64_t>(i),
+                                   .seq = 5,
+                                   .bytes = 6,
+                                   .step = 7,
+                                   .started = 8,
+                                   .ended = i < finished ? 9 : 0,
+                                   .channel = "world",
+                                   .kind = "barrier",
+                                   .dtype = "float32",
+                                   .name = "a\x1b]b"});
+  return snapshot;
 }
 
 TEST(Frames, SnapshotRoundTrips) {
-  const base::RankSnapshot seen = decode_snapshot(encode_snapshot(seen_with(1, 1)));
-  EXPECT_EQ(seen.rank, 2);
-  EXPECT_EQ(seen.pid, 4711);
-  EXPECT_EQ(seen.steps, 9);
-  EXPECT_TRUE(seen.waiting);
-  EXPECT_TRUE(seen.has_left);
-  EXPECT_EQ(seen.busy_with, "evaluate");
-  EXPECT_EQ(seen.read_at_ns, 77);
-  ASSERT_EQ(seen.operations.size(), 2u);
-  EXPECT_EQ(seen.operations[0].ended, 9);
-  EXPECT_TRUE(seen.operations[1].is_running());
-  EXPECT_EQ(seen.operations[1].name, "a?]b");  // what a terminal would obey does not pass
-  EXPECT_EQ(seen.operations[1].dtype, "float32");
+  const base::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(1, 1)));
+  EXPECT_EQ(snapshot.rank, 2);
+  EXPECT_EQ(snapshot.pid, 4711);
+  EXPECT_EQ(snapshot.steps, 9);
+  EXPECT_TRUE(snapshot.waiting);
+  EXPECT_TRUE(snapshot.has_left);
+  EXPECT_EQ(snapshot.busy_with, "evaluate");
+  EXPECT_EQ(snapshot.read_at_ns, 77);
+  ASSERT_EQ(snapshot.operations.size(), 2u);
+  EXPECT_EQ(snapshot.operations[0].ended, 9);
+  EXPECT_TRUE(snapshot.operations[1].is_running());
+  EXPECT_EQ(snapshot.operations[1].name, "a?]b");  // control characters are removed
+  EXPECT_EQ(snapshot.operations[1].dtype, "float32");
 }
 
 TEST(Frames, OperationsAreLimitedPerKind) {
-  const base::RankSnapshot seen = decode_snapshot(encode_snapshot(seen_with(40, 4000)));
-  ASSERT_EQ(seen.operations.size(), 64u);
-  EXPECT_EQ(seen.operations.front().number, 3968u);
-  EXPECT_EQ(seen.operations.back().number, 4039u);
+  const base::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(40, 4000)));
+  ASSERT_EQ(snapshot.operations.size(), 64u);
+  EXPECT_EQ(snapshot.operations.front().number, 3968u);
+  EXPECT_EQ(snapshot.operations.back().number, 4039u);
 }
 
 TEST(Frames, EverySnapshotTruncationIsRejected) {
-  const std::string bytes = encode_snapshot(seen_with(1, 1));
+  const std::string bytes = encode_snapshot(snapshot_with(1, 1));
   for (std::size_t size = 0; size < bytes.size(); ++size)
     EXPECT_THROW(decode_snapshot(bytes.substr(0, size)), base::Error) << size;
   EXPECT_THROW(decode_snapshot(bytes + "x"), base::Error);
 }
 
-TEST(Frames, Ends) {
+TEST(Frames, RankExitRoundTrips) {
   const RankExit end = decode_rank_exit(encode_rank_exit({5, 4711, 0, 9}));
   EXPECT_EQ(end.rank, 5);
   EXPECT_EQ(end.pid, 4711);

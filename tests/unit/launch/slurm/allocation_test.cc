@@ -28,25 +28,27 @@ base::Env env(const Variables& variables) {
 const Variables kBatch = {{"SLURM_JOB_ID", "5"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"},
                           {"SLURM_NTASKS", "5"}, {"SLURMD_NODENAME", "n1"},        {"SLURM_PROCID", "0"}};
 
-std::vector<std::string> said(const std::vector<Host>& hosts) {
+std::vector<std::string> to_texts(const std::vector<HostSpec>& hosts) {
   std::vector<std::string> all;
-  for (const Host& host : hosts)
-    all.push_back(host.name + ":" + std::to_string(host.slots) + (host.step ? " step" : "") +
-                  (host.here ? " here" : ""));
+  for (const HostSpec& host : hosts)
+    all.push_back(host.name + ":" + std::to_string(host.slots) + (host.is_slurm ? " step" : "") +
+                  (host.is_local ? " local" : ""));
   return all;
 }
 
 TEST(Allocation, NoHostsMeansThisHost) { EXPECT_THAT(resolve_hosts({}, "auto", env({{"PATH", "/bin"}})), IsEmpty()); }
 
 TEST(Allocation, BatchScriptProvidesHostsAndSlots) {
-  EXPECT_THAT(said(resolve_hosts({}, "auto", env(kBatch))), ElementsAre("n1:2 step here", "n2:2 step", "n3:1 step"));
+  EXPECT_THAT(to_texts(resolve_hosts({}, "auto", env(kBatch))),
+              ElementsAre("n1:2 step local", "n2:2 step", "n3:1 step"));
 }
 
 TEST(Allocation, SlotsAreUnsetWithoutATaskCount) {
   Variables salloc = kBatch;
   salloc.erase("SLURM_NTASKS");
   salloc.erase("SLURM_PROCID");
-  EXPECT_THAT(said(resolve_hosts({}, "auto", env(salloc))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
+  EXPECT_THAT(to_texts(resolve_hosts({}, "auto", env(salloc))),
+              ElementsAre("n1:0 step local", "n2:0 step", "n3:0 step"));
 }
 
 TEST(Allocation, EnvFromSkipsOrRequiresTheAllocation) {
@@ -57,13 +59,13 @@ TEST(Allocation, EnvFromSkipsOrRequiresTheAllocation) {
 }
 
 TEST(Allocation, NamedHostsInTheAllocationUseSrun) {
-  Host two, other;
+  HostSpec two, other;
   two.name = "n2";
   two.slots = 7;
   other.name = "login";
-  EXPECT_THAT(said(resolve_hosts({two, other}, "auto", env(kBatch))), ElementsAre("n2:7 step", "login:0"));
+  EXPECT_THAT(to_texts(resolve_hosts({two, other}, "auto", env(kBatch))), ElementsAre("n2:7 step", "login:0"));
   two.user = "ada";
-  EXPECT_THAT(said(resolve_hosts({two}, "auto", env(kBatch))), ElementsAre("n2:7"));
+  EXPECT_THAT(to_texts(resolve_hosts({two}, "auto", env(kBatch))), ElementsAre("n2:7"));
 }
 
 TEST(Allocation, SeveralLaunchersAreRejected) {
@@ -72,8 +74,8 @@ TEST(Allocation, SeveralLaunchersAreRejected) {
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { resolve_hosts({}, "auto", env(step)); }),
               HasSubstr("srun has started lockstep run 5 times"));
   step["SLURM_NTASKS"] = "1";
-  step["SLURM_TASKS_PER_NODE"] = "1";  // the step's
-  EXPECT_THAT(said(resolve_hosts({}, "auto", env(step))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
+  step["SLURM_TASKS_PER_NODE"] = "1";  // of the step
+  EXPECT_THAT(to_texts(resolve_hosts({}, "auto", env(step))), ElementsAre("n1:0 step local", "n2:0 step", "n3:0 step"));
   step["SLURM_NTASKS"] = "5";
   step["SLURM_STEP_ID"] = "4294967290";  // an interactive shell
   step["SLURM_TASKS_PER_NODE"] = kBatch.at("SLURM_TASKS_PER_NODE");
@@ -84,7 +86,7 @@ TEST(Allocation, MismatchedCountsAreRejected) {
   Variables odd = kBatch;
   odd["SLURM_TASKS_PER_NODE"] = "2(x2)";
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { resolve_hosts({}, "auto", env(odd)); }),
-              HasSubstr("counts for 2 hosts, but SLURM_JOB_NODELIST names 3"));
+              HasSubstr("counts for 2 hosts; expected the 3 hosts of SLURM_JOB_NODELIST"));
 }
 
 TEST(StepTask, FirstTaskLaunchesAndOthersWait) {
@@ -93,11 +95,11 @@ TEST(StepTask, FirstTaskLaunchesAndOthersWait) {
                     {"SLURM_STEP_NODELIST", "n[2-3]"},
                     {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
                     {"SLURM_PROCID", "0"}};
-  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("run", "-H", "n2:8,n3:8", "--attended", "5.1"));
-  EXPECT_THAT(*task_arguments(0, env(task)), ElementsAre("run", "-H", "n2,n3", "--attended", "5.1"));
+  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("run", "-H", "n2:8,n3:8", "--slurm-step", "5.1"));
+  EXPECT_THAT(*task_arguments(0, env(task)), ElementsAre("run", "-H", "n2,n3", "--slurm-step", "5.1"));
   EXPECT_FALSE(task_arguments(1, env(task)));
   task["SLURM_PROCID"] = "1";
-  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("agent", "--attend", "5.1"));
+  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("agent", "--wait-in-step", "5.1"));
   task["SLURM_STEP_TASKS_PER_NODE"] = "1,2";
   EXPECT_FALSE(task_arguments(8, env(task)));
 }

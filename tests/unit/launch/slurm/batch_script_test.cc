@@ -17,50 +17,50 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Words = std::vector<std::string>;
 
-const BatchContext kAround{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
+const BatchContext kContext{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
 
-std::string script_of(const Words& words, const BatchContext& context = kAround) {
+std::string script_of(const Words& words, const BatchContext& context = kContext) {
   return batch_script(parse_submit_options(words).options, context);
 }
 
-/// Byte for byte; what differs is shown by line.
-void expect_as_stored(const std::string& name, const std::string& script) {
+/// Compares with the stored script byte by byte; gtest prints the lines that differ.
+void expect_stored_script(const std::string& name, const std::string& script) {
   EXPECT_EQ(script, tests::read_file((std::filesystem::path(__FILE__).parent_path() / "sbatch" / name).string()))
       << name;
 }
 
 TEST(BatchScript, MatchesStoredExamples) {
-  expect_as_stored("gpus.sh",
-                   script_of({"--nodes", "16", "--gpus-per-node", "8", "--time", "4:00:00", "--", "./train"}));
-  expect_as_stored("all_options.sh", script_of({"--nodes=2-4",
-                                                "--ranks-per-node=4",
-                                                "--gpus-per-node=a100:4",
-                                                "--cpus-per-rank=8",
-                                                "--mem=200G",
-                                                "--time=1-12",
-                                                "--partition=gpu",
-                                                "--account=physics",
-                                                "--name=gpt",
-                                                "--output=/scratch/ada/logs",
-                                                "--signal-before=600",
-                                                "--run=--hang-timeout=900",
-                                                "--qos=high",
-                                                "--constraint",
-                                                "nvlink",
-                                                "--exclusive",
-                                                "--",
-                                                "./train",
-                                                "--lr",
-                                                "0.1"}));
-  expect_as_stored("array.sh",
-                   script_of({"--array=0-15%4", "--ranks=8", "--time=30", "python3", "train.py", "--epochs", "3"}));
-  expect_as_stored("no_requeue.sh", script_of({"--no-requeue", "--time=90", "./train"}));
-  expect_as_stored("no_signal.sh", script_of({"--signal-before=0", "--time=90", "./train"}));
-  expect_as_stored("neither.sh", script_of({"--no-requeue", "--signal-before=0", "./train"}));
-  expect_as_stored("odd_words.sh",
-                   script_of({"--output=my 100% 'logs'", "--comment=a \"b\" # c\\d", "--", "./my train", "", "it's",
-                              "$(id)", "`id`", "$HOME", "a\nb", "\r\t'\\", "grüße", "*", "~", "a=b", "--", "&"},
-                             {"/home/ada/a \"b\" #1", "/opt/lock step/lockstep"}));
+  expect_stored_script("gpus.sh",
+                       script_of({"--nodes", "16", "--gpus-per-node", "8", "--time", "4:00:00", "--", "./train"}));
+  expect_stored_script("all_options.sh", script_of({"--nodes=2-4",
+                                                    "--ranks-per-node=4",
+                                                    "--gpus-per-node=a100:4",
+                                                    "--cpus-per-rank=8",
+                                                    "--mem=200G",
+                                                    "--time=1-12",
+                                                    "--partition=gpu",
+                                                    "--account=physics",
+                                                    "--name=gpt",
+                                                    "--output=/scratch/ada/logs",
+                                                    "--signal-before=600",
+                                                    "--run=--hang-timeout=900",
+                                                    "--qos=high",
+                                                    "--constraint",
+                                                    "nvlink",
+                                                    "--exclusive",
+                                                    "--",
+                                                    "./train",
+                                                    "--lr",
+                                                    "0.1"}));
+  expect_stored_script("array.sh",
+                       script_of({"--array=0-15%4", "--ranks=8", "--time=30", "python3", "train.py", "--epochs", "3"}));
+  expect_stored_script("no_requeue.sh", script_of({"--no-requeue", "--time=90", "./train"}));
+  expect_stored_script("no_signal.sh", script_of({"--signal-before=0", "--time=90", "./train"}));
+  expect_stored_script("neither.sh", script_of({"--no-requeue", "--signal-before=0", "./train"}));
+  expect_stored_script("odd_words.sh",
+                       script_of({"--output=my 100% 'logs'", "--comment=a \"b\" # c\\d", "--", "./my train", "", "it's",
+                                  "$(id)", "`id`", "$HOME", "a\nb", "\r\t'\\", "grüße", "*", "~", "a=b", "--", "&"},
+                                 {"/home/ada/a \"b\" #1", "/opt/lock step/lockstep"}));
 }
 
 TEST(BatchScript, DirectoryWithLineBreakIsRejected) {
@@ -73,8 +73,9 @@ TEST(BatchScript, SbatchArgumentsAreNotQuoted) {
                                        {"/a b", "lockstep"});
   EXPECT_THAT(words, ElementsAre("--job-name=p", "--nodes=2", "--chdir=/a b", "--output=logs/%j.out", "--requeue",
                                  "--open-mode=append", "--signal=B:USR1@120", "--constraint", "a b"));
-  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kAround), Contains("--no-requeue"));
-  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kAround),
+  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kContext),
+              Contains("--no-requeue"));
+  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kContext),
               Not(Contains(HasSubstr("open-mode"))));
 }
 

@@ -6,14 +6,14 @@ namespace lockstep::launcher {
 namespace {
 
 TEST(FollowJob, ParsesScontrolOutput) {
-  const SlurmJobState waits = parse_scontrol(
-      "JobId=7 JobName=train UserId=ada(1000) SlurmJobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0 "
+  const SlurmJobState pending = parse_scontrol(
+      "JobId=7 JobName=train UserId=ada(1000) JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0 "
       "RunTime=00:00:00\n");
-  EXPECT_EQ(waits.state, "PENDING");
-  EXPECT_EQ(waits.reason, "Resources");
-  EXPECT_FALSE(has_ended(waits));
+  EXPECT_EQ(pending.state, "PENDING");
+  EXPECT_EQ(pending.reason, "Resources");
+  EXPECT_FALSE(has_ended(pending));
   const SlurmJobState failed =
-      parse_scontrol("JobId=7 SlurmJobState=FAILED Reason=NonZeroExitCode ExitCode=7:0 DerivedExitCode=0:0");
+      parse_scontrol("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0 DerivedExitCode=0:0");
   EXPECT_TRUE(has_ended(failed));
   EXPECT_EQ(exit_code_for(failed), 7);
   EXPECT_EQ(parse_scontrol("").state, "");

@@ -15,12 +15,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 RankSnapshot rank(int number, bool waiting) {
-  RankSnapshot seen{.rank = number, .world_size = 3, .steps = 30, .waiting = waiting};
-  seen.operations.push_back({.number = 1, .seq = 1, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"});
+  RankSnapshot snapshot{.rank = number, .world_size = 3, .steps = 30, .waiting = waiting};
+  snapshot.operations.push_back(
+      {.number = 1, .seq = 1, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"});
   if (waiting)
-    seen.operations.push_back(
+    snapshot.operations.push_back(
         {.number = 2, .seq = 2, .started = 3, .channel = "world", .kind = "all_reduce", .name = "fc"});
-  return seen;
+  return snapshot;
 }
 
 const HangEvidence kEvidence{.limits = {.stall = 30s, .hang = 300s},
@@ -46,7 +47,7 @@ TEST(Hang, StuckAndStoppedRankIsReported) {
   const Verdict verdict =
       judge_hang({Cause::kRankStuck, {0, 1, 2}}, health, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_THAT(verdict.fatal.detail,
-              HasSubstr("no progress for 300 s; it is stopped by a signal (state T); ranks 0,1 wait"));
+              HasSubstr("no progress for 300 s; the process is stopped by a signal (state T); ranks 0,1 wait"));
 }
 
 TEST(Hang, AllRanksAreBlamedWhenAllWaitInOneOperation) {
@@ -73,9 +74,9 @@ TEST(Hang, SilentRankIsBlamedBeforeWaitingRanks) {
   EXPECT_EQ(verdict.exit_code, 124);
   EXPECT_EQ(verdict.fatal.cause, Cause::kRankStalled);
   EXPECT_EQ(verdict.fatal.rank, 1);
-  EXPECT_EQ(
-      verdict.fatal.detail,
-      "no sign of life for 30 s; it is stopped by a signal (state T); ranks 0,2 wait in all_reduce(fc)#2 of world");
+  EXPECT_EQ(verdict.fatal.detail,
+            "no heartbeat for 30 s; the process is stopped by a signal (state T); ranks 0,2 wait in all_reduce(fc)#2 "
+            "of world");
 }
 
 TEST(Hang, HangFindingIsUsedWithoutOperations) {
@@ -87,9 +88,10 @@ TEST(Hang, HangFindingIsUsedWithoutOperations) {
 TEST(Hang, WarningStatesTheStallTimeout) {
   const auto warning = stall_warning({.rank = 1, .since_heartbeat = 5200ms, .process_state = 'D'}, kEvidence.locations,
                                      kEvidence.limits);
-  EXPECT_THAT(job::format_warning(warning), AllOf(HasSubstr("WARN cause=RANK_STALLED rank=1 host=alpha pid=101"),
-                                                  HasSubstr("no sign of life for 5 s; it hangs in the kernel"),
-                                                  HasSubstr("lasts 30 s (--stall-timeout)")));
+  EXPECT_THAT(job::format_warning(warning),
+              AllOf(HasSubstr("WARN cause=RANK_STALLED rank=1 host=alpha pid=101"),
+                    HasSubstr("no heartbeat for 5 s; the process is blocked in the kernel"),
+                    HasSubstr("after 30 s without a heartbeat (--stall-timeout)")));
 }
 
 TEST(Verdict, StepAndOperationAreAdded) {

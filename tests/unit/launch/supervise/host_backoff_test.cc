@@ -21,7 +21,7 @@ TEST(HostBackoff, BackoffDoublesFromTenSeconds) {
   HostBackoff backoff(2);
   auto now = kNow;
   for (const auto pause : {10s, 20s, 40s, 80s, 160s, 320s, 600s, 600s}) {
-    backoff.failed(1, now);
+    backoff.record_failure(1, now);
     EXPECT_THAT(backoff.available(now), ElementsAre(0));
     EXPECT_THAT(backoff.available(now + pause - 1ms), ElementsAre(0));
     EXPECT_THAT(backoff.available(now + pause), ElementsAre(0, 1));
@@ -33,24 +33,24 @@ TEST(HostBackoff, BackoffDoublesFromTenSeconds) {
 
 TEST(HostBackoff, SuccessResetsTheBackoff) {
   HostBackoff backoff(1);
-  backoff.failed(0, kNow);
-  backoff.failed(0, kNow + 10s);
+  backoff.record_failure(0, kNow);
+  backoff.record_failure(0, kNow + 10s);
   EXPECT_EQ(backoff.when_available(1), kNow + 30s);
   backoff.record_success(0);
   EXPECT_LE(backoff.when_available(1), kNow);
-  backoff.failed(0, kNow + 60s);
+  backoff.record_failure(0, kNow + 60s);
   EXPECT_EQ(backoff.when_available(1), kNow + 70s);
 }
 
-TEST(HostBackoff, EnoughHostsAreAvailableAtTheKthReturn) {
+TEST(HostBackoff, EnoughHostsAreAvailableAfterTheKthBackoff) {
   HostBackoff backoff(3);
-  backoff.failed(0, kNow);
-  backoff.failed(1, kNow);
-  backoff.failed(1, kNow + 10s);
+  backoff.record_failure(0, kNow);
+  backoff.record_failure(1, kNow);
+  backoff.record_failure(1, kNow + 10s);
   EXPECT_LE(backoff.when_available(1), kNow);
   EXPECT_EQ(backoff.when_available(2), kNow + 10s);
   EXPECT_EQ(backoff.when_available(3), kNow + 30s);
-  EXPECT_EQ(backoff.when_available(9), kNow + 30s);  // more there are not
+  EXPECT_EQ(backoff.when_available(9), kNow + 30s);  // there are only three
 }
 
 }  // namespace

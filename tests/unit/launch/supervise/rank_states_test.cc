@@ -10,16 +10,16 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(RankStates, LeavingRankCountsAsProgress) {
-  for (const bool by_its_end : {false, true}) {
+  for (const bool by_exit : {false, true}) {
     RankStates rank_states(3, {.stall = 30s, .hang = 200ms});
-    // Two have waited for the first, which works for long.
+    // Ranks 1 and 2 have waited for rank 0, which computes for a long time.
     rank_states.add(job::RankHealth{.rank = 0, .since_progress = 10ms});
     rank_states.add(job::RankHealth{.rank = 1, .since_progress = 20s});
     rank_states.add(job::RankHealth{.rank = 2, .since_progress = 20s});
     EXPECT_FALSE(rank_states.find_hang());
-    // It leaves; what is known of the others is older.
-    if (by_its_end)
-      rank_states.ended(0);
+    // Rank 0 leaves; the last reports of the others are older.
+    if (by_exit)
+      rank_states.on_rank_exit(0);
     else
       rank_states.add(job::RankHealth{.rank = 0, .since_progress = 10ms, .is_in_world = false});
     EXPECT_FALSE(rank_states.find_hang());
@@ -30,11 +30,11 @@ TEST(RankStates, LeavingRankCountsAsProgress) {
   }
 }
 
-TEST(RankStates, SilentRankIsStalledEvenAfterALeave) {
+TEST(RankStates, SilentRankIsStalledAfterAnotherRankLeaves) {
   RankStates rank_states(2, {.stall = 30s, .hang = 300s});
   rank_states.add(job::RankHealth{.rank = 0});
   rank_states.add(job::RankHealth{.rank = 1, .since_heartbeat = 31s});
-  rank_states.ended(0);
+  rank_states.on_rank_exit(0);
   ASSERT_TRUE(rank_states.find_hang());
   EXPECT_EQ(rank_states.find_hang()->cause, base::Cause::kRankStalled);
 }

@@ -35,17 +35,18 @@ TEST(IsRestartable, OfEachCause) {
       {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
       {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}};
   EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
-      << "the enumeration has values that stand not here";
-  for (const auto& [cause, worth] : table) EXPECT_EQ(is_restartable(verdict(cause)), worth) << base::name(cause);
+      << "Cause has values that are missing in this table";
+  for (const auto& [cause, restartable] : table)
+    EXPECT_EQ(is_restartable(verdict(cause)), restartable) << base::name(cause);
 }
 
 TEST(IsRestartable, OfEachExitCode) {
   for (int code = 1; code < 256; ++code) {
-    const bool mistake =
+    const bool user_error =
         code == 2 || code == 64 || code == 65 || code == 70 || code == 75 || code == 76 || code == 126 || code == 127;
-    const bool asked = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGUSR1 ||
-                       code == 128 + SIGUSR2;
-    EXPECT_EQ(is_restartable(verdict(Cause::kRankExited, code)), !mistake && !asked) << code;
+    const bool stop_signal = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM ||
+                             code == 128 + SIGUSR1 || code == 128 + SIGUSR2;
+    EXPECT_EQ(is_restartable(verdict(Cause::kRankExited, code)), !user_error && !stop_signal) << code;
   }
 }
 
@@ -77,9 +78,9 @@ TEST(Restarts, PausesResetAfterProgress) {
   Verdict last = died();
   EXPECT_EQ(restarts.next({}, last), 1s);
   EXPECT_EQ(restarts.next({}, last), 2s);
-  EXPECT_EQ(restarts.next({.saved = 1}, last), 1s);
+  EXPECT_EQ(restarts.next({.newest_checkpoint = 1}, last), 1s);
   EXPECT_TRUE(restarts.made_progress());
-  EXPECT_EQ(restarts.next({.saved = 1}, last), 2s);
+  EXPECT_EQ(restarts.next({.newest_checkpoint = 1}, last), 2s);
   EXPECT_FALSE(restarts.made_progress());
   EXPECT_EQ(restarts.newest_checkpoint(), 1);
 }
@@ -87,12 +88,12 @@ TEST(Restarts, PausesResetAfterProgress) {
 TEST(Restarts, ThreeRestartsWithoutANewerCheckpoint) {
   Restarts restarts(100, 0s);
   Verdict last = died();
-  EXPECT_TRUE(restarts.next({.saved = 5}, last));  // the first start is no restart
-  EXPECT_TRUE(restarts.next({.saved = 5}, last));
-  EXPECT_TRUE(restarts.next({.saved = 4}, last));
-  EXPECT_TRUE(restarts.next({.saved = 6}, last));
+  EXPECT_TRUE(restarts.next({.newest_checkpoint = 5}, last));  // the first start is not a restart
+  EXPECT_TRUE(restarts.next({.newest_checkpoint = 5}, last));
+  EXPECT_TRUE(restarts.next({.newest_checkpoint = 4}, last));
+  EXPECT_TRUE(restarts.next({.newest_checkpoint = 6}, last));
   EXPECT_TRUE(restarts.next({}, last));
-  EXPECT_TRUE(restarts.next({.saved = 6}, last));
+  EXPECT_TRUE(restarts.next({.newest_checkpoint = 6}, last));
   last = verdict(Cause::kRankStuck);
   last.fatal.rank = 3;
   EXPECT_FALSE(restarts.next({}, last));
@@ -117,21 +118,21 @@ TEST(Restarts, SingleRestart) {
   Verdict last = died();
   EXPECT_TRUE(restarts.next({}, last));
   EXPECT_FALSE(restarts.next({}, last));
-  EXPECT_EQ(last.fatal.detail, "it failed; the one restart is used up");
+  EXPECT_EQ(last.fatal.detail, "it failed; the only restart is used up");
   EXPECT_EQ(last.exit_code, 137);
 }
 
 TEST(Restarts, DurationCountsAsProgressWithoutCheckpoints) {
-  const auto starts_until_the_end = [](const Attempt& each) {
+  const auto count_starts = [](const Attempt& each) {
     Restarts restarts(50, 0s);
     Verdict last = died();
     int starts = 1;
     while (restarts.next(each, last)) ++starts;
     return starts;
   };
-  EXPECT_EQ(starts_until_the_end({.duration = 10min}), 51);
-  EXPECT_EQ(starts_until_the_end({.duration = 9min}), 4);
-  EXPECT_EQ(starts_until_the_end({.saved = 1, .duration = 24h}), 4);
+  EXPECT_EQ(count_starts({.duration = 10min}), 51);
+  EXPECT_EQ(count_starts({.duration = 9min}), 4);
+  EXPECT_EQ(count_starts({.newest_checkpoint = 1, .duration = 24h}), 4);
 }
 
 TEST(Restarts, UserErrorEndsRestarts) {

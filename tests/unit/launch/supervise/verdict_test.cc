@@ -53,10 +53,11 @@ TEST(Verdict, AbortMessageIsTheDetail) {
         .fatal.detail;
   };
   EXPECT_EQ(detail_of(""), "killed by SIGABRT");
-  EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
+  EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"),
+            "killed by SIGABRT; its last message: a.cc:7: check failed");
   EXPECT_EQ(
       detail_of("[2] terminate called after throwing an instance of 'c10::Error'\n[2]   what():  no\n[2] frame #0\n"),
-      "killed by SIGABRT; it said: what():  no");
+      "killed by SIGABRT; its last message: what():  no");
 }
 
 TEST(Verdict, PublishedCauseIsPreferred) {
@@ -85,23 +86,23 @@ TEST(Verdict, PublishedFieldsAreKept) {
 }
 
 TEST(Verdict, OperationOfTheRankIsReported) {
-  base::OperationRecord ended{
+  base::OperationRecord finished{
       .number = 6, .seq = 6, .bytes = 8, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"};
-  base::OperationRecord goes_on{.number = 7,
-                                .seq = 7,
-                                .bytes = 256,
-                                .started = 3,
-                                .channel = "world",
-                                .kind = "all_reduce",
-                                .dtype = "float32",
-                                .name = "votes"};
+  base::OperationRecord unfinished{.number = 7,
+                                   .seq = 7,
+                                   .bytes = 256,
+                                   .started = 3,
+                                   .channel = "world",
+                                   .kind = "all_reduce",
+                                   .dtype = "float32",
+                                   .name = "votes"};
   job::Fatal in_user_code{.rank = 1, .detail = "it died"};
-  add_step_and_operation(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
+  add_step_and_operation(in_user_code, {{.rank = 1, .steps = 4, .operations = {finished}}});
   EXPECT_EQ(in_user_code.step, 4);
   EXPECT_EQ(in_user_code.op, "");
   EXPECT_EQ(in_user_code.detail, "it died; the last operation that it finished was barrier#6 of world, 8 bytes");
   job::Fatal in_operation{.rank = 1, .detail = "it died"};
-  add_step_and_operation(in_operation, {{.rank = 1, .steps = 4, .operations = {ended, goes_on}}});
+  add_step_and_operation(in_operation, {{.rank = 1, .steps = 4, .operations = {finished, unfinished}}});
   EXPECT_EQ(in_operation.op, "all_reduce(votes)#7");
   EXPECT_EQ(in_operation.detail, "it died");
 }

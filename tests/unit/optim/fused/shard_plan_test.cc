@@ -1,3 +1,4 @@
+// Tests that shards partition all elements evenly.
 #include "lockstep/optim/fused/shard_plan.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ std::size_t bytes(const std::vector<StateSize>& parameters, const std::vector<El
   return sum;
 }
 
-/// Each element has one owner, in order.
+/// Checks that each element has exactly one owner and that ranges are in order.
 void expect_complete_partition(const std::vector<StateSize>& parameters, int num_owners) {
   std::vector<std::size_t> next(parameters.size());
   for (int owner = 0; owner < num_owners; ++owner) {
@@ -43,8 +44,8 @@ TEST(ShardPlan, ShardsDifferByAtMostOneCacheLine) {
   const std::size_t all = 1000003 * 4 + 64 * 4 + 500000 * 8 + 4;
   for (const int owners : {2, 3, 4, 7})
     for (int owner = 0; owner < owners; ++owner) {
-      const auto own = static_cast<double>(bytes(parameters, plan_shard(parameters, owner, owners)));
-      EXPECT_NEAR(own, static_cast<double>(all) / owners, 64 + 8) << owner << "/" << owners;
+      const auto shard_bytes = static_cast<double>(bytes(parameters, plan_shard(parameters, owner, owners)));
+      EXPECT_NEAR(shard_bytes, static_cast<double>(all) / owners, 64 + 8) << owner << "/" << owners;
     }
 }
 

@@ -1,3 +1,4 @@
+// Compares gradient clipping with torch.
 #include "lockstep/optim/kernels/clip_grad.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +17,7 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
   return parameter;
 }
 
-/// Small and large ones, in several layouts, and one without a gradient.
+/// Small and large parameters in several layouts, one of them without a gradient.
 Parameters make(at::ScalarType dtype, bool strided) {
   torch::manual_seed(3);
   Parameters all;
@@ -35,10 +36,10 @@ const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kH
 
 double tolerance_of(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-6 : 1e-2; }
 
-void expect_gradients(const Parameters& got, const Parameters& wanted, double tolerance) {
+void expect_gradients(const Parameters& got, const Parameters& expected, double tolerance) {
   for (std::size_t i = 0; i < got.size(); ++i)
     if (got[i].grad().defined()) {
-      EXPECT_TRUE(torch::allclose(got[i].grad(), wanted[i].grad(), tolerance, tolerance)) << i;
+      EXPECT_TRUE(torch::allclose(got[i].grad(), expected[i].grad(), tolerance, tolerance)) << i;
     }
 }
 
@@ -91,7 +92,7 @@ TEST(ClipGradNorm, BumpsVersionOnlyWhenScaling) {
   EXPECT_GT(version(), before);
 }
 
-/// A tensor without values can only be asked for what needs none: whoever waits for a device would ask for its values.
+/// A meta tensor has no values, so code that reads one, which would block on a device, fails.
 TEST(Clip, DoesNotSynchronizeWithDevice) {
   const Parameters parameters = {with_gradient(torch::ones({300}, at::kMeta)),
                                  with_gradient(torch::ones({5, 4}, torch::dtype(at::kBFloat16).device(at::kMeta)))};
@@ -118,10 +119,10 @@ TEST(Clip, RejectsInvalidArguments) {
   const auto refuses = [](const std::string& text, const std::function<void()>& call) {
     try {
       call();
-      ADD_FAILURE() << "nothing refused: " << text;
+      ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("allowed"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("expected"));
     }
   };
   const Parameters parameters = {with_gradient(torch::ones({3}))};

@@ -1,3 +1,4 @@
+// Tests skipping and bias correction of the foreach updates.
 #include "lockstep/optim/kernels/foreach_update.h"
 
 #include <ATen/ATen.h>
@@ -10,8 +11,8 @@
 namespace lockstep::optim {
 namespace {
 
-/// Two tensors with state, some updates old.
-ForeachArgs make_run(std::size_t num_states) {
+/// Two tensors with state, after some updates.
+ForeachArgs make_args(std::size_t num_states) {
   at::manual_seed(1);
   ForeachArgs args;
   args.states.resize(num_states);
@@ -45,7 +46,7 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 
 template <typename Scalars>
 void expect_skips(const Scalars& scalars, std::size_t num_states) {
-  ForeachArgs skipped = make_run(num_states), made = make_run(num_states), plain = make_run(num_states);
+  ForeachArgs skipped = make_args(num_states), made = make_args(num_states), plain = make_args(num_states);
   skipped.found_inf = at::ones({});
   skipped.gradients[0].view(-1)[2] = std::numeric_limits<float>::infinity();
   made.found_inf = at::zeros({});
@@ -88,9 +89,9 @@ TEST(ForeachArgs, FoundInfLeavesEverythingUnchanged) {
                1);
 }
 
-/// Each tensor has its own count: of two with as many updates one may have been skipped more often.
+/// Each tensor has its own step count: one of two tensors may have been skipped more often.
 TEST(ForeachArgs, BiasCorrectionUsesEachTensorsStepCount) {
-  ForeachArgs both = make_run(2), second = make_run(2);
+  ForeachArgs both = make_args(2), second = make_args(2);
   const LambScalars scalars{
       .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0, .correct_bias = true, .adapt = false};
   for (auto* list : {&second.parameters, &second.gradients, &second.states[0], &second.states[1], &second.steps})
@@ -99,7 +100,7 @@ TEST(ForeachArgs, BiasCorrectionUsesEachTensorsStepCount) {
   update(second, scalars);
   EXPECT_TRUE(at::allclose(both.parameters[1], second.parameters[0], 1e-6, 0));
   const double expected = [&] {
-    const ForeachArgs was = make_run(2);
+    const ForeachArgs was = make_args(2);
     const double g = was.gradients[0].view(-1)[0].item<double>();
     const double m = 0.9 * was.states[0][0].view(-1)[0].item<double>() + 0.1 * g,
                  v = 0.99 * was.states[1][0].view(-1)[0].item<double>() + 0.01 * g * g;

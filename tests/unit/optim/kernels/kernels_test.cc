@@ -1,3 +1,4 @@
+// Compares the kernels of all instruction sets with each other and with formulas.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -6,8 +7,8 @@
 namespace lockstep::optim {
 namespace {
 
-/// One set of loops.
-struct Loops {
+/// The kernels of one instruction set.
+struct KernelSet {
   std::string name;
   void (*sgd)(const KernelArgs&, const SgdScalars&);
   void (*adam)(const KernelArgs&, const AdamScalars&);
@@ -27,9 +28,10 @@ struct Loops {
    isa::update, isa::update, isa::measure_norms, isa::measure_norms,  isa::sum_of_squares, \
    isa::scale,  isa::clamp,  isa::update_ema}
 
-/// Every set that this machine can run.
-std::vector<Loops> all_kernels() {
-  std::vector<Loops> all{LOCKSTEP_OPTIMIZER_KERNELS("baseline", baseline), LOCKSTEP_OPTIMIZER_KERNELS("chosen", optim)};
+/// Every set that this processor supports.
+std::vector<KernelSet> all_kernels() {
+  std::vector<KernelSet> all{LOCKSTEP_OPTIMIZER_KERNELS("baseline", baseline),
+                             LOCKSTEP_OPTIMIZER_KERNELS("chosen", optim)};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) all.push_back(LOCKSTEP_OPTIMIZER_KERNELS("avx2", avx2));
   if (__builtin_cpu_supports("avx512bw")) all.push_back(LOCKSTEP_OPTIMIZER_KERNELS("avx512", avx512));
@@ -37,7 +39,7 @@ std::vector<Loops> all_kernels() {
   return all;
 }
 
-/// A parameter, its states and gradients, the same at each call.
+/// A parameter with its states and gradients; equal arguments give equal values.
 struct KernelCase {
   KernelCase(at::ScalarType dtype, std::int64_t count, int ranks) {
     torch::manual_seed(5);
@@ -57,7 +59,7 @@ struct KernelCase {
             .states = addresses.data(),
             .count = static_cast<std::size_t>(parameter.numel())};
   }
-  /// As the loops define it: added in order, divided, scaled.
+  /// The gradient as the kernels define it: added in order, divided, scaled.
   at::Tensor gradient() const {
     at::Tensor sum = gradients[0].to(states[0].scalar_type());
     for (std::size_t i = 1; i < gradients.size(); ++i) sum = sum + gradients[i].to(sum.scalar_type());
@@ -81,17 +83,17 @@ constexpr AdamScalars kAdam{.lr = 0.01,
 constexpr SgdScalars kSgd{
     .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.1, .nesterov = false, .first = false};
 
-const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+const at::ScalarType kKernelDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
-TEST(Loops, SgdAndAdamAreBitEqualOnAllInstructionSets) {
-  for (const at::ScalarType dtype : kDtypes)
+TEST(Kernels, SgdAndAdamAreBitEqualOnAllInstructionSets) {
+  for (const at::ScalarType dtype : kKernelDtypes)
     for (const int ranks : {1, 2, 3, 5})
       for (const std::int64_t count : {1, 17, 1024, 3000}) {
         KernelCase first(dtype, count, ranks);
         baseline::update(first.args(), kAdam);
         baseline::update(first.args(), kSgd);
         const double squares = baseline::sum_of_squares(first.args());
-        for (const Loops& kernels : all_kernels()) {
+        for (const KernelSet& kernels : all_kernels()) {
           KernelCase again(dtype, count, ranks);
           kernels.adam(again.args(), kAdam);
           kernels.sgd(again.args(), kSgd);
@@ -125,8 +127,8 @@ constexpr LarsScalars kLars{.lr = 0.01,
                             .first = false,
                             .trust_ratio = 0.3};
 
-/// Everything that the other loops compute, of one case.
-std::vector<double> run_all(const Loops& kernels, KernelCase& one) {
+/// The results of all other kernels for one case.
+std::vector<double> run_all(const KernelSet& kernels, KernelCase& one) {
   const KernelArgs args = one.args();
   kernels.adagrad(args, kAdagrad);
   const SquaredNorms lamb = kernels.measure_lamb(args, kLamb), lars = kernels.measure_lars(args, kLars);
@@ -140,14 +142,14 @@ std::vector<double> run_all(const Loops& kernels, KernelCase& one) {
   return {lamb.parameter, lamb.step, lars.parameter, lars.step, squares};
 }
 
-TEST(Loops, OtherKernelsAreBitEqualOnAllInstructionSets) {
-  for (const at::ScalarType dtype : kDtypes)
+TEST(Kernels, OtherKernelsAreBitEqualOnAllInstructionSets) {
+  for (const at::ScalarType dtype : kKernelDtypes)
     for (const int ranks : {1, 2, 3})
       for (const std::int64_t count : {1, 17, 1024, 3000}) {
         KernelCase first(dtype, count, ranks);
         const auto numbers = run_all(all_kernels()[0], first);
         EXPECT_LE(first.parameter.abs().max().item<double>(), 0.5);
-        for (const Loops& kernels : all_kernels()) {
+        for (const KernelSet& kernels : all_kernels()) {
           KernelCase again(dtype, count, ranks);
           EXPECT_EQ(run_all(kernels, again), numbers) << kernels.name << " " << dtype << " " << count;
           EXPECT_TRUE(torch::equal(first.parameter, again.parameter))
@@ -158,7 +160,7 @@ TEST(Loops, OtherKernelsAreBitEqualOnAllInstructionSets) {
       }
 }
 
-TEST(Loops, SgdMatchesFormula) {
+TEST(Kernels, SgdMatchesFormula) {
   for (const bool nesterov : {false, true})
     for (const bool first : {false, true}) {
       KernelCase one(at::kDouble, 2050, 3);
@@ -175,7 +177,7 @@ TEST(Loops, SgdMatchesFormula) {
     }
 }
 
-TEST(Loops, AdamMatchesFormula) {
+TEST(Kernels, AdamMatchesFormula) {
   for (const bool decoupled : {false, true})
     for (const bool amsgrad : {false, true}) {
       KernelCase one(at::kDouble, 2050, 2);
@@ -195,8 +197,8 @@ TEST(Loops, AdamMatchesFormula) {
     }
 }
 
-TEST(Loops, SumOfSquaresMatchesGradient) {
-  for (const at::ScalarType dtype : kDtypes)
+TEST(Kernels, SumOfSquaresMatchesGradient) {
+  for (const at::ScalarType dtype : kKernelDtypes)
     for (const int ranks : {1, 2, 4})
       for (const std::int64_t count : {1, 7, 1024, 1031}) {
         KernelCase one(dtype, count, ranks);

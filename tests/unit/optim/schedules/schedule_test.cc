@@ -1,4 +1,4 @@
-// Schedules beside those of Python's torch.optim.lr_scheduler.
+// Compares learning rate schedules with torch.optim.lr_scheduler of PyTorch, and tests saving, resuming and validation.
 #include "lockstep/optim/schedules/schedule.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kSteps = 400;
 
-/// Two groups, of the rates 0.3 and 0.05; a line "NAME RATE RATE RATE..." for each case and group.
+/// Writes one line "NAME RATE RATE RATE..." per case and group, for two groups with base rates 0.3 and 0.05.
 constexpr const char* kScript = R"(
 import math, sys, warnings
 import torch
@@ -44,17 +44,21 @@ run('linear', lambda o: s.LinearLR(o, 0.2, 0.9, 70))
 run('cosine', lambda o: s.CosineAnnealingLR(o, STEPS, 0.001))
 run('polynomial', lambda o: s.PolynomialLR(o, 300, 1.7))
 run('lambda', lambda o: s.LambdaLR(o, [lambda i: 0.95 ** i, lambda i: 1 / (1 + i)]))
-run('warm_up_cosine', lambda o: s.SequentialLR(o, [s.LinearLR(o, 0.1, 1, 40), s.CosineAnnealingLR(o, STEPS - 40)], [40]))
-run('three', lambda o: s.SequentialLR(o, [s.LinearLR(o, 0.1, 1, 40), s.ConstantLR(o, 1, 1), s.StepLR(o, 25, 0.5)], [40, 90]))
+run('warm_up_cosine', lambda o: s.SequentialLR(
+    o, [s.LinearLR(o, 0.1, 1, 40), s.CosineAnnealingLR(o, STEPS - 40)], [40]))
+run('three', lambda o: s.SequentialLR(
+    o, [s.LinearLR(o, 0.1, 1, 40), s.ConstantLR(o, 1, 1), s.StepLR(o, 25, 0.5)], [40, 90]))
 for anneal in ('cos', 'linear'):
     for three in (False, True):
         run('one_cycle_%s_%d' % (anneal, three), lambda o: s.OneCycleLR(
-            o, [0.3, 0.05], total_steps=STEPS + 1, pct_start=0.23, anneal_strategy=anneal, cycle_momentum=False, div_factor=20, final_div_factor=1e3, three_phase=three))
+            o, [0.3, 0.05], total_steps=STEPS + 1, pct_start=0.23, anneal_strategy=anneal, cycle_momentum=False,
+            div_factor=20, final_div_factor=1e3, three_phase=three))
 metric = lambda i: math.sin(i * 0.7) * 3 + 10 / (1 + i)
 for mode in ('min', 'max'):
     for threshold_mode in ('rel', 'abs'):
         run('plateau_%s_%s' % (mode, threshold_mode), lambda o: s.ReduceLROnPlateau(
-            o, mode=mode, factor=0.6, patience=5, threshold=0.02, threshold_mode=threshold_mode, cooldown=3, min_lr=1e-3, eps=1e-6),
+            o, mode=mode, factor=0.6, patience=5, threshold=0.02, threshold_mode=threshold_mode, cooldown=3,
+            min_lr=1e-3, eps=1e-6),
             step=lambda schedule, i: schedule.step(metric(i)))
 )";
 
@@ -69,7 +73,7 @@ class PyTorchParity : public ::testing::Test {
   void SetUp() override {
     if (python().empty()) GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
   }
-  /// Two groups, as in the script.
+  /// An optimizer with the same two groups as in the script.
   static torch::optim::SGD make_optimizer() {
     std::vector<torch::optim::OptimizerParamGroup> groups;
     for (const double rate : {0.3, 0.05})
@@ -80,10 +84,10 @@ class PyTorchParity : public ::testing::Test {
   template <typename Step>
   static void expect(const std::string& name, torch::optim::Optimizer& optimizer, Step step) {
     ASSERT_TRUE(python().contains(name)) << name;
-    const auto& wanted = python().at(name);
+    const auto& expected = python().at(name);
     for (std::size_t i = 0; i < kSteps; ++i) {
       for (std::size_t group = 0; group < 2; ++group) {
-        const double want = wanted[group].at(i);
+        const double want = expected[group].at(i);
         ASSERT_NEAR(optimizer.param_groups()[group].options().get_lr(), want, 1e-12 * std::abs(want))
             << name << " of group " << group << " at step " << i;
       }
@@ -103,12 +107,12 @@ class PyTorchParity : public ::testing::Test {
 
  private:
   static Rates run_python() {
-    const auto python = (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
+    const std::string python = LOCKSTEP_TEST_PYTHON;
     if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) return {};
     const tests::TempDir folder;
     const auto script = folder.write("script.py", kScript);
     if (std::system(("timeout 100 \"" + python + "\" " + script + " " + folder.path()).c_str()) != 0)
-      throw std::runtime_error("the script failed");
+      throw std::runtime_error("the Python script failed");
     Rates all;
     std::ifstream file(folder / "rates");
     for (std::string line; std::getline(file, line);) {
@@ -142,14 +146,14 @@ void PyTorchParity::lambda_per_group() {
 }
 
 void PyTorchParity::one_cycles() {
-  for (const bool line : {false, true})
+  for (const bool linear : {false, true})
     for (const bool three : {false, true})
-      expect(std::string("one_cycle_") + (line ? "linear_" : "cos_") + (three ? "1" : "0"),
+      expect(std::string("one_cycle_") + (linear ? "linear_" : "cos_") + (three ? "1" : "0"),
              one_cycle({.steps = kSteps + 1,
                         .pct_start = 0.23,
                         .div_factor = 20,
                         .final_div_factor = 1e3,
-                        .linear = line,
+                        .linear = linear,
                         .three_phase = three}));
 }
 
@@ -180,7 +184,7 @@ void PyTorchParity::resumed_plateaus() {
     }
 }
 
-TEST_F(PyTorchParity, LearningRatesMatchPyTorch) {  // one test: Python takes seconds to begin
+TEST_F(PyTorchParity, LearningRatesMatchPyTorch) {  // one test, because Python takes seconds to start
   schedules();
   lambda_per_group();
   one_cycles();
@@ -217,10 +221,10 @@ TEST(Schedule, RejectsInvalidOptionsByNameAndValue) {
   const auto refuses = [](const std::string& text, const std::function<void()>& make) {
     try {
       make();
-      ADD_FAILURE() << "nothing refused: " << text;
+      ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("allowed"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("expected"));
     }
   };
   const at::Tensor p = torch::zeros({1}, torch::requires_grad());
@@ -231,11 +235,11 @@ TEST(Schedule, RejectsInvalidOptionsByNameAndValue) {
   refuses("from is nan", [] { linear({.from = std::nan("")}); });
   refuses("steps is -2", [] { cosine_decay({.steps = -2}); });
   refuses("power is -1", [] { polynomial_decay({.power = -1}); });
-  refuses("rise is 0.6", [] { one_cycle({.pct_start = 0.6, .three_phase = true}); });
-  refuses("start_divisor is 0", [] { one_cycle({.div_factor = 0}); });
-  refuses("no function", [] { lambda_schedule(nullptr); });
-  refuses("no schedule", [] { sequential(constant(), 3, nullptr); });
-  refuses("then: steps is -1", [] { sequential(constant(), -1, constant()); });
+  refuses("pct_start is 0.6", [] { one_cycle({.pct_start = 0.6, .three_phase = true}); });
+  refuses("div_factor is 0", [] { one_cycle({.div_factor = 0}); });
+  refuses("factor is empty", [] { lambda_schedule(nullptr); });
+  refuses("a schedule is empty", [] { sequential(constant(), 3, nullptr); });
+  refuses("sequential: steps is -1", [] { sequential(constant(), -1, constant()); });
   refuses("factor is 1", [&] { ReduceLROnPlateau(optimizer, {.factor = 1}); });
   refuses("patience is -1", [&] { ReduceLROnPlateau(optimizer, {.patience = -1}); });
   refuses("2 schedules", [&] { Scheduler(optimizer, {constant(), constant()}); });

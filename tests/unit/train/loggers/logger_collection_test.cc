@@ -16,7 +16,7 @@
 #include "lockstep/train/loggers/tfrecord.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::ElementsAre;
@@ -30,7 +30,7 @@ using tests::TempDir;
 
 constexpr LogTimestamp at(std::int64_t step) { return {step, 1700000000.25}; }
 
-/// No file of this process grows beyond `bytes` while it lives; what goes beyond is an error, as on a full disk.
+/// While it exists, writing beyond `bytes` in any file of this process fails, as on a full disk.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {
@@ -77,7 +77,7 @@ TEST(CsvLogger, AddsColumnsForNewNames) {
 
 TEST(CsvLogger, AppendsToAnExistingFile) {
   const TempDir folder;
-  folder.write("m.csv", "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,3.0");  // killed while it wrote the last one
+  folder.write("m.csv", "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,3.0");  // killed while writing the last row
   CsvLogger csv(folder / "m.csv", {});
   csv.log_scalars(at(7), {{"c", 5}, {"a,b", 6}});
   csv.flush();
@@ -98,7 +98,7 @@ TEST(CsvLogger, RejectsAForeignTable) {
   folder.write("m.csv", "name,age\nx,3\n");
   CsvLogger csv(folder / "m.csv", {});
   EXPECT_EQ(message_of<base::UsageError>([&] { csv.log_scalars(at(1), {{"c", 9}}); }),
-            folder / "m.csv" + " begins with \"name,age\"; a table to go on with begins with step,time");
+            folder / "m.csv" + " begins with \"name,age\"; expected a table that begins with step,time");
   EXPECT_EQ(read_file(folder / "m.csv"), "name,age\nx,3\n");
   EXPECT_EQ(folder.num_entries(), 1U);
 }
@@ -119,7 +119,7 @@ TEST(CsvLogger, NumbersRoundTrip) {
     });
     return text;
   };
-  EXPECT_EQ(read(100), "");  // there is no file
+  EXPECT_EQ(read(100), "");  // the file does not exist
   CsvLogger csv(folder / "m.csv", {});
   csv.log_scalars(at(1), {{"loss", 0.1}});
   csv.log_scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
@@ -143,37 +143,37 @@ TEST(JsonLogger, DropsRepeatedSteps) {
 }
 
 TEST(TfRecord, MatchesTheFormatsChecksums) {
-  EXPECT_EQ(crc32c("123456789"), 0xE3069283U);  // RFC 3720, B.4, has others
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283U);  // RFC 3720, B.4, has other test vectors
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAU);
-  EXPECT_EQ(event_record("").size(), 16U);
+  EXPECT_EQ(encode_tfrecord("").size(), 16U);
 }
 
 TEST(Histogram, CountsEachValueOnce) {
-  const Histogram seen =
+  const Histogram histogram =
       make_histogram(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
-  EXPECT_EQ(seen.num_finite, 4);
-  EXPECT_EQ(seen.num_nan, 1);
-  EXPECT_EQ(seen.num_infinite, 2);
-  EXPECT_EQ(seen.sum, 129);
-  EXPECT_EQ(seen.counts[0], 2);  // what lies on a limit is below it
-  EXPECT_EQ(seen.counts[63], 2);
-  EXPECT_EQ(seen.limits[0], 1);
-  EXPECT_EQ(seen.limits[63], 64);
+  EXPECT_EQ(histogram.num_finite, 4);
+  EXPECT_EQ(histogram.num_nan, 1);
+  EXPECT_EQ(histogram.num_infinite, 2);
+  EXPECT_EQ(histogram.sum, 129);
+  EXPECT_EQ(histogram.counts[0], 2);  // a value on a limit belongs to the bucket below it
+  EXPECT_EQ(histogram.counts[63], 2);
+  EXPECT_EQ(histogram.limits[0], 1);
+  EXPECT_EQ(histogram.limits[63], 64);
 }
 
 TEST(Histogram, HandlesExtremeValues) {
-  const double most = std::numeric_limits<double>::max();
-  const Histogram seen = make_histogram(std::vector<double>{-most, 0, most});
-  EXPECT_EQ(seen.counts[0], 1);
-  EXPECT_EQ(seen.counts[31], 1);
-  EXPECT_EQ(seen.counts[63], 1);
+  const double max = std::numeric_limits<double>::max();
+  const Histogram histogram = make_histogram(std::vector<double>{-max, 0, max});
+  EXPECT_EQ(histogram.counts[0], 1);
+  EXPECT_EQ(histogram.counts[31], 1);
+  EXPECT_EQ(histogram.counts[63], 1);
   EXPECT_TRUE(make_histogram(std::vector<float>{}).limits.empty());
 }
 
 TEST(Image, RejectsInvalidImages) {
   EXPECT_EQ(message_of<base::UsageError>([] { encode_png({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
-            "an image of 2 x 2 pixels, 2 channels and 1 bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, "
-            "and a byte for each of a pixel");
+            "image: 2 x 2 pixels, 2 channels and 1 bytes; expected sides of 1 to 16384 pixels, 1, 3 or 4 channels, "
+            "and one byte per channel and pixel");
 }
 
 TEST(TextEscaping, EscapesAndRepairsText) {
@@ -212,25 +212,27 @@ TEST(LoggerCollection, FlushAfterTheInterval) {
 TEST(LoggerCollection, RejectReservedNames) {
   const TempDir folder;
   LoggerCollection loggers(0, {.directory = folder.path()});
-  const auto refused = [&](const NamedValues& values, std::int64_t step = 0) {
+  const auto error_of = [&](const NamedValues& values, std::int64_t step = 0) {
     return message_of<base::UsageError>([&] { loggers.log_scalars(step, values); });
   };
-  EXPECT_EQ(
-      refused({{"x", 1}, {"step", 1}}),
-      "Loggers: a value is called \"step\"; allowed is every name but an empty one, step, time, text and histogram");
-  EXPECT_EQ(refused({{"x", 1}, {"x", 1}}, 3), "Loggers: \"x\" comes twice in one call at step 3");
-  EXPECT_EQ(refused({{"x", 1}}, -1), "Loggers: \"x\" at step -1; allowed is 0 or more");
+  EXPECT_EQ(error_of({{"x", 1}, {"step", 1}}),
+            "LoggerCollection: the name of a value is \"step\"; expected a name that is not empty and not step, time, "
+            "text or "
+            "histogram");
+  EXPECT_EQ(error_of({{"x", 1}, {"x", 1}}, 3),
+            "LoggerCollection: the name \"x\" occurs twice in one call at step 3; expected unique names");
+  EXPECT_EQ(error_of({{"x", 1}}, -1), "LoggerCollection: the step of \"x\" is -1; expected 0 or more");
   EXPECT_EQ(folder.num_entries(), 0U);
 }
 
 TEST(LoggerCollection, RejectInvalidOptions) {
   EXPECT_EQ(message_of<base::UsageError>([] { LoggerCollection(0, {}); }),
-            "LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
+            "LoggerOptions.directory is empty; expected the path of a directory, such as runs/NAME");
   EXPECT_EQ(message_of<base::UsageError>([] { LoggerCollection(0, {.directory = "x", .first_step = -2}); }),
-            "LoggerOptions: first_step is -2; allowed is 0 or more");
+            "LoggerOptions.first_step is -2; expected 0 or more");
   EXPECT_EQ(message_of<base::UsageError>(
                 [] { LoggerCollection(0, {.directory = "x", .flush_interval = std::chrono::milliseconds(-1)}); }),
-            "LoggerOptions: flush_every is -1 ms; allowed is 0 or more");
+            "LoggerOptions.flush_interval is -1 ms; expected 0 or more");
 }
 
 TEST(LoggerCollection, ContinueWhenTheDiskIsFull) {
@@ -243,7 +245,7 @@ TEST(LoggerCollection, ContinueWhenTheDiskIsFull) {
     loggers.flush();
     before = read_file(folder / "metrics.csv");
     {
-      const FullDisk full(before.size() + 10);  // what is captured of stderr has room
+      const FullDisk full(before.size() + 10);  // leaves space for the captured stderr
       for (int step = 20; step < 25; ++step) {
         loggers.log_scalars(step, {{"loss", 2}});
         loggers.flush();
@@ -253,8 +255,8 @@ TEST(LoggerCollection, ContinueWhenTheDiskIsFull) {
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               MatchesRegex("lockstep: warning: cannot write 1 records to .*/metrics.csv: File too large; the training "
-                           "goes on without them\n"
-                           "lockstep: warning: the disk takes what is logged again, after 5 times that it did not\n"));
+                           "continues without them\n"
+                           "lockstep: warning: logging works again after 5 failures\n"));
   const std::string after = read_file(folder / "metrics.csv");
   EXPECT_EQ(after.substr(0, before.size()), before);
   EXPECT_THAT(after.substr(before.size()), MatchesRegex("28,[0-9.]*,3\n"));
@@ -268,38 +270,40 @@ TEST(LoggerCollection, ThrowWhenTheDiskIsFullOnRequest) {
               HasSubstr("File too large"));
 }
 
-TEST(LoggerCollection, NameAFolderThatCannotBeCreated) {
+TEST(LoggerCollection, NameADirectoryThatCannotBeCreated) {
   const TempDir folder;
   folder.write("runs", "a file");
   LoggerCollection loggers(0, {.directory = folder / "runs/x", .on_disk_error = DiskErrorPolicy::kStop});
   EXPECT_EQ(message_of<base::SystemError>([&] { loggers.log_scalars(1, {{"loss", 1}}); }),
-            "cannot make the folder " + folder / "runs/x" + ": Not a directory");
+            "cannot create the directory " + folder / "runs/x" + ": Not a directory");
 }
 
 TEST(LoggerCollection, CallAndFlushUserLoggers) {
-  struct Own : Logger {
-    explicit Own(std::string* said) : said_(said) {}
+  struct RecordingLogger : Logger {
+    explicit RecordingLogger(std::string* calls) : calls_(calls) {}
     void log_scalars(const LogTimestamp& when, const NamedValues& values) override {
-      *said_ += std::to_string(when.step) + values.front().first + " ";
+      *calls_ += std::to_string(when.step) + values.front().first + " ";
     }
-    void text(const LogTimestamp&, const std::string& name, const std::string&) override { *said_ += name + " "; }
-    void histogram(const LogTimestamp&, const std::string& name, const Histogram&) override { *said_ += name + " "; }
-    void image(const LogTimestamp&, const std::string& name, const Image&) override { *said_ += name + " "; }
-    void flush() override { *said_ += "flush "; }
-    std::string* said_;
+    void log_text(const LogTimestamp&, const std::string& name, const std::string&) override { *calls_ += name + " "; }
+    void log_histogram(const LogTimestamp&, const std::string& name, const Histogram&) override {
+      *calls_ += name + " ";
+    }
+    void log_image(const LogTimestamp&, const std::string& name, const Image&) override { *calls_ += name + " "; }
+    void flush() override { *calls_ += "flush "; }
+    std::string* calls_;
   };
-  std::string said;
+  std::string calls;
   {
     LoggerCollection loggers(0, {.csv = false, .tensorboard = false});
     EXPECT_FALSE(loggers.is_active());
-    loggers.add(std::make_unique<Own>(&said));
+    loggers.add(std::make_unique<RecordingLogger>(&calls));
     loggers.log_scalars(3, {{"a", 1}});
-    loggers.text(3, "b", "");
-    loggers.histogram(3, "c", {});
-    loggers.image(3, "d", {});
+    loggers.log_text(3, "b", "");
+    loggers.log_histogram(3, "c", {});
+    loggers.log_image(3, "d", {});
   }
-  EXPECT_EQ(said, "3a b c d flush ");
+  EXPECT_EQ(calls, "3a b c d flush ");
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

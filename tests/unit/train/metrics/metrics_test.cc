@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 TEST(Metrics, AccumulateSumsAndCounts) {
@@ -31,7 +31,7 @@ TEST(Metrics, ManySmallValuesAreAddedInDoublePrecision) {
   EXPECT_NEAR(metrics.sums().at("x").sum, 100000 * static_cast<double>(0.1F), 1e-6);
 }
 
-// What lies in memory is not always the value.
+// For a view, the first element in memory is not always the value.
 TEST(Metrics, ReadViewsCorrectly) {
   Metrics metrics;
   const at::Tensor numbers = torch::tensor({1.0F, 2.0F, 3.0F});
@@ -56,7 +56,8 @@ TEST(Metrics, DoNotKeepTheGraph) {
 
 TEST(Metrics, DoNotSynchronizeOnAdd) {
   Metrics metrics;
-  for (int i = 0; i < 3; ++i) metrics.add("x", torch::ones({}, torch::kMeta), 2);  // has no values that could be read
+  for (int i = 0; i < 3; ++i)
+    metrics.add("x", torch::ones({}, torch::kMeta), 2);  // meta tensors have no values to read
   EXPECT_FALSE(metrics.empty());
 }
 
@@ -106,4 +107,4 @@ TEST(Metrics, RestoreSavedSums) {
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::ElementsAre;
@@ -18,15 +18,15 @@ using tests::message_of;
 
 TEST(TensorConversion, HistogramCountsAllElements) {
   const auto tensor = torch::arange(12, torch::requires_grad().dtype(torch::kFloat)).view({3, 4}).t();
-  const Histogram seen = make_histogram(tensor);
-  EXPECT_EQ(seen.num_finite, 12);
-  EXPECT_EQ(seen.sum, 66);
-  EXPECT_EQ(seen.max, 11);
+  const Histogram histogram = make_histogram(tensor);
+  EXPECT_EQ(histogram.num_finite, 12);
+  EXPECT_EQ(histogram.sum, 66);
+  EXPECT_EQ(histogram.max, 11);
   EXPECT_EQ(make_histogram(tensor.to(torch::kBFloat16)).sum, 66);
   EXPECT_EQ(make_histogram(torch::full({2}, (std::int64_t{1} << 40) + 1)).max, 1099511627777.0);
   EXPECT_EQ(make_histogram(torch::empty({0})).num_finite, 0);
   EXPECT_EQ(message_of<base::UsageError>([] { make_histogram(torch::zeros({2}, torch::kComplexFloat)); }),
-            "a histogram of ComplexFloat[2]; allowed are real numbers");
+            "make_histogram(): the tensor is ComplexFloat[2]; expected a real dtype");
 }
 
 TEST(TensorConversion, ImageIsReadAsPlanes) {
@@ -42,12 +42,12 @@ TEST(TensorConversion, ImageIsReadAsPlanes) {
 
 TEST(TensorConversion, RejectsOtherShapesAsImages) {
   EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({2, 8, 8})); }),
-              StartsWith("an image of Float[2, 8, 8]; allowed is [channels, height, width]"));
+              StartsWith("make_image(): the tensor is Float[2, 8, 8]; expected [channels, height, width]"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({8, 8}, torch::kLong)); }),
-              StartsWith("an image of Long[8, 8]"));
+              StartsWith("make_image(): the tensor is Long[8, 8]"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({3, 0, 8})); }),
-              StartsWith("an image of Float[3, 0, 8]"));
+              StartsWith("make_image(): the tensor is Float[3, 0, 8]"));
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

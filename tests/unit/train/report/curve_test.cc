@@ -7,7 +7,7 @@
 
 #include "lockstep/train/report/curve_logger.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 TEST(Curve, KeepsFewValuesExactly) {
@@ -29,11 +29,11 @@ TEST(Curve, KeepsExtremesOfAMillionValues) {
   Curve curve;
   for (int i = 0; i < 1'000'000; ++i) curve.add(i, i == 777'777 ? 1e9 : i == 5 ? NAN : i == 6 ? -HUGE_VAL : 1);
   std::int64_t finite = 0, others = 0;
-  double most = 0, sum = 0;
+  double max = 0, sum = 0;
   for (const CurvePoint& point : curve.points()) {
     finite += point.num_finite;
     others += point.num_non_finite;
-    most = std::max(most, point.max);
+    max = std::max(max, point.max);
     sum += point.sum;
     EXPECT_EQ(point.min, 1);
   }
@@ -41,7 +41,7 @@ TEST(Curve, KeepsExtremesOfAMillionValues) {
   EXPECT_GE(curve.points().size(), 200U);
   EXPECT_EQ(finite, 999'998);
   EXPECT_EQ(others, 2);
-  EXPECT_EQ(most, 1e9);
+  EXPECT_EQ(max, 1e9);
   EXPECT_EQ(sum, 999'997 + 1e9);
   EXPECT_EQ(curve.points().back().last_step, 999'999);
 }
@@ -69,4 +69,4 @@ TEST(CurveLogger, IsBounded) {
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

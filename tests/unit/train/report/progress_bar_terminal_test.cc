@@ -7,7 +7,7 @@
 #include "lockstep/train/report/progress_bar.h"
 #include "tests/unit/train/report/pseudo_terminal.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::AllOf;
@@ -22,7 +22,7 @@ constexpr ProgressBarOptions kAlways{
 
 TEST(ProgressBarOnATerminal, UsesOneRowPerEpoch) {
   PseudoTerminal terminal(80);
-  Progress progress(0, kAlways);
+  ProgressBar progress(0, kAlways);
   for (int step = 0; step < 6; ++step) progress.step({{"loss", 1.5}});
   ASSERT_EQ(terminal.rows().size(), 2U);
   EXPECT_THAT(terminal.rows()[0], AllOf(StartsWith("epoch 1/2  ━━━━━━━━━━"), HasSubstr("━  100%  4/4  loss 1.500")));
@@ -32,7 +32,7 @@ TEST(ProgressBarOnATerminal, UsesOneRowPerEpoch) {
 TEST(ProgressBarOnATerminal, LeavesTheCursorOnANewRow) {
   PseudoTerminal terminal(80);
   {
-    Progress progress(0, kAlways);
+    ProgressBar progress(0, kAlways);
     progress.step();
   }
   ASSERT_EQ(terminal.rows().size(), 2U);
@@ -42,11 +42,11 @@ TEST(ProgressBarOnATerminal, LeavesTheCursorOnANewRow) {
 
 TEST(ProgressBarOnATerminal, FitsAfterAResize) {
   PseudoTerminal terminal(120);
-  Progress progress(0, kAlways);
+  ProgressBar progress(0, kAlways);
   progress.step({{"loss", 1}});
   terminal.resize(30);
   progress.step({{"loss", 1}});
-  ASSERT_EQ(terminal.rows().size(), 1U);  // of 30 columns, and nothing is left of the longer one
+  ASSERT_EQ(terminal.rows().size(), 1U);  // in 30 columns, without remains of the longer line
   EXPECT_THAT(terminal.rows()[0], Not(HasSubstr("━")));
   EXPECT_THAT(terminal.rows()[0], HasSubstr("2/4"));
   terminal.resize(200);
@@ -57,7 +57,7 @@ TEST(ProgressBarOnATerminal, FitsAfterAResize) {
 
 TEST(ProgressBarOnATerminal, PrintsLinesAboveTheBar) {
   PseudoTerminal terminal(80);
-  Progress progress(0, kAlways);
+  ProgressBar progress(0, kAlways);
   progress.step();
   base::log_warning("the disk is full");
   progress.step();
@@ -72,7 +72,7 @@ TEST(ProgressBarOnATerminal, PrintsLinesAboveTheBar) {
 
 TEST(ProgressBarOnATerminal, KeepsOutputOfOtherWriters) {
   PseudoTerminal terminal(80);
-  Progress progress(0, kAlways);
+  ProgressBar progress(0, kAlways);
   progress.step();
   std::fprintf(stderr, "a warning of a library, longer than what is drawn in the row\n");
   progress.step();
@@ -87,7 +87,7 @@ TEST(ProgressBarOnATerminal, KeepsOutputOfOtherWriters) {
 TEST(ProgressBarOnATerminal, RestoresPlainOutputAtTheEnd) {
   PseudoTerminal terminal(80);
   {
-    Progress progress(0, kAlways);
+    ProgressBar progress(0, kAlways);
     progress.step();
   }
   base::log_warning("x");
@@ -101,7 +101,7 @@ TEST(ProgressBarOnATerminal, DisappearsUnlessLastLineIsKept) {
   options.num_epochs = 1;
   options.keep_last_line = false;
   {
-    Progress progress(0, options);
+    ProgressBar progress(0, options);
     for (int step = 0; step < 4; ++step) progress.step();
     EXPECT_THAT(terminal.rows(), ElementsAre(StartsWith("validation  ━")));
   }
@@ -110,7 +110,7 @@ TEST(ProgressBarOnATerminal, DisappearsUnlessLastLineIsKept) {
 
 TEST(ProgressBarOnATerminal, HonorsTheRedrawInterval) {
   PseudoTerminal terminal(80);
-  Progress progress(0, {.steps_per_epoch = 1000, .redraw_interval = std::chrono::hours(1)});
+  ProgressBar progress(0, {.steps_per_epoch = 1000, .redraw_interval = std::chrono::hours(1)});
   for (int step = 0; step < 999; ++step) progress.step();
   EXPECT_THAT(terminal.rows(), ElementsAre(""));
   progress.step();
@@ -119,11 +119,11 @@ TEST(ProgressBarOnATerminal, HonorsTheRedrawInterval) {
 
 TEST(ProgressBarOnATerminal, DoesNotBlockOnAStoppedTerminal) {
   PseudoTerminal terminal(80);
-  Progress progress(0, {.steps_per_epoch = 1'000'000, .redraw_interval = std::chrono::milliseconds(0)});
+  ProgressBar progress(0, {.steps_per_epoch = 1'000'000, .redraw_interval = std::chrono::milliseconds(0)});
   for (int step = 0; step < 2000; ++step)
-    progress.step({{"loss", step}});  // 160 KiB that nobody reads: more than a terminal keeps
+    progress.step({{"loss", step}});  // 160 KiB that are not read: more than a terminal buffers
   EXPECT_THAT(terminal.rows().back(), HasSubstr("/1000000"));
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::HasSubstr;
@@ -63,7 +63,7 @@ TEST(FormatProgressLine, DropsTheLeastImportantFieldsFirst) {
   EXPECT_EQ(format_progress_line(kState, 6), "68%");
 }
 
-TEST(FormatProgressLine, DrawsHalfCells) {
+TEST(FormatProgressLine, DrawsHalfCharacters) {
   ProgressBarState state{.step = 0, .num_steps = 60};
   EXPECT_EQ(format_progress_line(state, 80), "──────────────────────────────  0%  0/60");
   state.step = 1;
@@ -92,10 +92,10 @@ TEST(TerminalColumns, AreReadFromTheLauncher) {
   EXPECT_EQ(terminal_columns(env_of({{"LOCKSTEP_TERMINAL", "-3"}})), 0);
 }
 
-TEST(Progress, WritesLinesWhereThereIsNoTerminal) {
+TEST(ProgressBar, WritesLinesWithoutATerminal) {
   testing::internal::CaptureStdout();
   {
-    Progress progress(0, {.num_epochs = 2, .steps_per_epoch = 3});
+    ProgressBar progress(0, {.num_epochs = 2, .steps_per_epoch = 3});
     for (int i = 0; i < 6; ++i) progress.step({{"loss", i}});
   }
   const std::string text = testing::internal::GetCapturedStdout();
@@ -103,67 +103,68 @@ TEST(Progress, WritesLinesWhereThereIsNoTerminal) {
                                           "epoch 2/2  100%  3/3  loss 5.000  [0-9.kM]* steps/s  ETA 0:00\n"));
 }
 
-TEST(Progress, WritesALinePerStepOnRequest) {
+TEST(ProgressBar, WritesALinePerStepOnRequest) {
   testing::internal::CaptureStdout();
-  Progress(0, {.steps_per_epoch = 2, .line_interval = std::chrono::milliseconds(0)}).step();
+  ProgressBar(0, {.steps_per_epoch = 2, .line_interval = std::chrono::milliseconds(0)}).step();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "50%  1/2\n");
 }
 
-TEST(Progress, IsSilentOnOtherRanks) {
+TEST(ProgressBar, IsSilentOnOtherRanks) {
   testing::internal::CaptureStdout();
-  Progress(1, {.line_interval = std::chrono::milliseconds(0)}).step();
+  ProgressBar(1, {.line_interval = std::chrono::milliseconds(0)}).step();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
 }
 
-TEST(Progress, ResumesAtAnEarlierStep) {
+TEST(ProgressBar, ResumesAtAnEarlierStep) {
   testing::internal::CaptureStdout();
-  Progress(0, {.label = "again",
-               .num_epochs = 3,
-               .steps_per_epoch = 10,
-               .steps_done = 14,
-               .line_interval = std::chrono::milliseconds(0)})
+  ProgressBar(0, {.label = "again",
+                  .num_epochs = 3,
+                  .steps_per_epoch = 10,
+                  .steps_done = 14,
+                  .line_interval = std::chrono::milliseconds(0)})
       .step();
   EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("again  epoch 2/3  50%  5/10"));
 }
 
-TEST(Progress, EvaluatesValuesOnlyWhenDrawing) {
+TEST(ProgressBar, EvaluatesValuesOnlyWhenDrawing) {
   testing::internal::CaptureStdout();
-  int asked = 0;
+  int evaluations = 0;
   {
-    Progress progress(0, {.steps_per_epoch = 10});
+    ProgressBar progress(0, {.steps_per_epoch = 10});
     for (int i = 0; i < 10; ++i)
       progress.step([&] {
-        ++asked;
+        ++evaluations;
         return NamedValues{{"loss", 2}};
       });
   }
   EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("loss 2.000"));
-  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(evaluations, 1);
 }
 
-TEST(Progress, IsCheapWhenNothingIsDrawn) {
-  Progress progress(0, {.steps_per_epoch = 10'000'000});
+TEST(ProgressBar, IsCheapWhenNothingIsDrawn) {
+  ProgressBar progress(0, {.steps_per_epoch = 10'000'000});
   auto best = std::chrono::nanoseconds::max();
-  for (int turn = 0; turn < 20; ++turn) {
+  for (int round = 0; round < 20; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 1000; ++i) progress.step([] { return NamedValues{{"loss", 1}}; });
     best = std::min(
         best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 1000);
   }
   EXPECT_LT(best.count(), 1000);
-  RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
+  RecordProperty("nanoseconds_per_step", static_cast<int>(best.count()));
 }
 
-TEST(Progress, RejectsInvalidOptions) {
-  const auto refused = [](const ProgressBarOptions& options) {
-    return tests::message_of<base::UsageError>([&] { Progress(0, options); });
+TEST(ProgressBar, RejectsInvalidOptions) {
+  const auto error_of = [](const ProgressBarOptions& options) {
+    return tests::message_of<base::UsageError>([&] { ProgressBar(0, options); });
   };
-  EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressBarOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
-  EXPECT_EQ(refused({.steps_done = -1}),
-            "ProgressBarOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
-  EXPECT_EQ(refused({.line_interval = std::chrono::milliseconds(-5)}),
-            "ProgressBarOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
+  EXPECT_EQ(error_of({.steps_per_epoch = 0}),
+            "ProgressBarOptions: num_epochs is 1 and steps_per_epoch is 0; expected at least 1 for each");
+  EXPECT_EQ(error_of({.steps_done = -1}),
+            "ProgressBarOptions: steps_done is -1 and samples_per_step is 0; expected 0 or more for each");
+  EXPECT_EQ(error_of({.line_interval = std::chrono::milliseconds(-5)}),
+            "ProgressBarOptions: redraw_interval is 200 ms and line_interval is -5 ms; expected 0 or more for each");
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

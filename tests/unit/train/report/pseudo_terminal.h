@@ -1,4 +1,4 @@
-// A terminal for tests: what a person sees of what programs write.
+// A pseudo-terminal for tests, with the text that it displays.
 #pragma once
 
 #include <fcntl.h>
@@ -20,22 +20,23 @@
 
 namespace lockstep::tests {
 
-/// While it lives, stdout and stderr of this process are a pseudo-terminal of so many columns. It knows \r, \n, ESC [
-/// K, and rows that are full.
+/// Redirects stdout and stderr of this process to a pseudo-terminal of `columns` columns while it exists. It interprets
+/// \r, \n, ESC [ K, and wraps full rows.
 class PseudoTerminal {
  public:
   explicit PseudoTerminal(int columns) {
-    int ours = -1, theirs = -1;
-    if (::openpty(&ours, &theirs, nullptr, nullptr, nullptr) != 0) throw std::runtime_error("no pseudo-terminal");
-    ours_.reset(ours);
-    ::fcntl(ours, F_SETFL, O_NONBLOCK);
+    int controller = -1, terminal = -1;
+    if (::openpty(&controller, &terminal, nullptr, nullptr, nullptr) != 0)
+      throw std::runtime_error("cannot open a pseudo-terminal");
+    controller_.reset(controller);
+    ::fcntl(controller, F_SETFL, O_NONBLOCK);
     resize(columns);
     std::fflush(stdout);
     before_[0].reset(::dup(STDOUT_FILENO));
     before_[1].reset(::dup(STDERR_FILENO));
-    ::dup2(theirs, STDOUT_FILENO);
-    ::dup2(theirs, STDERR_FILENO);
-    ::close(theirs);
+    ::dup2(terminal, STDOUT_FILENO);
+    ::dup2(terminal, STDERR_FILENO);
+    ::close(terminal);
   }
   ~PseudoTerminal() {
     std::fflush(stdout);
@@ -47,7 +48,7 @@ class PseudoTerminal {
   PseudoTerminal(const PseudoTerminal&) = delete;
   PseudoTerminal& operator=(const PseudoTerminal&) = delete;
 
-  /// What has no room is cut off, as xterm does it.
+  /// Truncates rows that are too long, as xterm does.
   void resize(int columns) {
     rows();
     columns_ = static_cast<std::size_t>(columns);
@@ -57,13 +58,13 @@ class PseudoTerminal {
     winsize size{};
     size.ws_col = static_cast<unsigned short>(columns);
     size.ws_row = 24;
-    ::ioctl(ours_.get(), TIOCSWINSZ, &size);
+    ::ioctl(controller_.get(), TIOCSWINSZ, &size);
   }
 
-  /// Rows from the top, without blanks at their ends; the last one is the cursor's.
+  /// Returns the rows from the top, without trailing spaces; the cursor is in the last one.
   const std::vector<std::string>& rows() {
     char bytes[65536];
-    for (ssize_t size = 0; (size = ::read(ours_.get(), bytes, sizeof bytes)) > 0;)
+    for (ssize_t size = 0; (size = ::read(controller_.get(), bytes, sizeof bytes)) > 0;)
       received_.append(bytes, static_cast<std::size_t>(size));
     interpret(std::exchange(received_, {}));
     text_.clear();
@@ -88,7 +89,7 @@ class PseudoTerminal {
         screen_.emplace_back();
       } else {
         size = base::utf8_length(bytes);
-        if (size == 0) throw std::runtime_error("the terminal got half a character");
+        if (size == 0) throw std::runtime_error("the terminal received an incomplete UTF-8 character");
         put(bytes.substr(0, size));
       }
       bytes.remove_prefix(size);
@@ -104,7 +105,7 @@ class PseudoTerminal {
     row[column_++] = character;
   }
 
-  base::Fd ours_;
+  base::Fd controller_;
   base::Fd before_[2];
   std::string received_;
   std::size_t columns_ = 0;

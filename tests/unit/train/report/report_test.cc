@@ -14,7 +14,7 @@
 #include "lockstep/train/report/trace.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::ElementsAre;
@@ -24,8 +24,8 @@ using tests::message_of;
 
 constexpr std::int64_t kMs = 1'000'000;
 
-/// Steps of `ms` each; the exchange of the i-th ends `ms` behind its begin on the clock of rank 0, which is `ahead_ms`
-/// behind this rank's.
+/// A record with one step per element of `ms`, of that duration, and an operation that ends with each step. The clock
+/// of this rank is `ahead_ms` ahead of that of rank 0.
 RankRecord make_rank_record(int rank, const std::string& clock, std::int64_t ahead_ms,
                             const std::vector<std::int64_t>& ms) {
   RankRecord record;
@@ -64,8 +64,7 @@ TEST(Chart, DrawsPointsAndGaps) {
   const std::string svg = line_chart({{"x", {one, gap, three}}});
   EXPECT_THAT(svg, HasSubstr("class=\"band c0\""));
   EXPECT_THAT(svg, HasSubstr("class=\"bad\""));
-  EXPECT_THAT(
-      svg, ::testing::ContainsRegex("class=\"line c0\" d=\"M[0-9. ]*M[0-9. ]*\""));  // nothing is drawn through the gap
+  EXPECT_THAT(svg, ::testing::ContainsRegex("class=\"line c0\" d=\"M[0-9. ]*M[0-9. ]*\""));  // no line through the gap
   EXPECT_THAT(line_chart({{"x", {one}}}), HasSubstr("<circle"));
   EXPECT_THAT(line_chart({{"x", {}}}), Not(HasSubstr("nan")));
   EXPECT_THAT(line_chart({{"x", {gap}}}), Not(HasSubstr("nan")));
@@ -164,10 +163,10 @@ TEST(RankRecord, RoundTripsThroughText) {
 }
 
 TEST(RankRecord, RejectsMalformedText) {
-  EXPECT_THAT(message_of<base::FormatError>([] { rank_record_from_text("{}"); }), HasSubstr("a rank's record: "));
+  EXPECT_THAT(message_of<base::FormatError>([] { rank_record_from_text("{}"); }), HasSubstr("rank record: "));
   std::string text = to_text(make_rank_record(0, "a", 0, {10}));
   text.replace(text.find("[[1,"), 4, "[[9,");
-  EXPECT_EQ(message_of<base::FormatError>([&] { rank_record_from_text(text); }), "a rank's record: phase 9");
+  EXPECT_EQ(message_of<base::FormatError>([&] { rank_record_from_text(text); }), "rank record: unknown phase 9");
 }
 
 TEST(RankRecorder, KeepsTheNewestStepsAndTotals) {
@@ -202,12 +201,12 @@ TEST(RankRecorder, ReadsTheFlightRecorder) {
   const std::uint16_t channel = flight.add_channel("world/x");
   flight.end(flight.begin({.channel = channel, .seq = 1, .kind = "all_reduce", .dtype = "", .name = "before"}));
   PhaseTimer timer;
-  // Times of the flight recorder are off by what it takes to copy it.
+  // The error of times in the flight recorder is the duration of a copy of it.
   for (const std::int64_t begin = base::monotonic_ns(); base::monotonic_ns() < begin + 5 * kMs;) continue;
   const std::uint64_t number =
       flight.begin({.channel = channel, .seq = 2, .kind = "gradients", .dtype = "", .name = "net", .bytes = 64});
   flight.end(number);
-  flight.begin({.channel = channel, .seq = 3, .kind = "all_reduce", .dtype = "", .name = "goes on"});
+  flight.begin({.channel = channel, .seq = 3, .kind = "all_reduce", .dtype = "", .name = "unfinished"});
   recorder.add(0, timer.end_step());
   const RankRecord record = recorder.record();
   ASSERT_GE(record.operations.size(), 1U);
@@ -220,9 +219,10 @@ TEST(RankRecorder, ReadsTheFlightRecorder) {
 }
 
 TEST(RankRecorder, RejectsInvalidOptions) {
-  EXPECT_EQ(
-      message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
-      "RankRecorderOptions: keep_steps is 0, sample_every 1000 ms, curve_points 100; allowed are at least 1, 1 and 2");
+  EXPECT_EQ(message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
+            "RankRecorderOptions: keep_steps is 0, sample_interval is 1000 ms, curve_points is 100; expected at least "
+            "1, 1 and "
+            "2");
 }
 
 TEST(Trace, HasAllRanksOnOneAxis) {
@@ -259,4 +259,4 @@ TEST(Trace, SpansOfATrackDoNotOverlap) {
 TEST(Trace, IsValidWithoutRecords) { EXPECT_EQ(nlohmann::json::parse(trace_json({})).at("traceEvents").size(), 0U); }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -11,7 +11,7 @@
 #include "lockstep/train/report/resource_usage.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::train {
+namespace lockstep::training {
 namespace {
 
 using ::testing::DoubleEq;
@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 using tests::message_of;
 
-/// A step of 10 ms: 1 of data, 3 forward in two pieces, 4 backward, 1 of the optimizer.
+/// A step of 10 ms: 1 ms data, 3 ms forward in two spans, 4 ms backward, 1 ms optimizer, 1 ms outside of phases.
 StepTimes ten_ms_step() {
   constexpr std::int64_t kMs = 1'000'000;
   return {.begin_ns = 0,
@@ -35,13 +35,13 @@ StepTimes ten_ms_step() {
 TEST(PhaseTimer, MeasuresPhases) {
   PhaseTimer timer;
   {
-    const auto in = timer.in(Phase::kData);
+    const auto scope = timer.enter(Phase::kData);
   }
   {
-    const auto in = timer.in(Phase::kForward);
+    const auto scope = timer.enter(Phase::kForward);
   }
   {
-    const auto in = timer.in(Phase::kForward);
+    const auto scope = timer.enter(Phase::kForward);
   }
   const StepTimes first = timer.end_step();
   ASSERT_EQ(first.spans.size(), 3U);
@@ -58,25 +58,25 @@ TEST(PhaseTimer, ExcludesTimeBetweenSteps) {
   PhaseTimer timer;
   timer.end_step();
   const std::int64_t before = base::monotonic_ns();
-  timer.begin();
+  timer.begin_step();
   EXPECT_GE(timer.end_step().begin_ns, before);
 }
 
 TEST(PhaseTimer, IsCheap) {
   PhaseTimer timer;
   auto best = std::chrono::nanoseconds::max();
-  for (int turn = 0; turn < 20; ++turn) {
+  for (int round = 0; round < 20; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int step = 0; step < 250; ++step) {
       for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer})
-        const auto in = timer.in(phase);
+        const auto scope = timer.enter(phase);
       timer.end_step();
     }
     best = std::min(
         best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 250);
   }
-  EXPECT_LT(best.count(), 3000) << "nanoseconds a step of four phases";
-  RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
+  EXPECT_LT(best.count(), 3000) << "nanoseconds per step of four phases";
+  RecordProperty("nanoseconds_per_step", static_cast<int>(best.count()));
 }
 
 TEST(StepTimes, SumPhases) {
@@ -114,10 +114,9 @@ TEST(Throughput, NamesItsValues) {
 
 TEST(Throughput, RejectsInvalidOptions) {
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }),
-            "ThroughputOptions: window is 0; allowed is 1 or more");
+            "ThroughputOptions: window is 0; expected 1 or more");
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.peak_flops = 1}); }),
-            "ThroughputOptions: flops_per_step is 0.000000, peak_flops 1.000000; allowed are two numbers above 0, or "
-            "neither");
+            "ThroughputOptions: flops_per_step is 0.000000, peak_flops is 1.000000; expected both above 0, or both 0");
   EXPECT_NE(message_of<base::UsageError>([] { Throughput({.flops_per_step = NAN, .peak_flops = 1}); }), "");
 }
 
@@ -134,4 +133,4 @@ TEST(ResourceUsage, GrowsWithUse) {
 }
 
 }  // namespace
-}  // namespace lockstep::train
+}  // namespace lockstep::training

@@ -3,16 +3,16 @@
 #SBATCH --job-name=gpt
 #SBATCH --nodes=2-4
 #SBATCH --gpus-per-node=a100:4
-#SBATCH --ntasks-per-node=4                # ranks
-#SBATCH --cpus-per-task=8                  # cores of a rank
-#SBATCH --mem=200G                         # of each node
+#SBATCH --ntasks-per-node=4                # ranks per node
+#SBATCH --cpus-per-task=8                  # cores per rank
+#SBATCH --mem=200G                         # memory per node
 #SBATCH --time=1-12                        # 1 d 12 h
 #SBATCH --partition=gpu
 #SBATCH --account=physics
 #SBATCH --chdir=/home/ada/train
-#SBATCH --output=/scratch/ada/logs/%j.out  # what each rank prints is in %j/ as well
-#SBATCH --requeue                          # when it ends with code 75
-#SBATCH --open-mode=append                 # it then goes on in the same file
+#SBATCH --output=/scratch/ada/logs/%j.out  # the output of each rank is also in %j/
+#SBATCH --requeue                          # if the exit code is 75
+#SBATCH --open-mode=append                 # a requeued job appends to the file
 #SBATCH --signal=B:USR1@600                # to this shell, 10 min before the limit
 #SBATCH --qos=high
 #SBATCH --constraint nvlink
@@ -27,12 +27,12 @@ ended=no
   ./train --lr 0.1 &
 ranks=$!
 
-# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.
+# SLURM sends USR1 to this shell only: forward it, so that the ranks save and exit.
 trap 'kill -USR1 "$ranks"' USR1
-# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.
+# At the time limit and on scancel, SLURM sends TERM to the ranks as well: do not forward it.
 trap 'ended=yes' TERM
 
-# Not wait alone: bash can lose the code of what ends while a signal interrupts it.
+# Not only wait: bash can lose the exit code if a signal interrupts wait.
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done
@@ -40,9 +40,9 @@ trap '' USR1 TERM
 wait "$ranks"
 code=$?
 
-# 75: all ranks have left together, and are to be started again.
+# 75: all ranks have exited together and want to be restarted.
 if [ $code -eq 75 ] && [ $ended = no ]; then
-  echo "$job: requeued, because its ranks ended with code 75" >&2
+  echo "$job: requeued, because its ranks exited with code 75" >&2
   scontrol requeue "$job"
 fi
 exit $code

@@ -1,13 +1,13 @@
 #!/bin/bash
 # Written by lockstep submit.
 #SBATCH --job-name=python3
-#SBATCH --ntasks=8               # ranks in all
+#SBATCH --ntasks=8               # total number of ranks
 #SBATCH --time=30                # 30 min
 #SBATCH --array=0-15%4
 #SBATCH --chdir=/home/ada/train
-#SBATCH --output=logs/%A_%a.out  # what each rank prints is in %A_%a/ as well
-#SBATCH --requeue                # when it ends with code 75
-#SBATCH --open-mode=append       # it then goes on in the same file
+#SBATCH --output=logs/%A_%a.out  # the output of each rank is also in %A_%a/
+#SBATCH --requeue                # if the exit code is 75
+#SBATCH --open-mode=append       # a requeued job appends to the file
 #SBATCH --signal=B:USR1@120      # to this shell, 2 min before the limit
 
 set -u
@@ -19,12 +19,12 @@ ended=no
   python3 train.py --epochs 3 &
 ranks=$!
 
-# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.
+# SLURM sends USR1 to this shell only: forward it, so that the ranks save and exit.
 trap 'kill -USR1 "$ranks"' USR1
-# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.
+# At the time limit and on scancel, SLURM sends TERM to the ranks as well: do not forward it.
 trap 'ended=yes' TERM
 
-# Not wait alone: bash can lose the code of what ends while a signal interrupts it.
+# Not only wait: bash can lose the exit code if a signal interrupts wait.
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done
@@ -32,9 +32,9 @@ trap '' USR1 TERM
 wait "$ranks"
 code=$?
 
-# 75: all ranks have left together, and are to be started again.
+# 75: all ranks have exited together and want to be restarted.
 if [ $code -eq 75 ] && [ $ended = no ]; then
-  echo "$job: requeued, because its ranks ended with code 75" >&2
+  echo "$job: requeued, because its ranks exited with code 75" >&2
   scontrol requeue "$job"
 fi
 exit $code

@@ -2,7 +2,7 @@
 # Written by lockstep submit.
 #SBATCH --job-name=train
 #SBATCH --chdir=/home/ada/train
-#SBATCH --output=logs/%j.out  # what each rank prints is in %j/ as well
+#SBATCH --output=logs/%j.out  # the output of each rank is also in %j/
 #SBATCH --no-requeue
 
 set -u

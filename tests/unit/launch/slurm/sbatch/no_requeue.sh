@@ -3,7 +3,7 @@
 #SBATCH --job-name=train
 #SBATCH --time=90             # 1 h 30 min
 #SBATCH --chdir=/home/ada/train
-#SBATCH --output=logs/%j.out  # what each rank prints is in %j/ as well
+#SBATCH --output=logs/%j.out  # the output of each rank is also in %j/
 #SBATCH --no-requeue
 #SBATCH --signal=B:USR1@120   # to this shell, 2 min before the limit
 
@@ -15,12 +15,12 @@ logs=logs/$job
   ./train &
 ranks=$!
 
-# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.
+# SLURM sends USR1 to this shell only: forward it, so that the ranks save and exit.
 trap 'kill -USR1 "$ranks"' USR1
-# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.
+# At the time limit and on scancel, SLURM sends TERM to the ranks as well: do not forward it.
 trap ':' TERM
 
-# Not wait alone: bash can lose the code of what ends while a signal interrupts it.
+# Not only wait: bash can lose the exit code if a signal interrupts wait.
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done

@@ -2,9 +2,9 @@
 # Written by lockstep submit.
 #SBATCH --job-name=my_train
 #SBATCH "--chdir=/home/ada/a \"b\" #1"
-#SBATCH "--output=my 100%% 'logs'/%j.out"  # what each rank prints is in %j/ as well
-#SBATCH --requeue                          # when it ends with code 75
-#SBATCH --open-mode=append                 # it then goes on in the same file
+#SBATCH "--output=my 100%% 'logs'/%j.out"  # the output of each rank is also in %j/
+#SBATCH --requeue                          # if the exit code is 75
+#SBATCH --open-mode=append                 # a requeued job appends to the file
 #SBATCH --signal=B:USR1@120                # to this shell, 2 min before the limit
 #SBATCH "--comment=a \"b\" # c\\d"
 
@@ -17,12 +17,12 @@ ended=no
   './my train' '' 'it'\''s' '$(id)' '`id`' '$HOME' $'a\nb' $'\r\t\'\\' 'grüße' '*' '~' a=b -- '&' &
 ranks=$!
 
-# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.
+# SLURM sends USR1 to this shell only: forward it, so that the ranks save and exit.
 trap 'kill -USR1 "$ranks"' USR1
-# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.
+# At the time limit and on scancel, SLURM sends TERM to the ranks as well: do not forward it.
 trap 'ended=yes' TERM
 
-# Not wait alone: bash can lose the code of what ends while a signal interrupts it.
+# Not only wait: bash can lose the exit code if a signal interrupts wait.
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done
@@ -30,9 +30,9 @@ trap '' USR1 TERM
 wait "$ranks"
 code=$?
 
-# 75: all ranks have left together, and are to be started again.
+# 75: all ranks have exited together and want to be restarted.
 if [ $code -eq 75 ] && [ $ended = no ]; then
-  echo "$job: requeued, because its ranks ended with code 75" >&2
+  echo "$job: requeued, because its ranks exited with code 75" >&2
   scontrol requeue "$job"
 fi
 exit $code
