@@ -32,8 +32,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (command.subcommand != launcher::Subcommand::kRun || command.run.ranks < 1 || command.run.ranks > 64) return;
     launcher::Node here{.name = "here", .ranks = command.run.ranks},
         there{.name = "there", .ranks = 1, .is_local = false, .interface = "eth0"};
-    here.site.cpus = {{}};
-    there.site.gpus = 1;
+    here.info.cpus = {{}};
+    there.info.gpus = 1;
     launcher::plan_jobs(command.run,
                         {.environment = launcher::apply_exports(words, command.run.exports),
                          .program = "/bin/true",

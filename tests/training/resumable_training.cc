@@ -54,7 +54,7 @@ std::string hash_of(const torch::nn::Module& module) {
     hash.add(bytes.const_data_ptr(), bytes.nbytes());
   }
   for (const torch::Tensor& tensor : module.buffers()) hash.add(tensor.const_data_ptr(), tensor.nbytes());
-  return hash.digits();
+  return hash.hex_digest();
 }
 
 /// Records the steps of one rank in a file.

@@ -130,8 +130,8 @@ TEST(Optim, EqualsSerialReferenceBitwise) {
                                      .beta2 = 0.999,
                                      .eps = 1e-8,
                                      .weight_decay = 1e-2,
-                                     .bias1 = 1 - std::pow(0.9, now),
-                                     .bias2 = 1 - std::pow(0.999, now),
+                                     .bias_correction1 = 1 - std::pow(0.9, now),
+                                     .bias_correction2 = 1 - std::pow(0.999, now),
                                      .decoupled = true,
                                      .amsgrad = false};
     std::size_t i = 0;

@@ -110,7 +110,7 @@ TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
     fused.step();
   }
   world().barrier();
-  std::vector<base::RankSnapshot> ranks = launcher::find_ranks();
+  std::vector<base::RankSnapshot> ranks = launcher::find_local_ranks();
   std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
   ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
   for (int rank = 0; rank < world().size(); ++rank) {

@@ -200,7 +200,7 @@ TEST(Trainer, TrainsInLowerPrecision) {
     const auto dtype = amp::parse_precision(precision).weights;
     EXPECT_EQ(net->first->weight.scalar_type(), dtype) << precision;
     EXPECT_TRUE(same_bits(net->first->weight.detach())) << precision;
-    EXPECT_LT(value_of(result.val_values, "val_loss", "test"), 1.3) << precision;
+    EXPECT_LT(require_value(result.val_values, "val_loss", "test"), 1.3) << precision;
   }
 }
 
@@ -278,8 +278,8 @@ TEST(Trainer, ValidationMeansAreWeightedBySamples) {
       loss += torch::mse_loss(net->forward(one.data.unsqueeze(0)), one.target.unsqueeze(0)).item<double>();
       first += one.data[0].item<double>();
     }
-    EXPECT_NEAR(value_of(values, "val_loss", "test"), loss / static_cast<double>(samples), 1e-6) << samples;
-    EXPECT_NEAR(value_of(values, "val_first", "test"), first / static_cast<double>(samples), 1e-6) << samples;
+    EXPECT_NEAR(require_value(values, "val_loss", "test"), loss / static_cast<double>(samples), 1e-6) << samples;
+    EXPECT_NEAR(require_value(values, "val_first", "test"), first / static_cast<double>(samples), 1e-6) << samples;
     EXPECT_TRUE(net->is_training());
   }
 }
@@ -381,7 +381,7 @@ TEST(Trainer, LogsMeansOverRanksAndSamples) {
   Metrics expected;  // with a learning rate of 0 the losses do not change
   auto loader = loader_of();
   for (auto& batch : loader.epoch(0)) expected.add("loss", net->loss(batch), static_cast<double>(batch.data.size(0)));
-  EXPECT_NEAR(value_of(result.train_values, "loss", "test"), mean_over_ranks(expected, world())[0].second, 1e-6);
+  EXPECT_NEAR(require_value(result.train_values, "loss", "test"), mean_over_ranks(expected, world())[0].second, 1e-6);
 }
 
 TEST(Trainer, OverfitBatches) {

@@ -1,4 +1,5 @@
-"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines."""
+"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines. A folder of lockstep/ or tests/ has at
+most 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted."""
 
 import re
 
@@ -7,6 +8,7 @@ from source_tree import Finding, without_comments_and_strings
 MAX_FILE = 500
 WARN_FILE = 350
 MAX_FUNCTION = 60
+MAX_FOLDER = 30
 PREPROCESSOR = re.compile(r"(?m)^[ \t]*#(?:.*\\\n)*.*")
 SCOPE = re.compile(r"\b(?:namespace|class|struct|union|enum)\b|\bextern\b")
 
@@ -25,6 +27,12 @@ def check(tree):
         for first, last in functions(tree.text(path)):
             if last - first + 1 > MAX_FUNCTION:
                 yield Finding(path, first, f"a function of {last - first + 1} lines; expected at most {MAX_FUNCTION}")
+    folders = {}
+    for path in tree.paths("lockstep", "tests"):
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
+    for folder, paths in folders.items():
+        if len(paths) > MAX_FOLDER and folder != "tests/mutations" and not folder.startswith("tests/fuzz/corpus/"):
+            yield Finding(paths[0], 1, f"{folder} has {len(paths)} files; expected at most {MAX_FOLDER}")
 
 
 def functions(text):
@@ -63,6 +71,8 @@ def is_scope(head):
 
 LONG_BODY = "  int x;\n" * 59
 SAMPLE = {
+    **{f"lockstep/job/f{number:02}.h": "int a;" + " @flag" * (number == 0) + "\n" for number in range(31)},
+    **{f"tests/fuzz/corpus/a/f{number:02}.txt": "a\n" for number in range(31)},
     "lockstep/base/long.cc": "int a; @flag\n" + "\n" * 500,
     "lockstep/base/fits.cc": "int a;\n" * 350,
     "lockstep/base/functions.cc": "namespace a {\n#define X(a) \\\n  do { \\\n  } while (0)\nstruct S {\n"

@@ -10,14 +10,14 @@
 namespace lockstep::checkpoint {
 namespace {
 
-torch::nn::Sequential make_net() {
+torch::nn::Sequential make_old_net() {
   return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(3)));
 }
 
 TEST(OldFiles, SafetensorsAndTorchFileHaveTheSameValues) {
   const auto folder = std::filesystem::path(__FILE__).parent_path() / "version_0_1_0";
-  auto from_safetensors = make_net();
-  auto from_torch_file = make_net();
+  auto from_safetensors = make_old_net();
+  auto from_torch_file = make_old_net();
   load(from_safetensors, (folder / "model.safetensors").string());
   load(from_torch_file, (folder / "model.pt").string());
   for (const auto& item : from_safetensors->named_parameters())

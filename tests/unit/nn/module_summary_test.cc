@@ -22,7 +22,7 @@ TEST(ModuleSummary, CountsParametersAndMemory) {
             "module  kind        parameters    memory\n"
             "body    Sequential   1,003,000   3.8 MiB\n"
             "head    Linear          10,010  39.1 KiB\n"
-            "all     SummaryNet          1,013,010   3.9 MiB\n"
+            "all     SummaryNet   1,013,010   3.9 MiB\n"
             "1,013,000 parameters are trainable, with 3.9 MiB of gradients; buffers take 7.8 KiB\n");
 }
 
