@@ -21,8 +21,8 @@ file(
 # minutes more.
 foreach(
   name
-  launch/cli/command_line launch/cli/doctor_options launch/cli/host_list launch/cli/host_options
-  launch/cli/interface_filter launch/cli/option_parsing launch/doctor/doctor_messages
+  launch/cli/command_line launch/cli/doctor_options launch/cli/help_layout launch/cli/host_list
+  launch/cli/host_options launch/cli/interface_filter launch/cli/option_parsing launch/doctor/doctor_messages
   launch/hosts/remote_command launch/plan/cpu_placement launch/plan/job_plan launch/process/program
   launch/protocol/frames
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
