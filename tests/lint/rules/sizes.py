@@ -1,5 +1,5 @@
-"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines. A folder of lockstep/ or tests/ has at
-most 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted."""
+"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines. A folder of lockstep/ or
+tests/ has at most 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted."""
 
 import re
 
