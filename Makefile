@@ -75,7 +75,7 @@ test: build-all
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # What is not in `make test`: 1, 4 and 7 ranks; more transports with 2 and 3; jobs on many hosts; SLURM; short
-# benchmarks; long fuzzing; installations; and two builds without unity builds, so that each source includes what it uses.
+# benchmarks; long fuzzing; installations; and two builds without unity builds: does each source include what it uses?
 SHARDS := ranks transports hosts slurm bench fuzz install includes_modules includes_tests
 SHARD ?=
 test-all:
