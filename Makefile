@@ -1,11 +1,12 @@
-# The commands of this repository. Each installs what is missing (scripts/setup.sh) and builds what it needs.
+# The commands of this repository. Each of them installs missing packages (scripts/setup.sh) and builds its targets
+# first.
 BUILD := build/release
 BIN := $(BUILD)/bin
 
-# One compilation of a libtorch source takes up to 1.5 GB: as many jobs as cores and free memory allow.
+# Compiling a source that includes libtorch takes up to 1.5 GB, so free memory limits the number of jobs as well.
 JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864); \
   print jobs < 1 ? 1 : jobs < cores ? jobs : cores}' /proc/meminfo)
-# Further options for cmake, such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON, and for ctest, such as -R unit.
+# Additional options for cmake (such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON) and for ctest (such as -R unit).
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2
@@ -50,7 +51,7 @@ demo: configure
 lint: setup
 	@python3 tests/lint/lint.py
 
-# clang-format and ruff over all files, and the code in the docs from the programs that it is from.
+# Formats all files with clang-format and ruff, and updates the code blocks in the docs from the programs they quote.
 format: setup
 	@git ls-files '*.h' '*.cc' '*.c' | xargs .deps/lint/bin/clang-format -i
 	@.deps/lint/bin/ruff format -q .
@@ -60,7 +61,7 @@ check: configure lint
 	@$(NINJA) --target module_base module_job module_launch module_train_report module_bench_harness
 	@$(CTEST) -R '^unit/(base|job|launch|train/report|bench/harness)$$'
 
-# MODULE=comm/shm: what is in tests/unit/comm/shm, and the conformance tests of comm.
+# For example, MODULE=comm/shm runs the unit tests in tests/unit/comm/shm and the conformance tests of comm.
 unit: configure
 	@[ -n "$(MODULE)" ] || \
 	  { echo "make unit: MODULE is not set; expected a folder of lockstep/, such as ddp" >&2; exit 2; }
@@ -74,8 +75,9 @@ unit: configure
 test: build-all
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
-# What is not in `make test`: 1, 4 and 7 ranks; more transports with 2 and 3; jobs on many hosts; SLURM; short
-# benchmarks; long fuzzing; installations; and two builds without unity builds: does each source include what it uses?
+# The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
+# short benchmarks; long fuzzing; installations; and two builds without unity builds, which check that each source
+# includes what it uses.
 SHARDS := ranks transports hosts slurm bench fuzz install includes_modules includes_tests
 SHARD ?=
 test-all:
@@ -91,29 +93,29 @@ shard-includes_%: setup
 shard-%: build-all
 	@$(CTEST) -L '^shard:$*$$' $(CTEST_ARGS)
 
-# More MPIs take part after scripts/setup.sh --baselines.
+# Run scripts/setup.sh --baselines first to measure more MPIs.
 bench: configure
 	@scripts/setup.sh --test-tools
 	@$(NINJA) --target lockstep_program lockstep_bench_program
 	@python3 bench/make_page.py --bin $(BIN)
 
-# BENCH_GPU_ARGS: such as --parts step --models gpt --precisions bf16-mixed.
+# BENCH_GPU_ARGS: for example --parts step --models gpt --precisions bf16-mixed.
 BENCH_GPU_ARGS ?=
 bench-gpu: configure
 	@$(NINJA) --target lockstep_program bench_gpu_step
 	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
 
-# Needs root: it makes network namespaces, and without root it says so and skips.
+# Requires root to create network namespaces. Without root, each script prints that it is skipped.
 bench-hosts: build-all
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 	@python3 bench/launch_time.py --bin $(BIN) || [ $$? = 77 ]
 
-# CHAOS_ARGS: such as --runs 5, --only kill,desync, --transport gloo,shm.
+# CHAOS_ARGS: for example --runs 5, --only kill,desync, --transport gloo,shm.
 CHAOS_ARGS ?=
 chaos: build-all
 	@python3 tests/procs/faults/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
 
-# CHAOS_ARGS: such as --runs 5, --only cut, --mpi.
+# CHAOS_ARGS: for example --runs 5, --only cut, --mpi.
 chaos-hosts: build-all
 	@python3 tests/procs/hosts/chaos_hosts.py --program $(BIN)/procs_train_probe $(CHAOS_ARGS) || [ $$? = 77 ]
 

@@ -37,8 +37,8 @@ LOCKSTEP = {
 }
 PYTORCH = ["pytorch-ddp", "pytorch-ddp-fused", "pytorch-ddp-loop", "pytorch"]
 FIRST_STEPS = 3
-# Maximum relative difference of losses to the first implementation's: in the first step, and in later steps, after
-# optimizers have rounded differently.
+# The largest relative difference of a loss from that of the first implementation: in the first step, and in later
+# steps, after the optimizers have rounded differently.
 APART = {"32": (1e-5, 1e-4), "bf16-mixed": (2e-3, 1e-2), "fp16-mixed": (1e-3, 5e-3)}
 
 
@@ -180,7 +180,7 @@ def compare(args, model, precision):
 
 
 def fits(args, impl, model, precision, batch):
-    """Whether two steps fit: the optimizer allocates its state in the first."""
+    """Returns whether two steps fit into memory. The optimizer allocates its state in the first."""
     try:
         program = Program(args, impl, model, precision, batch)
     except OutOfMemory:

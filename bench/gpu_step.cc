@@ -100,7 +100,7 @@ Task make_gpt(const StepOptions& step_options) {
           [net](const at::Tensor& input, const at::Tensor& target) mutable { return net->loss(input, target); }};
 }
 
-/// ResNet-50 on 224 x 224; tiny: ResNet-18 on 64 x 64.
+/// Makes ResNet-50 on images of 224 x 224 pixels; tiny: ResNet-18 on 64 x 64.
 Task make_resnet(const StepOptions& options) {
   const std::int64_t side = options.tiny ? 64 : 224, classes = options.tiny ? 10 : 1000;
   resnet::Net net(resnet::kArchs.at(options.tiny ? "resnet18" : "resnet50"), classes);
@@ -125,7 +125,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const StepOptions& optio
   return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(1e-4).momentum(0.9));
 }
 
-/// The training of this rank.
+/// Trains the model on this rank and measures its steps.
 class Training {
  public:
   Training(const StepOptions& options, Group world)
@@ -172,7 +172,7 @@ class Training {
     return {{"parameters", parameters}, {"device", device_.str()}, {"libtorch", TORCH_VERSION}};
   }
 
-  /// Memory of the device's allocator, or of this process on the CPU.
+  /// Returns the memory of the device's allocator; on the CPU, that of this process.
   json memory() const {
     if (device_.is_cpu()) {
       rusage used{};
@@ -227,7 +227,7 @@ void run(const StepOptions& options) {
     print_json(measure_steps(training, warm_up, measured));
 }
 
-/// The first line of a message of torch, without its stack trace.
+/// Returns the first line of a message of torch, without its stack trace.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace

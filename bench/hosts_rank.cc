@@ -32,7 +32,8 @@ bool is_fused(const std::string& optimizer) {
   return optimizer == "fused";
 }
 
-/// Returns the seconds of each of `runs` calls. Before the first, rank 0 blocks until a line arrives on stdin.
+/// Returns the seconds of each of `runs` calls. Before the first call, rank 0 prints "ready" and blocks until a line
+/// arrives on stdin.
 std::vector<double> measure(Group& world, int runs, const std::function<void()>& call) {
   if (world.rank() == 0) {
     std::puts("ready");

@@ -1,4 +1,5 @@
-// The program of launch_rank.cc with MPI.
+// Does the same as launch_rank.cc with MPI: rank 0 prints the time when all ranks have joined. Started by
+// launch_time.py.
 #define OMPI_SKIP_MPICXX  // the C++ bindings require another library
 #include <mpi.h>
 

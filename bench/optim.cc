@@ -1,6 +1,7 @@
-// Compares optimizers and clipping of lockstep::optim with torch's, in one process: bench_optim [rounds] [threads].
-// In each round each implementation runs once, in alternating order. A time is the median over the rounds, a ratio the
-// median of the ratios of the rounds.
+// Compares the optimizers and the gradient clipping of lockstep::optim with those of torch, in one process:
+//   bench_optim [rounds] [threads]
+// In each round, each implementation runs once, in alternating order. A time is the median over the rounds; a ratio is
+// the median of the ratios of the rounds.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 

@@ -21,7 +21,8 @@ using lockstep::Group;
 
 constexpr int kSteps = 6;
 
-/// Proportional set size of this process in bytes: shared pages are divided by the number of processes that map them.
+/// Returns the proportional set size of this process in bytes, in which each shared page is divided by the number of
+/// processes that map it.
 double own_memory() {
   lockstep::trim_arena();
   ::malloc_trim(0);  // free memory that is reused later would hide growth
@@ -49,7 +50,8 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, torch::nn
                                                  lockstep::optim::FusedOptions{.shard_state = kind == "sharded"});
 }
 
-/// Bytes of the state of this rank; for state shared by the ranks of a host, this rank's fraction of it.
+/// Returns the bytes of this rank's optimizer state. If the ranks of a host share the state, returns this rank's
+/// fraction of it.
 double state_bytes(torch::optim::Optimizer& optimizer, Group& world) {
   double bytes = 0;
   for (const auto& [key, state] : optimizer.state()) {

@@ -1,6 +1,6 @@
-# Finds the headers for CUDA graphs. libtorch's header for CUDA graphs includes headers of the CUDA runtime. They are
-# beside libtorch, where the wheels install them (cmake/cuda has the few names that only a toolkit defines), or in a
-# toolkit. Only the module cuda is compiled with them, and only programs that use that module link libtorch_cuda.
+# Finds the headers for CUDA graphs. libtorch's header for CUDA graphs includes headers of the CUDA runtime. The wheels
+# of libtorch install these beside it, except a few macros, which cmake/cuda defines; a CUDA toolkit has all of them.
+# Only the module cuda is compiled with them, and only programs that use that module link libtorch_cuda.
 set(LOCKSTEP_CUDA_GRAPHS no)
 set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc op_trace.cc no_capture.cc)
 set(LOCKSTEP_CUDA_GRAPH_LINK)

@@ -3,8 +3,8 @@
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES CXX)
 
-# Programs are position independent too, but compiled with -fPIC like the libraries: -fPIE would not match the
-# precompiled header that they share.
+# Programs are position independent as well. They are compiled with -fPIC like the libraries, because -fPIE would not
+# match the precompiled header that they share.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
@@ -13,7 +13,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
 set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers)
 if(LOCKSTEP_UNITY)
-  # A unity source includes the sources, and g++ treats the anonymous namespace of an included file as that of a header.
+  # A unity source includes other sources, and g++ warns about their anonymous namespaces as it does in headers.
   list(APPEND LOCKSTEP_WARNINGS -Wno-subobject-linkage)
 endif()
 

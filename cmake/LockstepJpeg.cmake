@@ -1,5 +1,6 @@
 # Finds libjpeg-turbo (BSD-like licences), which reads JPEG images; Debian's and Ubuntu's libjpeg-dev contains it.
-# Without it everything else is built. The IJG's own libjpeg does not suffice: it cannot skip unneeded rows and columns.
+# Without it, Lockstep is built without JPEG images. The libjpeg of the IJG does not suffice: it cannot skip rows and
+# columns that are not needed.
 find_package(JPEG QUIET)
 set(LOCKSTEP_JPEG no)
 if(JPEG_FOUND)

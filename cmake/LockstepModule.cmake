@@ -1,13 +1,15 @@
-# One module: one folder of lockstep/, one static library lockstep_<folder>, with an underscore for each slash.
+# lockstep_module() defines one module: a folder of lockstep/ that is compiled to the static library lockstep_<folder>,
+# in whose name an underscore replaces each slash.
 #
 #   lockstep_module(<folder> [TORCH] [DEPS <folder>...] [PRIVATE_DEPS <folder>...] [LEAVES <header>...]
 #                   [LINK <target>...] [SOURCES <file>...])
 #
-# Sources are lockstep/<folder>/*.cc unless SOURCES names them. DEPS are the modules whose headers this module and the
-# modules that depend on it may include; PRIVATE_DEPS are only for this module. LEAVES are single headers of modules on
-# which it does not depend. A lint rule in tests/lint/rules reads these calls, so that a wrong include is a lint error
-# and does not link. TORCH modules share one precompiled header. With LOCKSTEP_UNITY several sources are compiled at
-# once.
+# The sources are lockstep/<folder>/*.cc unless SOURCES names them. DEPS are the modules whose headers this module and
+# the modules that depend on it may include. PRIVATE_DEPS are modules whose headers only this module may include, and
+# headers of a transport only where it is chosen (lockstep/comm/world.cc). LEAVES are single headers that it may include
+# from modules on which it does not depend. The lint rule tests/lint/rules/layers.py reads these calls and reports any
+# other include, which would not link either. TORCH links libtorch; these modules share one precompiled header. With
+# LOCKSTEP_UNITY, up to ten sources are compiled together.
 set(LOCKSTEP_MODULES "" CACHE INTERNAL "")
 
 function(lockstep_module folder)
@@ -47,12 +49,12 @@ function(lockstep_module folder)
   set(LOCKSTEP_MODULES ${LOCKSTEP_MODULES} ${target} CACHE INTERNAL "")
 endfunction()
 
-# An executable of the programs, benchmarks, examples, docs or tests.
+# lockstep_executable() defines an executable: a program, benchmark or example, or a program of the docs or the tests.
 #
 #   lockstep_executable(<target> SOURCES <file>... [LINK <target>...] [PCH core|torch|programs] [NEEDS <target>...]
 #                       [DEFINITIONS <NAME="value">...])
 #
-# PCH names a precompiled header; NEEDS are targets that the executable starts or loads.
+# PCH names the precompiled header lockstep_<PCH>_pch. NEEDS are targets that the executable starts or loads.
 function(lockstep_executable target)
   cmake_parse_arguments(ARG "" "PCH" "SOURCES;LINK;NEEDS;DEFINITIONS" ${ARGN})
   add_executable(${target} ${ARG_SOURCES})

@@ -1,5 +1,5 @@
-# Finds MPI. The transport mpi calls libmpi directly; Debian's libopenmpi-dev contains it. Without it everything else is
-# built.
+# Finds MPI. The transport mpi calls libmpi directly; Debian's libopenmpi-dev contains it. Without MPI, Lockstep is
+# built without this transport.
 set(MPI_DETERMINE_LIBRARY_VERSION TRUE)
 find_package(MPI QUIET COMPONENTS C)
 if(MPI_C_FOUND)

@@ -1,13 +1,13 @@
-# Finds the header of NCCL. GPUs require a CUDA build of libtorch, and NCCL requires the header of the libnccl that this
-# libtorch uses; the wheel nvidia-nccl installs both beside libtorch. CUDA and NCCL are not linked: programs load
-# libtorch's CUDA library when they use a GPU (lockstep/comm/cuda/cuda.h).
+# Finds the header of NCCL. GPU support requires a CUDA build of libtorch, and NCCL support requires the header of the
+# libnccl that this libtorch uses; the wheel nvidia-nccl installs both beside libtorch. Lockstep links neither CUDA nor
+# NCCL: programs load libtorch's CUDA library when they use a GPU (lockstep/comm/cuda/cuda.h).
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
   set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc device_staging_queue.cc)
   file(GLOB LOCKSTEP_NCCL_INCLUDE "${LOCKSTEP_TORCH_ROOT}/../nvidia/nccl/include/nccl.h"
        "${LOCKSTEP_TORCH_ROOT}/include/nccl.h")
   list(TRANSFORM LOCKSTEP_NCCL_INCLUDE REPLACE "/nccl.h$" "")
   if(NOT LOCKSTEP_NCCL_INCLUDE)
-    find_path(LOCKSTEP_NCCL_HEADER nccl.h)  # a libtorch that was built here
+    find_path(LOCKSTEP_NCCL_HEADER nccl.h)  # for a libtorch that was built from source
     set(LOCKSTEP_NCCL_INCLUDE ${LOCKSTEP_NCCL_HEADER})
     list(FILTER LOCKSTEP_NCCL_INCLUDE EXCLUDE REGEX NOTFOUND)
   endif()

@@ -1,7 +1,7 @@
-# Finds libtorch and defines an imported target that links only torch_cpu and c10, which a CPU program needs. The
-# TorchConfig.cmake of libtorch is not used: it enables the CUDA language, requires nvcc, and links the CUDA libraries
-# into every program. Used by the build of Lockstep and, installed beside LockstepConfig.cmake, by projects that use
-# Lockstep.
+# Finds libtorch and defines an imported target that links only torch_cpu and c10, the libraries that a CPU program
+# needs. Does not use the TorchConfig.cmake of libtorch, which enables the CUDA language, requires nvcc, and links the
+# CUDA libraries into every program. The build of Lockstep includes this file. It is also installed beside
+# LockstepConfig.cmake, for projects that use Lockstep.
 #
 #   lockstep::torch    include folders, torch_cpu, c10
 #   LOCKSTEP_TORCH_ROOT, LOCKSTEP_TORCH_VERSION, LOCKSTEP_TORCH_FLAVOUR (cpu | cuda)

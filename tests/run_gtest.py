@@ -37,7 +37,7 @@ class Runner:
         self.texts = {}  # case -> what it printed, of those that failed
 
     def cases(self, folder):
-        """Names of all cases that GTEST_FILTER selects, and whether each is disabled."""
+        """Yields the names of the cases in `folder` that GTEST_FILTER selects, including disabled cases."""
         with tempfile.TemporaryDirectory() as temporary:
             listing = os.path.join(temporary, "cases.xml")
             subprocess.run(
@@ -52,13 +52,13 @@ class Runner:
                     yield f"{suite.get('name')}.{case.get('name')}"
 
     def run(self, cases):
-        """Runs `cases` in one process, and those behind one that ends the process in the next."""
+        """Runs `cases` in one process. If a case ends it, runs the cases after that one in a new process."""
         while cases:
             done = self.run_process(cases)
             cases = [case for case in cases if case not in done]
 
     def run_process(self, cases):
-        """The cases that have an outcome now: all of them, or those up to one that ended the process."""
+        """Runs one process. Returns the cases that it ran: all of them, or those up to one that ended the process."""
         mark = uuid.uuid4().hex
         process = subprocess.Popen(
             [*self.command, f"--gtest_filter={':'.join(cases)}", "--gtest_brief=0", "--gtest_color=no"],
@@ -72,7 +72,7 @@ class Runner:
         running = next((case for case in cases if case not in done), None)
         left = leftovers(mark)
         if running is None and (left or code not in (0, 1)):
-            running = cases[-1]  # the program's end failed: that is told with the last case
+            running = cases[-1]  # the program failed after its last case, so report that with this case
         if running is not None:
             why = f"processes were left behind: {', '.join(left)}" if left else f"the process ended with code {code}"
             if running not in self.outcomes or self.outcomes[running][0] != "failed":
@@ -81,7 +81,7 @@ class Runner:
         return done
 
     def follow(self, process):
-        """Reads the output until its end; the cases that have ended."""
+        """Reads the output until it ends, or kills a case at its time limit. Returns the cases that have ended."""
         done, case, text, began = set(), None, [], time.monotonic()
         rest = b""
         while True:
@@ -117,7 +117,7 @@ class Runner:
 
 
 def leftovers(mark):
-    """Processes that a case started and left, killed now; after a moment in which they may end by themselves."""
+    """Kills the processes that a case started and left, after 2 s in which they may end by themselves. Returns them."""
     deadline = time.monotonic() + LEFT_BEHIND_SECONDS
     while found := marked(mark):
         if time.monotonic() >= deadline:

@@ -1,5 +1,6 @@
-/* A rank that measures MPI_Allreduce as bench/ranks/all_reduce.cc measures Group::all_reduce, on requests as described
-   in bench/harness/benchmark_job.h. Measures in place and between two buffers; the result is the faster of the two. */
+/* A rank that measures MPI_Allreduce, as bench/ranks/all_reduce.cc measures Group::all_reduce. Serves requests as
+   described in bench/harness/benchmark_job.h. Measures in place and between two buffers, and returns the times of the
+   faster variant. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

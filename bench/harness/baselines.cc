@@ -25,7 +25,7 @@ std::string file_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Whether the program exits with 0 within a minute.
+/// Returns whether the program exits with 0 within a minute. Blocks until it exits.
 bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env = {},
               const std::string& output = "") {
   const pid_t pid = start_process(argv, env, output);
@@ -87,7 +87,7 @@ std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder
     throw base::UsageError("--mpi is " + base::quoted(prefix, 256) +
                            "; expected a directory with bin/mpicc and bin/mpirun");
   Mpi mpi{"", mpirun, {}, ""};
-  if (!root.empty())  // the scripts of Intel MPI find each other by these variables
+  if (!root.empty())  // the scripts of Intel MPI use these variables to find each other
     mpi.env = {{"PATH", root + "/bin:" + base::Env::this_process().path.value_or("/usr/bin:/bin")},
                {"I_MPI_ROOT", root}};
   const std::string log = folder + "/mpi-version.log";

@@ -16,7 +16,8 @@ struct Mpi {
   std::string program;
 };
 
-/// The folder with sources and scripts of the baselines: next to the installed program, else in the source tree.
+/// Returns the folder with the sources and scripts of the baselines: beside the installed program, else in the source
+/// tree.
 std::string baselines_folder();
 
 /// Returns a Python interpreter with torch: `given`, else the one that scripts/setup.sh installs in the source tree,
@@ -31,7 +32,7 @@ std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder
 /// "mpirun (Open MPI) 4.1.4 ..." -> "openmpi-4.1.4"; "" for an unknown MPI. Pure.
 std::string mpi_name(const std::string& version_text);
 
-/// Whether this is Open MPI, by its name.
+/// Returns whether this is Open MPI, by its name.
 bool is_open_mpi(const Mpi& mpi);
 
 /// Returns mpirun and its options for `ranks` ranks, with its default binding; with Open MPI, oversubscribed when there

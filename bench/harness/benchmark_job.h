@@ -22,16 +22,16 @@ struct Implementation {
 };
 inline const std::string kPrefix = "@PREFIX@";
 
-/// Runs the ranks of one implementation. Between measurements each rank blocks in read(2) on the named pipe
-/// PREFIX.RANK, so that idle implementations do not disturb the measured one, even if they spin when they wait. A
-/// request is a line of integers to all ranks; rank 0 writes the result, a line of numbers, to PREFIX.answers. Rank 0
-/// writes the first result without a request, when all ranks are ready; before that, each rank writes its pid to the
-/// file PREFIX.RANK.pid. Used by one thread.
+/// Runs the ranks of one implementation. Between measurements, each rank blocks in read(2) on the named pipe
+/// PREFIX.RANK, so that idle implementations do not disturb the measured one, even if their ranks spin while they wait
+/// for each other. The protocol: each rank first writes its pid to the file PREFIX.RANK.pid. When all ranks are ready,
+/// rank 0 writes the first result to PREFIX.answers, without a request. A request is a line of integers, which is sent
+/// to all ranks; rank 0 writes the result, a line of numbers, to PREFIX.answers. Used by one thread.
 class BenchmarkJob {
  public:
   /// Creates the pipes in `folder` and starts the processes. Throws SystemError.
   BenchmarkJob(const Implementation& implementation, const std::string& folder);
-  /// Stops the processes: asks them for one second, then kills them.
+  /// Stops the processes: sends SIGTERM, waits for up to one second, and then kills them.
   ~BenchmarkJob();
   BenchmarkJob(const BenchmarkJob&) = delete;
   BenchmarkJob& operator=(const BenchmarkJob&) = delete;
@@ -42,7 +42,7 @@ class BenchmarkJob {
   std::vector<double> wait_until_ready(base::Deadline deadline) { return read_result(deadline); }
   /// Sends `request` to all ranks and blocks until the result. Throws as wait_until_ready().
   std::vector<double> measure(const std::vector<std::int64_t>& request, base::Deadline deadline);
-  /// Proportional set size of all ranks together, in bytes.
+  /// Returns the proportional set size of all ranks together, in bytes.
   std::uint64_t pss_bytes() const;
   /// Closes the pipes, so that the ranks exit, and blocks until they have; kills them at the deadline.
   void end(base::Deadline deadline);

@@ -19,7 +19,7 @@ using base::Deadline;
 
 constexpr auto kStartTimeout = 120s;
 constexpr auto kMeasureTimeout = 120s;
-constexpr auto kBaselineTimeout = 20s;  // for the first measurement of a size, 5 to 60 operations
+constexpr auto kBaselineTimeout = 20s;  // of the first measurement of a size, 2 to 61 operations
 constexpr auto kStopTimeout = 20s;
 constexpr std::size_t kLargeBytes = 16 << 20;     // from this size on, a sample is one repetition
 constexpr std::size_t kMinMemcpyBytes = 1 << 20;  // smaller copies stay in the private caches of the cores
@@ -66,8 +66,8 @@ BenchmarkJobs start_all(const std::vector<Implementation>& implementations, cons
   return jobs;
 }
 
-/// Starts implementations that train, one after the other, because starting takes memory. The first result of each is
-/// its number of parameters, which must be equal.
+/// Starts implementations of a training step, one after the other, because starting takes memory. The first result of
+/// each is its number of parameters. Throws Error if these differ.
 BenchmarkJobs start_step_jobs(const std::vector<Implementation>& implementations, const std::string& folder,
                               double* parameters) {
   BenchmarkJobs jobs;
@@ -88,7 +88,7 @@ void stop_all(BenchmarkJobs& jobs) {
   for (const auto& job : jobs) job->end(Deadline::in(kStopTimeout));
 }
 
-/// Measures the jobs in turns, each with its own request.
+/// Measures the jobs in turns: job i with requests[i].
 std::vector<Rounds> measure_jobs(const BenchmarkJobs& jobs, const std::vector<std::vector<std::int64_t>>& requests,
                                  const Options& options) {
   std::vector<MeasureFunction> measurements;
@@ -108,7 +108,7 @@ void add_rows(ComparisonResult& comparison, const std::vector<std::string>& name
     row.is_noisy = is_noisy({results[i]}, ComparisonOptions().max_spread);
     comparison.rows.push_back(row);
   }
-  // Counts both reads and writes.
+  // A copy reads and writes each byte.
   if (memcpy_bytes > 0)
     comparison.bandwidth =
         2.0 * comparison.ranks * static_cast<double>(memcpy_bytes) / comparison.rows.back().seconds.median_s;
@@ -120,7 +120,8 @@ std::vector<std::string> names_of(const BenchmarkJobs& jobs) {
   return names;
 }
 
-/// The request for one size. A small operation is repeated so often that the clock and the scheduler hardly matter.
+/// Returns the request for one size. It repeats a small operation so often within a sample that the resolution of the
+/// clock and the scheduler hardly matter.
 std::vector<std::int64_t> all_reduce_request(BenchmarkJob& job, std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   if (bytes >= kLargeBytes) {
@@ -132,8 +133,8 @@ std::vector<std::int64_t> all_reduce_request(BenchmarkJob& job, std::size_t byte
           7};
 }
 
-/// The requests for the implementations that can run this size. A baseline that cannot (some spin until the time slice
-/// on a shared core ends) is reported and removed from `jobs`.
+/// Returns the requests for the implementations that can run this size. Reports a baseline that cannot and removes it
+/// from `jobs`: on a shared core, some baselines spin until their time slice ends, and time out.
 std::vector<std::vector<std::int64_t>> all_reduce_requests(BenchmarkJobs& jobs, std::size_t bytes,
                                                            ResultPrinter& report) {
   std::vector<std::vector<std::int64_t>> requests;

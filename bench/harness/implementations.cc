@@ -12,12 +12,12 @@ namespace {
 using Words = std::vector<std::string>;
 using Env = std::map<std::string, std::string>;
 
-// One thread per rank for all implementations; the system's malloc settings except with "-tuned". An empty value
-// unsets.
+// The environment of all implementations: each rank has one thread, and malloc has the settings of the system, except
+// in implementations named "-tuned". An empty value unsets a variable.
 const Env kOneThread = {{"OMP_NUM_THREADS", "1"},       {"MKL_NUM_THREADS", "1"},  {"LOCKSTEP_ARENA", ""},
                         {"LOCKSTEP_TRANSPORT", ""},     {"LOCKSTEP_LOG", "quiet"}, {"MALLOC_MMAP_MAX_", ""},
                         {"MALLOC_TRIM_THRESHOLD_", ""}, {"MALLOC_TOP_PAD_", ""},   {"GLOO_SOCKET_IFNAME", "lo"}};
-// malloc keeps its memory, so that no page is faulted in twice.
+// Makes malloc keep freed memory instead of returning it to the kernel, so that no page is faulted in twice.
 const Env kTuned = {
     {"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "100000000000"}, {"MALLOC_TOP_PAD_", "1000000000"}};
 const Env kArenaOff = {{"LOCKSTEP_ARENA", "off"}};
@@ -33,7 +33,8 @@ std::string sibling_program(const std::string& name) {
   return own.substr(0, own.rfind('/') + 1) + name;
 }
 
-/// A program under `lockstep run`: `bound` to cores, its default, or unbound, as torchrun starts its ranks.
+/// Starts a program under `lockstep run`, with its ranks bound to cores, which is the default of `lockstep run`, or
+/// without binding, as torchrun starts them.
 Implementation under_lockstep_run(const std::string& name, int ranks, const Words& program, bool bound,
                                   const Env& env) {
   Words words = {sibling_program("lockstep"), "run", "-n", std::to_string(ranks)};
@@ -48,7 +49,7 @@ Words rank_arguments(Words words) {
   return words;
 }
 
-/// Returns the implementations that --impl names, in that order; all without it.
+/// Returns the implementations that --impl names, in its order, or all of them without --impl.
 std::vector<Implementation> select_implementations(std::vector<Implementation> all, const Options& options) {
   if (options.impls.empty()) return all;
   std::vector<Implementation> some;

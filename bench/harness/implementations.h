@@ -11,7 +11,7 @@
 
 namespace lockstep::bench {
 
-/// The reference for bandwidth: each rank copies between two private buffers of `max_bytes`.
+/// Returns the reference for the memory bandwidth: each rank copies between two private buffers of `max_bytes`.
 Implementation memcpy_implementation(int ranks, std::size_t max_bytes);
 
 /// Returns lockstep, lockstep-ordinary (on memory that other ranks cannot read), gloo, and each MPI, whose programs are
@@ -19,20 +19,21 @@ Implementation memcpy_implementation(int ranks, std::size_t max_bytes);
 std::vector<Implementation> all_reduce_implementations(const Options& options, std::size_t max_bytes,
                                                        const std::string& folder, ResultPrinter& report);
 
-/// The implementations of a training step. In those with "-tuned" malloc is configured to keep its memory. Throws
-/// UsageError when --impl has an unknown name.
+/// Returns the implementations of a training step. In those named "-tuned", malloc is configured to keep freed memory.
+/// Throws UsageError when --impl has an unknown name.
 std::vector<Implementation> step_implementations(const Options& options, const std::string& model,
                                                  ResultPrinter& report);
 
-/// The implementations whose memory is compared, training mlp-50m with AdamW.
+/// Returns the implementations whose memory is compared. Each trains mlp-50m with AdamW.
 std::vector<Implementation> memory_implementations(const Options& options, ResultPrinter& report);
 
-/// Forward and backward in one process: with the arena, with malloc, and with malloc configured to keep its memory.
+/// Returns forward and backward in one process: with the arena, with malloc, and with malloc configured to keep freed
+/// memory.
 std::vector<Implementation> arena_implementations(const std::string& model);
-/// The process that measures the growth of its arena.
+/// Returns the process that measures the growth of its arena.
 Implementation arena_growth_implementation();
 
-/// Commands that start ranks of /bin/true.
+/// Returns the commands that start ranks of /bin/true.
 std::vector<Implementation> launch_implementations(const Options& options, const std::string& folder,
                                                    ResultPrinter& report);
 

@@ -23,7 +23,7 @@ using MeasureFunction = std::function<std::vector<double>()>;
 /// affects all of them and none always follows the same other. Returns their samples, in the order of `measurements`.
 std::vector<Rounds> run_interleaved(const std::vector<MeasureFunction>& measurements, const ComparisonOptions& options);
 
-/// Whether the spread of one of the results is above `max_spread`. Pure.
+/// Returns whether the spread of one of the results is above `max_spread`. Pure.
 bool is_noisy(const std::vector<Rounds>& results, double max_spread);
 
 }  // namespace lockstep::bench

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// The first "model name" in /proc/cpuinfo.
+/// Returns the first "model name" in /proc/cpuinfo.
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)

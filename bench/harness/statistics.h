@@ -6,9 +6,9 @@
 
 namespace lockstep::bench {
 
-/// The median of a list that must not be empty: the middle value, or the mean of the two in the middle.
+/// Returns the median of a list that is not empty: the middle value, or the mean of the two middle values.
 double median(std::vector<double> values);
-/// (upper quartile - lower quartile) / median, a measure of noise; 0 for fewer than four values.
+/// Returns (upper quartile - lower quartile) / median, a measure of noise; 0 for fewer than four values.
 double spread(std::vector<double> values);
 
 /// The samples of one implementation in seconds, by round.
@@ -22,8 +22,8 @@ struct TimingSummary {
 };
 TimingSummary summarize(const Rounds& rounds);
 
-/// The median over the rounds of (median of `own` / median of `base`) in the same round, which cancels slowdowns of the
-/// machine that affect both.
+/// Returns the median over the rounds of (median of `own` / median of `base`) in the same round. This cancels slowdowns
+/// of the machine that affect both.
 double ratio(const Rounds& own, const Rounds& base);
 
 /// Parses a size in bytes, such as "8", "4K", "1M" or "250M"; K, M and G are powers of 1024. Throws UsageError unless

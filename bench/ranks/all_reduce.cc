@@ -11,7 +11,7 @@
 namespace lockstep::bench {
 namespace {
 
-/// One implementation: the measured operation, and the synchronization of the ranks before a sample.
+/// An implementation: the operation to measure, and a function that synchronizes the ranks before each sample.
 struct TimedOperation {
   std::function<void(std::size_t bytes)> prepare;
   std::function<void()> run;
@@ -72,7 +72,7 @@ void run_gloo(const std::string& prefix, std::size_t max_bytes) {
   serve_requests(operation, channel);
 }
 
-/// A sample ends when the slowest rank has finished its copy.
+/// Measures copies between two private buffers. A sample ends when the slowest rank has finished its copy.
 void run_memcpy(const std::string& prefix, std::size_t max_bytes) {
   Group world = init({.arena = false});
   const at::Tensor from = torch::ones({static_cast<std::int64_t>(max_bytes / 4)});

@@ -26,8 +26,8 @@ class GlooBaseline {
   std::unique_ptr<Impl> impl_;
 };
 
-/// c10d::Reducer, set up as by DistributedDataParallel: parameters are broadcast, buckets have 1 and 25 MiB and are
-/// rebuilt after the first step.
+/// c10d::Reducer, set up as PyTorch's DistributedDataParallel sets it up: it broadcasts the parameters, has buckets of
+/// 1 and 25 MiB, and rebuilds them after the first step.
 class ReducerBaseline {
  public:
   ReducerBaseline(torch::nn::Module& net, bool bucket_views);

@@ -25,11 +25,11 @@ class HarnessChannel {
   std::ofstream results_;
 };
 
-/// The rank and the number of ranks of this process, from the environment variables of `lockstep run`.
+/// Return the rank of this process and the number of ranks, from the environment variables of `lockstep run`.
 int own_rank();
 int num_ranks();
 
-/// Seconds on a monotonic clock.
+/// Returns the seconds of a monotonic clock.
 double now();
 
 }  // namespace lockstep::bench

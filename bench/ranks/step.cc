@@ -14,7 +14,7 @@ struct StepImplementation {
   std::function<void()> before_forward = [] {};
   std::function<void(const at::Tensor& output)> before_backward = [](const at::Tensor&) {};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  std::shared_ptr<void> keep_alive = nullptr;  // objects that must live as long
+  std::shared_ptr<void> keep_alive = nullptr;  // objects to which the functions refer
 };
 
 std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net, const std::string& name) {

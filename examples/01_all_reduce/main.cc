@@ -1,5 +1,6 @@
-// Computes the sum of a tensor over all ranks.
-//   lockstep run -n 4 01_all_reduce
+// The smallest program: each rank joins the job, and all_reduce() replaces a tensor on every rank by the sum over all
+// ranks. After `make build`, run it on four ranks from the root of the repository:
+//   build/release/bin/lockstep run -n 4 build/release/bin/01_all_reduce
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 

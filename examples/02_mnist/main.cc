@@ -1,6 +1,8 @@
-// Trains a small convolutional network on handwritten digits. The batch size is the total over all ranks, so the result
-// does not depend on their number:
-//   lockstep run -n 2 02_mnist --data mnist
+// Trains a small convolutional network on handwritten digits: DistributedDataParallel with an optimizer of libtorch, in
+// a handwritten loop, and an evaluation that all ranks share. --batch-size is the total over all ranks, so the result
+// does not depend on the number of ranks. After `make build`, run it from the root of the repository:
+//   build/release/bin/lockstep run -n 2 build/release/bin/02_mnist --data mnist
+// The directory `mnist` contains the files of MNIST (train-images-idx3-ubyte.gz, ...); --help lists all options.
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/train/report/progress_bar.h>
@@ -49,7 +51,8 @@ struct Images {
   Mnist validation;
 };
 
-// If the directory has only the test images, the last tenth of them is used for validation.
+// Reads the training images, and the test images for validation. If `folder` has only the test images, trains on nine
+// tenths of them and validates on the last tenth.
 Images load_images(const std::string& folder) {
   const Mnist test = Mnist::load(folder, Mnist::Mode::kTest);
   if (Mnist::exists(folder, Mnist::Mode::kTrain)) return {Mnist::load(folder, Mnist::Mode::kTrain), test};
@@ -89,7 +92,8 @@ struct Score {
   double accuracy;
 };
 
-// Each rank evaluates its part of the images, each image exactly once; the sums are over all ranks.
+// Returns the score over all images. Each rank evaluates its part of them, and each image is evaluated exactly once.
+// Collective.
 Score evaluate(Net& net, const Mnist& images, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(
@@ -146,7 +150,7 @@ void train(const Options& options) {
       loss.backward();
       optimizer.step();
 
-      // Only for the progress line; backward() has averaged the gradients.
+      // This all_reduce is only for the progress line: backward() has already averaged the gradients.
       const torch::Tensor metrics =
           torch::stack({loss.detach(), output.argmax(1).eq(batch.target).to(torch::kFloat).mean()});
       world.all_reduce(metrics, lockstep::ReduceOp::kMean);

@@ -1,4 +1,4 @@
-// A decoder-only transformer that predicts the next character (GPT).
+// The model of 03_char_gpt: a decoder-only transformer that predicts the next character (GPT).
 #pragma once
 
 #include <torch/torch.h>
@@ -13,8 +13,8 @@ struct GptOptions {
   std::int64_t heads = 4;
 };
 
-/// The output of a linear layer. For three dimensions, forward() in C++ adds the bias in a separate pass, unlike
-/// Python.
+/// Returns the output of a linear layer. For inputs with three dimensions it is faster than Linear::forward(), which in
+/// C++, unlike in Python, adds the bias in a separate pass.
 inline torch::Tensor apply_linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
   return torch::linear(x, layer->weight, layer->bias);
 }
@@ -48,7 +48,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// int64 [batch, length] -> float32 [batch, length, vocabulary], the log-probabilities of the next character.
+/// Maps characters, int64 [batch, length], to the log-probabilities of the next one, float32 [batch, length,
+/// vocabulary].
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& given)
       : options(given),
@@ -71,7 +72,7 @@ struct GptImpl : torch::nn::Module {
     return torch::log_softmax(torch::matmul(norm(x), characters->weight.t()), -1);
   }
 
-  /// Mean loss over all characters of the batch.
+  /// Returns the mean loss over all characters of the batch.
   torch::Tensor loss(const torch::Tensor& text, const torch::Tensor& next) {
     return torch::nll_loss(forward(text).flatten(0, 1), next.flatten());
   }

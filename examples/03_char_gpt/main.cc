@@ -1,5 +1,8 @@
-// Trains a small transformer on any text, character by character, and then generates text:
-//   lockstep run -n 2 03_char_gpt --corpus FILE_OR_FOLDER
+// Trains a small transformer on any text, character by character, and then generates text. Shows mixed precision with a
+// GradScaler, gradient clipping, GPUs, and averaging between hosts every few steps. After `make build`, run it from the
+// root of the repository:
+//   build/release/bin/lockstep run -n 2 build/release/bin/03_char_gpt --corpus FILE_OR_FOLDER
+// `make demo` trains it on the headers of libtorch; --help lists all options.
 #include <lockstep/data/datasets/char_dataset.h>
 #include <lockstep/data/datasets/corpus.h>
 #include <lockstep/data/datasets/vocabulary.h>
@@ -58,14 +61,16 @@ Options read_options(int argc, char** argv) {
   return options;
 }
 
-/// Linear warm-up for a tenth of the steps, then cosine decay to a tenth of the maximum.
+/// Returns the learning rate of `step`: linear warm-up for a tenth of the steps, then cosine decay to a tenth of the
+/// maximum.
 double learning_rate(std::int64_t step, const Options& options) {
   const double done = static_cast<double>(step) / static_cast<double>(options.steps);
   const double decayed = 0.55 + 0.45 * std::cos(M_PI * done);
   return options.lr * std::min(10 * (done + 1.0 / static_cast<double>(options.steps)), decayed);
 }
 
-/// The mean loss over at most 256 windows spread over the text, each evaluated by one rank.
+/// Returns the mean loss over at most 256 windows that are spread over the text. Each window is evaluated by one rank.
+/// Collective.
 double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   const std::size_t count = std::min<std::size_t>(text.size(), 256);

@@ -1,6 +1,8 @@
-// Trains a residual network on photographs with the usual recipe: random crops and flips, label smoothing, warm-up and
-// cosine decay, in any precision.
-//   lockstep run -n 2 04_imagenet --data imagenet --arch resnet50
+// Trains a ResNet on folders of JPEG images with the usual recipe: random crops and flips, label smoothing, SGD with
+// warm-up and cosine decay. Shows fused optimizers, every precision (mixed, or with float32 master weights), and
+// synchronized batch norm. After `make build`, run it from the root of the repository:
+//   build/release/bin/lockstep run -n 2 build/release/bin/04_imagenet --data imagenet --arch resnet50
+// The directory `imagenet` contains train/CLASS/*.jpg and val/CLASS/*.jpg; --help lists all options.
 #include <lockstep/data/datasets/image_dataset.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/train/report/progress_bar.h>
@@ -106,7 +108,8 @@ class Training {
       net_->train();
       for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
         const at::Tensor metrics = train_step(batch, optimizer_step);
-        // Only for the progress line, and not in each step, because reading a value synchronizes with the GPU.
+        // The metrics are only for the progress line. They are not reduced in every step, because reading a value
+        // synchronizes with the GPU.
         if (steps_++ % kLogInterval == 0 || !options_.loss_log.empty()) logged = reduce_metrics(metrics);
         progress.step(logged);
       }
@@ -131,7 +134,7 @@ class Training {
   }
 
   // docs: begin step
-  /// Returns the loss and the accuracy.
+  /// Runs one step. Returns the loss and the accuracy of this rank's batch as a tensor of two elements.
   at::Tensor train_step(const lockstep::data::Example& batch, OptimizerStep& optimizer_step) {
     const at::Tensor output = forward(batch.data);
     const at::Tensor loss = functional::cross_entropy(
@@ -149,7 +152,8 @@ class Training {
   }
 
   // docs: begin evaluate
-  /// Evaluates each image exactly once over all ranks; broken images are not counted.
+  /// Evaluates each validation image exactly once, on one of the ranks, and prints the result on rank 0. Broken images
+  /// are not counted. Collective.
   void evaluate(const std::string& when) {
     const torch::NoGradGuard no_grad;
     net_->eval();

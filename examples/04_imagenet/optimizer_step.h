@@ -1,4 +1,4 @@
-// The optimizer step: SGD with momentum, warm-up and cosine decay, in any precision.
+// The optimizer step of 04_imagenet: SGD with momentum, warm-up and cosine decay, in any precision.
 #pragma once
 
 #include <lockstep/lockstep.h>
@@ -10,8 +10,8 @@
 
 #include "examples/04_imagenet/options.h"
 
-/// Uses Lockstep's optimizer, which updates parameters in the same pass that averages gradients, or torch's with
-/// float32 master weights if the precision has them.
+/// Uses Lockstep's SGD, which updates parameters in the same pass that averages gradients. If the precision requires
+/// float32 master weights, uses torch's SGD on them instead.
 class OptimizerStep {
  public:
   OptimizerStep(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp,
@@ -47,7 +47,8 @@ class OptimizerStep {
     scheduler_.emplace(*optimizer_, warmup_steps > 0 ? lockstep::optim::warmup(warmup_steps, cosine, 0.01) : cosine);
   }
 
-  /// Runs backward(), the update and the schedule.
+  /// Runs backward(), the update of the parameters, and the schedule of the learning rate. If gradients are not finite,
+  /// the GradScaler skips the update and the schedule. Collective.
   void backward_and_step(const at::Tensor& loss) {
     net_.zero_grad();
     scaler_.scale(loss).backward();

@@ -1,5 +1,5 @@
-// Residual networks with 18, 34 and 50 layers (He et al., arXiv:1512.03385). Parameters and buffers have torchvision's
-// names, so that weights can be exchanged.
+// The models of 04_imagenet: residual networks with 18, 34 and 50 layers (He et al., arXiv:1512.03385). Parameters and
+// buffers have the names of torchvision, so that weights can be exchanged.
 #pragma once
 
 #include <torch/torch.h>
@@ -18,7 +18,8 @@ inline Conv2d convolution(std::int64_t from, std::int64_t to, std::int64_t kerne
   return Conv2d(torch::nn::Conv2dOptions(from, to, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// Base of residual blocks, with the shortcut: the input, or a projection of it if its size or channels change.
+/// Base of the residual blocks. Its shortcut() returns the input, or a projection of it if the block changes the size
+/// or the number of channels.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t from, std::int64_t to, std::int64_t stride) {
     if (stride != 1 || from != to)
@@ -50,8 +51,8 @@ struct BasicImpl : BlockImpl {
 };
 TORCH_MODULE(Basic);
 
-/// A block with 1 x 1, 3 x 3 and 1 x 1 convolutions, the last one to four times as many channels. The 3 x 3 convolution
-/// has the stride ("v1.5"), as in torchvision.
+/// A block with 1 x 1, 3 x 3 and 1 x 1 convolutions, the last of which has four times as many output channels. The
+/// 3 x 3 convolution has the stride ("v1.5"), as in torchvision.
 struct BottleneckImpl : BlockImpl {
   BottleneckImpl(std::int64_t from, std::int64_t width, std::int64_t stride)
       : BlockImpl(from, 4 * width, stride),

@@ -1,6 +1,8 @@
-// A custom training loop with the components that the Trainer's fit() uses; they are independent of each other. It
-// trains on the digits of 02_mnist, and can be killed at any time and resumed:
-//   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
+// A handwritten training loop with the components of the Trainer: checkpoints, loggers, a progress bar, metrics and a
+// report. Each component can be used without the others. Trains on the digits of 02_mnist. A run that was stopped or
+// killed resumes from its newest checkpoint when the same command is run again. After `make build`, run it from the
+// root of the repository:
+//   build/release/bin/lockstep run -n 2 build/release/bin/05_custom_loop --data mnist --folder runs/digits
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/train/loggers/logger_collection.h>
@@ -67,7 +69,7 @@ double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group
 }
 
 // docs: begin watch
-/// Progress bar, loggers and report. Only rank 0 writes.
+/// The progress bar, loggers and report. All ranks call its methods; only rank 0 writes.
 struct TrainingMonitor {
   TrainingMonitor(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
       : world(group),
@@ -167,7 +169,8 @@ struct Training {
     ++step;
     return loss.detach();
   }
-  /// The parts of a checkpoint, on rank 0. Without random number generators, because this training draws none.
+  /// Returns the parts of a checkpoint on rank 0, and nothing on other ranks. It omits the random number generators,
+  /// because this training draws no random numbers. Collective.
   checkpoint::CheckpointParts checkpoint_parts() {
     checkpoint::CheckpointParts parts;
     const auto optimizer_state = optimizer.state_dict();  // all ranks call it

@@ -17,12 +17,13 @@ struct AutocastOptions {
   bool cache = true;    ///< cast each weight once instead of once per use
 };
 
-/// While it lives, operations of this thread on `device` choose their precision as under torch.autocast: matrix
+/// While it exists, operations of this thread on `device` choose their precision as under torch.autocast: matrix
 /// products and convolutions compute in `dtype`, losses and other operations that need range in float32, and the rest
-/// in the dtype of their inputs. Put the forward pass and the loss inside. Put backward(), which computes in the dtype
-/// of each forward operation, and optimizer steps outside: cached casts do not reflect changes of a weight.
+/// in the dtype of their inputs. Put the forward pass and the loss inside its scope. Put backward(), which computes in
+/// the dtype of each forward operation, and optimizer steps outside, because cached casts do not reflect changes of a
+/// weight.
 ///
-/// Guards may be nested. The destructor restores the previous settings, also after an exception. Cached casts are
+/// Guards may be nested. The destructor restores the previous settings, including after an exception. Cached casts are
 /// dropped when the outermost guard is destroyed, and at both ends of a nested guard with another dtype. A guard must
 /// be created and destroyed on the same thread; other threads are not affected, and a new thread starts without
 /// autocast. Throws UsageError for another device or dtype.

@@ -45,7 +45,8 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
   return tensors;
 }
 
-/// "[2, 8]: min -inf, max 3.5". Empty if all values are finite, or if it is not a dense tensor of real numbers.
+/// "[2, 8]: min -inf, max 3.5". Empty if all values are finite, or if `tensor` is not a dense tensor of floating-point
+/// numbers.
 std::string describe_non_finite(const at::Tensor& tensor) {
   if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided || tensor.numel() == 0 ||
       tensor.is_meta())

@@ -11,7 +11,7 @@ class Module;
 
 namespace lockstep::amp {
 
-/// While it lives, checks the results of all operations of this thread, and attributes each operation to the module
+/// While it exists, checks the results of all operations of this thread, and attributes each operation to the module
 /// whose parameters or buffers it uses.
 ///
 ///   const FiniteChecker finite(*net);
@@ -20,9 +20,9 @@ namespace lockstep::amp {
 ///
 /// Put it around the forward pass and the loss; operations inside backward() are ignored. Modules have no forward hooks
 /// in C++, so a module without parameters is reported as an operation together with the preceding module. Meant for
-/// debugging: it makes one more pass over every result, and on a device waits for each of them. Checkers may be nested,
-/// also for different modules. A checker must be created and destroyed on the same thread; other threads are not
-/// checked. The module must outlive it.
+/// debugging: it makes one more pass over every result, and waits for each result on a device. Checkers may be nested,
+/// including checkers of different modules. A checker must be created and destroyed on the same thread; other threads
+/// are not checked. The module must outlive it.
 class [[nodiscard]] FiniteChecker {
  public:
   explicit FiniteChecker(const torch::nn::Module& module);

@@ -188,7 +188,7 @@ StepResult GradScaler::step(Optimizer& optimizer) {
   return StepResult(finite);
 }
 
-/// Blocks until the device is done; the only function of a step that does.
+/// Blocks until the device is done.
 bool GradScaler::all_finite(const std::vector<at::Tensor>& found_inf) {
   const at::Tensor both = at::stack({sum_of(found_inf, scale_.device()), scale_}).to(at::kCPU);
   const float scale = both[1].item<float>();

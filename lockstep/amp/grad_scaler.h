@@ -32,7 +32,7 @@ struct GradScalerOptions {
   std::optional<comm::Group> group;
 };
 
-/// The result of GradScaler::step(): converts to true if the optimizer made a step. If only a device knows the result,
+/// The result of GradScaler::step(): converts to true if the optimizer made a step. If the result is only on a device,
 /// the conversion blocks until the device is done. Convert it before the next step().
 class StepResult {
  public:
@@ -54,12 +54,12 @@ class StepResult {
 ///   scaler.step(optimizer);
 ///   scaler.update();
 ///
-/// Use one scaler for all losses and optimizers of a training, and call update() once per step, after all optimizers.
-/// With several backward() calls per step, all losses have the same scale, and the other calls follow the last
+/// Use one scaler for all losses and optimizers of a training run, and call update() once per step, after all
+/// optimizers. With several backward() calls per step, scale each loss, and make the other calls after the last
 /// backward(). All ranks must construct it with the same options and make the same calls. It waits for other ranks only
 /// where the optimizer or `group` does. It waits for a device at most once per step(), and not at all with an optimizer
-/// that can skip its update there (optim/fused/fused_optimizer.h); `warn_below` is checked only where it waits. Calls
-/// in another order throw UsageError, which names the missing call; nothing has changed then. Not thread-safe.
+/// that can skip its update there (optim/fused/fused_optimizer.h); `warn_below` is checked only where it waits. A call
+/// out of order throws a UsageError that names the missing call, and changes nothing. Not thread-safe.
 ///
 /// With an optimizer of lockstep::optim whose ranks are all on one host, gradients are not averaged in memory:
 /// unscale_() checks the means in one pass that does not store them, and step() unscales them. .grad() remains this
@@ -81,7 +81,7 @@ class GradScaler {
   /// result is true if the step was made; advance learning rate schedules only then.
   StepResult step(torch::optim::Optimizer& optimizer);
   /// Ends the step: reduces the scale if a gradient of any optimizer was not finite, and increases it after
-  /// growth_interval steps in a row in which all were finite.
+  /// growth_interval consecutive steps in which all were finite.
   void update();
   /// Ends the step and sets the scale to `new_scale`.
   void update(double new_scale);
@@ -106,7 +106,7 @@ class GradScaler {
   enum class Stage { kReady, kUnscaled, kStepped };
   struct PerOptimizerState {
     Stage stage = Stage::kReady;
-    std::vector<at::Tensor> found_inf;  // by device: 1 if a gradient there was not finite
+    std::vector<at::Tensor> found_inf;  // by device: 1 if a gradient on it was not finite
   };
 
   void set_state(const ScalerState& state, const char* operation);

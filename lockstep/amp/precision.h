@@ -21,7 +21,7 @@ struct Precision {
   bool operator==(const Precision&) const = default;
 };
 
-/// Settings that differ from those of the preset.
+/// Settings that replace those of the preset.
 struct PrecisionOverrides {
   std::optional<bool> batch_norm_fp32, master_weights, loss_scaling;
 };
@@ -36,7 +36,7 @@ struct PrecisionOverrides {
 /// | "O2"             |          | fp16    | fp32      | yes            | yes          |
 ///
 /// Returns the settings of a preset; O0 to O3 are those of Apex. Throws UsageError for an unknown name, and for
-/// contradictory overrides with the reason. Pure.
+/// contradictory overrides, with the reason. Pure.
 Precision parse_precision(const std::string& name, const PrecisionOverrides& overrides = {});
 
 /// Casts floating-point parameters and buffers to `precision.weights`; those of BatchNorm layers (modules with running

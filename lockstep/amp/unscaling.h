@@ -6,7 +6,7 @@
 namespace lockstep::amp {
 
 enum class UnscaleResult {
-  kUnscaleInPlace,  ///< nothing was done: .grad() holds the means, and the caller unscales them in place
+  kUnscaleInPlace,  ///< unscale() did nothing: .grad() holds the means, and the caller must unscale them in place
   kNoGradients,     ///< no rank has a gradient
   kFinite,          ///< all means are finite; the next step() unscales them
   kNonFinite,       ///< some means are not finite
@@ -20,8 +20,8 @@ class UnscalingOptimizer {
   /// Throws UsageError and CommError.
   virtual UnscaleResult unscale(double inverse_scale) = 0;
   /// For gradients that are unscaled in place on a device: makes a step() that the device skips if `found_inf`, a
-  /// tensor of one element there, is not 0. The host does not wait for the value. Returns false if nothing was done;
-  /// then the caller must read `found_inf` and call step() or skip_step().
+  /// tensor of one element there, is not 0. The host does not wait for the value. Returns false if it did nothing; the
+  /// caller must then read `found_inf` and call step() or skip_step().
   virtual bool step_unless_found_inf(const at::Tensor& found_inf) = 0;
   /// Call it instead of step(): ends the step without an update. Does not block.
   virtual void skip_step() = 0;

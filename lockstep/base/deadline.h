@@ -12,14 +12,15 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Returns the deadline `limit` from now. A limit of more than ten years never expires.
+  /// Returns the deadline `limit` from now, or never() if `limit` exceeds ten years.
   template <typename Rep, typename Period>
   static Deadline in(std::chrono::duration<Rep, Period> limit) {
     if (limit > std::chrono::hours(24 * 3650)) return never();
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(limit));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
-  /// Returns a deadline that never expires, for waits that are bounded in another way; state that bound at the call.
+  /// Returns a deadline that never expires, for waits that are bounded in another way. The caller states that bound in
+  /// a comment.
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   Clock::time_point when() const { return when_; }

@@ -1,4 +1,4 @@
-// The environment variables that Lockstep reads. No other file calls getenv().
+// The environment variables that Lockstep reads. Only env.cc calls getenv().
 #pragma once
 
 #include <functional>
@@ -22,29 +22,30 @@ struct Env {
   Value lockstep_job;               ///< LOCKSTEP_JOB: identifies the job to its store
   Value lockstep_generation;        ///< LOCKSTEP_GENERATION: how many times the launcher has started this job before
   Value lockstep_page;      ///< LOCKSTEP_PAGE: descriptor of the shared memory with this rank's page (rank_page.h)
-  Value lockstep_terminal;  ///< LOCKSTEP_TERMINAL: columns available to a rank's line if the launcher writes to a
-                            ///< terminal
+  Value lockstep_terminal;  ///< LOCKSTEP_TERMINAL: columns that a rank's line may use; set only if the launcher
+                            ///< writes to a terminal
 
   // Set by a user.
-  Value lockstep_env_from;  ///< LOCKSTEP_ENV_FROM: whose variables to read: none, lockstep, torchrun, mpi, slurm or pmi
+  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: source of the rank's identity: auto (default), none, lockstep,
+                             ///< torchrun, mpi, slurm or pmi
   Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo, mpi or nccl
   Value lockstep_device;   ///< LOCKSTEP_DEVICE: auto, cpu, cuda or cuda:N; by default a rank uses a GPU if it sees one
   Value lockstep_arena;    ///< LOCKSTEP_ARENA: on or off; on by default if ranks share a host
   Value lockstep_timeout;  ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for ranks that make no progress; default
-                           ///< 300, 0 waits forever
+                           ///< 300; with 0 it waits forever
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks; default 60
   Value lockstep_interface;     ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;       ///< LOCKSTEP_HOST_ID: name of this host; ranks with different names share no memory
   Value lockstep_cross_host_transport;  ///< LOCKSTEP_CROSS_HOST_TRANSPORT: transport between hosts: auto, gloo or mpi
-  Value lockstep_key_file;  ///< LOCKSTEP_KEY_FILE: file with the job's key, for jobs that `lockstep run` does not start
+  Value lockstep_key_file;  ///< LOCKSTEP_KEY_FILE: file with the job's key, for jobs not started by `lockstep run`
   Value lockstep_inject;    ///< LOCKSTEP_INJECT: a fault to inject, in the syntax of `lockstep run --inject`
   Value lockstep_name;     ///< LOCKSTEP_NAME: name of this run, as `lockstep run --name`; a Trainer writes to runs/NAME
   Value lockstep_trace;    ///< LOCKSTEP_TRACE: if 1, a Trainer writes a trace of its steps, as `lockstep run --trace`
   Value lockstep_log;      ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;  ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
-  Value omp_num_threads;   ///< OMP_NUM_THREADS: left unchanged if it is set
+  Value omp_num_threads;   ///< OMP_NUM_THREADS: `lockstep run` sets it for its ranks unless the user has set it
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that this process may use
-  Value nccl_socket_ifname;    ///< NCCL_SOCKET_IFNAME: interface that NCCL itself reads; NCCL errors mention it
+  Value nccl_socket_ifname;    ///< NCCL_SOCKET_IFNAME: interface that NCCL uses; errors of NCCL mention it
   Value path;                  ///< PATH: directories in which programs are looked up
   Value tmpdir;                ///< TMPDIR: directory for sockets between the ranks of a host; default /tmp
   Value columns;               ///< COLUMNS: width of the terminal
@@ -94,7 +95,7 @@ struct Env {
   Value slurm_step_nodelist;        ///< SLURM_STEP_NODELIST: the hosts of the step
   Value slurm_step_tasks_per_node;  ///< SLURM_STEP_TASKS_PER_NODE: tasks on each of these hosts
 
-  /// Fills every field by calling `lookup` with the name of its variable. For tests.
+  /// Returns an Env whose fields hold what `lookup` returns for the names of their variables. For tests.
   static Env from(const std::function<Value(const char*)>& lookup);
   /// Returns the environment of this process. The first call reads it; later calls return the same values. Thread-safe.
   static const Env& this_process();

@@ -9,9 +9,9 @@
 namespace lockstep::base {
 
 /// The base class of every exception that Lockstep throws. what() is one line: the operation, the rank and the peer if
-/// there are any, the value received and the values expected. cause() is a row of the table in cause.h. A CommError,
-/// and any error that init() throws, is published in the store and appears in the launcher's FATAL line; for other
-/// errors the launcher knows only the rank's exit code.
+/// there are any, the value received and the values expected. Ranks publish CommErrors, and all errors that init()
+/// throws, in the store. The launcher prints the first of them in its FATAL line. Of other errors it receives only the
+/// rank's exit code.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& message, std::string hint = {})
@@ -52,8 +52,8 @@ class SystemError : public Error {
 /// An operation between ranks failed. The group is closed afterwards: every later call on it throws the same error.
 class CommError : public Error {
  public:
-  /// `op` is the operation as in a FATAL line, "all_reduce(fc.weight)#12". `rank` is the caller and `peer` the rank at
-  /// fault; -1 if unknown.
+  /// `op` is the operation as in a FATAL line, "all_reduce(fc.weight)#12". `rank` is the caller and `peer` is the rank
+  /// at fault; each is -1 if unknown.
   CommError(Cause cause, std::string op, int rank, int peer, const std::string& message, std::string hint = {})
       : Error(cause, message, std::move(hint)), op_(std::move(op)), rank_(rank), peer_(peer) {}
 

@@ -39,7 +39,7 @@ Pipe make_pipe();
 void set_nonblocking(int fd);
 
 /// Raises the soft limit on open descriptors to at least `required` and returns the previous soft limit. Throws
-/// SystemError (RESOURCE) naming the hard limit if `required` exceeds it.
+/// SystemError (kResource); its message has the hard limit if `required` exceeds that.
 std::uint64_t raise_fd_limit(std::uint64_t required);
 
 }  // namespace lockstep::base

@@ -8,14 +8,16 @@
 
 namespace lockstep::base {
 
+/// The memory left to this process, and what limits it.
 struct HostMemory {
   std::uint64_t available_bytes = 0;  ///< the minimum of what the host and this process's control groups have left
-  std::string limited_by;             ///< "the host", or the directory of the control group that sets the minimum
+  std::string limited_by;  ///< "the host", or "the control group DIRECTORY" that sets the minimum; "nothing" if no file
+                           ///< could be read
 
   /// Reads MemAvailable from /proc/meminfo, and memory.max and memory.current of this process's control group and its
   /// ancestors (cgroup version 2). Takes about 50 us. A file that cannot be read imposes no limit.
   static HostMemory now();
-  /// Like now(), with files read by `read`, which returns a file's content. For tests.
+  /// Like now(), but calls `read`, which returns the content of a file, to read each file. For tests.
   static HostMemory from(const std::function<std::optional<std::string>(const std::string& path)>& read);
 };
 

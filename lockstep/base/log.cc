@@ -21,10 +21,10 @@ void write_line(std::string_view prefix, std::string_view text) {
                                                                                                        : "");
   line.append(prefix);
   line.append(text).append("\n");
-  // A terminal that is paused (Ctrl-S) accepts no data: drop the line instead of blocking.
+  // A paused terminal (Ctrl-S) accepts no data. Drop the line instead of blocking.
   pollfd poll_entry{STDERR_FILENO, POLLOUT, 0};
   if (::poll(&poll_entry, 1, kWriteTimeoutMs) == 0) return;
-  // One write, so that lines of several processes on one descriptor do not mix. There is no way to report a failure.
+  // Use one write, so that lines of several processes on one descriptor do not mix. A failure cannot be reported.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

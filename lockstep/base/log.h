@@ -11,9 +11,9 @@ enum class LogLevel { kQuiet, kInfo, kDebug };
 /// Returns the level set by LOCKSTEP_LOG; defaults to kInfo. Throws UsageError for an unknown level.
 LogLevel log_level();
 
-/// Writes "lockstep: TEXT" if the level is kInfo or higher. Thread-safe.
+/// Writes "lockstep: TEXT" if the level is kInfo or higher. Throws UsageError if LOCKSTEP_LOG is invalid. Thread-safe.
 void log_info(std::string_view text);
-/// Like log_info(), at level kDebug.
+/// Like log_info(), but only if the level is kDebug.
 void log_debug(std::string_view text);
 /// Writes "lockstep: warning: TEXT" at every level. Thread-safe.
 void log_warning(std::string_view text);

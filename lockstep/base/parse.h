@@ -1,4 +1,5 @@
-// Strict parsing of numbers and lists from untrusted input. No function here accepts only a prefix of its input.
+// Strict parsing of numbers and lists from untrusted input. Every function parses its whole input: a valid prefix is
+// not accepted.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@ namespace lockstep::base {
 /// Parses all of `text` as a decimal integer. Returns nullopt for "", "12a", " 1", "+1" and values outside 64 bits.
 std::optional<std::int64_t> parse_int(std::string_view text);
 
-/// Parses all of `text` as a finite decimal number.
+/// Parses all of `text` as a finite decimal number. Returns nullopt for anything else.
 std::optional<double> parse_double(std::string_view text);
 
 /// Parses `text` as an integer in [low, high]. Throws a UsageError that names `what`, the text and the bounds
 /// otherwise.
 std::int64_t parse_int_in_range(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high);
 
-/// Splits `text` at every `separator`; "" yields one empty string.
+/// Splits `text` at every `separator`. For "", returns one empty string.
 std::vector<std::string> split(std::string_view text, char separator);
 
 /// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped.

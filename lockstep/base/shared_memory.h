@@ -16,7 +16,7 @@ class SharedMemory {
   /// SystemError.
   static SharedMemory create(const char* name, std::size_t size);
   /// Maps memory that another process created with create(). Throws SystemError unless `fd` is a memfd of exactly
-  /// `size` bytes with the same seals: a memfd that can shrink could kill its readers.
+  /// `size` bytes with the same seals: if another process shrank the memfd, SIGBUS would kill its readers.
   static SharedMemory map(Fd fd, std::size_t size);
 
   SharedMemory(SharedMemory&& other) noexcept;

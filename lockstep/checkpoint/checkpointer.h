@@ -1,4 +1,4 @@
-// Writes the checkpoints of a training from all ranks, and finds the latest complete one.
+// Writes the checkpoints of a training run from all ranks, and finds the latest complete one.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ struct SaveReport {
 
 /// A directory of checkpoints. Each checkpoint is a subdirectory with the files that the ranks wrote and MANIFEST.json,
 /// which is written after all files are on disk. After a failed save, or if a process is killed at any point, a
-/// checkpoint is either complete or is ignored; older checkpoints are removed only after the new one is durable.
+/// checkpoint is either complete or ignored; older checkpoints are removed only after the new one is durable.
 ///
 /// Collective: all ranks must construct it and call its methods in the same order with the same directory, and each
 /// call waits for the other ranks. Not thread-safe.
@@ -42,19 +42,20 @@ class Checkpointer {
  public:
   /// Creates the directory if it does not exist. Throws UsageError for invalid options and SystemError, on all ranks.
   Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options = {});
-  /// Waits for the save in flight, bounded by the group's timeouts and by the disk.
+  /// Blocks until the save in flight is complete, bounded by the group's timeouts and by the disk.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Writes the parts `mine` of this rank and returns when the checkpoint is durable. Ranks may pass different parts,
-  /// also none. Waits for a save in flight first. An error on any rank is thrown on all ranks and names that rank:
-  /// UsageError for a name or a value that cannot be saved, SystemError (CKPT_WRITE_FAILED) if a disk cannot be
-  /// written. Existing checkpoints are not changed by a failed save.
+  /// or none. First waits for a save in flight; if that save failed, throws its error and writes nothing. An error on
+  /// any rank is thrown on all ranks and names that rank: UsageError for a name or a value that cannot be saved,
+  /// SystemError (CKPT_WRITE_FAILED) if a disk cannot be written. Existing checkpoints are not changed by a failed
+  /// save.
   SaveReport save(std::int64_t step, const CheckpointParts& mine);
 
   /// Copies `mine` and returns; a background thread writes the copy. At most one save is in flight: the next save, or
-  /// wait(), waits for it and throws its error. The memory of the copy is reused by the next save.
+  /// wait(), waits for it and throws its error. The next save reuses the memory of the copy.
   void save_async(std::int64_t step, const CheckpointParts& mine);
   /// Returns whether a save is in flight on this rank. Does not block.
   bool in_flight() const;

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// The kind of an error in an exchanged record: none, UsageError, SystemError, or any other.
+// The kind of the error in an exchanged record.
 enum ErrorKind { kNone, kUsageError, kSystemError, kOtherError };
 
 json to_json(const std::exception_ptr& error) {
@@ -39,7 +39,7 @@ json to_json(const std::exception_ptr& error) {
   std::string text = what + ": rank " + std::to_string(rank) + ": " + record.at("text").get<std::string>();
   if (record.at("kind") == kUsageError) throw base::UsageError(text, record.at("hint").get<std::string>());
   if (record.at("kind") == kOtherError) throw base::Error(base::Cause::kCkptWriteFailed, text);
-  // SystemError appends the text of errno, which is there already.
+  // Removes the text of errno, because SystemError appends it again.
   const int number = record.at("errno").get<int>();
   const std::string tail = ": " + std::generic_category().message(number);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());
@@ -116,7 +116,7 @@ class CheckpointPublisher {
       latest.write(name.data(), name.size());
       latest.commit();
     }
-    // Damaged checkpoints do not count as kept; they are removed with those that are older than the last one kept.
+    // Damaged checkpoints are not counted. They are removed when they are older than the last checkpoint that is kept.
     int kept = 0;
     for (const CheckpointName& name : list_checkpoints(request_.folder)) {
       if (kept >= request_.keep)

@@ -107,7 +107,7 @@ TensorSource open_torch_file(const std::string& path, const LoadOptions& options
   return source;
 }
 
-// What load() copies, as pairs of a name in the file and a tensor of the module, and what does not match.
+// The plan of load(): pairs of a name in the file and a tensor of the module to copy to, and the mismatches.
 struct LoadPlan {
   std::vector<std::pair<std::string, at::Tensor>> pairs;
   LoadReport report;

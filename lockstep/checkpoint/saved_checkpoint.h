@@ -1,4 +1,4 @@
-// A checkpoint on disk.
+// Names, lists and reads the checkpoints in a directory.
 #pragma once
 
 #include <set>
@@ -11,8 +11,7 @@
 namespace lockstep::checkpoint {
 
 /// The name of a checkpoint, such as "00000007-step-120": its number in the order of writing, and its step. The number
-/// decides which checkpoint is the latest: after a training resumes from an older step, its next checkpoint counts as
-/// later.
+/// decides which checkpoint is the latest: after a run resumes from an older step, its next checkpoint counts as later.
 struct CheckpointName {
   std::int64_t sequence = 0;
   std::int64_t step = 0;

@@ -23,9 +23,9 @@ std::size_t padded_bytes(const at::Tensor& tensor) {
   return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// A memcpy() to memory that is not read soon. Its stores bypass the caches, which keeps there what the next step needs
-/// and avoids reading `to`. It copies four pages at a time, because a single stream does not use all memory banks; the
-/// C library does the same, but only above some hundred MB. `to` must be aligned to kAlignment.
+/// A memcpy() to memory that is not read soon. Its stores bypass the caches, so that the data of the next step stays in
+/// cache and `to` is not read. It copies four pages at a time, because a single stream does not use all memory banks;
+/// the C library does the same, but only above a few hundred MB. `to` must be aligned to kAlignment.
 void copy_nontemporal(char* to, const char* from, std::size_t num_bytes) {
   std::size_t done = 0;
 #ifdef __SSE2__

@@ -8,7 +8,7 @@
 namespace lockstep::checkpoint {
 
 /// Parses all of `text`. Throws FormatError "FILE:OFFSET: reason" if it has more than kMaxJsonBytes, nests lists and
-/// objects deeper than `max_depth`, or contains a key of an object twice.
+/// objects deeper than `max_depth`, or if an object contains a key twice.
 nlohmann::json parse_json(std::string_view text, std::size_t max_depth, const std::string& file);
 
 }  // namespace lockstep::checkpoint

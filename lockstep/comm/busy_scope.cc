@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// The BusyScopes that are alive, in the order in which they were created. Never destroyed.
+/// The existing BusyScopes, in the order in which they were created. Never destroyed.
 struct BusyStack {
   std::mutex mutex;  // guards `scopes` and the name in the page
   std::vector<std::pair<const BusyScope*, std::string>> scopes;

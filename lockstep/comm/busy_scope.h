@@ -5,9 +5,9 @@
 
 namespace lockstep::comm {
 
-/// While it lives, this rank counts as making progress, whatever it does, so no wait of another rank times out because
-/// of it. Made by Group::busy(). Any thread may create or destroy it. Scopes may nest or overlap; status reports name
-/// the most recent one that is still alive.
+/// While a BusyScope exists, this rank counts as making progress, so no wait of another rank times out because of this
+/// rank. Group::busy() makes one. Any thread may create or destroy it. Scopes may nest or overlap; status reports name
+/// the most recent scope that still exists.
 class BusyScope {
  public:
   explicit BusyScope(const std::string& what);

@@ -10,22 +10,22 @@ namespace lockstep::comm {
 struct World;
 
 /// The device that the user requested with InitOptions.device or LOCKSTEP_DEVICE. If neither `cpu` nor `gpu` is set,
-/// the rank uses a GPU if it sees one.
+/// the rank uses a GPU if one is visible.
 struct DeviceRequest {
   bool cpu = false;
   bool gpu = false;  ///< a GPU is required
-  int index = -1;    ///< -1: chosen by the local rank
+  int index = -1;    ///< -1: selected by the local rank
 };
 /// Parses "auto", "cpu", "cuda" or "cuda:N". Throws UsageError for other strings. Pure.
 DeviceRequest parse_device(const std::string& asked);
 
 /// Returns whether this rank is to use a GPU. If so, loads libtorch's CUDA library; call it before anything is
-/// allocated on a GPU. Fills world.num_gpus and world.gpu_unavailable_reason. Throws UsageError if the request requires
-/// a GPU and there is none.
+/// allocated on a GPU. Fills world.num_gpus and world.gpu_unavailable_reason. Throws UsageError if the requested GPU
+/// does not exist or libtorch's CUDA library cannot be loaded.
 bool detect_gpus(World& world, const DeviceRequest& request);
 
-/// Selects a GPU after the ranks have joined: the requested one, else the one with index local rank modulo the number
-/// of GPUs that this rank sees. Makes it current and fills world.gpu and world.device.
+/// Selects a GPU after the ranks have joined: the requested one, else the one whose index is the local rank modulo the
+/// number of visible GPUs. Makes it current and fills world.gpu and world.device. Throws base::Error (kResource).
 void select_gpu(World& world, const DeviceRequest& request);
 
 /// Agrees with the other ranks on whether tensors on GPUs use NCCL. All ranks must call it; blocks until they have.

@@ -163,7 +163,7 @@ CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
 }
 
 /// Gathers equal parts of the size of the largest input, which the comparison of signatures reveals. `outputs` must
-/// live until the operation is done.
+/// stay valid until the operation is done.
 template <typename Impl>
 CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                              const CallOptions& options) {

@@ -30,10 +30,10 @@ class GradientHook;
 struct CallOptions {
   /// Name of the operation in error messages. It must be equal on all ranks and must not contain control characters.
   std::string name;
-  /// When the operation ends with a TimeoutError, even if the other ranks make progress. Without a deadline,
-  /// InitOptions.timeout decides.
+  /// The operation ends with a TimeoutError at this deadline, even if the other ranks make progress. Without a
+  /// deadline, only InitOptions.timeout applies.
   std::optional<base::Deadline> deadline;
-  /// all_reduce of float32 only: the dtype in which data crosses between hosts (float32, bfloat16 or float16). Each
+  /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16 or float16). Each
   /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Data that stays within
   /// a host is not rounded. The transports gloo and mpi accept float32 only.
   at::ScalarType wire_dtype = at::kFloat;
@@ -73,11 +73,12 @@ class Group {
   int local_rank() const;
   /// Returns the number of ranks on this host.
   int local_size() const;
+  /// Returns the index of this rank's host.
   int node_rank() const;
   int num_nodes() const;
-  /// Returns the device of this rank: a GPU if the rank sees any, else the CPU. Among the GPUs that the rank sees
-  /// (CUDA_VISIBLE_DEVICES), it gets the one with index local_rank() modulo their number, and init() makes that GPU the
-  /// current one. InitOptions.device and LOCKSTEP_DEVICE override the choice.
+  /// Returns the device of this rank: a GPU if any is visible to the process, else the CPU. Among the visible GPUs
+  /// (CUDA_VISIBLE_DEVICES), the rank uses the one whose index is local_rank() modulo their number, and init() makes
+  /// that GPU the current one. InitOptions.device and LOCKSTEP_DEVICE override the choice.
   at::Device device() const;
   /// Returns the name of the group in messages: "world", "world.1[0]", ...
   const std::string& name() const;
@@ -104,7 +105,7 @@ class Group {
   /// Gathers tensors whose shapes may differ between ranks; the dtype must be equal. Returns one tensor per rank, in
   /// that rank's shape.
   std::vector<at::Tensor> all_gather_unequal(const at::Tensor& input, const CallOptions& options = {});
-  /// Fills `outputs` before the Work is done. `outputs` must live until then.
+  /// Fills `outputs` before the Work is done. `outputs` must stay valid until then.
   Work all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                 const CallOptions& options = {});
 
@@ -141,7 +142,8 @@ class Group {
   void barrier(const CallOptions& options = {});
   Work barrier_async(const CallOptions& options = {});
 
-  /// Byte strings of any length up to 1 GiB. broadcast_bytes() ignores `bytes` on ranks other than `root`.
+  /// Sends byte strings of at most 1 GiB, whose lengths may differ between ranks. broadcast_bytes() ignores `bytes` on
+  /// ranks other than `root`.
   std::string broadcast_bytes(const std::string& bytes, int root, const CallOptions& options = {});
   std::vector<std::string> all_gather_bytes(const std::string& bytes, const CallOptions& options = {});
 
@@ -153,8 +155,8 @@ class Group {
   /// blocks until they have.
   Group split_by_host();
 
-  /// Ends a step. Records and checks carry the number of the step. In a program that never calls it, the backward() of
-  /// the first model counts steps. Does not block.
+  /// Ends a step. The flight recorder and the checks of reductions use the number of the step. In a program that never
+  /// calls it, the backward() of the first model counts steps. Does not block.
   void step();
   std::int64_t steps() const;
   /// For ddp: sets the number of steps on a rank that has joined and follows the steps of the other ranks.
@@ -164,16 +166,16 @@ class Group {
   /// does not treat it as stuck. Loading a batch, a step and an operation report progress by themselves. Takes a few
   /// nanoseconds.
   void alive();
-  /// Reports progress continuously while the returned object lives: `const auto busy = world.busy("evaluate");`
+  /// Reports progress continuously while the returned object exists: `const auto busy = world.busy("evaluate");`
   [[nodiscard]] BusyScope busy(const std::string& what) { return BusyScope(what); }
 
   /// Returns whether all ranks should save and exit, because one of them has received SIGTERM or SIGUSR1 since its
-  /// first call of this function. The first call installs handlers that only set a flag. The flag travels with the next
-  /// reduction of gradients, so all ranks read the same answer in the same step. When it is true, save, destroy the
-  /// last Group and return kPreemptedExitCode; `lockstep run` then returns that code too. A world of one rank reads its
-  /// own flag. Does not block.
+  /// first call of this function. The first call installs handlers that only set a flag. The next reduction of
+  /// gradients sends the flag to all ranks, so all ranks get the same answer in the same step. When it is true, save,
+  /// destroy the last Group and return kPreemptedExitCode; `lockstep run` then returns that code too. A world of one
+  /// rank reads its own flag. Does not block.
   bool stop_requested();
-  /// For ddp: a finished reduction carried a stop request.
+  /// For ddp: records that a finished reduction contained a stop request.
   void set_stop_agreed();
 
   /// For data loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with

@@ -18,15 +18,16 @@
 
 namespace lockstep::comm {
 
-/// A call in progress: the operation on contiguous tensors, what the ranks compare, and what remains to do afterwards.
+/// A call in progress: the operation on contiguous tensors, the shape that the ranks compare, and the work before and
+/// after the operation.
 struct CollectiveRequest {
   Collective op;
   SignatureShape shape;
   std::function<void(Collective&, const std::vector<CallSignature>&)>
-      prepare;                        // after the comparison, when all sizes are known
-  std::function<void()> complete;     // after the operation: copies results back
+      prepare;                        // called after the comparison, when all sizes are known
+  std::function<void()> complete;     // called after the operation: copies results back
   bool moves_data = true;             // false: the operation is the comparison alone (barrier)
-  std::optional<c10::Stream> stream;  // GPU tensors: the caller's current stream, for another thread
+  std::optional<c10::Stream> stream;  // for GPU tensors: the caller's current stream, for the executor's thread
 };
 
 /// Returns the current stream for the tensors of `op` if they are on a GPU.
@@ -45,7 +46,8 @@ struct Group::Impl {
   void run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
   Work start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
 
-  /// Fills in what every kind of operation has. Throws UsageError for arguments that this rank alone can reject.
+  /// Fills in the fields that all kinds of operations have. Throws UsageError for arguments that this rank can reject
+  /// without the other ranks.
   Collective make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options) const;
   void check_root(CollectiveKind kind, int root) const;
   void check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const;
@@ -56,7 +58,7 @@ struct Group::Impl {
   const std::string name;
   const std::vector<int> members;  // world ranks
   const int rank;
-  /// What a new group that all ranks of this group split off may reuse.
+  /// The parent of a group that all ranks of this group split off.
   SplitParent split_parent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
   int num_reducers = 0;

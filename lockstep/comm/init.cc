@@ -29,7 +29,7 @@ using base::Env;
 using job::StoreKind;
 
 constexpr auto kUnlimitedSetupTimeout = std::chrono::hours(24);
-constexpr std::uint64_t kOwnFiles = 512;  // descriptors of a rank that serves the store
+constexpr std::uint64_t kOwnFiles = 512;  // descriptors that a rank needs for anything but the store
 
 /// The store needs at most five connections per rank. Usually fewer descriptors suffice, so a failure is only logged.
 void raise_file_limit_for_store(int ranks) {

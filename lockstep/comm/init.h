@@ -16,17 +16,17 @@ struct InitOptions {
   std::optional<int> world_size;
   /// "host:port" of rank 0, for explicit ranks.
   std::string address;
-  /// Whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi".
-  /// Defaults to LOCKSTEP_ENV_FROM, else "auto".
+  /// The launcher whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm"
+  /// or "pmi". Defaults to LOCKSTEP_ENV_FROM, else "auto".
   std::string env_from;
   /// "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
   /// on GPUs use NCCL with "auto" if every rank has a GPU of its own, and with "nccl", which equals "auto" for CPU
   /// tensors. With any other name, GPU tensors are copied through host memory.
   std::string transport;
-  /// Device of this rank, see Group::device(): "auto" (a GPU if the rank sees one), "cpu", "cuda" or "cuda:N". Defaults
-  /// to LOCKSTEP_DEVICE, else "auto".
+  /// Device of this rank, see Group::device(): "auto" (a GPU if one is visible), "cpu", "cuda" or "cuda:N". Defaults to
+  /// LOCKSTEP_DEVICE, else "auto".
   std::string device;
-  /// For the transport hierarchy: what carries data between hosts, "auto", "gloo" or "mpi". Defaults to
+  /// The transport between hosts, for the transport hierarchy: "auto", "gloo" or "mpi". Defaults to
   /// LOCKSTEP_CROSS_HOST_TRANSPORT, else "auto".
   std::string cross_host_transport;
   /// Whether CPU tensors that are created after init() are allocated in the arena (arena/arena.h). Defaults to
@@ -43,8 +43,8 @@ struct InitOptions {
 ///
 /// Reads this process's rank from the variables of its launcher (docs/guide/01-first-run.md), connects to the job's
 /// store, and compares the protocol, the library versions and the program with the other ranks. If the rank uses MPI,
-/// it also compares the MPI library that is loaded with the one of the build. A program without a launcher becomes a
-/// world of one rank. Rank 0 prints one line on stderr that describes the job.
+/// init() also compares the loaded MPI library with the one of the build. A program without a launcher becomes a world
+/// of one rank. Rank 0 prints one line on stderr that describes the job.
 ///
 /// If the rank has a GPU, init() loads libtorch's CUDA library and makes the GPU the calling thread's current one.
 /// Therefore call init() before torch::manual_seed(), torch::cuda::is_available() and other functions that query GPUs,
@@ -53,7 +53,7 @@ struct InitOptions {
 /// While a group of the world exists, another init() returns the same world. After a rank of a world of several ranks
 /// has destroyed its last group, init() throws a UsageError.
 ///
-/// Throws UsageError (incomplete or contradictory variables; a rank number that joins twice) and CommError with cause
+/// Throws UsageError (incomplete or contradictory variables; two processes with the same rank) and CommError with cause
 /// kJoinTimeout (names the ranks that did not join), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen or
 /// kAuthFailed.
 Group init(const InitOptions& options = {});

@@ -46,7 +46,7 @@ std::string text_of(const std::exception& error) {
   return what == type ? type : type + ": " + what.substr(0, what.find('\n'));
 }
 
-/// libtorch's CPU allocator has no exception type of its own for this.
+/// Also compares the text, because libtorch's CPU allocator throws no OutOfMemoryError.
 bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
          std::strstr(error.what_without_backtrace(), "can't allocate memory");

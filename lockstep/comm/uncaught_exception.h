@@ -1,4 +1,4 @@
-// Reports an error that a program does not handle to all ranks before the process ends.
+// Reports an unhandled error of a program to all ranks before the process ends.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ int main(int argc, char** argv, const std::function<int(int argc, char** argv)>&
 
 class DeadlockDetector;
 
-/// Where failures are reported to.
+/// The destination of failure reports.
 struct FailureListener {
   std::shared_ptr<DeadlockDetector> deadlock_detector;
   bool serves_store = false;  ///< this process serves the store, and the other ranks need time to read from it
@@ -25,7 +25,7 @@ struct FailureListener {
 
 /// For init(): starts reporting failures to `listener`. From then on std::terminate(), for example after an uncaught
 /// exception, publishes its text as the job's first cause and then continues as before. The listener stays in place
-/// when an exception unwinds the world, because the code that catches the exception may still report it.
+/// when an exception destroys the world, because the code that catches the exception may still report it.
 void report_failures_to(FailureListener listener);
 /// Stops reporting: the world has ended without an error.
 void stop_reporting_failures() noexcept;

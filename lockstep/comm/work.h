@@ -16,7 +16,8 @@ class DeadlockDetector;
 /// An operation in progress. Work is a small value; copies refer to the same operation.
 ///
 /// The operation keeps its tensors alive. The caller must not read or write them before the operation is done.
-/// Destroying a Work does not end its operation. The operations of one group end in the order in which they started.
+/// Destroying a Work does not end its operation. The collective operations of one group end in the order in which they
+/// started.
 class Work {
  public:
   /// Blocks until the operation is done or its own deadline has passed. Throws the operation's error: DesyncError,

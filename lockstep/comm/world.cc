@@ -164,8 +164,8 @@ void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
     world.store = connect(deadline);
     return;
   }
-  // torchrun's store outlives restarts, and its hosts do not count restarts alike: the message may be from a rank 0
-  // that has ended.
+  // torchrun's store persists across restarts, and its hosts may count restarts differently, so the message may be from
+  // a rank 0 that has ended.
   for (const job::JobKey given = world.key;; world.key = given) {
     apply_rendezvous_message(world, exchange_over_torchrun_store(torchrun, key, "", deadline));
     try {

@@ -21,10 +21,10 @@ namespace lockstep::comm {
 class LocalPeers;
 enum class Scope;
 
-/// The group that all its ranks split a new group off.
+/// Describes a split in which all ranks of a group take part.
 struct SplitParent {
-  Transport* from = nullptr;
-  int color = 0;  // ranks with the same color are in the same new group
+  Transport* from = nullptr;  // of the group that is split; null if there is none
+  int color = 0;              // ranks with the same color are in the same new group
 };
 
 struct World {
@@ -37,12 +37,12 @@ struct World {
   std::shared_ptr<DeadlockDetector> deadlock_detector;
   std::unique_ptr<job::Heartbeat> heartbeat;      // set if the store or an agent can read it
   std::string transport;                          // name of the chosen transport
-  std::string cross_host_transport;               // for hierarchy: what carries data between hosts
+  std::string cross_host_transport;               // for hierarchy: the transport between hosts
   std::shared_ptr<const LocalPeers> local_peers;  // for shm and hierarchy
   std::string address;                            // numeric address of this host on the network to the other hosts
   std::string interface;                          // the user's choice of network interface; may be empty
   at::Device device = at::kCPU;                   // of this rank
-  int num_gpus = 0;                               // that this rank sees
+  int num_gpus = 0;                               // visible to this rank
   std::string gpu_unavailable_reason;             // why this rank has no GPU
   Gpu gpu;                                        // set if this rank has a GPU
   bool uses_nccl = false;                         // GPU tensors use NCCL; otherwise they go through host memory
@@ -52,7 +52,7 @@ struct World {
   std::atomic<std::int64_t> batches{0};
   std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
   job::Injection injection;                         // the fault to inject, if any
-  bool stop_agreed = false;                         // a finished reduction carried a stop request
+  bool stop_agreed = false;                         // a finished reduction contained a stop request
 
   /// Makes a transport for channel `name` among `members` (world ranks). All members must call it; blocks until they
   /// have.
@@ -73,9 +73,9 @@ struct World {
 /// numbered the ranks. Throws UsageError if the requested transport is not available.
 std::string choose_cross_host_transport(const job::Identity& identity, const std::string& asked);
 
-/// For ranks whose launcher uses MPI or PMI and set no address of a store: rank 0 serves the store (world.server) at a
-/// free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is hydra and this
-/// program has no MPI or a different one, over PMI. Throws UsageError if neither is possible.
+/// For ranks whose launcher uses MPI or PMI and does not set the address of a store: rank 0 serves the store
+/// (world.server) at a free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is
+/// hydra and this program has no MPI or a different one, over PMI. Throws UsageError if neither is possible.
 void rendezvous_over_mpi(World& world, base::Deadline deadline);
 
 /// The same for ranks that torchrun started: rank 0 publishes the address in torchrun's own store, which every process

@@ -15,7 +15,8 @@ class CapturedGraph {
 };
 
 /// Captures the work that `body` submits to the current stream, which must not be the default stream, and to streams
-/// that depend on it. The work is not run. Exceptions propagate, and the capture is then cleaned up.
+/// that depend on it. Capturing does not run the work. Exceptions of `body` propagate after the capture has been
+/// cleaned up.
 std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body);
 
 }  // namespace lockstep::cuda

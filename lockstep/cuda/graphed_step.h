@@ -1,6 +1,6 @@
 // GraphedStep: a training step as a CUDA graph, captured once and then replayed as a whole, without the host overhead
-// of each operation. Target Lockstep::cuda, which links libtorch's CUDA library; programs that do not use it do not
-// load that library.
+// of each operation. Its CMake target, Lockstep::cuda, links libtorch's CUDA library; programs that do not link this
+// target do not load that library.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,10 @@ struct GraphedStepStats {
   std::int64_t replayed = 0;  ///< steps that replayed a graph
 };
 
-/// Each call makes one step: it runs the body with the given inputs. On a GPU, the first `warmup` calls run the body
-/// eagerly, the next call captures it, and that call and all later ones replay the graph. There is one graph per set of
-/// shapes, strides and dtypes of the inputs. On a CPU, and with enabled = false, every call runs the body eagerly, with
-/// the same results.
+/// Each call makes one step: it runs the body with the given inputs. On a GPU, there is one graph per set of shapes,
+/// strides and dtypes of the inputs: the first `warmup` calls with a set run the body eagerly, the next call captures
+/// it, and that call and all later ones replay the graph. On a CPU, and with enabled = false, every call runs the body
+/// eagerly, with the same results.
 ///
 ///   using Tensors = std::vector<at::Tensor>;
 ///   lockstep::cuda::GraphedStep step(world.device(), [&](const Tensors& batch) -> Tensors {
@@ -42,8 +42,8 @@ struct GraphedStepStats {
 ///   });
 ///   for (auto& batch : loader.epoch(0)) last = step({batch.data, batch.target})[0];
 ///
-/// A graph repeats the captured GPU work with the same addresses and numbers; whatever the host decided or counted is
-/// frozen in it. The body must therefore do the same work in every step. The last two runs before the first replay are
+/// A graph repeats the captured GPU work with the same addresses and numbers; it does not repeat the host's decisions
+/// and counts. The body must therefore do the same work in every step. The last two runs before the first replay are
 /// compared, and UsageError names what cannot be captured: a number that differs between runs (torch::optim::Adam's
 /// step count, a learning rate that a schedule changes), another sequence of operations, tensors on the CPU, values
 /// that the host reads (item(), GradScaler::step()), and collectives, including DistributedDataParallel with several
@@ -63,8 +63,9 @@ class GraphedStep {
   ~GraphedStep();
   GraphedStep(GraphedStep&&) noexcept;
 
-  /// Makes one step. Does not wait for the GPU. Throws UsageError for inputs and bodies that cannot be captured, and
-  /// rethrows exceptions of the body unchanged; the step is then incomplete.
+  /// Makes one step. Does not wait for the GPU. Throws UsageError for inputs and bodies that cannot be captured and for
+  /// a call inside an Autocast with a cache, and rethrows exceptions of the body unchanged; the step is then
+  /// incomplete.
   Tensors operator()(const Tensors& inputs);
 
   const GraphedStepStats& stats() const;

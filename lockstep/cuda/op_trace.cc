@@ -17,7 +17,7 @@ struct TraceState {
 };
 // Global, because RecordFunction callbacks are plain functions.
 std::mutex trace_mutex;
-TraceState* current_trace = nullptr;  // set under trace_mutex; read by autograd threads that work for its holder
+TraceState* current_trace = nullptr;  // set under trace_mutex; read by the autograd threads of the thread that holds it
 
 std::string to_text(double number) {
   char text[32];

@@ -13,8 +13,8 @@ struct OpTrace {
   std::optional<std::string> cpu_tensor;  ///< the first call with a CPU tensor of one or more dimensions
 };
 
-/// Runs `body` and records its calls, including those of backward passes on other threads. Calls from several threads
-/// of a process are serialised. Costs about one microsecond per recorded call.
+/// Runs `body` and records its calls, including those of backward passes on other threads. Calls of trace_ops() on
+/// several threads are serialised. Costs about one microsecond per recorded call.
 OpTrace trace_ops(const std::function<void()>& body);
 
 /// Describes the first difference: "call 12, aten::add_(tensor, 0.1), was aten::add_(tensor, 0.2) in the previous run".

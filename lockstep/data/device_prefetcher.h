@@ -14,7 +14,7 @@
 
 namespace lockstep::data {
 
-/// Calls visit_tensors() for a batch whose type only the caller knows.
+/// Calls visit_tensors() for a batch whose type is erased.
 using BatchVisitor = std::function<void(void* batch, const TensorVisitor& visit)>;
 
 /// Throws UsageError unless `device` is cpu or an accelerator that libtorch can use in this process.
@@ -33,16 +33,16 @@ class DevicePrefetcher {
 
   /// The device, including its index.
   at::Device device() const { return stream_.device(); }
-  /// Blocks until the device has executed the work that was on the consumer's stream when the batch before the previous
-  /// one was delivered. This bounds how far a program that never synchronizes runs ahead, and so the memory of its
-  /// batches. Returns false if the work is not complete by `deadline`.
+  /// Let k be the batch that was delivered last. Blocks until the device has executed the work that was on the
+  /// consumer's stream when batch k - 1 was delivered. This bounds how far a program that never synchronizes runs ahead
+  /// of the device, and therefore the memory of its batches. Returns false if the work is not complete by `deadline`.
   bool wait_for_consumer(base::Deadline deadline) const;
   /// Replaces the batch's host tensors by device tensors whose contents are copied asynchronously. Does not block if
   /// the host tensors are pinned.
   void start_copy(void* batch);
-  /// Makes the calling thread's current stream wait for the copy that was started last. Work that this thread enqueues
-  /// on that stream afterwards sees the contents, and the tensors' memory is not reused before the work that was
-  /// enqueued until their destruction has completed. Does not block the host.
+  /// Makes the calling thread's current stream wait for the copy that was started last. Work that this thread then
+  /// enqueues on that stream reads the copied contents. libtorch does not reuse the tensors' memory until all work that
+  /// was enqueued on that stream before their destruction has completed. Does not block the host.
   void wait_on_current_stream(void* batch);
 
  private:

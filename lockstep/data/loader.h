@@ -1,4 +1,4 @@
-// Loads batches for a training loop: each rank its own part of the dataset, in a new order each epoch.
+// Loads batches for a training loop: each rank draws its own part of the dataset, in a new order in each epoch.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@ namespace lockstep::data {
 
 /// One pass over an epoch: an input range that one thread can iterate once.
 ///   for (auto& batch : loader.epoch(3)) ...
-/// Leaving the loop early stops the worker threads, which blocks for as long as the dataset takes for one sample.
+/// Leaving the loop early stops the worker threads, which blocks until each has returned from its current call of get()
+/// or get_batch(), at most LoaderOptions::timeout.
 template <typename Batch>
 class Epoch {
  public:
@@ -46,7 +47,8 @@ class Epoch {
 
   explicit Epoch(std::unique_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
 
-  /// Blocks until the first batch is ready, at most LoaderOptions::timeout; operator++ does so for the other batches.
+  /// Blocks until the first batch is ready; operator++ does so for the other batches. With worker threads, both block
+  /// at most LoaderOptions::timeout; with num_workers = 0, they load the batch on the calling thread, without a limit.
   /// Both throw SampleError if the dataset threw, and TimeoutError.
   Iterator begin() { return Iterator(*batches_); }
   std::default_sentinel_t end() const { return {}; }
@@ -75,8 +77,8 @@ class Loader {
   /// so that all ranks have the same number of them.
   bool is_exact() const { return core_->is_exact(); }
 
-  /// The current position; the batch that the loop holds counts as drawn. All ranks return the same position between
-  /// two steps.
+  /// The current position; the batch that the loop holds counts as drawn. Between two steps, the position is the same
+  /// on all ranks.
   const LoaderPosition& position() const { return core_->position(); }
   /// Makes the next call of epoch(position.epoch) resume at `position`, which may have been saved with another world
   /// size. Throws UsageError if the position belongs to another dataset, seed or order.
@@ -198,8 +200,8 @@ template <typename D>
 concept MapDataset = detail::HasGet<D> || detail::HasGetBatch<D>;
 
 /// Creates a loader of `dataset` for this rank of `world`. All ranks must pass the same arguments. If all ranks draw
-/// the same number of batches (kPad, kDrop), the group counts each batch, and ranks that are at different batches get
-/// an error instead of averaging gradients of different steps. To iterate over a dataset on one rank only, use the
+/// the same number of batches (kPad, kDrop), the group counts each batch, and ranks that are at different batches throw
+/// DesyncError instead of averaging gradients of different steps. To iterate over a dataset on one rank only, use the
 /// overload with DataShard{}.
 ///
 /// A dataset has get(index) or get_batch(indices), and size(). It may be a torch::data::datasets::Dataset, one mapped
@@ -212,8 +214,8 @@ concept MapDataset = detail::HasGet<D> || detail::HasGetBatch<D>;
 ///
 /// With LoaderOptions::device, batches are on that device, and the copy of a batch starts before the batch is
 /// requested. Use a batch on the stream that was current when it was returned, on the thread that requested it, or
-/// order other streams after that one. The host does not wait for a copy; it waits for the device only when the device
-/// is two batches behind. Exceptions from a copy leave the loop unchanged.
+/// order other streams after that one. The host does not wait for a copy; it waits for the device only if the device is
+/// two batches behind. An exception of a copy is rethrown unchanged when its batch is requested.
 ///
 /// Throws UsageError if the dataset has no samples or if an option is out of range.
 template <MapDataset D>

@@ -193,7 +193,7 @@ void BatchIterator::prefetch_to_device() {
     loader_->prefetcher_->start_copy(batch.get());
     prefetched_ = PrefetchedBatch{std::move(batch), nullptr};
   } catch (...) {
-    prefetched_ = PrefetchedBatch{nullptr, std::current_exception()};  // thrown when its turn comes
+    prefetched_ = PrefetchedBatch{nullptr, std::current_exception()};  // rethrown when this batch is requested
   }
 }
 

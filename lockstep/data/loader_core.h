@@ -29,12 +29,12 @@ struct LoaderOptions {
   int num_workers = 0;     ///< threads that load batches, 0 to 256; 0: the calling thread loads each batch when it is
                            ///< requested, or one batch ahead if a device is set
   int prefetch = 2;        ///< batches per worker that are ready or being loaded, 1 to 1024
-  /// Limit for one batch of a worker, for stopping the workers, and for the device; more than 0.
+  /// Time limit for one batch of a worker, for stopping the workers, and for the device; more than 0.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// The device of the returned batches, for example Group::device(). The batches' host tensors (visit_tensors.h) go
   /// through pinned memory and are copied on a separate stream while the previous batch is in use. Up to three batches
-  /// are on the device at a time: in use, returned, and being copied. A program that never synchronizes with the GPU
-  /// blocks here before there are more.
+  /// are on the device at a time: in use, returned, and being copied. If a program never synchronizes with the GPU, the
+  /// loader blocks instead of exceeding this number.
   at::Device device = at::kCPU;
 };
 
@@ -108,8 +108,9 @@ class BatchIterator {
  public:
   BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start);
 
-  /// Returns the next batch; null after the last one and after an error. Blocks at most LoaderOptions::timeout, then
-  /// throws TimeoutError.
+  /// Returns the next batch; null after the last one and after an error. With worker threads, blocks at most
+  /// LoaderOptions::timeout, then throws TimeoutError; with num_workers = 0, loads the batch on the calling thread,
+  /// without a limit.
   std::shared_ptr<void> next();
   std::uint64_t size() const { return plan_.num_batches(); }
   /// The dataset indices of the batch that was returned last.

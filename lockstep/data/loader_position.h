@@ -1,4 +1,4 @@
-// The position of a training in its data, as a value that is saved with a checkpoint.
+// The position of a training run in its data, as a value that is saved with a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct LoaderPosition {
 /// "seed=1 epoch=2 samples=300 num_samples=1000 shuffle=1"
 std::string to_text(const LoaderPosition& position);
 
-/// Parses exactly the form that to_text() writes. Throws UsageError, which quotes the text and the form.
+/// Parses exactly the form that to_text() writes. Throws a UsageError that quotes the text and the expected form.
 LoaderPosition parse_position(std::string_view text);
 
 }  // namespace lockstep::data

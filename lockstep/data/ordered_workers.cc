@@ -135,7 +135,7 @@ OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::
     State::Slot& slot = state_->slot_of(state_->next_taken);
     if (!wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return Outcome::kTimeout;
     taken = std::exchange(slot, {});
-    // After an error no item follows: the threads finish their current items and stop.
+    // No item follows an error: the threads finish their current items and stop.
     state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;
     if (taken.error) state_->stop.request_stop();
   }

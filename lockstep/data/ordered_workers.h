@@ -17,7 +17,7 @@ namespace lockstep::data {
 using ItemMaker = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
 
 /// Makes items 0 .. num_items-1 with one thread per element of `makers`, at most `window` items ahead of the next item
-/// to be taken. Timing decides which thread makes which item, but not the order in which next() returns them.
+/// to be taken. Which thread makes which item depends on timing; the order in which next() returns the items does not.
 class OrderedWorkers {
  public:
   /// Starts the threads. Throws SystemError if a thread cannot be started, after stopping those that were.
@@ -27,14 +27,13 @@ class OrderedWorkers {
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  /// Requests a stop and blocks until every thread has ended: as long as a maker takes for one step, at most
-  /// `stop_timeout`. A thread that is still inside its maker then is detached with a warning; it owns everything that
-  /// it uses.
+  /// Requests a stop and blocks until every thread has finished its current step and ended, at most `stop_timeout`. A
+  /// thread that is then still inside its maker is detached, with a warning; it owns everything that it uses.
   ~OrderedWorkers();
 
   enum class Outcome { kItem, kEnd, kTimeout };
-  /// Blocks until the next item is ready and stores it in `item`. Rethrows the maker's exception when the failed item
-  /// is next; every later call returns kEnd. Must be called by one thread only.
+  /// Blocks until the next item is ready, at most until `deadline`, and stores it in `item`. Rethrows the maker's
+  /// exception when the failed item is next; every later call returns kEnd. Must be called by one thread only.
   Outcome next(std::shared_ptr<void>& item, base::Deadline deadline);
 
  private:

@@ -9,8 +9,8 @@
 namespace lockstep::data {
 namespace {
 
-// With fewer bits per half, a round function has too few outputs to mix well. Smaller ranges therefore take more walks,
-// which are cheap because they permute at most 256 values.
+// With fewer bits per half, a round function has too few outputs to mix well. Smaller ranges therefore apply the
+// network more often, which is cheap because the network then permutes only 256 values.
 constexpr int kMinHalfBits = 4;
 
 }  // namespace

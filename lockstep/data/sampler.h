@@ -8,7 +8,7 @@
 
 namespace lockstep::data {
 
-/// What to do if the number of samples is not a multiple of the number of ranks.
+/// How samples are distributed if their number is not a multiple of the number of ranks.
 enum class ShardMode {
   kPad,  ///< all ranks draw the same number: the order continues from its beginning, as in PyTorch's DistributedSampler
   kDrop,   ///< all ranks draw the same number: the last samples, fewer than ranks, are omitted
@@ -49,7 +49,7 @@ class EpochOrder {
 
 /// Distributes an epoch's order round-robin: the k-th sample of rank r has number position + k * size + r in the order
 /// that all ranks share. After every rank has drawn b samples, the ranks together have drawn the next b * size numbers.
-/// The count of drawn numbers therefore describes the state of an epoch completely, and does so for every world size.
+/// The count of drawn numbers therefore describes the state of an epoch completely, for every world size.
 class Sampler {
  public:
   /// Throws UsageError if there are no samples or if the rank is not in [0, size).

@@ -1,4 +1,4 @@
-// The mixing function of SplitMix64, which all random numbers in data/ are computed with.
+// The mixing function of SplitMix64, from which all random numbers in data/ are computed.
 #pragma once
 
 #include <cstdint>

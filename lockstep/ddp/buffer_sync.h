@@ -10,14 +10,14 @@
 namespace lockstep::ddp {
 
 /// The buffers are reduced in the same operation as the gradients: pack() before it, unpack() after it. unpack() writes
-/// through Tensor::data(), which does not bump version counters: autograd has saved the values that it needs, and the
-/// graph of another forward() may still be pending.
+/// through Tensor::data(), which does not bump version counters, because a backward() of another forward() may still be
+/// pending; autograd has saved the values that it needs.
 class BufferSync {
  public:
   BufferSync(NamedTensors buffers, BufferMode mode);
   /// Copies the buffers' values into staging tensors and returns the collectives to run on them.
   std::vector<comm::Collective> pack();
-  /// Copies the results of these collectives back into the buffers.
+  /// Copies the results of the collectives of pack() back into the buffers.
   void unpack(int world_size);
 
  private:

@@ -23,8 +23,8 @@ using base::UsageError;
 /// megabyte.
 constexpr std::int64_t kInitialComparedReductions = 8;
 
-/// Number of NoSync guards of any DistributedDataParallel on this thread; under one, empty backward() calls do not
-/// count.
+/// Number of NoSync guards of any DistributedDataParallel on this thread. While there is one, empty backward() calls
+/// are not counted.
 thread_local int thread_no_sync_depth = 0;
 
 class PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
@@ -282,10 +282,11 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
   if (!host_averager_ && stop_requested_) group_.set_stop_agreed();
 }
 
-/// Called when parameters have been updated, or when an optimizer of torch is about to update them. Averages them
-/// between hosts if that is due.
+/// Called when parameters have been updated, or when an optimizer of torch is about to update them. Averages the
+/// parameters between hosts if that is due.
 void DistributedDataParallel::Impl::end_step() {
-  // With average_hosts_every a reduction covers one host; the other hosts learn of a stop request when they average.
+  // With average_hosts_every a reduction covers one host; the other hosts receive a stop request when the hosts are
+  // averaged.
   const bool all_know = host_averager_ == nullptr || host_averager_->average_if_due(stop_requested_);
   if (all_know && stop_requested_) group_.set_stop_agreed();
 }

@@ -29,10 +29,10 @@ enum class BufferMode {
 };
 
 struct DdpOptions {
-  /// Sizes of the gradient buckets in bytes: one value for all buckets, or two for the first bucket and for all others.
-  /// A bucket holds at least this many bytes. Empty: a short measurement at construction chooses the sizes, and rank 0
-  /// prints them. Over Gloo with three or more ranks the choice changes the order of additions and therefore the last
-  /// bits. Ignored where gradients are reduced in place.
+  /// Sizes of the gradient buckets in bytes: one value for all buckets, or two values: one for the first bucket and one
+  /// for all others. A bucket holds at least this many bytes. Empty: a short measurement at construction chooses the
+  /// sizes, and rank 0 prints them. Over Gloo with three or more ranks the choice changes the order of additions and
+  /// therefore the last bits. Ignored where gradients are reduced in place.
   std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
   /// stats().layout of the same model in the run that this run resumes: gradients use the same buckets from the first
   /// backward() on, so that sums have the same bits. Empty: the first backward() determines the layout. All ranks must
@@ -42,8 +42,9 @@ struct DdpOptions {
   std::vector<std::string> ignore;  ///< names of parameters and buffers that are neither broadcast nor averaged
   std::shared_ptr<comm::GradientHook> hook;  ///< reduces each bucket; default: a plain sum
   /// Dtype in which float32 gradients are sent between hosts: float32, bfloat16 or float16. Each host's sum is rounded
-  /// once and the result is rounded once; additions are in float32, and all ranks hold the same bits. For the transport
-  /// hierarchy; nothing is rounded within a host. Cannot be combined with a hook, which chooses its own wire format.
+  /// once and the result is rounded once; additions are in float32, and all ranks hold the same bits. Used by the
+  /// transport hierarchy only; nothing is rounded within a host. Cannot be combined with a hook, which chooses its own
+  /// wire format.
   at::ScalarType wire_dtype = at::kFloat;
   /// N > 1: gradients are averaged within each host only, and every N reductions the parameters and floating-point
   /// buffers are averaged between hosts: at the end of backward(), or with an optimizer of lockstep::optim at the end
@@ -51,14 +52,14 @@ struct DdpOptions {
   /// makes them equal. Every rank has the same weight, so a host with more ranks weighs more. A hook acts within a
   /// host. Cannot be combined with join(). 1: gradients are averaged over all ranks.
   int average_hosts_every = 1;
-  /// As Apex's gradient_predivide_factor: gradients are divided by this value before they are added, and the sum is
-  /// divided by world size / value. 0: all of the division happens before. Ignored where gradients are reduced in
-  /// place: sums of bfloat16 and half are in float there.
+  /// Apex's gradient_predivide_factor: gradients are divided by this value before they are added, and the sum is
+  /// divided by world size / value. 0: gradients are divided by the world size before they are added. Ignored where
+  /// gradients are reduced in place, because sums of bfloat16 and half are computed in float there.
   double gradient_predivide_factor = 0;
-  /// Every N reductions, and in the first ones after construction, the ranks compare a 64-bit hash (XXH3) of each
+  /// Every N reductions, and in the first few after construction, the ranks compare a 64-bit hash (XXH3) of each
   /// parameter. If one differs, a REPLICA_DIVERGED error names the parameter and the rank whose hash is in the
-  /// minority. 0: only the first reductions. Costs 0.1 ms per megabyte each time. Skipped where the ranks of the only
-  /// host share one copy of the parameters.
+  /// minority. 0: only in the first few reductions. Each comparison costs 0.1 ms per megabyte. Skipped if all ranks are
+  /// on one host and share one copy of the parameters.
   int compare_replicas_every = 100;
   /// A gradient with an infinity or a NaN raises NON_FINITE on all ranks before it is averaged; the error names the
   /// rank and the parameter. Costs one more pass over each gradient.
@@ -73,17 +74,18 @@ struct DdpOptions {
 /// CommError kConfigMismatch, which names the first one) and copies rank 0's parameters and buffers to all ranks.
 /// Throws UsageError for a model without a parameter that requires a gradient.
 ///
-/// When backward() returns, every gradient that the backward pass of at least one rank reached is the mean over all
-/// ranks, with the same bits everywhere; a rank whose backward pass did not reach it contributes zero. A gradient that
-/// no rank reached is unchanged. Reduction overlaps with backward(), except in the first one, which only records the
-/// order in which gradients become ready. Outside no_sync(), every rank must call backward() equally often: otherwise
-/// the other ranks throw DesyncError, which names the rank. Gradients of different steps are never mixed as far as the
-/// step counters can detect it: Group::step(), batches drawn from loaders of make_loader(), gradients left over from an
-/// earlier backward(), and backward() calls that reached no parameter.
+/// When backward() returns, each gradient that backward() computed on at least one rank is the mean over all ranks,
+/// with the same bits on every rank; a rank that did not compute it contributes zero. A gradient that no rank computed
+/// is unchanged. Reduction overlaps with backward(), except in the first backward(), which records the order in which
+/// gradients become ready and reduces them at its end. Outside no_sync(), every rank must call backward() the same
+/// number of times: otherwise the other ranks throw DesyncError, which names the rank. To keep gradients of different
+/// steps apart, each reduction also compares between the ranks: the number of Group::step() calls, the number of
+/// batches drawn from loaders of make_loader(), whether gradients of an earlier backward() existed, and the number of
+/// backward() calls that reached no parameter.
 ///
-/// Gradients may live in memory that this object owns: copy a gradient to keep it beyond the next backward(). After an
-/// error in backward(), the contents of gradients are unspecified. With create_graph the averaged gradients carry no
-/// graph. Only one thread may call backward().
+/// Gradients may be stored in memory that this object owns: copy a gradient to keep it beyond the next backward().
+/// After an error in backward(), the contents of gradients are unspecified. With create_graph the averaged gradients
+/// carry no graph. Only one thread may call backward().
 class DistributedDataParallel {
  public:
   DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options = {});
@@ -95,8 +97,10 @@ class DistributedDataParallel {
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
 
-  /// RAII guard: while it lives, backward() only accumulates gradients on this rank. The first backward() after it
-  /// reduces the accumulated sum. Guards may be nested. Does not block.
+  /// RAII guard: while it exists, backward() only accumulates gradients on this rank. The first backward() after its
+  /// destruction reduces the accumulated sum. Guards may be nested. Create and destroy a guard on the thread that calls
+  /// backward(). Does not block. Throws UsageError if an optimizer updates parameters in backward()
+  /// (update_in_backward()).
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(DistributedDataParallel& ddp);
@@ -110,8 +114,8 @@ class DistributedDataParallel {
   NoSync no_sync() { return NoSync(*this); }
 
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
-  /// evaluating or saving. A collective: all ranks call it, and it blocks until they have. Without average_hosts_every
-  /// it does nothing.
+  /// evaluating or saving. A collective: all ranks call it, and it blocks until they have. Throws CommError. Without
+  /// average_hosts_every it does nothing.
   void average_hosts();
 
   comm::Group& group();
@@ -133,11 +137,12 @@ struct JoinOptions {
   bool divide_by_initial_world_size = true;
 };
 
-/// Runs `loop`, a training loop whose number of batches differs between the ranks, as PyTorch's Join. A rank whose loop
-/// has ended takes part in the other ranks' reductions with zeros until every loop has ended; then all ranks receive
-/// the parameters and buffers of a rank that trained to the end. `models` must list every model that the loop trains.
-/// Blocks until all ranks are done. An exception of `loop` is rethrown unchanged; the other ranks then throw
-/// PeerLostError.
+/// Runs `loop`, a training loop whose number of batches may differ between ranks, like PyTorch's Join. A rank whose
+/// loop has ended takes part in the other ranks' reductions with zeros until every loop has ended; then all ranks
+/// receive the parameters and buffers of a rank that trained to the end. `models` must list every model that the loop
+/// trains. Blocks until all ranks are done. Rethrows an exception of `loop` unchanged; the other ranks then throw
+/// PeerLostError. Throws UsageError, before it calls `loop`, if `models` is empty, with DdpOptions.average_hosts_every,
+/// with FusedOptions.shard_state, and for a model on several hosts with an optimizer of lockstep::optim.
 void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
           const JoinOptions& options = {});
 inline void join(DistributedDataParallel& model, const std::function<void()>& loop, const JoinOptions& options = {}) {

@@ -40,7 +40,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void enter_no_sync();
   void leave_no_sync();
 
-  // For join(): a shadow reduction, to which a rank that has no more batches contributes nothing.
+  // For join(): shadow reductions, to which a rank that has no more batches contributes zeros.
   void begin_shadow_reduction(bool divide_by_active);
   bool can_finish_shadow_reduction() const { return reducer_->has_begun_on_all_ranks(); }
   /// Returns true while some rank still trains.

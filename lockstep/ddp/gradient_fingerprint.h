@@ -10,11 +10,12 @@
 namespace lockstep::ddp {
 
 /// Records a few values of each gradient and its autograd version counter. A change that bypasses the version counter
-/// (through .data(), as in torch::nn::utils::clip_grad_norm_) is detected if it changes one of the recorded values,
-/// which a scaling does unless all of them are zero.
+/// (through .data(), as in torch::nn::utils::clip_grad_norm_) is detected if it changes one of the recorded values.
+/// Scaling changes them unless all of them are zero.
 class GradientFingerprint {
  public:
-  /// Records gradient `index` as it is now. An undefined or sparse gradient, and one on a device, is not checked.
+  /// Records gradient `index` as it is now. Undefined gradients, sparse gradients and gradients on a device are not
+  /// checked.
   void record(std::size_t index, const at::Tensor& gradient);
   void clear() { snapshots_.clear(); }
   /// False if gradient `index` was recorded, is defined, and has changed since.

@@ -166,7 +166,7 @@ void DistributedDataParallel::Impl::run_pass_on_local_gradients(comm::StepIdenti
     const at::Tensor before = parameters_[i].tensor.grad();
     submit_gradient(i, true);
     if (!before.is_same(parameters_[i].tensor.grad()))
-      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // its memory has moved
+      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // submit_gradient() has moved it to other memory
   }
   complete_reduction(reducer_->fused()->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) gradient_fingerprint_.clear();

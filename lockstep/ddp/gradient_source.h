@@ -17,11 +17,11 @@ namespace lockstep::ddp {
 class BackwardUpdater {
  public:
   virtual ~BackwardUpdater() = default;
-  /// backward() has reached its first parameter. Returns a hash of the update that the sink will apply, as for
-  /// GradientSource::run_pass(). A UsageError that it throws propagates out of backward().
+  /// backward() has reached its first parameter. Returns a hash of the update that the sink will apply: the
+  /// `options_hash` of GradientSource::run_pass(). A UsageError that it throws propagates out of backward().
   virtual std::uint64_t begin_update() = 0;
   /// backward() is complete. `consumed_chunks` is true if the sink has received the chunks of all gradients; otherwise
-  /// gradients are means and are still to be applied.
+  /// the gradients are means, which the updater must now apply.
   virtual void end_update(bool consumed_chunks) = 0;
 };
 
@@ -45,10 +45,10 @@ class GradientSource {
   /// Returns true if ranks of this host can access each other's memory (host_group()), so that run_pass() is available.
   /// If host_group() contains all ranks, backward() from now on leaves each rank its own gradients and does not wait
   /// for other ranks; otherwise it averages gradients over all ranks as before. Returns false if run_pass() is not
-  /// available: backward() averages as before, and the functions below detach_optimizer() must not be called.
+  /// available: backward() averages as before, and run_pass() and allocate_shared() must not be called.
   ///
   /// In passes of a rank that has joined (see join()), this rank's sink receives no chunks; `sink->finish_gradient()`
-  /// is called for the other ranks' updates. Throws UsageError if there is an optimizer already, and CommError.
+  /// is called for the other ranks' updates. Throws CommError, and UsageError if an optimizer is already attached.
   virtual bool attach_optimizer(comm::ChunkSink* sink) = 0;
   /// True: gradients are this rank's own, as backward() left them. False: gradients are means.
   virtual bool has_local_gradients() const = 0;
@@ -56,7 +56,7 @@ class GradientSource {
   virtual std::uint64_t num_backwards() const = 0;
   /// From the next backward() on, calls `updater` at its beginning and end. Where backward() would leave each rank its
   /// own gradients, it passes their chunks to the sink of attach_optimizer() as soon as they are ready. A backward()
-  /// that finds gradients of an earlier one, a nested backward(), and no_sync() then throw UsageError. Null: ends this
+  /// that finds gradients of an earlier one, a nested backward(), and no_sync() then throw UsageError. Null ends this
   /// mode. Does not block. Throws UsageError under no_sync().
   virtual void update_in_backward(BackwardUpdater* updater) = 0;
   /// Throws UsageError if a gradient has changed since backward(). Checks only gradients that were recorded: local
@@ -69,8 +69,8 @@ class GradientSource {
   /// parameters between hosts, which blocks. Throws CommError.
   virtual void on_parameters_updated() = 0;
 
-  // The functions below are collectives of host_group() unless stated otherwise: its ranks call them in the same order,
-  // and each call blocks until all of them have. They throw CommError.
+  // host_group() does not block. The functions after it are collectives of host_group() unless stated otherwise: its
+  // ranks call them in the same order, and each call blocks until all of them have made it. They throw CommError.
   virtual comm::Group& host_group() = 0;
   /// The parties between which optimizer state can be divided: the ranks, or, where ranks of a host share parameters,
   /// the hosts.

@@ -26,7 +26,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 NamedTensors named_parameters(torch::nn::Module& module);
 NamedTensors named_buffers(torch::nn::Module& module);
 
-/// Compares names, shapes, strides, dtypes, device types and requires_grad of the tensors, and `options`, over the
+/// Compares names, shapes, strides, dtypes, device types and requires_grad of the tensors, and `options`, between the
 /// ranks. On a difference every rank throws CommError kConfigMismatch with both ranks' values of the first one. Blocks
 /// until all ranks have called it.
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
@@ -42,7 +42,7 @@ void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int roo
 /// Copies the state and options of rank `root`'s optimizer to every rank, through the optimizer's own save() and
 /// load(). Needed for optimizers whose state derives from initial parameters (Lookahead, EMA, master weights) and that
 /// were constructed before the parameters were equal. Sends tensors and numbers, never a pickle. Blocks until all ranks
-/// have called it. Throws UsageError on rank `root` for state of another type.
+/// have called it. Throws UsageError on rank `root` for state of any other type.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& group, int root = 0);
 
 /// A 64-bit hash (XXH3) of each tensor's values in memory order. Values on a GPU are copied to the host in slices of at

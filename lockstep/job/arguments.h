@@ -1,4 +1,4 @@
-// The command line arguments of a rank, for a warning when ranks have different arguments, which is seldom intended.
+// Compares the command line arguments of ranks. init() warns about differences, which are seldom intended.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ std::vector<std::string> comparable_arguments(std::string_view cmdline);
 /// Returns comparable_arguments() of this process.
 std::vector<std::string> process_arguments();
 
-/// Describes the first difference between `theirs` and `first`: `"--lr" "0.2" instead of "--lr" "0.1"`, with the
-/// argument before the difference and at most two from there on. Returns "" if they are equal.
+/// Describes the first difference between `theirs` and `first`: `"--lr" "0.2" instead of "--lr" "0.1"`. Each side has
+/// the argument before the difference and at most two from the difference on. Returns "" if the arguments are equal.
 std::string argument_difference(const std::vector<std::string>& theirs, const std::vector<std::string>& first);
 
 }  // namespace lockstep::job

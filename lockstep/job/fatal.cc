@@ -11,7 +11,7 @@ namespace {
 
 std::string format_number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
-/// Makes `text` a single word, as an unquoted value must be, that does not start with a quote.
+/// Converts `text` to an unquoted value: one word that does not start with a quote.
 std::string to_word(std::string text) {
   if (text.empty()) return "-";
   for (char& c : text)

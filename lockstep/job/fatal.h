@@ -1,5 +1,5 @@
-// The FATAL line, which states why a run ended, and the store keys that the launcher and the ranks share, among them
-// the first cause.
+// The FATAL line, which states why a run ended, and the store keys that the launcher and the ranks share, such as that
+// of the first cause.
 #pragma once
 
 #include <chrono>
@@ -30,29 +30,29 @@ struct Fatal {
 /// Returns the line
 /// FATAL cause=<CODE> rank=<r> host=<h> pid=<p> gen=<g> step=<s> op=<name>#<seq> detail="<text>" hint="<text>"
 std::string format_fatal(const Fatal& fatal);
-/// Returns the same fields after WARN, for events that do not end the run.
+/// Returns the same fields after "WARN" instead of "FATAL", for events that do not end the run.
 std::string format_warning(const Fatal& fatal);
 
-/// Parses a line of format_fatal(); returns nullopt for any other line. An unknown cause becomes kInternal, and a
-/// number out of range becomes -1 (`gen`: 0).
+/// Parses a line that format_fatal() returned. Returns nullopt for any other line. An unknown cause becomes kInternal;
+/// an invalid number becomes -1, or 0 for `gen`.
 std::optional<Fatal> parse_fatal(std::string_view line);
 
 /// Store keys that the launcher and the ranks share.
 namespace key {
 inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
-std::string exited(int rank);  ///< set when the process of `rank` has ended; the value describes how
+std::string exited(int rank);  ///< set when the process of `rank` has ended; the value describes its exit
 /// The value of exited() that rank 0 sets if there is no launcher and all connections of a rank have closed.
 inline constexpr std::string_view kClosedWithoutCause = "ended without saying why";
 std::string left(int rank);      ///< set by a rank that leaves its world in good order
-std::string progress(int rank);  ///< a growing number, set about once per second while the rank makes progress
+std::string progress(int rank);  ///< a number that grows, about once per second, while the rank makes progress
 }  // namespace key
 
-/// A live rank that has lost its connections reconnects within this time, because its heartbeat accesses the store
-/// every second.
+/// The time within which a live rank that has lost its connections reconnects: its heartbeat accesses the store every
+/// second.
 inline constexpr std::chrono::seconds kReconnectGrace{2};
 
 /// Publishes `fatal` as the job's first cause unless the store already has one. Returns the first cause in the store,
-/// or `fatal` if the store cannot be reached within 2 s. Blocks until the store answers.
+/// or `fatal` if the store is lost or does not reply. Blocks until the store replies, for at most 10 s (see Store).
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
 
 }  // namespace lockstep::job

@@ -1,4 +1,4 @@
-// Fault injection, so that users and tests can observe how a program fails.
+// Fault injection: users and tests make a rank fail in order to observe how a program handles it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 namespace lockstep::job {
 
+/// The faults that a rank can inject into itself.
 enum class Fault {
   kNone,
   kKill,     ///< SIGKILL
@@ -20,10 +21,11 @@ enum class Fault {
   kSlow,     ///< every later step takes 0.2 s longer
 };
 
+/// A fault, and the rank and the step in which it occurs.
 struct Injection {
   Fault fault = Fault::kNone;
   int rank = -1;
-  std::int64_t step = 0;  ///< the gradient reduction of that process in which the fault occurs, from 1
+  std::int64_t step = 0;  ///< the number, from 1, of the rank's gradient reduction in which the fault occurs
 };
 
 /// Parses "KIND@rank=R,step=S". Throws a UsageError that names `what` (the option or variable), the value received and

@@ -11,14 +11,14 @@ namespace lockstep::job {
 /// A message authentication code: HMAC-SHA256 (RFC 2104, FIPS 180-4), computed by libsodium.
 using Mac = std::array<unsigned char, 32>;
 
-/// 32 secret bytes that appear neither in a command line nor in the environment. The launcher generates them, and each
-/// rank reads them from the page that its agent created. Ranks started by MPI or torchrun receive them from rank 0,
-/// through MPI or torchrun's store; other ranks may read them from a file.
+/// 32 secret bytes that appear neither in a command line nor in the environment. `lockstep run` generates them, and
+/// each rank reads them from the page that its agent created. Ranks started by MPI or torchrun receive them from rank
+/// 0, through MPI or torchrun's store. All other ranks may read them from a file.
 class JobKey {
  public:
   static constexpr std::size_t kBytes = 32;
 
-  /// Constructs an unset key: every process that can reach the store may join.
+  /// Constructs an unset key. With it, every process that can reach the store may join.
   JobKey() = default;
   /// Constructs a key from exactly 32 bytes; all zeros mean an unset key. Throws UsageError for another length.
   explicit JobKey(std::string_view bytes);
@@ -33,15 +33,15 @@ class JobKey {
   bool is_set() const;
   std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
-  /// Returns the code of the concatenation of `texts`. The caller must make sure that the concatenation determines the
-  /// individual texts.
+  /// Returns the MAC of the concatenation of `texts`. The caller must ensure that only one sequence of texts has this
+  /// concatenation.
   Mac mac(std::initializer_list<std::string_view> texts) const;
 
  private:
   std::array<unsigned char, kBytes> bytes_{};
 };
 
-/// Returns whether `mac` and `bytes` are equal. The time taken does not depend on their content.
+/// Returns whether `mac` and `bytes` are equal, in a time that does not depend on their content.
 bool equal_constant_time(const Mac& mac, std::string_view bytes);
 inline std::string_view mac_bytes(const Mac& mac) { return {reinterpret_cast<const char*>(mac.data()), mac.size()}; }
 

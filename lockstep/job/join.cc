@@ -26,7 +26,7 @@ using base::Deadline;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(200);
 constexpr std::string_view kRefused = "join/refused";
-constexpr std::string_view kArguments = "arguments";  // the line with this key is not a fact: it may differ
+constexpr std::string_view kArguments = "arguments";  // the key of the arguments, which are not a fact: they may differ
 
 struct Member {
   std::string host;
@@ -68,8 +68,8 @@ Member parse_member(const std::string& text) {
 
 std::string member_key(int rank) { return "join/" + std::to_string(rank); }
 
-/// Registers this process as its rank. If another process has registered as the same rank, publishes and throws an
-/// error that names both.
+/// Registers this process as its rank. If another process has registered as the same rank, publishes an error that
+/// names both processes and throws it.
 void claim_rank(Store& store, const Identity& id, const Member& self, Deadline deadline) {
   const std::string own_record = to_text(self);
   const std::string stored = store.compare_set(member_key(id.rank), "", own_record, deadline);
@@ -81,7 +81,7 @@ void claim_rank(Store& store, const Identity& id, const Member& self, Deadline d
       text, "give each process its own rank: with n processes per node, RANK on node k is k * n + LOCAL_RANK");
 }
 
-/// Throws the error that another rank has published: that rank will not join.
+/// Throws the error that another rank has published, if there is one: that rank will not join.
 void throw_if_job_failed(Store& store, const Identity& id, Deadline deadline) {
   if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
   const auto line = store.find(key::kCause, deadline);
@@ -128,8 +128,8 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
     }
 }
 
-/// Logs different arguments on both sides: on rank 0 for the first rank that differs, and on every rank that differs
-/// for itself. It is only a warning, because the difference may be intended.
+/// Warns about arguments that differ from those of rank 0. Rank 0 logs the first rank that differs; every other rank
+/// logs only its own difference. This is only a warning, because the difference may be intended.
 void warn_about_arguments(const std::vector<Member>& members, const Identity& id) {
   for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
     const std::string difference = argument_difference(members[rank].arguments, members[0].arguments);
@@ -163,8 +163,8 @@ void fill_host_layout(const std::vector<Member>& members, Identity& id) {
   if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
 }
 
-/// Finds the build id among the notes of an ELF image. A note has 4 bytes each of name size, description size and type,
-/// followed by name and description, each padded to 4 bytes.
+/// Finds the build id among the notes of an ELF image. A note consists of the size of its name, the size of its
+/// description and its type (4 bytes each), then the name and the description, each padded to 4 bytes.
 std::string build_id_of(const dl_phdr_info& image) {
   for (int i = 0; i < image.dlpi_phnum; ++i) {
     const ElfW(Phdr) & header = image.dlpi_phdr[i];

@@ -1,4 +1,4 @@
-// Joining a job: waits until all ranks have arrived, rejects duplicate ranks, and checks that all run the same program.
+// Joins a job: waits until all ranks have joined, rejects duplicate ranks, and checks that all run the same program.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 namespace lockstep::job {
 
 /// Named values that must be equal on all ranks: "lockstep", "libtorch", "libtorch_cpu", "program". join() adds
-/// "world_size". The store's handshake has already compared the protocol version.
+/// "world_size". Their protocol versions are equal: the store's handshake compares them.
 using Facts = std::map<std::string, std::string>;
 
 /// Blocks until all ranks have joined, and fills in the unknown members of `identity` (local rank and so on). Throws on
@@ -24,11 +24,12 @@ using Facts = std::map<std::string, std::string>;
 /// Logs a warning if the command line arguments of ranks differ.
 void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
 
-/// Returns the name of the host from which `rank` has joined, or "?" if it has not joined.
+/// Returns the name of the host from which `rank` has joined, or "?" if it has not joined. Blocks as Store::find()
+/// does. Throws CommError kCoordinatorLost.
 std::string find_host_of_rank(Store& store, int rank);
 
 /// Returns an identifier of this host as this process sees it: boot id, network namespace, directory of temporary
-/// files, and LOCKSTEP_HOST_ID. Processes that differ in any of them count as being on different hosts.
+/// files, and LOCKSTEP_HOST_ID. join() treats processes with different identifiers as processes on different hosts.
 std::string host_id();
 
 /// Returns the GNU build id, in hexadecimal, of the loaded library with the file name `library` ("libc.so.6"), or of

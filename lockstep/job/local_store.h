@@ -1,4 +1,5 @@
-// A store inside one process: for a world of size one, and as the table of a StoreServer.
+// A store in the memory of one process, for a world of size one and for a StoreServer, which serves it to other
+// processes.
 #pragma once
 
 #include <condition_variable>

@@ -17,8 +17,9 @@ inline constexpr std::size_t kMaxKeyBytes = 256;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;
 
 /// The interface of a store. All methods are thread-safe. Keys have at most 256 bytes and values at most 1 MiB; longer
-/// ones throw UsageError. Every method throws CommError with cause kCoordinatorLost if the store is lost. A method that
-/// need not wait for another rank may still block on the network, until its deadline or for 10 s if that is longer.
+/// ones throw UsageError. Every method throws CommError if the store is lost: kPeerUnreachable if its host is
+/// unreachable, else kCoordinatorLost. Except for get(), no method waits for another rank, but it may block on the
+/// network: until its deadline, or for 10 s if that is longer.
 class Store {
  public:
   virtual ~Store() = default;
@@ -32,8 +33,8 @@ class Store {
   /// Returns the value of `key`, or nullopt if it has none, without waiting for one.
   virtual std::optional<std::string> find(std::string_view key, base::Deadline deadline) = 0;
 
-  /// Atomically adds `amount` to the decimal number under `key` (0 if there is none) and returns the sum. Throws
-  /// UsageError if the value is not a number or the sum overflows.
+  /// Atomically adds `amount` to the decimal number under `key`, or to 0 if it has no value, and returns the sum.
+  /// Throws UsageError if the value is not a number or the sum overflows.
   virtual std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) = 0;
 
   /// Atomically sets `key` to `desired` if its value is `expected` (an empty `expected` also matches a key without a

@@ -20,10 +20,11 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr int kMaxAttempts = 5;  // at connections that end before they are authenticated
+constexpr int kMaxAttempts = 5;  // to connect and authenticate
 constexpr auto kRetryPause = std::chrono::milliseconds(50);
 constexpr std::chrono::milliseconds kReplyTimeout{10000};
-// The kernel sends SYN packets after 0, 1 and 3 s; detecting a silent host may already have taken 6 s.
+// Long enough for three SYN packets, which the kernel sends after 0, 1 and 3 s, and no longer, because detecting a
+// silent host may already have taken 6 s.
 constexpr std::chrono::milliseconds kReconnectTimeout{3200};
 constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(24);  // for one request
 constexpr const char* kStoreGoneHint =
@@ -118,7 +119,7 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
   const auto server = numbers.read<std::uint64_t>();
   check_handshake(address, credentials, result, generation);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(credentials.key, hello, challenge_body);
-  // A server without this job's key receives zeros instead of a proof; a server of this job then logs the rejection.
+  // If the server has another key, send zeros instead of a proof, so that the server logs the rejection.
   const bool is_authentic = equal_constant_time(derived.server_proof, reader.remaining());
   base::send_all(
       fd.get(),
@@ -131,9 +132,9 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
           store_protocol::FrameAuthenticator(derived.key, store_protocol::kReplyDirection), server};
 }
 
-/// Each request uses a connection exclusively, so a thread that waits in get() does not delay other threads. A
-/// connection that has ended is replaced as long as the same server is reachable. Once the server is lost, every
-/// request fails without trying again.
+/// A client of one server, with a pool of connections. Each request uses one connection exclusively, so a thread that
+/// waits in get() does not delay other threads. A connection that has ended is replaced as long as the same server is
+/// reachable. Once the server is lost, every request fails at once.
 class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
@@ -188,8 +189,8 @@ class StoreClient final : public Store {
       store_protocol::put_text(text, expected);
       return text.append(value);
     };
-    // A running store replies at once to a request that does not wait. At least 10 s, even if the caller allows less,
-    // distinguish a suspended store from a busy machine.
+    // A running store replies at once to a request that does not wait. Allow at least 10 s, even if the caller allows
+    // less, so that a busy machine is not taken for a suspended store.
     const Deadline limit = Deadline::in(
         std::max(std::min(wait.remaining(), kMaxWait) + kReplyTimeout, std::min(allowed.remaining(), kMaxWait)));
     auto connection = take_idle_connection();
@@ -236,7 +237,8 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
-  /// Throws PeerLostError, or SystemError if a host on which the server has listened before does not answer.
+  /// Throws PeerLostError. With `refusal_is_final`, which means that the server has listened there before, throws
+  /// SystemError (ETIMEDOUT) at the deadline.
   base::Fd connect_to(Deadline deadline, bool refusal_is_final) {
     try {
       return base::connect_to(address_, deadline, refusal_is_final);

@@ -15,9 +15,10 @@ namespace lockstep::job {
 /// has another version, kWrongJob or kStaleGen if it belongs to another job or to another generation of this job,
 /// kAuthFailed if the two ends have different keys.
 ///
-/// The returned store is thread-safe. Its methods throw the same errors once the server is lost. If the server's
-/// process is suspended while its host is up, as when a user has stopped it, each call waits for it until the call's
-/// deadline, but at least 10 s.
+/// The returned store is thread-safe. Once the server is lost, every method throws kCoordinatorLost, or
+/// kPeerUnreachable if the server's host is unreachable. If the server's process is suspended (a user has stopped it)
+/// while its host is up, each call waits for it until the call's deadline, but at least 10 s; it then throws
+/// kCoordinatorLost, and later calls try again.
 std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
                                      base::Deadline deadline);
 

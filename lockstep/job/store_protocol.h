@@ -8,10 +8,10 @@
 // reply               length, u8 status, value; mac
 //
 // Integers are little-endian; nonces, proofs and MACs have 32 bytes. A length is a u32 followed by its complement, so
-// that a corrupted length is detected. It counts neither itself nor the MAC, and is checked against the limits below
-// before memory is allocated. Each end proves that it has the job's key by a MAC of all bytes exchanged before, which
-// include the other end's nonce. Every later frame carries a MAC, with a key of this connection, of its direction, its
-// number in that direction, and its bytes.
+// that a corrupted length is detected. It counts neither itself nor the MAC. The receiver compares it with the limits
+// below before it allocates memory. Each end proves that it has the job's key by a MAC of all bytes exchanged before,
+// which include the other end's nonce. Every later frame has a MAC of its direction, its number in that direction, and
+// its bytes, computed with a key of this connection.
 #pragma once
 
 #include <cstdint>
@@ -107,7 +107,7 @@ class ByteReader {
 /// Returns the first message of a client.
 std::string make_hello(const Credentials& credentials, int rank, const Mac& nonce);
 
-/// The values that both ends derive from the hello and from the challenge without its proof.
+/// The values that both ends derive from the job's key, the hello and the challenge without its proof.
 struct Handshake {
   Mac server_proof, client_proof;
   JobKey key;  ///< for the MACs of this connection's frames

@@ -26,10 +26,10 @@ namespace {
 
 using base::Deadline;
 
-constexpr std::size_t kMaxUnauthenticated = 64;  // connections
+constexpr std::size_t kMaxUnauthenticated = 64;  // number of connections
 constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
-constexpr auto kUnreachableReportDelay = std::chrono::milliseconds(1500);  // until all connections of a host have ended
+constexpr auto kUnreachableReportDelay = std::chrono::milliseconds(1500);  // until all connections of a host end
 
 struct ServerConnection {
   ServerConnection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
@@ -59,8 +59,8 @@ struct StoreServer::Impl {
         address(base::local_address(listener.get())),
         wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_fd) throw base::SystemError("cannot create an eventfd", errno);
-    // Changes by the owner must wake the thread, because they may answer a waiting request. So must changes by the
-    // thread itself; these cause one more iteration.
+    // Every change wakes the thread, because it may answer a waiting request. This includes changes by the thread
+    // itself, which cause one more iteration.
     store.on_change([this] { wake_thread(); });
     thread = std::thread([this] { serve(); });
   }
@@ -91,7 +91,8 @@ struct StoreServer::Impl {
   }
 
   void wait_for_events() {
-    // While accept fails (no descriptors left), polling the listener would make every poll return at once.
+    // While accept() fails because no descriptors are left, do not poll the listener: every poll() would return at
+    // once.
     const bool listening = accept_again.expired();
     std::vector<pollfd> entries{{wake_fd.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
     Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), report_unreachable_at);
@@ -121,8 +122,8 @@ struct StoreServer::Impl {
     }
   }
 
-  // Drops the oldest unauthenticated connections above the limit. Real clients send their hello at once, so a flood of
-  // silent connections does not lock them out.
+  // Drops the oldest unauthenticated connections above the limit. Ranks send their hello at once, so many silent
+  // connections do not keep them out.
   void drop_unauthenticated() {
     std::size_t num_unauthenticated = 0;
     for (const ServerConnection& c : connections) num_unauthenticated += !c.session.is_authenticated();
@@ -137,16 +138,16 @@ struct StoreServer::Impl {
         }
   }
 
-  /// Returns 0 while the connection stays open, otherwise the errno for which it must be closed.
+  /// Returns 0 if the connection stays open, otherwise the errno because of which it must be closed.
   int serve_connection(ServerConnection& c) {
     int error = c.has_events ? receive(c) : 0;
-    // Check the deadline after receiving: a proof that arrived in time counts, even if this process was suspended.
+    // Check the deadline after receiving: a proof that arrived in time is accepted, even if this process was suspended.
     if (error == 0 && !c.session.is_authenticated() && c.handshake_deadline.expired()) error = ECONNABORTED;
     if (error == 0) c.session.answer_waiting();
     if (c.session.is_authenticated() && !c.is_counted) {
       c.is_counted = true;
       ++connections_per_rank[c.session.rank()];
-      // The rank had only lost its connections.
+      // The rank has not ended; it had only lost its connections. Remove the exit that connection_ended() published.
       // bounded: the store is in this process
       if (publish_rank_exits)
         store.compare_set(key::exited(c.session.rank()), key::kClosedWithoutCause, "", Deadline::never());

@@ -1,4 +1,4 @@
-// Serves a LocalStore over TCP. The launcher runs the server, or rank 0 if there is no launcher.
+// Serves a LocalStore over TCP. `lockstep run` runs the server; without it, rank 0 does.
 #pragma once
 
 #include <memory>
@@ -14,17 +14,18 @@ namespace lockstep::job {
 /// for unauthenticated connections, of which the server drops the excess.
 constexpr std::uint64_t store_fd_count(int ranks) { return 5 * static_cast<std::uint64_t>(ranks) + 128; }
 
-/// Listens on exactly the given address and answers StoreClient on a thread of its own. A connection must prove within
-/// 2 s and 256 bytes that it has the job's key; otherwise the server drops it without allocating memory for it. Every
-/// later length is checked before memory is allocated. A rejected client receives the reason, and the first rejection
-/// of each kind is logged. If a host becomes unreachable, the server publishes kPeerUnreachable with the ranks of that
-/// host as the job's first cause.
+/// Listens on exactly the given address and serves clients (connect_store()) on a thread of its own. A client must
+/// prove within 2 s, in at most 256 bytes, that it has the job's key; otherwise the server drops the connection. It
+/// checks every later length before it allocates memory. A rejected client receives the reason, and the server logs the
+/// first rejection of each kind. If a host becomes unreachable, the server publishes kPeerUnreachable with the ranks of
+/// that host as the job's first cause.
 class StoreServer {
  public:
-  /// Port 0 picks a free port. Set `publish_rank_exits` if no launcher observes the ranks' processes: the server then
-  /// sets key::exited() for a rank whose last connection has closed. Throws SystemError, with kPortInUse if the port is
+  /// Port 0 picks a free port. Set `publish_rank_exits` if no launcher monitors the ranks' processes: the server then
+  /// sets key::exited() of a rank whose last connection has closed. Throws SystemError, with kPortInUse if the port is
   /// taken.
   StoreServer(const base::Address& address, Credentials credentials, bool publish_rank_exits = false);
+  /// Closes all connections and joins the thread. Blocks only until the thread has handled its current events.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;

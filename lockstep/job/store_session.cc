@@ -14,7 +14,7 @@ using base::Deadline;
 constexpr const char* kNotLockstepPeer = "a connection that does not follow the Lockstep protocol";
 constexpr std::size_t kMaxReceiveBytes = 65536;
 constexpr std::size_t kMaxInput =
-    store_protocol::kMaxFrameBytes + kMaxReceiveBytes;  // a frame, and bytes received with it
+    store_protocol::kMaxFrameBytes + kMaxReceiveBytes;  // a frame, and bytes that arrived with it
 
 }  // namespace
 

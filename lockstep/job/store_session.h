@@ -19,28 +19,33 @@ class StoreSession {
   /// Why a connection was rejected.
   enum class Refusal { kNone, kNotLockstep, kProtocol, kJob, kGeneration, kKey, kBadFrame };
 
-  /// `credentials` and `store` must outlive the session. `server` is a random number by which a client that reconnects
-  /// recognises the same server.
+  /// `credentials` and `store` must outlive the session. A client that reconnects compares `server`, a random number,
+  /// to recognise the same server.
   StoreSession(const Credentials& credentials, std::uint64_t server, LocalStore& store)
       : credentials_(credentials), server_(server), store_(store) {}
 
-  /// Returns the maximum number of bytes that receive() accepts now. It is bounded for an unauthenticated client.
+  /// Returns the maximum number of bytes that the caller may pass to receive() now: 0 if the session is closed. An
+  /// unauthenticated client may have at most kMaxUnauthenticatedBytes of unprocessed input.
   std::size_t receive_capacity() const;
-  /// Processes received bytes and appends the replies to output(). Throws SystemError if there are no random bytes.
+  /// Processes received bytes and appends the replies to output(). Throws SystemError if the kernel returns no random
+  /// bytes.
   void receive(std::string_view bytes);
-  /// Replies to a waiting request if its key has a value now or its wait has expired.
+  /// Replies to the waiting request if its key has a value now or its time limit has passed, and then processes the
+  /// input that has arrived since.
   void answer_waiting();
 
-  /// Returns the bytes to send. The caller removes those that it has sent.
+  /// Returns the bytes to send. The caller removes the bytes that it has sent.
   std::string& output() { return output_; }
   /// Returns whether the client has proved that it has the job's key.
   bool is_authenticated() const { return state_ == State::kAuthenticated; }
-  /// Returns whether the session has ended: the caller sends output() and closes the connection.
+  /// Returns whether the session has ended. If so, the caller must send output() and close the connection.
   bool is_closed() const { return state_ == State::kClosed; }
-  /// Returns whether a request waits; wait_until() is the time at which answer_waiting() must be called at the latest.
+  /// Returns whether a request waits for a value. The caller must call answer_waiting() after each change of the store,
+  /// and at wait_until() at the latest.
   bool waits() const { return is_waiting_; }
   base::Deadline wait_until() const { return is_waiting_ ? wait_until_ : base::Deadline::never(); }
-  /// Returns the rank that the client claims to be; it is verified once is_authenticated(). -1 if it is not a rank.
+  /// Returns the rank that the client claims to be; it can be trusted once is_authenticated() is true. -1 means that
+  /// the client is not a rank.
   int rank() const { return rank_; }
   /// Returns why the connection was rejected, and a description of the client for the log.
   Refusal refusal() const { return refusal_; }

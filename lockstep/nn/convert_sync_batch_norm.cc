@@ -52,7 +52,7 @@ class MarkerRegistry {
     const std::unique_lock lock(mutex_);
     const auto found = markers_.find(marker.key());
     if (found != markers_.end() && found->second.expired())
-      markers_.erase(found);  // otherwise a newer marker has replaced it
+      markers_.erase(found);  // if not, a newer marker has replaced it
   }
   std::shared_ptr<ConversionMarker> find(const at::Tensor& key) const {
     const std::shared_lock lock(mutex_);

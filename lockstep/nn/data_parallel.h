@@ -46,11 +46,11 @@ class ReplicaError : public base::Error {
   at::Device device_;
 };
 
-/// As PyTorch's DataParallel. forward() splits its input into parts whose sizes differ by at most one sample, copies
-/// the module's values and one part to each replica, runs the replicas on threads, and joins their outputs in order on
-/// the output device. Outputs without dimensions are joined into a vector. With fewer samples than devices, the last
-/// devices are idle. backward() adds the replicas' gradients, in replica order, to the gradients of the module's
-/// parameters.
+/// Equivalent of PyTorch's DataParallel. forward() splits its input into parts whose sizes differ by at most one
+/// sample, copies the module's values and one part to each replica, runs the replicas on threads, and joins their
+/// outputs in order on the output device. Outputs without dimensions are joined into a vector. With fewer samples than
+/// devices, the last devices are idle. backward() adds the replicas' gradients, in replica order, to the gradients of
+/// the module's parameters.
 ///
 /// Replicas are constructed once. Replicas on the module's device use the memory of its parameters; on other devices
 /// the parameters are copied in each forward(). The first replica uses the module's buffers, so BatchNorm's running
@@ -59,7 +59,7 @@ class ReplicaError : public base::Error {
 /// caller's grad mode and autocast settings.
 ///
 /// The module itself is not changed: optimizers, checkpoints and printing work as without DataParallel. On CPU devices,
-/// backward() runs on one thread no matter how many there are; DistributedDataParallel uses all cores
+/// backward() runs on one thread regardless of their number; DistributedDataParallel uses all cores
 /// (docs/how-to/data-parallel.md has measurements). Only one thread may call forward().
 ///
 /// The constructor throws UsageError for invalid options, for a module without parameters and buffers, for one that is

@@ -17,7 +17,7 @@ struct Moments {
 
 /// Combines the rows of float64[ranks, 2 * channels + 1] one after the other with the update formula of Chan, Golub and
 /// LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979). Unlike the mean of
-/// squares minus the square of the mean, it loses no digits if means are large compared with deviations. The bits
+/// squares minus the square of the mean, it does not lose digits if means are large compared with deviations. The bits
 /// depend on the rows alone. Pure.
 Moments combine_moments(const at::Tensor& rows);
 

@@ -12,8 +12,8 @@
 
 namespace lockstep::nn {
 
-/// A fixed set of threads. They live as long as this object, because the first operation of each thread creates its own
-/// OpenMP threads, which would otherwise be created again in every run().
+/// A fixed set of threads, which exist as long as this object: the first operation of each thread creates OpenMP
+/// threads of its own, which would otherwise be created again in every run().
 class ReplicaThreads {
  public:
   /// Starts `count` threads, so that run() can run `count` + 1 jobs at once.

@@ -10,18 +10,18 @@
 
 namespace lockstep::nn {
 
-/// As PyTorch's SyncBatchNorm: a BatchNorm for inputs (N, C, ...) with any number of dimensions, whose statistics in
-/// training are those of all ranks' inputs together. Ranks may have batches of different sizes, including empty ones.
-/// Parameters and buffers have BatchNorm's names, so checkpoints are interchangeable. Inputs are float64, float32,
-/// bfloat16 or float16; statistics of the last two are float32.
+/// Equivalent of PyTorch's SyncBatchNorm: a BatchNorm for inputs (N, C, ...) with any number of dimensions, whose
+/// statistics in training are those of all ranks' inputs together. Ranks may have batches of different sizes, including
+/// empty ones. Parameters and buffers have BatchNorm's names, so checkpoints are interchangeable. Inputs are float64,
+/// float32, bfloat16 or float16; statistics of the last two are float32.
 ///
 /// In training, forward() is a collective that blocks until all ranks have called it, and so is backward() if the input
 /// requires a gradient: all ranks must call both in the same order. Otherwise they throw DesyncError, which names the
-/// module by `name`. Therefore it cannot be used under join(). In eval mode nothing blocks; without running statistics,
-/// the statistics are those of this rank's batch, as in PyTorch. Statistics have the same bits on all ranks. The
-/// gradient of the input is that of the sum of all ranks' losses. The gradients of weight and bias are this rank's
-/// contributions, which DistributedDataParallel averages. Throws UsageError for an input of the wrong shape or dtype,
-/// for backward() with create_graph, and, on all ranks, if a channel has fewer than two values over all ranks.
+/// module by `name`. Therefore it cannot be used under join(). In eval mode, no function blocks; without running
+/// statistics, the statistics are those of this rank's batch, as in PyTorch. Statistics have the same bits on all
+/// ranks. The gradient of the input is that of the sum of all ranks' losses. The gradients of weight and bias are this
+/// rank's contributions, which DistributedDataParallel averages. Throws UsageError for an input of the wrong shape or
+/// dtype, for backward() with create_graph, and, on all ranks, if a channel has fewer than two values over all ranks.
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   SyncBatchNormImpl(comm::Group group, const torch::nn::BatchNormOptions& options, std::string name = "SyncBatchNorm");
@@ -38,8 +38,8 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` compute as a SyncBatchNorm over `group`, however it
-/// is held: as a typed member, in a Sequential or ModuleList, or as a registered child. The modules keep their class,
+/// Makes every BatchNorm1d, BatchNorm2d and BatchNorm3d in `module` compute as a SyncBatchNorm over `group`, whether it
+/// is a typed member, an element of a Sequential or ModuleList, or a registered child. The modules keep their class,
 /// parameters, buffers, names and mode, and existing optimizers remain valid. Errors name them by their names in
 /// `module`. Converting a module again switches it to the new group. Returns the number of converted modules. Throws
 /// UsageError and converts nothing if there is no BatchNorm, or if one has neither weight nor running statistics. Does

@@ -10,7 +10,7 @@
 
 namespace lockstep::optim {
 
-/// As torch::optim::AdagradOptions.
+/// Same fields and defaults as torch::optim::AdagradOptions.
 struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0;
@@ -19,8 +19,9 @@ struct AdagradOptions {
   double eps = 1e-10;
 };
 
-/// Behaves as torch::optim::Adagrad except where FusedOptimizer says otherwise: options of its groups may be changed,
-/// and learning rate schedulers work with it. A parameter has no state before its first update.
+/// Behaves like torch::optim::Adagrad, with the differences that FusedOptimizer documents. Options of its parameter
+/// groups may be changed, and torch's learning rate schedulers work with it. A parameter has no state before its first
+/// update.
 class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
  public:
   /// A parameter group with its own options.
@@ -29,7 +30,7 @@ class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
     AdagradOptions options;
   };
   /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError and CommError.
+  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options = {},
                    const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 

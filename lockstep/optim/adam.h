@@ -12,7 +12,7 @@
 
 namespace lockstep::optim {
 
-/// As torch::optim::AdamOptions.
+/// Same fields and defaults as torch::optim::AdamOptions.
 struct AdamOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -20,7 +20,7 @@ struct AdamOptions {
   double weight_decay = 0;
   bool amsgrad = false;
 };
-/// As torch::optim::AdamWOptions.
+/// Same fields and defaults as torch::optim::AdamWOptions.
 struct AdamWOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -29,9 +29,9 @@ struct AdamWOptions {
   bool amsgrad = false;
 };
 
-/// Behaves as torch::optim::Adam except where FusedOptimizer says otherwise: options of its groups may be changed, and
-/// torch's learning rate schedulers work with it. amsgrad can be enabled later only if at least one group has it at
-/// construction.
+/// Behaves like torch::optim::Adam, with the differences that FusedOptimizer documents. Options of its parameter groups
+/// may be changed, and torch's learning rate schedulers work with it. amsgrad can be enabled later only if at least one
+/// group has it at construction.
 class Adam final : public torch::optim::Adam, public FusedOptimizer {
  public:
   /// A parameter group with its own options.
@@ -40,7 +40,7 @@ class Adam final : public torch::optim::Adam, public FusedOptimizer {
     AdamOptions options;
   };
   /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError and CommError.
+  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
@@ -53,7 +53,7 @@ class Adam final : public torch::optim::Adam, public FusedOptimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Behaves as torch::optim::AdamW; otherwise as Adam above.
+/// Behaves like torch::optim::AdamW; everything else is as documented for Adam above.
 class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
  public:
   struct Group {

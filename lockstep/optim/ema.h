@@ -27,21 +27,21 @@ std::function<double(std::int64_t)> ema_warmup(double decay);
 
 /// average = decay * average + (1 - decay) * weight, for all floating-point parameters (Polyak and Juditsky, SIAM J.
 /// Control Optim. 30, 1992, with exponentially decaying weights). The averages start as copies of the weights. Averages
-/// of bfloat16 and half are in float, so that small changes accumulate. Each rank keeps its own averages, which have
-/// the same bits if the weights do. While this object lives, the module's parameters must remain the same objects on
-/// the same devices. Does not block. Not thread-safe.
+/// of bfloat16 and half weights are in float, so that small changes accumulate. Each rank keeps its own averages, which
+/// have the same bits on all ranks if the weights do. While this object exists, the module's parameters must remain the
+/// same objects on the same devices. Does not block. Not thread-safe.
 class Ema {
  public:
   /// Throws UsageError for a decay outside 0 to 1, and for a module without floating-point parameters.
   explicit Ema(torch::nn::Module& module, EmaOptions options = {});
 
-  /// Updates the averages; call it after each optimizer.step(). Throws UsageError while the averages are swapped in,
-  /// and if decay_schedule returns a value outside 0 to 1; nothing has changed then.
+  /// Updates the averages; call it after each optimizer.step(). Throws UsageError, and changes nothing, if the averages
+  /// are swapped in or if decay_schedule returns a value outside 0 to 1.
   void update();
   std::int64_t updates() const { return updates_; }
 
-  /// RAII guard: while it lives, the module's parameters hold the averages, and the guard keeps the weights. Do not
-  /// call an optimizer's step() meanwhile.
+  /// RAII guard: while it exists, the module's parameters hold the averages, and the guard keeps the weights. Do not
+  /// call an optimizer's step() during that time.
   class SwapGuard {
    public:
     ~SwapGuard();
@@ -58,13 +58,13 @@ class Ema {
   /// writes to memory that ranks share. Throws UsageError if the averages are already swapped in.
   [[nodiscard]] SwapGuard swap();
 
-  /// What a checkpoint must contain: copies of the averages, under the module's names for the parameters.
+  /// The state to save in a checkpoint: copies of the averages, under the module's names for the parameters.
   struct State {
     std::int64_t updates = 0;
     std::vector<std::pair<std::string, at::Tensor>> averages;
   };
   State state() const;
-  /// Restores a state. Throws UsageError for missing or unknown names and for other shapes; nothing has changed then.
+  /// Restores a state. Throws UsageError, and changes nothing, for missing or unknown names and for other shapes.
   void resume(const State& state);
 
  private:

@@ -9,8 +9,8 @@
 
 namespace lockstep::optim {
 
-/// Adapts a plain struct of options, `Values`, to torch's OptimizerOptions. `Values` has a member `lr`, and a function
-/// visit_options(values, visit) beside it calls visit(name, value) for each double and bool.
+/// Adapts a plain struct of options, `Values`, to torch's OptimizerOptions. `Values` has a member `lr`. A function
+/// visit_options(values, visit) in its namespace calls visit(name, value) for each double and bool.
 template <typename Values>
 class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupOptions<Values>> {
  public:

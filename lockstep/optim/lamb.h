@@ -48,7 +48,7 @@ class LAMB final : public torch::optim::Optimizer, public FusedOptimizer {
     LAMBOptions options;
   };
   /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError and CommError.
+  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 

@@ -49,7 +49,7 @@ class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
     LARSOptions options;
   };
   /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError and CommError.
+  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::optim {
 
-/// As torch::optim::SGDOptions.
+/// Same fields and defaults as torch::optim::SGDOptions.
 struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -19,9 +19,9 @@ struct SGDOptions {
   bool nesterov = false;  ///< requires momentum and zero dampening
 };
 
-/// Behaves as torch::optim::SGD except where FusedOptimizer says otherwise: options of its groups may be changed, and
-/// torch's learning rate schedulers work with it. Momentum can be enabled later only if at least one group has momentum
-/// at construction.
+/// Behaves like torch::optim::SGD, with the differences that FusedOptimizer documents. Options of its parameter groups
+/// may be changed, and torch's learning rate schedulers work with it. Momentum can be enabled later only if at least
+/// one group has momentum at construction.
 class SGD final : public torch::optim::SGD, public FusedOptimizer {
  public:
   /// A parameter group with its own options.
@@ -30,7 +30,7 @@ class SGD final : public torch::optim::SGD, public FusedOptimizer {
     SGDOptions options;
   };
   /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError and CommError.
+  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {},
                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 

@@ -18,9 +18,9 @@ namespace lockstep::training {
 class BatchRunner {
  public:
   virtual ~BatchRunner() = default;
-  /// Batches of this rank in a whole epoch.
+  /// Returns the number of batches of this rank in a whole epoch.
   virtual std::int64_t batches_per_epoch() const = 0;
-  /// Whether an epoch has each sample at most once over all ranks.
+  /// Returns whether all ranks together draw each sample at most once per epoch.
   virtual bool is_exact() const = 0;
   virtual void begin_epoch(std::uint64_t epoch) = 0;
   /// Draws the next batch of the current epoch. Blocks until the loader has it. Returns false after the last one.
@@ -29,11 +29,12 @@ class BatchRunner {
   virtual void end_epoch() = 0;
   virtual std::int64_t num_samples() const = 0;          ///< of the current batch
   virtual std::vector<std::size_t> indices() const = 0;  ///< of its samples in the dataset
-  /// Batches of the current epoch, already drawn or not: fewer than batches_per_epoch() after a restore() to a position
-  /// inside the epoch.
+  /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after a restore()
+  /// to a position inside the epoch.
   virtual std::int64_t batches_this_epoch() const = 0;
   virtual const data::LoaderPosition& position() const = 0;
-  /// The next begin_epoch() of that epoch starts at `position`. Throws UsageError for a position in other data.
+  /// The next begin_epoch() of that epoch starts at `position`. Throws UsageError if the position belongs to another
+  /// dataset, seed or order.
   virtual void restore(const data::LoaderPosition& position) = 0;
   /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
   /// void.

@@ -19,7 +19,7 @@ class Optimizer;
 
 namespace lockstep::training {
 
-/// Why fit() ended. The same on all ranks.
+/// The reason why fit() ended; the same on all ranks.
 enum class StopReason {
   kCompleted,  ///< max_epochs reached, or nothing was left to train
   kMaxSteps,
@@ -28,7 +28,7 @@ enum class StopReason {
   kCallback,       ///< a callback called FitContext::stop()
 };
 
-/// The running fit(), as callbacks read and control it.
+/// The interface through which callbacks read and control the running fit().
 class FitContext {
  public:
   virtual comm::Group& world() = 0;
@@ -42,7 +42,8 @@ class FitContext {
 
   /// The directory of this run, such as "runs/mnist"; empty when the run writes nothing.
   virtual const std::string& folder() const = 0;
-  /// For texts, histograms and images, and for adding loggers. The Trainer logs the metrics of the training itself.
+  /// The loggers of this run: for logging texts, histograms and images, and for adding loggers. The Trainer logs the
+  /// training metrics itself.
   virtual LoggerCollection& loggers() = 0;
   /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks
   /// call it and block until the file is written. When writing fails, it throws SystemError on all ranks if
@@ -54,20 +55,20 @@ class FitContext {
 };
 
 /// Base class of callbacks. All ranks must have the same callbacks; they are called in the order of Trainer::add(). An
-/// exception from a callback ends the training. The state of a callback that is also a checkpoint::Stateful is saved
-/// from rank 0 and loaded after on_fit_start() when a training resumes. Callbacks of the same class are identified by
+/// exception from a callback propagates out of fit(). The state of a callback that is also a checkpoint::Stateful is
+/// saved from rank 0 and loaded after on_fit_start() when a run resumes. Callbacks of the same class are identified by
 /// their order.
 class Callback {
  public:
   virtual ~Callback() = default;
   virtual void on_fit_start(FitContext&) {}
-  /// After each update, on the critical path of every step: it should return quickly.
+  /// Called after each update, on the critical path of every step: it should return quickly.
   virtual void on_step(FitContext&) {}
-  /// Every log_every_n_steps, with means over all ranks since the previous call.
+  /// Called every log_every_n_steps steps, with means over all ranks since the previous call.
   virtual void on_log(FitContext&, const NamedValues&) {}
   virtual void on_validation_end(FitContext&, const NamedValues&) {}
   virtual void on_epoch_end(FitContext&) {}
-  /// At the end of fit(), unless it ends by an exception.
+  /// Called at the end of fit(), unless fit() throws.
   virtual void on_fit_end(FitContext&, StopReason) {}
 };
 
@@ -84,7 +85,7 @@ class EarlyStopping : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.
   explicit EarlyStopping(const EarlyStoppingOptions& options = {});
-  /// Throws UsageError, listing the available values, when the validation has no value named `monitor`.
+  /// Throws a UsageError that lists the available values if the validation has no value named `monitor`.
   void on_validation_end(FitContext& fit, const NamedValues& values) override;
   double best() const { return best_; }
   checkpoint::StateDict state_dict() const override {
@@ -106,12 +107,13 @@ struct ModelCheckpointOptions {
 
 /// Saves the weights of the best validations as FOLDER/best/step-1200-val_loss-0.0832.safetensors. A file that is no
 /// longer among the top_k is deleted after the new one is on the disk. Values that are not finite are ignored. The
-/// files hold weights only; to resume a training, use the Trainer's checkpoints.
+/// files hold weights only; to resume a run, use the Trainer's checkpoints.
 class ModelCheckpoint : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.
   explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});
-  /// Does nothing in a run without a directory.
+  /// Does nothing in a run without a directory. Throws like FitContext::save_weights(), and UsageError if the
+  /// validation has no value named `monitor`.
   void on_validation_end(FitContext& fit, const NamedValues& values) override;
 
   /// Path of the best file; empty when nothing was saved.

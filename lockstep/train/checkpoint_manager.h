@@ -24,13 +24,13 @@ class CheckpointManager {
 
   /// Directory of this run; empty when nothing is written. Local.
   const std::string& folder() const { return folder_; }
-  /// The checkpoint that the training resumes from; nullopt for a new training. Local.
+  /// The checkpoint that the run resumes from; nullopt for a new run. Local.
   const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint() const { return resume_checkpoint_; }
 
-  /// Local; the same answer on all ranks.
+  /// Local; returns the same on all ranks.
   bool should_save_after_step(std::int64_t step) const;
   bool should_save_after_epoch(std::int64_t epochs) const;
-  /// Saves a checkpoint of `step`; `parts` returns what this rank writes. With `durable`, or without
+  /// Saves a checkpoint of `step`; `parts` returns the parts that this rank writes. With `durable`, or without
   /// TrainerOptions.save_async, it blocks until the checkpoint is on the disk. A disk error is a warning or, with
   /// TrainerOptions.on_disk_error kStop, a SystemError on all ranks. Throws UsageError for parts that cannot be saved.
   /// Returns the seconds for which this rank was blocked.
@@ -40,14 +40,14 @@ class CheckpointManager {
   void check_in_flight_save();
   /// Blocks until a save in flight has finished. Errors as in check_in_flight_save().
   void wait_for_save();
-  /// Whether a checkpoint is due at the end of the training: unless checkpoints are off or the latest is of this step.
-  /// Local.
+  /// Returns whether a checkpoint is due at the end of fit(): true unless checkpoints are disabled or the latest one is
+  /// of this step. Local.
   bool should_save_at_end(std::int64_t step) const {
     return checkpoints_ && newest_step_ != step &&
            (options_.save_every_n_steps > 0 || options_.save_every_n_epochs > 0);
   }
 
-  /// Calls `write` on rank 0 and blocks until all ranks have its result. Returns true on all ranks when it succeeded;
+  /// Calls `write` on rank 0 and blocks until all ranks have its result. Returns true on all ranks if it succeeded;
   /// disk errors are handled as in save(). `what` describes the operation in errors.
   bool write_on_rank_0(const std::string& what, const std::function<void()>& write);
 

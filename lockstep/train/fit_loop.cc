@@ -93,7 +93,7 @@ class FitLoop final : public FitContext {
   }
 
   FitResult run() {
-    world_.stop_requested();  // from now on a stop signal is a request, which the first step answers
+    world_.stop_requested();  // from now on, a stop signal only sets a stop request, which the next step reads
     if (options_.model_summary && world_.rank() == 0)
       std::fputs(module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : components_.callbacks) callback->on_fit_start(*this);
@@ -156,7 +156,7 @@ class FitLoop final : public FitContext {
     module.to(world_.device());
     if (!module.is_training()) module.train();
     if (components_.val) require_exact_sharding(*components_.val);
-    // Before the weights are copied, or shared between ranks.
+    // Loads the weights before they are copied to other ranks or shared with them.
     if (checkpoint_manager_.resume_checkpoint())
       checkpoint::load(module, checkpoint_manager_.resume_checkpoint()->path() + "/" +
                                    checkpoint::part_file_name(kModelPart, 0, "safetensors"));
@@ -274,8 +274,8 @@ class FitLoop final : public FitContext {
     return progress_.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time_).count();
   }
 
-  /// Whether max_time has passed on rank 0's clock. Collective about once a second: rank 0 broadcasts the number of
-  /// steps until the next check.
+  /// Returns whether max_time has passed on rank 0's clock. Collective about once a second: rank 0 broadcasts the
+  /// number of steps until the next check.
   bool is_out_of_time() {
     if (progress_.step < next_time_check_) return false;
     const double passed = seconds(), limit = static_cast<double>(options_.max_time.count());
@@ -313,7 +313,7 @@ class FitLoop final : public FitContext {
     return action();
   }
 
-  /// Skips the validation when the job is about to stop; the run that resumes from here runs it.
+  /// Skips the validation if the job is about to stop; the run that resumes from this checkpoint then runs it.
   void validate_if_due() {
     if (!stop_reason_ || *stop_reason_ == StopReason::kMaxSteps)
       if (std::exchange(progress_.validation_due, false)) run_validation();
@@ -381,8 +381,8 @@ class FitLoop final : public FitContext {
       base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + saved.path());
   }
 
-  /// Restores the state of callbacks, of the user and of this rank. Must come last, because nothing may draw random
-  /// numbers after it.
+  /// Restores the state of callbacks, of the user and of this rank. Must run last: a random number drawn between this
+  /// call and the first step would change the random numbers of that step.
   void load_user_and_rank_state(const checkpoint::SavedCheckpoint& saved) {
     const std::set<std::string> parts = saved.part_names();
     for (const auto& [name, state] : callback_states()) {

@@ -14,7 +14,7 @@
 
 namespace lockstep::training {
 
-/// The inputs of a training, with the types of the user's module erased.
+/// The inputs of a training run, with the types of the user's module erased.
 struct FitComponents {
   torch::nn::Module& module;
   std::function<std::vector<OptimizerConfig>(TrainingSetup&)> configure_optimizers;  ///< null: validation only
@@ -36,7 +36,8 @@ struct FitResult {
   int exit_code() const;
 };
 
-/// Runs a training. `options` must come from resolve_options(). Collective: all ranks call it with equal options.
+/// Runs training from the start or from a checkpoint, until it ends. `options` must come from resolve_options().
+/// Collective: all ranks call it with equal options.
 FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents components);
 /// Runs one validation and returns means over all ranks, with each sample counted once. Collective.
 NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents components);

@@ -1,4 +1,4 @@
-// The position of a training: what a checkpoint holds besides weights, optimizers and user state.
+// The position of a training run: the part of a checkpoint besides weights, optimizers and user state.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace lockstep::training {
 
-/// Counters and metrics of a training that survive a restart.
+/// Counters and metrics of a training run that are saved in its checkpoints.
 struct FitProgress {
   std::int64_t epoch = 0, step = 0;         ///< completed
   bool in_epoch = false;                    ///< the data position is inside `epoch`
   bool validation_due = false;              ///< the run stopped just before a validation
-  double seconds = 0;                       ///< duration of the earlier runs of this training
+  double seconds = 0;                       ///< total duration of the earlier runs that this run continues
   std::int64_t last_logged_step = 0;        ///< step of the last log_metrics()
   Metrics unlogged_metrics, epoch_metrics;  ///< of this rank: since last_logged_step, and earlier in this epoch
   NamedValues train_values, val_values;     ///< of the last epoch and the last validation
@@ -24,8 +24,8 @@ struct FitProgress {
 
 /// Returns the state that is equal on all ranks. `seconds` is the total duration, including the current run.
 checkpoint::StateDict to_state_dict(const FitProgress& progress, const BatchRunner& data, double seconds);
-/// Restores that state and moves `data` to its position. Throws UsageError for missing keys and for a position in other
-/// data.
+/// Restores that state and moves `data` to its position. Throws UsageError for missing keys, and if the position
+/// belongs to another dataset, seed or order.
 void load_fit_progress(FitProgress& progress, BatchRunner& data, const checkpoint::StateDict& state);
 
 /// Returns the state of this rank: its metric sums and the random number generators.

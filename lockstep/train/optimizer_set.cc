@@ -67,7 +67,7 @@ OptimizerSet::OptimizerSet(comm::Group world, torch::nn::Module& module, const T
     setup.ddp();
     models_ = setup.release_models();
   }
-  if (master_weights_) master_weights_->copy_values_from_model();  // which are now those of rank 0
+  if (master_weights_) master_weights_->copy_values_from_model();  // the model now has the values of rank 0
 }
 
 bool OptimizerSet::calls_group_step() const {

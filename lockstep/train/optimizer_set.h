@@ -1,4 +1,4 @@
-// The optimizers of a training with loss scaling, clipping and schedules.
+// The optimizers of a training run, with loss scaling, clipping and schedules.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ using ConfigureOptimizers = std::function<std::vector<OptimizerConfig>(TrainingS
 class OptimizerSet {
  public:
   /// The module must be on its device. `resume_checkpoint` is the checkpoint that load_state() will load. Throws
-  /// UsageError for what configure_optimizers() returned.
+  /// UsageError if configure_optimizers() returns no optimizer or an invalid one.
   OptimizerSet(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
                const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
                const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint);
@@ -40,7 +40,7 @@ class OptimizerSet {
   std::size_t size() const { return entries_.size(); }
   const std::vector<torch::optim::Optimizer*>& optimizers() const { return optimizers_; }
   const std::vector<std::unique_ptr<ddp::DistributedDataParallel>>& models() const { return models_; }
-  /// Whether one of the optimizers calls Group::step().
+  /// Returns whether one of the optimizers calls Group::step().
   bool calls_group_step() const;
   /// Learning rates of the first parameter group of each optimizer: "lr", "lr_1" ...
   NamedValues learning_rates() const;
@@ -70,7 +70,8 @@ class OptimizerSet {
 
   /// Appends rank 0's parts of a checkpoint. Collective, because optimizer state may be sharded over the ranks.
   void append_state(checkpoint::CheckpointParts& parts) const;
-  /// Restores the state from a checkpoint. Throws a UsageError that names the optimizer if its state does not fit.
+  /// Restores the state from a checkpoint. Throws UsageError if the checkpoint has no state for an optimizer, or if the
+  /// state does not fit.
   void load_state(const checkpoint::SavedCheckpoint& saved);
 
  private:

@@ -16,8 +16,8 @@ checkpoint::StateDict random_state(at::Device device);
 /// state.
 void load_random_state(const checkpoint::StateDict& state, at::Device device);
 
-/// Seeds the generators of a rank that did not exist in the previous job: deterministic in `state` and `rank`, and
-/// different from the rank whose state this is.
+/// Seeds the generators of a rank that did not exist in the previous job. The result is a function of `state` and
+/// `rank`, and differs from the state of the rank that saved `state`.
 void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank);
 
 }  // namespace lockstep::training

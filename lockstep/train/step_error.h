@@ -1,4 +1,4 @@
-// The error that an exception in a user's step becomes, with the step and its samples.
+// StepError, which wraps an exception of a user's step and names the step and its samples.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace lockstep::training {
 
 /// Thrown when training_step() or validation_step() throws. what() is "training_step() of step 57 (epoch 1, batch 6,
 /// samples 3, 17, 88): " and the first line of the original message; the original exception is nested. The cause is
-/// that of the original if it is a lockstep::Error, else kRankExited.
+/// that of the original exception if that is a lockstep::Error, otherwise kRankExited.
 class StepError : public base::Error {
  public:
   using base::Error::Error;

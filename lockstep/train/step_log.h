@@ -1,4 +1,4 @@
-// The argument of a user's training_step() and validation_step(): where the training is, and how to log.
+// StepLog, the argument of a user's training_step() and validation_step(): the position of the batch, and logging.
 #pragma once
 
 #include <ATen/core/Tensor.h>

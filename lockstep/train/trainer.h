@@ -43,9 +43,9 @@ concept Validatable = requires(M& module, Batch& batch, StepLog& log) { module.v
 ///
 /// With several optimizers, training_step() is called once for each, with its index in StepLog::optimizer, and only the
 /// parameters of that optimizer receive gradients. A module in eval() mode is set to training mode; submodules that
-/// were in eval() inside a module in training mode stay there. An exception from training_step() or validation_step()
-/// leaves fit() as a StepError that names the step and the samples, with the exception nested; the other ranks fail
-/// when this rank exits.
+/// were in eval() inside a module in training mode stay there. If training_step() or validation_step() throws, fit()
+/// throws a StepError that names the step and the samples, with the exception nested; the other ranks fail when this
+/// rank exits.
 class Trainer {
  public:
   /// In a program without a launcher, starts `options.devices` ranks of this program, with the same arguments, on each
@@ -59,14 +59,14 @@ class Trainer {
 
   /// Adds a callback. Call it before fit().
   void add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
-  /// Adds `state` of each rank to the checkpoints. It must outlive the Trainer. A training that resumes loads it before
-  /// its first step; a rank that did not exist in the previous job loads that of rank 0. A name has 1 to 50 characters
-  /// of a-z, A-Z, 0-9, _ and - and is used once; all ranks must register the same names. Throws UsageError.
+  /// Adds `state` of each rank to the checkpoints. It must outlive the Trainer. A run that resumes loads it before its
+  /// first step; a rank that did not exist in the previous job loads that of rank 0. A name has 1 to 50 characters of
+  /// a-z, A-Z, 0-9, _ and - and is used once; all ranks must register the same names. Throws UsageError.
   void register_for_checkpointing(const std::string& name, checkpoint::Stateful& state);
 
-  /// Trains until a limit of the options is reached, a callback stops the training or the job is asked to stop.
-  /// The runs of later fit() calls of the same Trainer are named NAME.2, NAME.3 and so on. Throws UsageError,
-  /// StepError, and CommError when another rank fails.
+  /// Trains until a limit of the options is reached, a callback stops it, or the job receives a stop signal. All ranks
+  /// call it, and it blocks until training ends. The runs of later fit() calls of the same Trainer are named NAME.2,
+  /// NAME.3 and so on. Throws UsageError, StepError, and CommError when another rank fails.
   template <typename H, typename Batch>
     requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
              Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch>

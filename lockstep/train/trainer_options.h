@@ -38,11 +38,11 @@ struct TrainerOptions {
   Devices devices;  ///< used only when the Trainer starts the ranks
   int max_restarts = 0;  ///< likewise; as `lockstep run --max-restarts`
 
-  // Duration. The training ends at the first limit that it reaches; without any limit, after 1000 epochs.
+  // Duration. Training ends at the first limit that it reaches; without any limit, after 1000 epochs.
   std::int64_t max_epochs = -1;      ///< -1: no limit; 0: train nothing
   std::int64_t max_steps = -1;       ///< updates of the parameters, over all epochs; -1: no limit
-  std::chrono::seconds max_time{0};  ///< duration of fit(), over all restarts; 0: no limit. The training ends after a
-                                     ///< step and is saved; the program's exit code is 0
+  std::chrono::seconds max_time{0};  ///< duration of fit(), over all restarts; 0: no limit. Training ends after a
+                                     ///< step, with a checkpoint; the program's exit code is 0
 
   // Training.
   std::string precision = "32";       ///< a name of amp::parse_precision()
@@ -67,7 +67,7 @@ struct TrainerOptions {
                                         ///< on as many; 0: off
   int fast_dev_run = 0;                 ///< run one epoch of this many batches of each kind, to test a program; 0: off
 
-  // Files. All ranks see the same directory.
+  // Files. All ranks must be able to access the same directory.
   std::string folder = "runs";  ///< each run creates a directory in it, with checkpoints, metrics and a report; "":
                                 ///< write nothing
   std::string name;  ///< name of the run's directory; "": --name of `lockstep run` or LOCKSTEP_NAME, else the program's
@@ -98,8 +98,8 @@ struct TrainerOptions {
 };
 
 /// Validates the options and resolves their combinations: applies fast_dev_run, overfit_batches and barebones to the
-/// options that they change, and limits a training without any limit to 1000 epochs. Pure. Throws a UsageError that
-/// names the option, its value and the expected values.
+/// options that they change, and sets a limit of 1000 epochs if there is no other. Pure. Throws a UsageError that names
+/// the option, its value and the expected values.
 TrainerOptions resolve_options(TrainerOptions options);
 
 /// The numbers of batches and steps of an epoch, computed from the options and the sizes of the loaders.
@@ -110,9 +110,10 @@ struct EpochPlan {
   std::int64_t accumulate_grad_batches = 1;
   std::int64_t steps = 0;  ///< updates in an epoch
 
-  /// Number of batches of the step that batch `index`, from 0, belongs to; fewer in the last step of an epoch.
+  /// Returns the number of batches of the step that batch `index` (from 0) belongs to; it is smaller in the last step
+  /// of an epoch.
   std::int64_t batches_in_step(std::int64_t index) const;
-  /// Whether batch `index` is the last of its step.
+  /// Returns whether batch `index` is the last of its step.
   bool is_step_end(std::int64_t index) const;
   bool should_validate_after(std::int64_t epoch, std::int64_t index) const;
 

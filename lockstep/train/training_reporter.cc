@@ -86,8 +86,8 @@ void TrainingReporter::record_step(std::int64_t step, std::int64_t samples, cons
   finished.step = step;
   finished.samples = samples;
   finished.times = timer_.end_step();  // reuses the memory of an earlier step
-  // Records short steps in groups: the kernels of a step evict the caches, so touching these structures in every step
-  // would fetch them from memory each time.
+  // Records short steps in groups: a step's kernels evict other data from the caches, so accessing these structures in
+  // every step would read them from memory each time.
   if (num_pending_steps_ == pending_steps_.size() ||
       finished.times.end_ns - pending_steps_.front().times.begin_ns >= kRecordIntervalNs)
     record_pending_steps();

@@ -1,4 +1,4 @@
-// The outputs of a training: progress bar, metric files, report and trace.
+// The outputs of a training run: progress bar, metric files, report and trace.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace lockstep::training {
 
-/// The position of the training at its start, and its length.
+/// The position at which the run starts, and its length.
 struct ReporterOptions {
   std::string folder;     ///< directory of the run; empty: no files
   std::int64_t step = 0;  ///< updates of earlier runs

@@ -25,11 +25,11 @@ struct OptimizerConfig {
   bool schedule_by_epoch = false;      ///< call the schedule with the number of epochs instead
 };
 
-/// What configure_optimizers() can use: the group, the parameters, the length of the training and data-parallel models.
+/// The argument of configure_optimizers(): the group, the parameters, the length of the run, and data-parallel models.
 class TrainingSetup {
  public:
   /// `parameters`: those of the module, or their float32 master weights (precision O2). `bucket_layouts`: the
-  /// DdpOptions.bucket_layout of the models that ddp() will create, when a training resumes.
+  /// DdpOptions.bucket_layout of the models that ddp() will create, when a run resumes.
   TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
                 std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> bucket_layouts = {});
 
@@ -38,7 +38,8 @@ class TrainingSetup {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   /// The data-parallel model for optimizers of lockstep::optim: of the whole module, or of a part of it. A GAN, for
   /// example, has one for its generator and one for its discriminator. A second call for the same part returns the same
-  /// model. Gradients outside these parts are not reduced; without any call, those of the whole module are. Collective.
+  /// model and ignores `options`. Gradients outside these parts are not reduced; without any call, the gradients of the
+  /// whole module are reduced. Collective.
   ddp::DistributedDataParallel& ddp();
   ddp::DistributedDataParallel& ddp(torch::nn::Module& part, const ddp::DdpOptions& options = {});
   template <typename Holder>

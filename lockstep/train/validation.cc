@@ -35,7 +35,7 @@ class EvalModeGuard {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> submodules_;
 };
 
-/// Stops the loader's threads, also after an exception.
+/// Stops the loader's threads, including after an exception.
 struct EndEpochGuard {
   BatchRunner& batches;
   ~EndEpochGuard() { batches.end_epoch(); }

@@ -15,10 +15,10 @@ struct ValidationLocation {
   std::int64_t epoch = 0, step = 0;
 };
 
-/// Runs validation_step() on the first `num_batches` batches of this rank and returns means over all ranks of what it
-/// logs, and of the loss it returns as "val_loss". Runs without gradients and with the module in eval() mode; the
-/// previous mode of each submodule is restored, also after an exception. Collective; it blocks on the other ranks once,
-/// at its end.
+/// Runs validation_step() on the first `num_batches` batches of this rank and returns means over all ranks of the
+/// values that it logs, and of the loss that it returns, as "val_loss". Runs without gradients and with the module in
+/// eval() mode; the previous mode of each submodule is restored, including after an exception. Collective; it waits for
+/// the other ranks once, at its end.
 NamedValues validate(comm::Group& world, torch::nn::Module& module, BatchRunner& batches, std::int64_t num_batches,
                      const amp::Precision& precision, ValidationLocation location);
 

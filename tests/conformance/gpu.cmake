@@ -1,4 +1,5 @@
-# Tests with the fake CUDA and NCCL of tests/support/gpu: one GPU per rank, or fewer. `way` is the path of GPU tensors.
+# Tests with the fake CUDA and NCCL of tests/support/gpu, with one GPU per rank or fewer. `way` says how tensors on GPUs
+# are transferred.
 set(fake_gpus "LD_PRELOAD=$<TARGET_FILE:lockstep_test_fake_gpu>")
 
 function(lockstep_gpu_tests file)
@@ -57,7 +58,7 @@ lockstep_gpu_tests(
   ddp/ddp_gpu SIZES 2 CASES DdpGpuFailures.ChangedParameterIsReported DdpGpuFailures.RankInBarrierIsDetectedAtOnce)
 lockstep_gpu_tests(data/data_gpu SIZES 1 2 LINK lockstep_data)
 
-# The selection of GPUs, the libraries that it loads, and its messages.
+# Tests which GPU each rank selects, which libraries this loads, and the messages.
 lockstep_executable(
   conformance_gpu_probe
   SOURCES comm/gpu_probe.cc

@@ -1,5 +1,5 @@
-// Fuzzes the values of -H and --interface, and host files. Every error names its position, and every accepted host is a
-// single, harmless word for ssh.
+// Fuzzes the values of -H and --interface, and host files. Checks that every error names its position, and that ssh
+// gets every accepted host as a single word that is not an option.
 #include <cctype>
 #include <cstddef>
 #include <cstdint>

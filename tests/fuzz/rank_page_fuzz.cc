@@ -1,5 +1,5 @@
-// Fuzzes the reader of rank pages, which the agent and `lockstep status` use: a page may belong to any program, which
-// may write to it concurrently.
+// Fuzzes the reader of rank pages, which the agent and `lockstep status` use. Any program may own such a page and write
+// to it while it is read.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -17,7 +17,7 @@ void require(bool good) {
   if (!good) std::abort();
 }
 
-/// Feeds `bytes` in segments of at most `piece` bytes.
+/// Passes `bytes` to the session in segments of at most `piece` bytes.
 void feed(StoreSession& session, std::string_view bytes, std::size_t piece) {
   while (!bytes.empty() && !session.is_closed()) {
     const std::size_t size = std::min({bytes.size(), piece, session.receive_capacity()});

@@ -21,7 +21,7 @@ using checkpoint::Pickle;
 
 namespace {
 
-// Walks the tree as the code that builds values from it does. The walk must end.
+// Visits all nodes of the tree, as the code that builds values from it does. Returns their number. The visit must end.
 std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
   if (depth > checkpoint::kMaxTreeDepth) std::abort();
   std::size_t num_values = 1;

@@ -1,4 +1,4 @@
-// File system faults: intercepts the calls by which this process writes files, between the code under test and libc.
+// Injects file system faults: replaces the functions of libc with which this process writes files.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::tests {
 
-/// Counts calls of openat, pwrite, fsync, renameat and mkdirat from now on, starting at 0, and makes call number
+/// From now on, counts calls of openat, pwrite, fsync, renameat and mkdirat, starting at 0, and makes call number
 /// `number` fail with `error`. If `error` is 0, that call kills the process with SIGKILL instead.
 void fail_file_operation(int number, int error);
 

@@ -27,7 +27,7 @@ def skip(why):
 
 
 def enter_sandbox(tools=("ip",)):
-    """Restarts the script in a new sandbox. Returns only inside the sandbox; exits as skipped if there can be none."""
+    """Restarts the script in a new sandbox and returns inside it. Exits as skipped if there can be no sandbox."""
     if os.environ.pop(IN_SANDBOX, "") == "":
         if os.geteuid() != 0:
             skip("network namespaces need root")

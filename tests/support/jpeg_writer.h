@@ -8,7 +8,7 @@
 
 namespace lockstep::tests {
 
-using Pixel = std::array<std::uint8_t, 4>;  // red, green, blue; greyscale uses the first; or four inks
+using Pixel = std::array<std::uint8_t, 4>;  // red, green and blue; or grey alone; or the four inks of CMYK
 
 struct JpegOptions {
   enum class Colors { kRgb, kGrey, kCmyk, kYcck };

@@ -20,7 +20,7 @@ using Words = std::vector<std::string>;
 inline const std::string kLockstep = LOCKSTEP_PROGRAM_PATH;
 inline const std::string kProbe = LOCKSTEP_PROBE_PATH;
 
-/// lockstep run WORDS...
+/// Returns the options that start `lockstep run WORDS...`.
 inline SpawnOptions lockstep_run(const Words& words, std::map<std::string, std::string> env = {}) {
   SpawnOptions options;
   options.argv = {kLockstep, "run"};
@@ -29,7 +29,7 @@ inline SpawnOptions lockstep_run(const Words& words, std::map<std::string, std::
   return options;
 }
 
-/// lockstep run -n RANKS sh -c SCRIPT
+/// Returns the options that start `lockstep run -n RANKS OPTIONS... sh -c SCRIPT`.
 inline SpawnOptions shell_ranks(int ranks, const std::string& script, const Words& options = {}) {
   Words words = {"-n", std::to_string(ranks)};
   words.insert(words.end(), options.begin(), options.end());

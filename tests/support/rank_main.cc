@@ -14,7 +14,7 @@ namespace {
 
 std::optional<comm::Group> the_world;
 
-/// The test output of ranks other than 0: failures only.
+/// Prints only failures: the test output of ranks other than 0.
 class FailuresOnly final : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& test) override {
     // current_test_info() would deadlock in OnTestPartResult(), where gtest holds its mutex.

@@ -29,7 +29,7 @@ constexpr const char* kMarkName = "LOCKSTEP_TEST_MARK";
 std::string file_text(const std::string& path) {
   const std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
-  text << file.rdbuf();  // an iterator would throw if a process ends while its file in /proc is read
+  text << file.rdbuf();  // an iterator would throw if the process ends while its file in /proc is being read
   return text.str();
 }
 
@@ -163,7 +163,8 @@ ProcessResult Process::wait(Deadline deadline) {
   waited_ = true;
   ProcessResult exit;
   exit.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - start_);
-  // Its output is in the pipes. Other processes may hold the pipes open; the destructor finds those.
+  // The process has ended, so its output is in the pipes. Read it until the pipes are closed. Processes that the child
+  // left may keep them open: the destructor finds those.
   const Deadline rest = Deadline::in(2s);
   while ((pipes_[1] || (read_out_ && pipes_[0])) && !rest.expired()) read_some(rest);
   exit.signal = WIFSIGNALED(*status) ? WTERMSIG(*status) : 0;

@@ -1,4 +1,4 @@
-"""Finds processes by a variable in their environment, so that scripts find all processes that they have started."""
+"""Finds processes by a variable in their environment, so that a script can find all processes that it has started."""
 
 import os
 import pathlib

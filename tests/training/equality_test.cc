@@ -55,7 +55,7 @@ TEST_P(Replicas, AreBitEqualAfter200Steps) {
   EXPECT_LE(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), kLossTolerance);
 }
 
-// The comparison of the other tests detects a missing reduction.
+// Without reduction the results must differ: this proves that the comparison in the other tests can fail.
 TEST_P(Replicas, DifferWithoutReduction) {
   const TempDir folder;
   run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "losses"}, 3);

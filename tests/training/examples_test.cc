@@ -10,7 +10,7 @@ namespace {
 using testing::EndsWith;
 using testing::HasSubstr;
 
-/// Expects that a program with bad arguments exits with 64 and prints one line that ends with `text`.
+/// Starts a program with invalid arguments. Expects that it exits with 64 and prints one line that ends with `text`.
 void expect_usage_error(const Words& argv, const std::string& text) {
   const ProcessResult exit = run_process({.argv = argv});
   EXPECT_EQ(exit.code, 64) << argv[1];

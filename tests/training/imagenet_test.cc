@@ -95,7 +95,7 @@ TEST(Imagenet, TwoRanksLearnAndSavedWeightsReload) {
   EXPECT_NEAR(last_number_after(again.out, "validation loss "), last_number_after(exit.out, "validation loss "), 2e-4);
 }
 
-/// Each image has the same pixels on any rank, and batch norm uses the whole batch.
+/// The losses are equal because each image has the same pixels on any rank, and batch norm uses the whole batch.
 TEST(Imagenet, LossesOfTwoRanksEqualOne) {
   const TempDir folder;
   write_patterns(folder, 16, 2);
@@ -160,7 +160,7 @@ TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
   EXPECT_THAT(exit.out, HasSubstr(", of 7 images\n"));
 }
 
-/// Expects that 04_imagenet with bad arguments exits with 64 and prints `text`.
+/// Starts 04_imagenet with invalid arguments. Expects that it exits with 64 and prints `text`.
 void expect_usage_error(const Words& words, const std::string& text) {
   Words argv{LOCKSTEP_IMAGENET_PROGRAM};
   argv.insert(argv.end(), words.begin(), words.end());

@@ -81,7 +81,7 @@ bool wait_for(int fd, short events, Deadline deadline) {
   }
 }
 
-/// Makes one attempt to connect. Returns 0 or the errno of its failure.
+/// Makes one attempt to connect and stores the socket in `fd`. Returns 0 or the errno of the failure.
 int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
   fd = new_socket(info);
   if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) == 0) return 0;

@@ -1,6 +1,6 @@
-// TCP connections with deadlines, and the addresses of this host. Every descriptor is close-on-exec and non-blocking.
-// A function that takes a Deadline blocks until it is done or the deadline expires; the others do not block, except
-// that a host name is resolved by getaddrinfo(3).
+// TCP connections with deadlines, and the addresses of this host. Every descriptor is close-on-exec and non-blocking. A
+// function that takes a Deadline blocks until it is done or the deadline expires; the others block only while
+// getaddrinfo(3) resolves a host name. If that fails, they throw UsageError, except source_address_for().
 #pragma once
 
 #include <chrono>
@@ -46,29 +46,29 @@ Fd try_accept(int listener);
 /// How long the peer's host may be silent before a connection ends. The kernel of a host answers keepalive probes even
 /// if the process there is stopped.
 inline constexpr std::chrono::seconds kPeerHostTimeout{5};
-/// Returns whether `error_number`, of a SystemError, means that the peer's host is unreachable, as opposed to the
-/// process there having ended.
+/// Returns whether the `error_number` of a SystemError means that the peer's host is unreachable. For all other values,
+/// the host may be up and only the process there may have ended.
 bool is_unreachable(int error_number);
 
-/// Connects to `address`. Retries until the deadline while the host refuses, because the peer may not listen yet; with
-/// `refusal_is_final` a refusal is an error at once, for addresses where a process has listened before. Throws
-/// PeerLostError naming the address and the last error. The connection has TCP_NODELAY; it fails with ETIMEDOUT
-/// kPeerHostTimeout after the last packet from the peer's host, whether data was in flight or not.
+/// Connects to `address`. Retries until the deadline, because the peer may not listen yet. If `refusal_is_final` is
+/// set, a refused connection is an error at once; use it for an address where a process has listened before. Throws
+/// PeerLostError (kCoordinatorLost) with the address and the last error. The connection has TCP_NODELAY. It fails with
+/// ETIMEDOUT when the peer's host has sent no packet for kPeerHostTimeout, even if no data was in flight.
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
 /// Starts connecting to the numeric `address`, from the address `source` unless that is empty. The descriptor becomes
 /// writable when the attempt has completed; connect_error() then returns its result. Throws SystemError if the attempt
 /// fails immediately.
 Fd start_connect(const Address& address, const std::string& source);
-/// Returns 0, or the errno of a failed connection attempt.
+/// Returns the pending error of the socket: 0, or the errno with which the connection or its attempt failed. Clears it.
 int connect_error(int fd);
 
-/// Sends all of `bytes`. Throws SystemError: with kPeerUnreachable if the connection ended, with kRankStuck at the
+/// Sends all of `bytes`. Throws SystemError, with cause kPeerUnreachable if the connection ended and kRankStuck at the
 /// deadline.
 void send_all(int fd, std::string_view bytes, Deadline deadline);
 
 /// Receives exactly `size` bytes. Returns false if the peer closed the connection before the first byte. Throws
-/// SystemError if the connection ends later, and with kRankStuck at the deadline.
+/// SystemError, with cause kPeerUnreachable if the connection ends later and kRankStuck at the deadline.
 bool recv_all(int fd, void* data, std::size_t size, Deadline deadline);
 
 /// Blocks until `fd` is readable. Returns false at the deadline. Throws SystemError.
@@ -82,7 +82,8 @@ struct InterfaceAddress {
   std::string address;  ///< numeric; a link-local address includes its %scope
   bool loopback = false;
 };
-/// Returns the addresses of all interfaces that are up, IPv4 first, in the kernel's order.
+/// Returns the addresses of all interfaces that are up: first IPv4, then IPv6, each in the kernel's order. Returns none
+/// if the kernel cannot list them.
 std::vector<InterfaceAddress> interface_addresses();
 
 /// Returns a numeric address of the interface `name`; for an empty name, of the first interface that is up and not a

@@ -18,7 +18,7 @@ namespace {
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
 constexpr int kBacklog = 128;
 constexpr const char* kSocketName = "/socket";
-constexpr const char* kTemplateSuffix = "XXXXXX";  // what mkdtemp() replaces
+constexpr const char* kTemplateSuffix = "XXXXXX";  // mkdtemp() replaces it
 
 sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};

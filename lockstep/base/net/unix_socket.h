@@ -9,10 +9,10 @@
 
 namespace lockstep::base {
 
-/// A listening Unix socket in a directory of its own (mode 0700). The destructor removes socket and directory.
+/// A listening Unix socket in a directory of its own (mode 0700). The destructor removes both.
 class UnixListener {
  public:
-  /// Creates the directory in `parent` and listens. Throws SystemError.
+  /// Creates the directory below `parent` and listens in it. Throws SystemError.
   explicit UnixListener(const std::string& parent);
   ~UnixListener();
   UnixListener(const UnixListener&) = delete;
@@ -39,7 +39,8 @@ struct FdMessage {
   std::uint64_t label = 0;
   Fd fd;
 };
-/// Sends a duplicate of `fd`. The message has 16 bytes, so the call does not block. Throws SystemError.
+/// Sends a duplicate of `fd`. Does not block. Throws SystemError, also if the socket's buffer has no space for the 16
+/// bytes of the message.
 void send_fd(int socket, std::uint64_t label, int fd);
 /// Blocks until a descriptor arrives. Throws SystemError if the peer closes the connection or sends anything else, and
 /// with kJoinTimeout at the deadline.

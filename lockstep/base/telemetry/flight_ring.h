@@ -19,7 +19,8 @@
 namespace lockstep::base {
 
 /// Returns the processor's time stamp counter on x86-64, else the monotonic clock. Reading it takes a few nanoseconds.
-/// All processes of a host read the same counter. Its unit is unspecified; see RankPage::published_ticks.
+/// All processes of a host read the same counter. Its rate is unknown; RankPage::published_ticks and published_ns
+/// relate it to the monotonic clock.
 inline std::int64_t ticks() noexcept {
 #if defined(__x86_64__)
   return static_cast<std::int64_t>(__rdtsc());
@@ -28,7 +29,7 @@ inline std::int64_t ticks() noexcept {
 #endif
 }
 
-/// The description of an operation that starts. Texts longer than the fields of FlightEntry are truncated.
+/// What FlightRing::begin() records about an operation. Texts longer than the fields of FlightEntry are truncated.
 struct OperationStart {
   std::uint16_t channel = 0;  ///< returned by FlightRing::add_channel()
   std::uint64_t seq = 0;
@@ -46,7 +47,7 @@ struct FlightEntry {
   std::uint64_t bytes;
   std::int64_t step;
   std::int64_t started;             ///< ticks
-  std::atomic<std::int64_t> ended;  ///< ticks; 0 while the operation runs; kAbandoned
+  std::atomic<std::int64_t> ended;  ///< ticks; 0 while the operation runs; or kAbandoned
   std::atomic<std::uint16_t> channel;
   char kind[14];
   char dtype[8];
@@ -60,7 +61,7 @@ static_assert(sizeof(FlightEntry) == 128);
 /// Memory ordering: begin() resets `number` to 0, issues a release fence, writes the fields, and stores `number` with
 /// release. A thread that loads a non-zero `number` with acquire therefore sees the fields of that entry, unless the
 /// ring has wrapped around meanwhile. end() stores `ended` with release. A reader in another process copies the whole
-/// ring and tolerates entries that change while it copies: it treats every value as untrusted (read_flight_ring()).
+/// ring and tolerates entries that change while it copies: read_flight_ring() treats every value as untrusted.
 struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
@@ -92,7 +93,8 @@ struct FlightRing {
     copy_text(entry.dtype, note.dtype);
     copy_text(entry.name, note.name);
     entry.number.store(number, std::memory_order_release);
-    // The ring has half a megabyte, so the next entry is not in the L1 cache; there is time to fetch it.
+    // The ring has half a megabyte, so the next entry is not in the L1 cache. Prefetch it before the next operation
+    // starts.
     const FlightEntry* next = &entries[(number + 1) % kEntries];
     __builtin_prefetch(next, 1);
     __builtin_prefetch(reinterpret_cast<const char*>(next) + 64, 1);
@@ -102,7 +104,7 @@ struct FlightRing {
   /// Records that operation `number` has finished. Has no effect if its entry has been overwritten.
   void end(std::uint64_t number) noexcept {
     FlightEntry& entry = entries[number % kEntries];
-    // The entry differs if 4096 later operations have started.
+    // The number differs if 4096 later operations have started.
     if (entry.number.load(std::memory_order_relaxed) == number) entry.ended.store(ticks(), std::memory_order_release);
   }
 

@@ -34,7 +34,7 @@ std::string read_link(const std::string& path) {
   return size < 0 ? "" : std::string(text, static_cast<std::size_t>(size));
 }
 
-/// Returns the printable text in a fixed-size field, which may lack a terminating zero.
+/// Copies `text` to a fixed-size field, truncated if necessary, with a terminating zero.
 template <std::size_t n>
 void copy_text(char (&slot)[n], const std::string& text) {
   const std::size_t length = std::min(text.size(), n - 1);
@@ -47,8 +47,8 @@ std::int64_t wrapping_difference(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
 }
 
-/// Converts the ticks in `snapshot` to nanoseconds, assuming that the counter has had a constant rate since the page
-/// was published. Clamps times in the future to the present.
+/// Converts the ticks in `snapshot` to nanoseconds. Assumes that the counter has run at a constant rate since the page
+/// was published. Replaces times in the future by the present.
 void to_nanoseconds(const RankPage& page, RankSnapshot& snapshot) {
   const std::int64_t elapsed_ticks = wrapping_difference(ticks(), page.published_ticks);
   const double rate = elapsed_ticks > 0
@@ -97,12 +97,12 @@ std::optional<RankSnapshot> read_page(const Fd& fd) {
 
 SharedMemory create_rank_page() { return SharedMemory::create(kMemfdName, sizeof(RankPage)); }
 
-// The memory is zeroed, which is the initial state; running a constructor would touch every page of it.
+// Zeroed memory is the initial state. A constructor would touch every page of the memory, so none runs.
 RankPage& rank_page_in(const SharedMemory& memory) { return *std::launder(reinterpret_cast<RankPage*>(memory.data())); }
 
 namespace {
 
-constexpr int kMaxAncestors = 8;  // bound on programs between the agent and a rank
+constexpr int kMaxAncestors = 8;  // maximum number of programs between the agent and a rank
 
 pid_t parent_pid(pid_t pid) {
   std::string text;
@@ -112,8 +112,8 @@ pid_t parent_pid(pid_t pid) {
   return words.size() > 2 ? static_cast<pid_t>(parse_int(words[2]).value_or(0)) : 0;
 }
 
-/// Returns descriptor `number` of this process if it is a page, else that of the nearest ancestor. Programs may close
-/// descriptors that they did not open; Python's subprocess does.
+/// Returns descriptor `number` of this process if it refers to a page, else that of the nearest ancestor. A program
+/// between the agent and the rank may have closed the descriptor, as Python's subprocess does.
 Fd find_inherited_fd(int number) {
   const std::string own = "/proc/self/fd/" + std::to_string(number);
   if (read_link(own) == kMemfdLink) {
@@ -128,8 +128,8 @@ Fd find_inherited_fd(int number) {
   return {};
 }
 
-/// Returns the memory that the agent created for this process, or for the rank that started it; null if there is none.
-/// It is never freed.
+/// Returns the memory that the agent created for this process or for one of its ancestors; null if there is none. The
+/// memory is never freed.
 SharedMemory* inherited_memory() {
   static SharedMemory* const memory = []() -> SharedMemory* {
     const auto& number = Env::this_process().lockstep_page;
@@ -146,7 +146,8 @@ SharedMemory* inherited_memory() {
   return memory;
 }
 
-/// Returns that memory unless another process uses it: a process that a rank has started must not take over its page.
+/// Returns inherited_memory() unless a running process uses it: a process that a rank has started must not write to the
+/// page of that rank.
 SharedMemory* unclaimed_memory() {
   SharedMemory* const memory = inherited_memory();
   if (!memory) return nullptr;
@@ -196,7 +197,7 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid) {
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) continue;
     auto snapshot = read_page(fd);
-    if (snapshot && snapshot->pid == pid) return snapshot;  // a child process has the descriptor as well
+    if (snapshot && snapshot->pid == pid) return snapshot;  // else it is the page of the parent of `pid`
   }
   return std::nullopt;
 }

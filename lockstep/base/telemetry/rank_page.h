@@ -1,5 +1,6 @@
 // The state that a rank publishes in shared memory. Other processes of the same user read it, for example `lockstep
-// status`. The agent of `lockstep run` creates and holds the memory, so that it outlives the rank.
+// status`. The agent of `lockstep run` creates the memory and keeps it, so the state can be read after the rank has
+// died.
 #pragma once
 
 #include <sys/types.h>
@@ -37,8 +38,8 @@ struct RankPage {
   std::int64_t published_ticks, published_ns;  ///< time of publish_rank_page(), as ticks() and as monotonic_ns()
   std::atomic<std::int64_t> steps;
   std::atomic<std::int64_t> batches;               ///< drawn from data loaders
-  std::atomic<std::uint64_t> gradient_reductions;  ///< started by all models together
-  std::atomic<std::uint64_t> alive_count;          ///< signs of progress of long tasks and of world.alive()
+  std::atomic<std::uint64_t> gradient_reductions;  ///< started, in all models together
+  std::atomic<std::uint64_t> alive_count;          ///< other signs of progress, such as calls of world.alive()
   std::atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
   std::atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
   std::atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
@@ -61,9 +62,10 @@ struct RankPage {
            flight.started;
   }
 
-  /// Returns the page of this process, which is never freed. It is the memory behind the descriptor LOCKSTEP_PAGE if
-  /// the agent passed one; otherwise no agent reads it. It is zeroed until publish_rank_page() sets magic and pid. A
-  /// child created by fork() shares its parent's page.
+  /// Returns the page of this process. The first call maps the memory behind the descriptor LOCKSTEP_PAGE if an agent
+  /// passed one, and otherwise creates memory that no agent reads; it throws SystemError if that fails. The page is
+  /// never freed. It has no magic and no pid until publish_rank_page() has been called. A child created by fork()
+  /// shares its parent's page. Thread-safe.
   static RankPage& this_process();
 };
 
@@ -76,7 +78,7 @@ SharedMemory create_rank_page();
 /// Returns the page in `memory`, which must come from create_rank_page().
 RankPage& rank_page_in(const SharedMemory& memory);
 
-/// Fills in the identity of this process in its page and makes the page visible to readers.
+/// Writes the identity of this process to its page, then the magic, from which readers recognise a published page.
 void publish_rank_page(int rank, int world_size, const std::string& job, const std::string& transport);
 
 /// A validated copy of a page, which may belong to an untrusted process.
@@ -92,10 +94,10 @@ struct RankSnapshot {
   std::string busy_with;  ///< the long task that the program has announced; empty if there is none
   std::uint64_t live_bytes = 0, peak_live_bytes = 0, high_water_bytes = 0, resident_bytes = 0;  ///< of the arena
   std::int64_t read_at_ns = 0;              ///< time of the copy, as monotonic_ns()
-  std::vector<OperationRecord> operations;  ///< the last ones in the order of their start; times as monotonic_ns()
+  std::vector<OperationRecord> operations;  ///< in the order of their starts; times as monotonic_ns()
 };
 
-/// Returns the page of process `pid` if it is a running rank of this user.
+/// Returns the page of process `pid` if it is a running rank of this user, else nullopt.
 std::optional<RankSnapshot> find_rank_page(pid_t pid);
 /// Returns what the process for which `memory` was created has published, even if it has ended since; nullopt if that
 /// process has not called publish_rank_page().

@@ -1,4 +1,4 @@
-// A log of time spans inside this process's operations, recorded only while tracing is enabled.
+// A log of the time spans inside this process's operations. Spans are recorded only after tracing has been enabled.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 bool try_lock(const base::Fd& entry) { return entry && ::flock(entry.get(), LOCK_EX | LOCK_NB) == 0; }
 
 // Removes directories and files of killed processes, whose locks are free. Entries that cannot be removed remain for
-// the next call, and those that cannot be locked (NFS has no directory locks) remain for the user.
+// the next call. Entries that cannot be locked (NFS does not lock directories) remain until the user removes them.
 void remove_stale(const std::string& parent) {
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {

@@ -23,7 +23,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   file_.reset(::openat(directory_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file_) throw_system_error("cannot create a file in the directory of ");
   temp_name_ = temp;
-  // An AtomicDirectory does not remove locked files as stale.
+  // The lock keeps an AtomicDirectory from removing the file as stale.
   ::flock(file_.get(), LOCK_EX | LOCK_NB);
 }
 

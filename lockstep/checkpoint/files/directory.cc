@@ -34,8 +34,8 @@ base::Fd open_directory(const std::string& folder, const std::string& what) {
 }
 
 void sync_directory(const base::Fd& folder, const std::string& what) {
-  // A few file systems do not support fsync() of a directory and return EINVAL; there a rename is as durable as it can
-  // be.
+  // A few file systems do not support fsync() of a directory and return EINVAL. On these, a rename cannot be made more
+  // durable.
   if (::fsync(folder.get()) != 0 && errno != EINVAL)
     throw base::SystemError("cannot flush to disk the directory of " + what, errno);
 }

@@ -20,7 +20,8 @@ base::Fd open_directory(const std::string& folder, const std::string& what);
 /// Flushes the entries of a directory to disk. Throws SystemError.
 void sync_directory(const base::Fd& folder, const std::string& what);
 
-/// Creates a directory and its parents and flushes them to disk. Does nothing if it exists. Throws SystemError.
+/// Creates a directory and its parents and flushes them to disk. Does nothing if the directory exists. Throws
+/// SystemError.
 void create_directories(const std::string& folder);
 
 }  // namespace lockstep::checkpoint

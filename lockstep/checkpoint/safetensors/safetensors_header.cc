@@ -199,7 +199,7 @@ class HeaderHandler {
     seen_metadata_ = seen_metadata_ || in_metadata_;
   }
 
-  // A header of 16 MiB could describe ten times as much memory.
+  // Limits memory, because parsing a header of 16 MiB could need ten times as much.
   void charge(std::size_t num_bytes) {
     num_charged_bytes_ += num_bytes;
     if (num_charged_bytes_ > kMaxParsedBytes)

@@ -66,7 +66,8 @@ class Pickler {
     number(__builtin_bswap64(bits), 8);
   }
 
-  // Writes bytes as a string of the characters with their numbers, which Python encodes back.
+  // Writes bytes as a string with one character per byte, whose code point is the byte's value. Python encodes it as
+  // Latin-1.
   void bytes(const std::string& value) {
     std::string latin1;
     for (const char c : value) {

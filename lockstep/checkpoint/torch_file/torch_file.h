@@ -18,11 +18,11 @@ namespace lockstep::checkpoint {
 Value load_torch_file(const std::string& path, const ReadOptions& options = {});
 
 /// Writes a file for torch.load(path, weights_only=True). The file is replaced atomically (see AtomicFile). Tensors may
-/// have any strides and be on any device. Tensors that overlap in memory do so in the file; of a larger block only the
-/// part that they cover is written. Strides are kept if there are no gaps between elements. Dictionary keys are
-/// strings, integers, numbers, bools, None or bytes. Throws UsageError for a tensor that is undefined, sparse or
-/// quantized, a string that is not UTF-8, a duplicate key, and values nested deeper than 64 levels; SystemError if the
-/// file cannot be written.
+/// have any strides and be on any device. Tensors that overlap in memory overlap in the file as well; if they are views
+/// of a larger block, only the part that they cover is written. Strides are kept if there are no gaps between elements.
+/// Dictionary keys are strings, integers, numbers, bools, None or bytes. Throws UsageError for a tensor that is
+/// undefined, sparse or quantized, a string that is not UTF-8, a duplicate key, and values nested deeper than 64
+/// levels; SystemError if the file cannot be written.
 void save_torch_file(const Value& value, const std::string& path);
 
 /// Returns whether the first bytes are those of a file of torch.save() rather than of save_tensors(). Throws

@@ -83,7 +83,8 @@ class Unpickler {
   std::unordered_map<std::string, std::uint32_t> storages_;  // by storage key
 };
 
-/// Checks what the Unpickler does not: depth, size, keys, and that every value may occur in a tree.
+/// Checks the properties that the Unpickler does not check: depth, size, keys, and that every value may occur in a
+/// tree. Throws FormatError.
 void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin);
 
 }  // namespace lockstep::checkpoint

@@ -43,7 +43,7 @@ void Unpickler::reduce() {
   }
 }
 
-// Protocol 2 stores bytes as a string of the characters with their numbers.
+// Protocol 2 stores bytes as a string with one character per byte, whose code point is the byte's value.
 Pickle::Value Unpickler::encode_latin1(const std::vector<Index>& arguments) {
   const auto text = as<std::string_view>(arguments[0], "a string to encode");
   if (as<std::string_view>(arguments[1], "an encoding") != "latin1")

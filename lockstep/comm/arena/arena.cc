@@ -34,7 +34,7 @@ struct Arena::Slab {
   char* begin = nullptr;
   std::uint32_t page = 0;
   std::uint32_t num_pages = 0;
-  std::uint32_t index = 0;  // of the size class
+  std::uint32_t index = 0;  // of its size class
   std::uint32_t block_bytes = 0;
   std::uint32_t num_blocks = 0;
   std::vector<std::uint16_t> free;  // a stack of the numbers of the free blocks
@@ -131,8 +131,8 @@ void Arena::free_small(Slab& slab, void* block) noexcept {
     slab.partial_index = size_class.partial.size();
     size_class.partial.push_back(&slab);
   }
-  // Keeps one empty slab; otherwise a single block that is allocated and freed in turn would create and release a slab
-  // each time.
+  // An empty slab is kept if no other slab of the class has free blocks. Otherwise a block that is allocated and freed
+  // in turn would create and release a slab each time.
   if (slab.free.size() == slab.num_blocks && size_class.partial.size() > 1) release_slab(slab);
 }
 

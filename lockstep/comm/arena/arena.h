@@ -16,16 +16,16 @@
 
 namespace lockstep::comm {
 
-/// Thrown when the host, a control group or the arena's own limit has no memory left. what() names which one, and the
-/// sizes.
+/// Thrown when an allocation would exceed the memory of the host or of a control group, or the arena's own size or
+/// limit. what() names the limit and the sizes.
 class ArenaFull : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Small blocks (up to 64 KiB) come from slabs of one size class, larger blocks from a best-fit heap of pages. Freed
-/// memory stays with the process until trim(). All data structures that describe the blocks are outside the shared
-/// memory, so a peer cannot damage them.
+/// Allocates small blocks (up to 64 KiB) from slabs of one size class, and larger blocks from a best-fit heap of pages.
+/// The process keeps freed memory until trim(), or until an allocation needs it. All data structures that describe the
+/// blocks are outside the shared memory, so a peer cannot damage them.
 ///
 /// Threads: every member function may be called from any thread; mutexes guard the state.
 ///
@@ -38,8 +38,8 @@ class ArenaFull : public std::runtime_error {
 /// control_block.h).
 class Arena {
  public:
-  /// Reserves `capacity_bytes` of addresses; the kernel provides a page when it is first touched. Allocations that
-  /// would make more than `limit_bytes` resident are refused.
+  /// Reserves `capacity_bytes` of addresses; the kernel provides a page when it is first touched. allocate() throws
+  /// ArenaFull if more than `limit_bytes` would become resident.
   Arena(std::size_t capacity_bytes, std::size_t limit_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -47,7 +47,7 @@ class Arena {
 
   /// Returns a block aligned to 64 bytes, with unspecified contents, or null if `size` is 0. Throws ArenaFull.
   void* allocate(std::size_t size);
-  /// Frees a block that allocate() returned. Null is ignored.
+  /// Frees a block that allocate() returned. Null is ignored. Aborts if `block` is not in the arena.
   void free(void* block) noexcept;
   bool contains(const void* address) const {
     return static_cast<std::size_t>(static_cast<const char*>(address) - memory_.data()) < memory_.size();
@@ -61,7 +61,7 @@ class Arena {
   std::size_t trim();
   ArenaStats stats() const;
   const base::SharedMemory& memory() const { return memory_; }
-  /// From now on also writes the statistics to `counters`, which must outlive the arena.
+  /// From now on, also writes the statistics to `counters`, which must outlive the arena.
   void publish_stats_to(base::ArenaCounters& counters);
 
   /// Returns the arena of this process. The first call creates it; it is never destroyed, because tensors in static

@@ -7,9 +7,9 @@
 
 namespace lockstep::comm {
 
-// Also the alignment of all blocks: the size of a cache line, and libtorch's own alignment.
+// The smallest block, and the alignment of all blocks: the size of a cache line, and libtorch's own alignment.
 constexpr std::size_t kMinBlockBytes = 64;
-// Larger blocks consist of whole pages.
+// The largest small block. Larger blocks consist of whole pages.
 constexpr std::size_t kMaxSmallBytes = 64 << 10;
 // Up to this size every multiple of kMinBlockBytes is a class; beyond it there are four classes per doubling.
 constexpr std::size_t kMaxLinearBytes = 1024;

@@ -1,4 +1,4 @@
-// CallSignature: what a rank called, in 240 bytes; ranks compare signatures before any data moves.
+// CallSignature: a description of a rank's call in 240 bytes. Ranks compare their signatures before any data moves.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ struct CallSignature {
 constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
 static_assert(sizeof(CallSignature) == 240 && std::has_unique_object_representations_v<CallSignature>);
 
-/// The shape that a signature contains: that of one tensor of the call, with at most kMaxDims dimensions.
+/// The shape, dtype and device of one tensor of a call, as the signature contains them. The tensor has at most kMaxDims
+/// dimensions.
 struct SignatureShape {
   SignatureShape() = default;
   explicit SignatureShape(const at::Tensor& tensor, bool ranks_may_differ = false);
@@ -40,7 +41,7 @@ struct SignatureShape {
   std::int16_t dtype = -1;
   std::int8_t device = 0;
   std::uint8_t dims = 0;
-  bool may_shapes_differ = false;  // between ranks
+  bool may_shapes_differ = false;  // the ranks may pass different shapes
 };
 
 /// Returns a hash of all fields that are compared.
@@ -51,15 +52,15 @@ CallSignature make_signature(const Collective& op, const SignatureShape& shape);
 /// Returns "all_reduce(float32[1024])", or with a name "all_reduce(fc.weight: float32[1024])".
 std::string describe(const CallSignature& call);
 
-/// Two ranks whose signatures differ. `suspect` is the rank at fault as far as a vote can tell, `other` belongs to the
-/// majority.
+/// Two ranks whose signatures differ: rank 0 and the first rank that differs from it. `suspect` is the one that fewer
+/// ranks agree with; in a tie it is not rank 0. `other` is the other one.
 struct CallMismatch {
   int suspect;
   int other;
 };
 
-/// Returns false if all signatures agree, else fills `difference`. With `sizes_may_differ` the shapes are not compared.
-/// Pure.
+/// Returns false if all signatures agree; otherwise fills `difference` and returns true. With `sizes_may_differ` the
+/// shapes are not compared. Pure.
 bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_differ, CallMismatch& difference);
 
 }  // namespace lockstep::comm

@@ -12,14 +12,13 @@ using base::CommError;
 using base::Deadline;
 
 constexpr auto kFirstPoll = std::chrono::milliseconds(200);
-// Two ranks in a deadlock detect it after each has seen the other's beat change. Every poll sends a store request for
-// every member, so the interval grows with their number.
+// A rank in a deadlock detects it after it has read two different beats of the other rank. Every poll sends a store
+// request for every member, so the interval grows with their number.
 constexpr auto kPollIntervalPerMember = std::chrono::milliseconds(20);
 constexpr std::chrono::milliseconds kSuspicionPollInterval{50};
 constexpr std::chrono::milliseconds kMaxPollInterval{1000};
 constexpr std::chrono::milliseconds kMaxPollIntervalSmallGroup{400};
-constexpr auto kFailureCheckInterval =
-    std::chrono::milliseconds(100);  // how fast a wait notices that the job has failed
+constexpr auto kFailureCheckInterval = std::chrono::milliseconds(100);  // between checks of whether the job has failed
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -202,7 +201,7 @@ void Channel::fail(const CommError& error) {
   close(thrown);
   deadlock_detector_->publish_failure(error);
   if (error.cause() == base::Cause::kPeerUnreachable) {
-    // Not a cause by itself, but members whose own connections still work would wait for this rank.
+    // Not the job's first cause, but members whose own connections still work would wait for this rank.
     const std::string prefix = error.op() + ": ";
     const std::string what = error.what();
     deadlock_detector_->abandon(name_, error.peer(), what.starts_with(prefix) ? what.substr(prefix.size()) : what);

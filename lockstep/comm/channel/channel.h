@@ -22,16 +22,15 @@ namespace lockstep::comm {
 /// Threads: one thread calls begin(); at most one other thread waits.
 ///
 /// GPUs: for an operation on GPU tensors, wait() blocks until the operation is enqueued and makes the current stream
-/// wait for it. A thread of the channel then waits for its completion with the same bounds, and with errors that close
-/// the channel. On the thread of a SerialExecutor, whose owner waits on the host, wait() blocks until the GPU has
-/// finished.
+/// wait for it. A thread of the channel then waits for its completion with the same time limits; an error closes the
+/// channel. On the thread of a SerialExecutor, whose owner waits on the host, wait() blocks until the GPU has finished.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
           std::shared_ptr<DeadlockDetector> deadlock_detector);
   /// Waits for operations on a GPU, unless an error unwinds the stack. If one of them has failed and this process has
-  /// not thrown any failure, as after the last call of a program, the destructor ends the process like an uncaught
-  /// exception: the program would otherwise take wrong results for right ones.
+  /// not thrown any failure (the operation was the program's last call), the destructor ends the process like an
+  /// uncaught exception. Otherwise the program would use wrong results.
   ~Channel();
 
   const std::string& name() const { return name_; }
@@ -46,8 +45,8 @@ class Channel {
   /// The same for an operation that consists of several Collectives. Puts the number of the operation on this channel
   /// into `what` and returns its number in the flight recorder.
   std::uint64_t begin(base::OperationStart& what);
-  /// Records that the operation that begin() recorded as `flight_id` has ended without an error. Operations that end
-  /// with an error are recorded as abandoned.
+  /// Records that operation `flight_id`, a number from begin(), has ended without an error. An operation that ends with
+  /// an error is recorded as abandoned.
   void end(std::uint64_t flight_id) { gpu_waiter_ ? end_after_gpu(flight_id) : page_.flight.end(flight_id); }
 
   /// Passes `op` to the transport. Throws if the channel is closed.
@@ -65,8 +64,8 @@ class Channel {
   /// Blocks until the GPU has finished all operations that wait() was called for. Throws the error of any of them.
   void synchronize();
 
-  /// Closes the channel with the exception that is being handled, publishes it, and rethrows it. `error` is that
-  /// exception.
+  /// For a catch block: closes the channel with the exception that is being handled, publishes it, and rethrows it.
+  /// `error` is that exception.
   [[noreturn]] void fail(const base::CommError& error);
   /// Gives up an operation that this rank has started, because of `why`. Closes the channel on this rank and on the
   /// other ranks.

@@ -27,7 +27,8 @@ constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kPollOverdue =
     std::chrono::seconds(5);  // polls are at most a second apart, but a busy store may delay one
-// A wait is published within 200 ms: after this time, every rank that waits since before this wait began has done so.
+// A rank publishes a wait 200 ms after the wait began. After this time, all ranks that began to wait before this rank
+// have published their waits.
 constexpr auto kPeersPublishTime = std::chrono::milliseconds(300);
 constexpr auto kLauncherVerdictTime = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedCleanly = "exited with code 0";
@@ -52,7 +53,7 @@ std::string abandoned_key(const std::string& channel) { return "abandoned/" + ch
 
 }  // namespace
 
-/// What a rank has published: the wait that blocks it (`channel` is empty if there is none), and the number of
+/// The record that a rank publishes: the wait that blocks it (`channel` is empty if there is none), and the number of
 /// operations that it has started on each channel.
 struct DeadlockDetector::PeerRecord {
   std::string beat;
@@ -127,14 +128,15 @@ DeadlockDetector::ExecutorWait::~ExecutorWait() {
   deadlock_detector_.pending_waited_for_ = nullptr;
 }
 
-/// Returns whether the wait of this thread keeps the process from starting other operations.
+/// Returns whether the wait of this thread keeps the process from starting other operations. Requires mutex_ to be
+/// held.
 bool DeadlockDetector::is_blocked_locked() const {
   if (starting_threads_.size() != 1 || is_background_thread_) return false;
   if (!SerialExecutor::current()) return starting_threads_.contains(acting_thread());
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
-/// Requires mutex_ to be held.
+/// Returns the text of this rank's PeerRecord. Requires mutex_ to be held.
 std::string DeadlockDetector::record() {
   std::string text = std::to_string(beat_) + kFieldSeparator +
                      (blocking_wait_.empty() ? std::string(3, kFieldSeparator) : blocking_wait_);
@@ -174,7 +176,7 @@ void DeadlockDetector::poll(const WaitInfo& wait_info, PollState& poll_state) {
   }
 }
 
-/// The store is unreachable: to this host, all other hosts appear lost.
+/// Throws the error of a store that cannot be reached: from this host, all other hosts appear lost.
 void DeadlockDetector::throw_store_unreachable(const WaitInfo& wait_info, const CommError& error) {
   const std::string remote_ranks =
       remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + join_ranks(remote_ranks_);
@@ -250,7 +252,7 @@ void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
   }
 }
 
-/// Store requests get the same limit as waits for ranks: the store stands still, for example, while the launcher is
+/// Store requests have the same limit as waits for ranks: the store does not answer, for example, while the launcher is
 /// stopped with SIGSTOP.
 Deadline DeadlockDetector::store_limit(const WaitInfo& wait_info) const {
   return earlier(
@@ -306,8 +308,8 @@ void DeadlockDetector::check_left(const WaitInfo& wait_info, int peer) {
                   kUnevenHint);
 }
 
-/// Throws if the process of `peer` has ended. A process that returned 0 may have done its part of the operation before;
-/// only after a failed connection is that impossible (`accept_clean_exit`: also throw for an exit with 0).
+/// Throws if the process of `peer` has ended. A process that exited with 0 may have done its part of the operation
+/// first. After a failed connection that is impossible: with `accept_clean_exit` an exit with 0 counts as well.
 void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit) {
   const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
   if (!how || how->empty() || (*how == job::key::kClosedWithoutCause && !accept_clean_exit)) return;
@@ -325,7 +327,7 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
                         wait_info.label + ": " + describe_exit(peer, *how));
   }
   if (!accept_clean_exit) return;
-  check_left(wait_info, peer);  // has the better message, and knows whether the peer did its part
+  check_left(wait_info, peer);  // its message is more precise, and it does not throw if the peer did its part
   if (!read_peer_record(job::key::left(peer), wait_info))
     throw CommError(Cause::kUnevenInput, wait_info.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
@@ -333,8 +335,8 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
                     kUnevenHint);
 }
 
-/// Throws if the connection of `peer` has been closed for job::kReconnectGrace. A process of which nothing else is
-/// known may have done its part before, or may only have lost its connections.
+/// Throws if the store has had no connection of `peer` for job::kReconnectGrace and `peer` has neither left nor an exit
+/// status. Until then it may have lost only its connections, and may connect again.
 void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state) {
   const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
   if (!how || *how != job::key::kClosedWithoutCause || read_peer_record(job::key::left(peer), wait_info)) {
@@ -402,9 +404,9 @@ void DeadlockDetector::throw_timeout(const WaitInfo& wait_info, PollState& poll_
 
 void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const std::string& text,
                                                const std::string& hint) {
-  // The launcher publishes the exit of a peer's process, and a peer that leaves publishes that itself, both within
-  // moments. An exit status outranks a departure, because a program that returns an error from main() leaves its world
-  // first.
+  // The launcher publishes the exit of a peer's process, and a peer that leaves publishes that itself, both almost at
+  // once. An exit status takes precedence over a departure, because a program that returns an error from main() leaves
+  // its world first.
   const Deadline limit = Deadline::in(std::chrono::seconds(1));
   const Deadline exit_status_limit = Deadline::in(kPeersPublishTime);
   for (;;) {
@@ -425,7 +427,7 @@ void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const 
 }
 
 void DeadlockDetector::publish_failure(const CommError& error) noexcept {
-  // The loss of a peer is a consequence. The cause is what happened to the peer, and the launcher publishes that.
+  // The loss of a peer is a consequence. The launcher publishes the cause, which is the failure of that peer.
   if (error.cause() == Cause::kPeerUnreachable || error.cause() == Cause::kCoordinatorLost) return;
   const bool peer_at_fault = error.peer() >= 0;
   job::Fatal fatal;

@@ -1,5 +1,5 @@
 // DeadlockDetector: explains why a wait is long. Ranks that wait publish their operations in the store, so two ranks
-// that wait for each other in different operations get a DesyncError within a second instead of a timeout.
+// that wait for each other in different operations get a DesyncError within about a second instead of a timeout.
 #pragma once
 
 #include <atomic>
@@ -23,13 +23,13 @@
 
 namespace lockstep::comm {
 
-/// How long a failing rank keeps serving the store, so that its peers, which poll every 200 ms, can read the first
-/// cause.
+/// How long a failing rank keeps serving the store, so that its peers, which poll at most one second apart, can read
+/// the first cause.
 constexpr auto kPeersReadTime = std::chrono::seconds(1);
 
 class SerialExecutor;
 
-/// The operation that a rank waits in.
+/// The operation in which a rank waits.
 struct WaitInfo {
   std::string channel;                                ///< the same name on all members
   std::uint64_t seq = 0;                              ///< number of the operation on the channel
@@ -45,26 +45,27 @@ struct WaitInfo {
 /// Deadlock: ranks A and B wait for each other if A is blocked in operation s of channel X, B is blocked in operation t
 /// of channel Y, B has not started s and A has not started t. Each rank publishes its operation, the number of
 /// operations that it has started on each channel, and a beat that changes only while the rank is blocked. A beat that
-/// changed between two polls proves that B was blocked while A was, which can then never end.
+/// changed between two polls proves that B was blocked while A was blocked; neither can ever continue.
 ///
-/// Blocked: a process is blocked if none of its threads can start another operation. That is known only if a single
-/// thread has ever started operations and that thread waits, either in an operation or for a SerialExecutor that runs
-/// an asynchronous one; BackgroundThread threads do not count. An asynchronous operation that no thread waits for
-/// blocks nothing. In a process in which several threads start operations, blocking cannot be detected; such waits end
-/// at their deadlines.
+/// Blocked: a process is blocked if none of its threads can start another operation. The detector can establish that
+/// only if a single thread has ever started operations and that thread waits, either in an operation or for a
+/// SerialExecutor that runs an asynchronous one. Threads that are a BackgroundThread do not count. An asynchronous
+/// operation that no thread waits for blocks nothing. In a process in which several threads start operations, blocking
+/// cannot be detected; such waits end at their deadlines.
 ///
 /// Timeout: a wait also ends when the ranks that it depends on have made no progress for the limit. These are the ranks
 /// that have not started its operation, and, if they wait themselves, the ranks that they wait for. Once all ranks have
 /// started the operation, it depends on all of them. Then only the transport hierarchy reports progress between hosts,
-/// chunk by chunk; elsewhere an operation that takes longer than the limit ends. A rank that computes, evaluates or
-/// saves for a long time is not at fault while it makes progress (job/heartbeat.h).
+/// chunk by chunk; with other transports, an operation that takes longer than the limit ends with a TimeoutError. A
+/// rank that computes, evaluates or saves for a long time is not at fault while it makes progress
+/// (job/health/heartbeat.h).
 class DeadlockDetector {
  public:
-  /// `limit` 0 means no timeout. `remote_ranks` are the ranks of other hosts, for messages.
+  /// `limit` 0 means no timeout. `remote_ranks` are the ranks on other hosts, for error messages.
   DeadlockDetector(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
                    std::vector<int> remote_ranks = {});
 
-  /// Number of operations that this rank has started on a channel. Lives as long as the DeadlockDetector.
+  /// The number of operations that this rank has started on a channel. Valid as long as the DeadlockDetector exists.
   using StartCounter = std::atomic<std::uint64_t>;
   StartCounter& start_counter(const std::string& channel);
   /// Records that this thread has started operation `seq` of the channel that `count` belongs to. The store has release
@@ -74,8 +75,8 @@ class DeadlockDetector {
     if (last_starting_thread_.load(std::memory_order_relaxed) != acting_thread()) add_starting_thread();
   }
 
-  /// While it lives, this thread works for `thread`, which waits for it: operations that it starts count as that
-  /// thread's. Autograd's threads act for the thread that called backward().
+  /// While an instance exists, this thread works for `thread`, which waits for it: operations that this thread starts
+  /// count as operations of `thread`. Autograd's threads act for the thread that called backward().
   class ActingForThread {
    public:
     explicit ActingForThread(std::thread::id thread) : thread_(thread), before_(std::exchange(acting_for_, &thread_)) {}
@@ -88,8 +89,8 @@ class DeadlockDetector {
     const std::thread::id* const before_;
   };
 
-  /// While it lives, this thread starts operations only on channels that no other kind of thread uses: its waits cannot
-  /// block other threads, and its future operations cannot unblock them.
+  /// While an instance exists, this thread starts operations only on channels that no other kind of thread uses: its
+  /// waits cannot block other threads, and its future operations cannot unblock them.
   class BackgroundThread {
    public:
     BackgroundThread() { is_background_thread_ = true; }
@@ -98,7 +99,8 @@ class DeadlockDetector {
     BackgroundThread& operator=(const BackgroundThread&) = delete;
   };
 
-  /// While it lives, this thread waits without a limit of its own for `pending`, which is queued on `executor`.
+  /// While an instance exists, this thread waits without a limit of its own for `pending`, which is queued on
+  /// `executor`.
   class ExecutorWait {
    public:
     ExecutorWait(DeadlockDetector& deadlock_detector, const SerialExecutor* executor, PendingPtr pending);
@@ -116,16 +118,16 @@ class DeadlockDetector {
     // When the ranks that this wait depends on last made progress; initially the time of the first poll.
     base::Deadline::Clock::time_point last_progress{};
     base::Deadline::Clock::time_point last_poll{};
-    std::string progress;                                           // of those ranks at that time
-    std::map<int, base::Deadline::Clock::time_point> closed_since;  // when a rank's connection was first seen closed
+    std::string progress;                                           // of those ranks, as of last_progress
+    std::map<int, base::Deadline::Clock::time_point> closed_since;  // when a connection was first found closed
     bool is_published = false;
     bool is_blocking = false;  // the published record says that this wait blocks the process
-    bool poll_soon = false;    // a peer seems to be in a deadlock with this rank; one more poll decides
+    bool poll_soon = false;    // a peer may be in a deadlock with this rank; one more poll decides
   };
   /// A long wait calls it repeatedly. Returns if the wait may continue. Throws DesyncError, CommError (kUnevenInput),
   /// TimeoutError, or the job's first cause if there is one. May block for a store request.
   void poll(const WaitInfo& wait_info, PollState& poll_state);
-  /// Returns whether the agent reports that the job has failed; then the next poll() finds out why. One atomic load.
+  /// Returns whether the agent reports that the job has failed; then the next poll() reads the cause. One atomic load.
   static bool job_has_failed();
   /// Records that the wait has ended.
   void end_wait(PollState& poll_state) noexcept;
@@ -150,7 +152,7 @@ class DeadlockDetector {
   void abandon(const std::string& channel, int peer, const std::string& text) noexcept;
 
   /// Publishes that this rank closes its world without an error. Not called while an error unwinds the stack, because
-  /// then the exit status of the process says more.
+  /// then the exit status of the process is more informative.
   void leave() noexcept;
 
   int rank() const { return rank_; }

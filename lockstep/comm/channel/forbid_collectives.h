@@ -7,8 +7,9 @@
 
 namespace lockstep::comm {
 
-/// While it lives, starting an operation of any group throws a UsageError that names the operation and `what`, on every
-/// thread, because autograd has threads of its own. At most one may live at a time.
+/// While an instance exists, starting an operation of any group throws a UsageError that names the operation and
+/// `what`. This applies to all threads, because autograd has threads of its own. At most one instance may exist at a
+/// time.
 class [[nodiscard]] ForbidCollectives {
  public:
   explicit ForbidCollectives(std::string what);
@@ -17,7 +18,7 @@ class [[nodiscard]] ForbidCollectives {
   ForbidCollectives& operator=(const ForbidCollectives&) = delete;
 };
 
-/// Throws the UsageError if a ForbidCollectives lives. Called at the start of every operation.
+/// Throws the UsageError if a ForbidCollectives exists. Called at the start of every operation.
 void check_collectives_allowed(std::string_view operation);
 
 }  // namespace lockstep::comm

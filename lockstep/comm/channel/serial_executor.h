@@ -13,7 +13,8 @@
 namespace lockstep::comm {
 
 /// Runs tasks in the order of post(). The first post() starts the thread, so a program without asynchronous operations
-/// has none. Any thread may call post(). The destructor runs the queued tasks and blocks until they have finished.
+/// has no such thread. Any thread may call post(). The destructor runs the queued tasks and blocks until they have
+/// finished.
 class SerialExecutor {
  public:
   SerialExecutor() = default;
@@ -24,7 +25,7 @@ class SerialExecutor {
   /// Queues `task`. The Pending is done when the task has run; an exception that it throws becomes the Pending's error.
   PendingPtr post(std::function<void()> task);
 
-  /// Returns whether no task is queued or running; then the caller may run its task on its own thread instead. The load
+  /// Returns true if no task is queued or running; then the caller may run its task on its own thread instead. The load
   /// has acquire order: if it returns true, the effects of all finished tasks are visible.
   bool is_idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 

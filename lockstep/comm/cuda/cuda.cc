@@ -12,11 +12,11 @@
 namespace lockstep::comm {
 namespace {
 
-// Error codes of the CUDA runtime, whose headers this file does not need otherwise.
+// Error codes of the CUDA runtime. This file does not include its headers.
 constexpr int kErrorInsufficientDriver = 35;  // no driver, or one that is too old
 constexpr int kErrorNoDevice = 100;
 
-/// A function of the CUDA runtime, which libtorch_cpu links in a libtorch for CUDA.
+/// Returns a function of the CUDA runtime, which libtorch_cpu links in a libtorch for CUDA, or null.
 template <typename Function>
 Function* cuda_symbol(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));

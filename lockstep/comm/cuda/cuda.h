@@ -1,6 +1,5 @@
-// The functions of CUDA that comm needs. A program does not link CUDA: libtorch_cuda is loaded when a rank gets a GPU,
-// and the CUDA runtime is the one that libtorch uses. Implemented by cuda.cc, or by no_cuda.cc for a libtorch without
-// CUDA.
+// The CUDA functions that comm needs. A program does not link CUDA: libtorch_cuda is loaded when a rank gets a GPU, and
+// the CUDA runtime is the one that libtorch uses. Implemented by cuda.cc, or by no_cuda.cc for a libtorch without CUDA.
 #pragma once
 
 #include <string>
@@ -29,11 +28,11 @@ struct Gpu {
 /// Throws base::Error (kResource) if CUDA cannot read the properties of the GPU.
 Gpu describe_gpu(int index);
 
-/// Makes GPU `index` the current device of this thread, which the device "cuda" refers to. Takes no memory on the GPU.
+/// Makes GPU `index` the current device of this thread; the device "cuda" refers to it. Allocates no memory on the GPU.
 void set_current_gpu(int index);
 
-/// Returns the name of an error, for example "cudaErrorMemoryAllocation" for 2, or an empty string if CUDA does not
-/// know the number.
+/// Returns the name of an error, for example "cudaErrorMemoryAllocation" for 2, or an empty string if CUDA has no error
+/// with this number.
 std::string cuda_error_name(int error);
 /// Returns the last CUDA error of this thread without clearing it; 0: none.
 int peek_cuda_error();

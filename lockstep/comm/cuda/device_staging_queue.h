@@ -9,8 +9,8 @@
 
 namespace lockstep::comm {
 
-/// Starts operations on a host transport in the order of start(), each when its input has been copied from the GPU.
-/// Only callers that wait for an operation block on the copy. Thread-safe.
+/// Starts operations on a host transport in the order of start(). Each starts when its input has been copied from the
+/// GPU. Only callers that wait for an operation block on the copy. Thread-safe.
 class DeviceStagingQueue : public std::enable_shared_from_this<DeviceStagingQueue> {
  public:
   explicit DeviceStagingQueue(std::shared_ptr<Transport> host) : host_(std::move(host)) {}
@@ -18,7 +18,7 @@ class DeviceStagingQueue : public std::enable_shared_from_this<DeviceStagingQueu
   /// Queues an operation on tensors on the CPU or on a GPU; does not wait. The thread whose done() or wait_until()
   /// completes the operation copies the result to the GPU, on its current stream.
   PendingPtr start(const Collective& op);
-  /// Returns true if the host transport has all operations.
+  /// Returns true if all operations have been passed to the host transport.
   bool empty() const;
   /// Finishes the queued operations with `cause`.
   void abort(const std::exception_ptr& cause);

@@ -12,8 +12,8 @@ namespace lockstep::comm {
 
 struct DeviceTransportOptions {
   std::shared_ptr<Transport> host;  ///< the transport for tensors on the CPU
-  /// Creates an NCCL transport for `ranks`, which are indices in this transport, when it is first needed. `part`
-  /// identifies it. Null if NCCL is not used.
+  /// Creates an NCCL transport with the name `part` for `ranks`, which are indices in this transport. Called when an
+  /// operation first needs it. Null if NCCL is not used.
   std::function<std::shared_ptr<Transport>(const std::string& part, const std::vector<int>& ranks)> make_nccl;
   std::shared_ptr<Transport> nccl;  ///< the NCCL transport of all ranks, if it exists already
   int rank = 0;
@@ -21,16 +21,16 @@ struct DeviceTransportOptions {
   bool spans_hosts = false;  ///< true if the ranks are on several hosts
 };
 
-/// Passes operations on CPU tensors to `host` unchanged, and adds tensors on the GPU of this rank. With NCCL the
-/// Pending of an operation is done when NCCL has enqueued it, and Pending::device_completion() is its end on the GPU.
-/// Each pair of ranks has one communicator per direction, so that both may send before they receive. Without NCCL the
-/// input is copied to pinned memory on the current stream, and the result is copied back on the current stream of the
-/// thread that waits; operations keep the order in which they were started. Operations that send another dtype between
-/// hosts (Collective::wire_dtype) are also done in this way.
+/// Passes operations on CPU tensors to `host` unchanged, and also supports tensors on the GPU of this rank. With NCCL,
+/// the Pending of an operation is done when NCCL has enqueued it, and Pending::device_completion() represents its
+/// completion on the GPU. Each pair of ranks has one communicator per direction, so that both may send before they
+/// receive. Without NCCL, the input is copied to pinned memory on the current stream, and the result is copied back on
+/// the current stream of the thread that waits; operations keep the order in which they were started. Operations that
+/// send another dtype between hosts (Collective::wire_dtype) also work in this way.
 std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options);
 
-/// Returns the NCCL transport of all ranks of a transport that make_device_transport() has created. Null if there is
-/// none, or if no operation has needed it.
+/// Returns the NCCL transport among all ranks of a transport from make_device_transport(). Returns null if NCCL is not
+/// used or no operation has needed it, and for other transports.
 std::shared_ptr<Transport> nccl_transport_of(Transport& transport);
 
 }  // namespace lockstep::comm

@@ -1,3 +1,4 @@
+// cuda.h and device_transport.h for a libtorch without CUDA.
 #include "lockstep/base/error.h"
 #include "lockstep/comm/cuda/cuda.h"
 #include "lockstep/comm/cuda/device_transport.h"

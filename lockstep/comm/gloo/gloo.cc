@@ -220,7 +220,7 @@ class GlooTransport final : public Transport {
                         work, pending});
   }
 
-  std::mutex mutex_;  // guards all members: collectives and point-to-point operations come from two threads
+  std::mutex mutex_;  // guards all members: different threads start collectives, sends and receives
   c10::intrusive_ptr<ProcessGroupGloo> group_;
   const int rank_;
   const int size_;
@@ -259,7 +259,7 @@ void ignore_sigpipe() {
 
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   ignore_sigpipe();
-  // Gloo's own timeouts never expire. The deadlines of operations do, and their errors name the missing ranks.
+  // Gloo's own timeouts must not expire: operations have deadlines, whose errors name the missing ranks.
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);
   try {

@@ -25,7 +25,7 @@ std::string gloo_unavailable_reason();
 
 /// Connects all ranks; blocks until all of them have called it. If SIGPIPE would end the process, it is ignored from
 /// now on, so that a lost peer becomes the error of an operation. Throws CommError if a rank does not connect in time,
-/// and UsageError if `interface` cannot be used.
+/// UsageError if `interface` cannot be used, and SystemError if `address` cannot be used.
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
 }  // namespace lockstep::comm

@@ -1,3 +1,4 @@
+// gloo.h for a build without Gloo.
 #include "lockstep/base/error.h"
 #include "lockstep/comm/gloo/gloo.h"
 

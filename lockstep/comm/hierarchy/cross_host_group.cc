@@ -16,11 +16,11 @@ namespace {
 
 using base::Deadline;
 
-// A slice is split into at least kPipelineDepth chunks, so that the network is busy while the CPU reduces, within these
-// bounds.
+// Within these bounds, a slice is split into at least kPipelineDepth chunks, so that the network is busy while the CPU
+// reduces.
 constexpr std::size_t kMaxChunkBytes = 2 << 20;
 constexpr std::size_t kMinChunkBytes = 256 << 10;
-// The numbers of chunks whose parts are in flight to their owners and from them.
+// The numbers of chunks whose parts are in flight to their owners (scatter) and back (gather).
 constexpr std::size_t kScatterDepth = 3;
 constexpr std::size_t kGatherDepth = 3;
 constexpr std::size_t kPipelineDepth = kScatterDepth + kGatherDepth + 1;
@@ -132,6 +132,7 @@ void CrossHostGroup::start_gather(const LocalSlices&, ReduceOp op, int divisor, 
                               first_bytes(slot.all, part_bytes * num_hosts_));
 }
 
+/// Writes the result of the chunk to the slices of all ranks of this host.
 void CrossHostGroup::store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot) {
   wait(slot.gather_pending);
   for (char* local : slices.locals)

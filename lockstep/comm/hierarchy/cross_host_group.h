@@ -1,4 +1,4 @@
-// A cross-host group: one rank per host, which exchange one slice of a large tensor.
+// A cross-host group: one rank per host; these ranks exchange one slice of a large tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ struct LocalSlices {
   std::size_t count = 0;
 };
 
-/// Each call blocks until it is done, and throws if `stop` is set or the cross-host transport fails. One thread at a
-/// time. All members of the group must make the same calls in the same order.
+/// Each call blocks until the operation is done, and throws if `stop` is set or the cross-host transport fails. One
+/// thread at a time may use it. All members of the group must make the same calls in the same order.
 class CrossHostGroup {
  public:
   /// `cross_host_transport` has one member on each of `num_hosts` hosts; this one is member `host`. `stop` must outlive

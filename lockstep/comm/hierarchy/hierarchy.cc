@@ -35,7 +35,8 @@ class HierarchyTransport final : public Transport {
     };
     small_.control_blocks = connect("short");
     for (std::size_t i = 0; i < kNumLargeQueues; ++i) large_[i].control_blocks = connect("long" + std::to_string(i));
-    // No rank waits for a local peer from here on. If the first connection is MPI's, all ranks must take part in it.
+    // Each connection blocks until all its members connect. All ranks make their connections in this order, so no wait
+    // is circular.
     if (location_.local_rank == 0)
       leaders_ = options.make_cross_host(Scope::kSmall, "leaders", to_world_ranks(plan_.cross_host_group(0)));
     for (std::size_t i = 0; i < kNumLargeQueues && location_.local_rank < plan_.num_cross_host_groups; ++i) {
@@ -48,7 +49,7 @@ class HierarchyTransport final : public Transport {
     }
     flat_ = options.make_cross_host(Scope::kAllRanks, "flat", options.members);
   }
-  /// Does not abort the cross-host transports, which would leave threads behind: their own destructors abort the
+  /// Does not abort the cross-host transports, because an abort leaves threads behind. Their own destructors abort the
   /// operations that are still in flight.
   ~HierarchyTransport() override {
     aborted_ = true;

@@ -12,9 +12,9 @@
 
 namespace lockstep::comm {
 
-/// The ranks that a cross-host transport connects, and what it is used for.
+/// The ranks that a cross-host transport connects, and its purpose.
 enum class Scope {
-  kLarge,     ///< the ranks with one local rank; slices of large tensors
+  kLarge,     ///< the ranks with the same local rank; slices of large tensors
   kSmall,     ///< the first ranks of the hosts; messages of a few KB
   kAllRanks,  ///< all ranks; operations that are not done host by host
 };
@@ -23,7 +23,7 @@ struct HierarchyOptions {
   std::shared_ptr<const LocalPeers> local_peers;
   std::shared_ptr<job::Store> store;    // used by this transport alone
   std::vector<int> members;             // world ranks
-  std::vector<int> hosts;               // an arbitrary number for the host of each member; at least two hosts
+  std::vector<int> hosts;               // identifies the host of each member by a number; at least two hosts
   int rank = 0;                         // index of this rank in `members`
   std::chrono::milliseconds timeout{};  // for connecting the members
   /// Connects `members`, which are world ranks and include this one. All of them call it with the same name.
@@ -31,16 +31,16 @@ struct HierarchyOptions {
       make_cross_host;
 };
 
-/// all_reduce, reduce, reduce_scatter and broadcast are done host by host: each byte is sent once per host, in whatever
-/// order the ranks are, and hosts may have different numbers of ranks. The rank with local rank r exchanges slice r, in
-/// chunks, while the other ranks of its host exchange theirs. Up to 4 KiB the first rank of each host exchanges the
-/// whole tensor, in one message each way, and it does the same for all_gather and barrier. Larger all_gathers, gather,
-/// scatter, all_to_all, send and recv use a cross-host transport among all ranks, which may send a byte more than once
-/// per host.
+/// all_reduce, reduce, reduce_scatter and broadcast are done host by host: each byte is sent once per host, however the
+/// ranks are ordered, and hosts may have different numbers of ranks. The rank with local rank r exchanges slice r, in
+/// chunks, while the other ranks of its host exchange theirs. A tensor of up to 4 KiB is exchanged as a whole by the
+/// first rank of each host, in one message each way; all_gather and barrier work in the same way. Larger all_gathers,
+/// gather, scatter, all_to_all, send and recv use a cross-host transport among all ranks, which may send a byte more
+/// than once per host.
 ///
 /// Reductions are in the order of the ranks within a host and then in the order of the hosts, so the bits are the same
 /// on all ranks and in all runs. float16 and bfloat16 are rounded once per host and once at the end. float32 is rounded
-/// in the same way if Collective::wire_dtype says so and the tensor is larger than 4 KiB.
+/// in the same way if Collective::wire_dtype is float16 or bfloat16 and the tensor is larger than 4 KiB.
 ///
 /// Small operations make progress while a thread waits for them, and overtake large ones. Large operations use two
 /// queues in turn, each with its own connections and its own thread (which the first operation starts), so that

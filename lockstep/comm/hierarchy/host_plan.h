@@ -6,10 +6,10 @@
 
 namespace lockstep::comm {
 
-/// Members are numbered from 0 as in their group. Hosts are numbered in the order of their first members, and the local
-/// ranks number the members of a host. A cross-host group consists of the members with the same local rank, one per
+/// Members are numbered from 0 as in their group. Hosts are numbered in the order of their first members. A local rank
+/// is the index of a member on its host. A cross-host group consists of the members with the same local rank, one per
 /// host. There are as many of these groups as the smallest host has members, and only their members exchange data
-/// between hosts. So each byte is sent once per host, in whatever order the members are.
+/// between hosts. So each byte is sent once per host, however the members are ordered.
 struct HostPlan {
   struct Location {
     int host = 0;
@@ -24,7 +24,8 @@ struct HostPlan {
   std::vector<int> cross_host_group(int cross_host_group) const;
 };
 
-/// `host_of[m]` identifies the host of member m by an arbitrary number.
+/// Returns the plan for members on the hosts `host_of`: host_of[m] identifies the host of member m by an arbitrary
+/// number.
 HostPlan plan_hosts(const std::vector<int>& host_of);
 
 /// A range of elements.
@@ -32,8 +33,8 @@ struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 };
-/// The slice of `count` elements that one of `num_cross_host_groups` groups exchanges. The slices are contiguous, begin
-/// at multiples of 64, and cover all elements.
+/// Returns the slice of `count` elements that one of `num_cross_host_groups` groups exchanges. The slices are
+/// contiguous, begin at multiples of 64, and cover all elements.
 Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
 
 }  // namespace lockstep::comm

@@ -10,8 +10,8 @@
 
 namespace lockstep::comm {
 
-/// all_reduce, reduce, reduce_scatter or broadcast. compute() blocks until the cross-host exchange is done, so it needs
-/// a thread of its own.
+/// all_reduce, reduce, reduce_scatter or broadcast. compute() blocks until the cross-host exchange is done, so the
+/// operation needs a thread of its own.
 class LargeCollective final : public SyncOp {
  public:
   /// `rank` is the index of this rank in the group that `plan` describes. `cross_host_group` is null for a rank that is

@@ -32,7 +32,7 @@ class SmallCollective {
   /// `leaders` connects the first ranks of the hosts and is null on the other ranks.
   SmallCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
                   int rank, Transport* leaders, ResultBuffer& result_buffer);
-  /// Returns true if `op` is small enough. The same on all ranks.
+  /// Returns true if `op` is small enough. The answer is the same on all ranks.
   static bool accepts(const Collective& op);
 
   /// Makes progress until `deadline`. Returns true when the operation is finished. Throws the error of the cross-host

@@ -62,7 +62,7 @@ struct Collective {
   at::Tensor output;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  /// The dtype in which a float32 all_reduce crosses between hosts: float32, bfloat16 or float16.
+  /// The dtype in which a float32 all_reduce sends its data between hosts: float32, bfloat16 or float16.
   at::ScalarType wire_dtype = at::kFloat;
   std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
   std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process

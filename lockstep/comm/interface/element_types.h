@@ -8,7 +8,7 @@
 namespace lockstep::comm::LOCKSTEP_ISA {
 namespace {
 
-/// Elements that are added in their own type.
+/// Elements that are reduced in their own type.
 template <typename T>
 struct NativeElement {
   using Stored = T;

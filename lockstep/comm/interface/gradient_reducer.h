@@ -36,18 +36,20 @@ enum class GradientUse : std::uint8_t {
   kUpdateInBackward,  ///< like kUpdate, as soon as all ranks have a gradient, while others are still being computed
 };
 
-/// Identifies a step, as far as each rank can tell on its own. It travels in the header of the reduction. If the ranks'
-/// values differ, the ranks are not in the same step, and the reduction fails with a DesyncError that has both values.
+/// Identifies a step by what a rank can determine without the others. The header of the reduction contains it. If the
+/// ranks' values differ, the ranks are not in the same step, and the reduction fails with a DesyncError that reports
+/// both values.
 struct StepIdentity {
   std::int64_t steps = 0;               ///< calls of Group::step()
   std::int64_t batches = 0;             ///< batches drawn from loaders that give all ranks the same number of batches
   std::uint32_t sample_order_hash = 0;  ///< sum of the hashes of the sample orders from which they were drawn
   std::int64_t empty_backwards = 0;     ///< backward() calls since the last reduction that reached no parameter
-  bool accumulating = false;            ///< gradients existed before this backward, without no_sync() as the reason
+  bool accumulating = false;            ///< gradients existed before backward(), and not because of no_sync()
   bool joined = false;                  ///< this rank has no more batches and only follows the other ranks
   bool divide_by_active = false;        ///< with `joined`: means are over the ranks that have not joined
   GradientUse use = GradientUse::kAverage;
-  /// Not with kAverage: the gradients are means already, equal on all ranks, and a chunk has the first rank's only.
+  /// For uses other than kAverage: the gradients are means already, equal on all ranks, and a chunk contains only the
+  /// first rank's gradient.
   bool already_averaged = false;
   std::uint64_t options_hash = 0;  ///< hash of the optimizer's options and steps; 0 if there is none
   bool stop_requested = false;     ///< this rank was asked to stop; not compared, see Participation
@@ -85,7 +87,7 @@ class FusedReducer {
   virtual ~FusedReducer() = default;
   /// Replaces GradientReducer::finish() if begin() was called with a use other than kAverage. A rank that has joined
   /// gets no chunks, and finish_gradient() only for an update. Throws like finish(). If some rank has a sparse
-  /// gradient, throws UsageError on all ranks, and no sink has received anything.
+  /// gradient, throws UsageError on all ranks, and no sink has received anything (except early; see set_early_sink()).
   virtual Participation finish_fused(ChunkSink& sink) = 0;
   /// Call it after begin() with kUpdateInBackward: from then on ready() may pass chunks to `sink` as well. If a
   /// gradient turns out to be sparse later, some chunks have been passed already.
@@ -108,8 +110,8 @@ class GradientReducer {
   virtual void begin(const StepIdentity& step, std::vector<Collective> extra_ops) = 0;
 
   /// Reports that gradient `index` is complete on this rank, and starts the operations that can start. `fresh`: the
-  /// gradient was computed by this backward, or by one under no_sync() before it. A gradient that is not fresh existed
-  /// before and changes only if another rank has a fresh one. Does not wait for other ranks.
+  /// gradient was computed by this backward(), or by one under no_sync() before it. A gradient that is not fresh
+  /// existed before and changes only if another rank has a fresh one. Does not wait for other ranks.
   ///
   /// Returns the memory into which the gradient was copied and which will hold its mean. The caller may then release
   /// its own tensor, and must not access the returned memory until finish() returns. Returns an undefined tensor if the

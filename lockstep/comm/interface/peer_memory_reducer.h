@@ -17,7 +17,7 @@ struct GradientChunk {
   std::size_t gradient_index = 0;
   std::size_t offset = 0;  // first element of the range; a multiple of kAlignment
   std::size_t count = 0;
-  const void* const* gradients = nullptr;  // at `offset`, of each rank that has the gradient, in rank order
+  const void* const* gradients = nullptr;  // addresses of the range on each rank that has the gradient, in rank order
   std::size_t num_gradients = 0;
   int divisor = 1;  // the mean is the sum of the ranks' gradients, added in this order, divided by `divisor`
 };
@@ -26,7 +26,8 @@ struct GradientChunk {
 class ChunkSink {
  public:
   virtual ~ChunkSink() = default;
-  /// Receives a chunk. Each chunk goes to exactly one rank, to whichever claims it first.
+  /// Receives a chunk. Each chunk goes to exactly one rank, the first that claims it. Called on the threads that call
+  /// publish() or wait for the result.
   virtual void consume(const GradientChunk& chunk) = 0;
   /// Called on every rank, in the same order, for each gradient that some rank has, after all its chunks were consumed.
   virtual void finish_gradient(std::size_t gradient_index) = 0;
@@ -38,7 +39,7 @@ struct SharedAllocation {
   bool is_first = true;        // true on exactly one rank
 };
 
-/// What ranks may do before the end of a round with the gradients that all ranks have published.
+/// The work that ranks may do before the end of a round, on gradients that all ranks have published.
 enum class EarlyWork {
   kNone,
   kReduce,
@@ -47,7 +48,8 @@ enum class EarlyWork {
 
 /// Reduces a fixed list of gradients, the same on all ranks, in rounds. In each round a rank calls begin_round(), then
 /// publish() for each gradient that it has, in any order, then finish() or finish_consuming(). Other ranks may write to
-/// a published gradient from publish() until the end of the round, or indefinitely if the round never ends.
+/// a published gradient from publish() until the end of the round, or indefinitely if the round never ends. One thread
+/// at a time may use a reducer.
 class PeerMemoryReducer {
  public:
   virtual ~PeerMemoryReducer() = default;
@@ -61,19 +63,22 @@ class PeerMemoryReducer {
   /// Starts a round. `early` must be equal on all ranks that publish in this round. Before the end of the round, a rank
   /// does at most its share of the early work.
   virtual void begin_round(EarlyWork early) = 0;
-  /// Sets the sink in a round of EarlyWork::kConsume in which all ranks publish, once they are known to run the same
-  /// update: from now on publish() passes chunks to `sink`. finish_consuming() must get the same arguments.
+  /// Sets the sink of a round of EarlyWork::kConsume: from now on publish() passes chunks to `sink`. Call it only if
+  /// all ranks publish in this round, and after it is certain that they run the same update. finish_consuming() must
+  /// get the same arguments.
   virtual void consume_early(ChunkSink& sink, int divisor) = 0;
   /// Publishes gradient `index` at `data`, contiguous or with the strides that all ranks use for it. If `data` is null,
   /// this rank has a sparse gradient, which is not reduced here. `fresh` as in GradientReducer::ready().
   virtual void publish(std::size_t index, void* data, bool fresh) = 0;
-  /// Ends publishing on this rank. The result is done when every gradient that is fresh on some rank holds its mean, on
-  /// each rank that published it: the sum of the published gradients in rank order, divided by the number of ranks.
+  /// Ends publishing on this rank; does not wait. The result is done when every gradient that is fresh on some rank
+  /// holds its mean, on each rank that published it: the sum of the published gradients in rank order, divided by the
+  /// number of ranks.
   virtual PendingPtr finish() = 0;
   /// Like finish(), but passes chunks to sinks instead of reducing: once every rank has called it, the chunks of
   /// gradients that are fresh on some rank go to the ranks' sinks, with `divisor`. Done when all chunks were consumed.
-  /// A rank whose `sink` is null gets none. With `first_only` the gradients are equal on all ranks already, and a chunk
-  /// has the first rank's only. If some rank published a sparse gradient, no sink gets any more chunks.
+  /// A rank whose `sink` is null gets none. With `first_only`, the gradients are equal on all ranks already, and a
+  /// chunk contains only the first rank's gradient. If some rank published a sparse gradient, no sink gets any more
+  /// chunks.
   virtual PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) = 0;
 
   // Valid after finish() or finish_consuming() is done, until the next begin_round():
@@ -83,8 +88,8 @@ class PeerMemoryReducer {
   virtual bool has_sparse(std::size_t index) const = 0;
   /// Returns where this rank can read the mean of a dense gradient that it has not published itself.
   virtual const void* mean(std::size_t index) const = 0;
-  /// Returns whether some rank has not published a gradient that is dense: it reads mean(), and the other ranks must
-  /// leave the memory unchanged until it has.
+  /// Returns whether some rank has not published a gradient for which has_dense() is true. Such a rank reads mean(),
+  /// and the other ranks must leave that memory unchanged until it has read it.
   virtual bool has_remote_readers() const = 0;
 
   /// Allocates memory that all ranks share. All ranks must call it, in the order of their operations; blocks until they

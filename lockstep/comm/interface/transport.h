@@ -15,7 +15,7 @@
 
 namespace lockstep::comm {
 
-/// What a transport supports. Group rejects everything else with a UsageError that names it.
+/// The operations, dtypes and devices that a transport supports. Group rejects all others with a UsageError.
 struct Capabilities {
   std::vector<CollectiveKind> kinds;
   std::vector<at::ScalarType> dtypes;
@@ -38,7 +38,8 @@ struct SignatureView {
 };
 
 /// An ordered stream of operations among a fixed set of ranks. All ranks start the same operations in the same order;
-/// Group has compared them. Only one thread calls start(); any thread may call abort().
+/// Group has compared them. One thread at a time calls start(), except for send and recv: other threads may start these
+/// at the same time, one per peer and direction. Any thread may call abort().
 class Transport {
  public:
   virtual ~Transport() = default;

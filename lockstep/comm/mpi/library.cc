@@ -19,7 +19,7 @@ std::size_t skip_digits(std::string_view text, std::size_t at) {
   return at;
 }
 
-/// Returns where a number like "4.1" begins that follows a space or " v"; npos if there is none.
+/// Returns the position of the first number like "4.1" that follows a space or " v"; npos if there is none.
 std::size_t find_version(std::string_view text) {
   for (std::size_t at = 1; at < text.size(); ++at) {
     if (!is_digit(text, at)) continue;

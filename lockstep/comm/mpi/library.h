@@ -22,7 +22,7 @@ MpiLibrary parse_mpi_library(std::string_view text);
 std::string to_string(const MpiLibrary& library);
 
 /// Returns an empty string if a program that was built with `built` can use `loaded`: the name and the major and minor
-/// version are equal, or the library of the build is not known. Otherwise returns the reason.
+/// version are equal, or the library of the build is unknown. Otherwise returns the reason.
 std::string mpi_library_mismatch(const MpiLibrary& built, const MpiLibrary& loaded);
 
 /// Returns an empty string if, according to `env`, a launcher that fits `library` started the ranks; otherwise the

@@ -22,18 +22,19 @@ struct MpiOptions {
 /// them, or that the launcher of another MPI implementation did.
 std::string mpi_unavailable_reason();
 
-/// Throws UsageError (kConfigMismatch), which names both, if the loaded MPI library is not the one of this build.
-/// Called before MPI is initialised.
+/// Throws UsageError (kConfigMismatch) if the loaded MPI library is not the one of this build; the error names both.
+/// Call it before MPI is initialised.
 void check_mpi_library();
 
-/// Initialises MPI. Throws UsageError, which names the library and the launcher, if this process is not rank `rank` of
-/// `size` in MPI_COMM_WORLD. With a launcher of another MPI implementation each process is a world of one.
+/// Initialises MPI. Throws UsageError (kConfigMismatch) if this process is not rank `rank` of `size` in MPI_COMM_WORLD;
+/// the error names the MPI library and both ranks. With a launcher of another MPI implementation each process is a
+/// world of one.
 void init_mpi(int rank, int size);
 
-/// Uses MPI's nonblocking operations on a communicator of its own. Operations make progress while a thread waits for
-/// one or starts one; the transport has no threads. float16 and bfloat16 are added in float32 and rounded after each
-/// addition, in the order that MPI chooses. Blocks until all members have called it. Throws CommError if a member does
-/// not, and UsageError if a rank has another number in MPI_COMM_WORLD.
+/// Makes a transport that uses MPI's nonblocking operations on a communicator of its own. Operations make progress
+/// while a thread waits for one or starts one; the transport has no threads. float16 and bfloat16 are added in float32
+/// and rounded after each addition, in the order that MPI chooses. Blocks until all members have called it. Throws
+/// CommError if a member does not, and UsageError if this process has another rank in MPI_COMM_WORLD.
 ///
 /// The first call initialises MPI, unless the program has done so, and registers its finalisation at exit. After an
 /// abort the transport does not wait for MPI: the operations in flight stay allocated, and the process exits within 5 s

@@ -1,3 +1,4 @@
+// mpi.h for a build without MPI.
 #include "lockstep/base/error.h"
 #include "lockstep/comm/mpi/mpi.h"
 

@@ -46,7 +46,8 @@ void create_ops(MPI_Op (&ops)[4]) {
   for (int i = 0; i < 4; ++i) check_mpi_result(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
-/// MPI_Finalize() waits for the other ranks, which may never call it.
+/// Waits for MPI_Finalize() for at most kFinalizeTimeout, because it waits for the other ranks, which may never call
+/// it.
 void finalize_mpi() {
   int finalized = 0;
   MPI_Finalized(&finalized);

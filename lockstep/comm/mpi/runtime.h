@@ -15,15 +15,15 @@
 
 namespace lockstep::comm {
 
-/// The MPI library of the build, from mpi.h or from the library that CMake found. The name is empty if it is not known.
+/// The MPI library of the build, from mpi.h or from the library that CMake found. The name is empty if it is unknown.
 MpiLibrary build_time_mpi();
 /// The MPI library that this process has loaded. MPI need not be initialised.
 MpiLibrary loaded_mpi();
 
-/// Global, because MPI is.
+/// One object per process, because MPI's state is global.
 class MpiRuntime {
  public:
-  /// Initialises MPI at the first call. Throws UsageError if the loaded library is not the one of the build, and if MPI
+  /// Initialises MPI at the first call. Throws UsageError if the loaded library is not the one of the build, or if MPI
   /// does not support MPI_THREAD_SERIALIZED.
   static MpiRuntime& this_process();
 

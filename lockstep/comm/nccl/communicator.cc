@@ -109,7 +109,7 @@ bool NcclCommunicator::connect(const std::string& op) {
 
 void NcclCommunicator::abort() noexcept {
   if (!comm_) return;
-  // ncclCommAbort() may wait for the GPU or for NCCL's threads, which never end if the GPU is broken.
+  // ncclCommAbort() may wait for the GPU or for NCCL's threads. If the GPU is broken, that wait never ends.
   std::thread([end = nccl_.comm_abort, comm = comm_] { end(comm); }).detach();
   comm_ = nullptr;
   stage_ = Stage::kClosed;

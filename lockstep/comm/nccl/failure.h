@@ -32,7 +32,7 @@ int parse_cuda_error(std::string_view last_error);
 
 /// Returns the exception for a failure. It is a CommError if this rank is at fault: kResource for an error of CUDA,
 /// kConfigMismatch for invalid usage of NCCL, kInternal otherwise. It is a base::Error with kPeerUnreachable if the
-/// network or the end of another rank is the cause; DeadlockDetector::throw_transport_failure() finds out which.
+/// network or the end of another rank is the cause; DeadlockDetector::throw_transport_failure() determines which.
 std::exception_ptr to_exception(const NcclFailure& failure, const NcclLocation& location);
 
 }  // namespace lockstep::comm

@@ -24,7 +24,7 @@ constexpr auto kMaxPollInterval = std::chrono::milliseconds(1);
 
 class NcclTransport;
 
-/// A Pending whose waiters poll.
+/// A Pending whose wait_until() polls done().
 class PolledPending : public Pending {
  public:
   bool wait_until(Deadline deadline) override {
@@ -223,7 +223,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   std::mutex mutex_;  // guards the members below
   NcclCommunicator communicator_;
   std::shared_ptr<ncclComm_t> split_comm_;
-  std::vector<std::shared_ptr<ncclComm_t>> children_;  // alive as long as NCCL may write to them
+  std::vector<std::shared_ptr<ncclComm_t>> children_;  // kept as long as NCCL may write to them
   std::deque<std::shared_ptr<NcclPending>> queue_;
   std::exception_ptr aborted_;
 };
@@ -247,7 +247,7 @@ bool GpuCompletion::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   try {
-    // Without the guard query() would create a context on this thread's current GPU, which takes memory there.
+    // Without the guard, query() would create a context on this thread's current GPU, which takes memory there.
     const c10::DeviceGuard device(event_.device());
     if (const auto error = transport ? transport->aborted() : nullptr)
       finish(error);  // the abort may have ended the operation on the GPU, so query() could return true

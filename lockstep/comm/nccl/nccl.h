@@ -22,21 +22,21 @@ struct NcclOptions {
   /// A connected NCCL transport that contains all members. If set, the communicator is split from it without a
   /// rendezvous.
   std::shared_ptr<Transport> parent;
-  int color = 0;  ///< with `parent`: the members are its ranks with the same color
+  int color = 0;  ///< with `parent`: the members are the ranks of `parent` that pass the same color
 };
 
 /// Returns an empty string if NCCL is available, otherwise the reason. load_cuda() must have been called.
 std::string nccl_unavailable_reason();
-/// The version of the loaded library, for example "2.28.9".
+/// Returns the version of the loaded library, for example "2.28.9".
 std::string nccl_version();
 
-/// The communicator is nonblocking and has a stream of its own. No function blocks: the ranks connect while they wait
-/// for their first operation. The Pending of an operation is done when NCCL has enqueued it, and its
-/// device_completion() when the GPU has completed it. A failure ends all operations with ncclCommAbort() and becomes an
-/// error that names the rank, its GPU, the NCCL call with its parameters, and the messages of CUDA and NCCL. For a
-/// failure that the loss of a peer may have caused, the caller finds the cause. With `parent`, all its ranks must call
-/// this function or skip_nccl_split(), in the same order. The destructor waits up to 10 s for the other ranks to
-/// finalize, unless an operation or the job has failed.
+/// Makes a transport whose communicator is nonblocking and has a stream of its own. No function blocks: the ranks
+/// connect while they wait for their first operation. The Pending of an operation is done when NCCL has enqueued it,
+/// and its device_completion() when the GPU has completed it. A failure ends all operations with ncclCommAbort() and
+/// becomes an error that names the rank, its GPU, the NCCL call with its parameters, and the messages of CUDA and NCCL.
+/// If the loss of a peer may have caused the failure, the caller must determine the cause (see to_exception()). With
+/// `parent`, all its ranks must call this function or skip_nccl_split(), in the same order. The destructor waits up to
+/// 10 s for the other ranks to finalize, unless an operation or the job has failed.
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions options);
 
 /// Takes part in the split of `parent` for a rank that is in none of the new groups.

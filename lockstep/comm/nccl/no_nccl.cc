@@ -1,3 +1,4 @@
+// nccl.h for a build without NCCL.
 #include "lockstep/base/error.h"
 #include "lockstep/comm/nccl/nccl.h"
 

@@ -147,7 +147,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
 Participation BucketedReducer::finish(GradientSink& sink) {
   is_finishing_ = true;
   const bool planned = layout_hash_ != 0;
-  // A rank that has joined learns from the headers whether any rank has gradients.
+  // A rank that has joined first reads in the headers whether any rank has gradients.
   if (planned && !is_shadow_) fill_buckets();
   wait_for_headers();
   if (participation_.active == 0) {
@@ -176,7 +176,7 @@ void BucketedReducer::fill_buckets() {
 
 void BucketedReducer::agree_on_order() {
   const auto count = static_cast<std::int64_t>(specs_.size());
-  // For each gradient its position in this rank's order, -1 for none; then for each whether it is sparse.
+  // First the position of each gradient in this rank's order (-1: none), then whether each gradient is sparse.
   at::Tensor mine = at::full({2 * count}, -1, at::kInt);
   auto* mine_data = mine.mutable_data_ptr<std::int32_t>();
   for (std::size_t position = 0; position < order_.size(); ++position)

@@ -15,19 +15,19 @@ namespace lockstep::comm {
 
 /// Every reduction runs these operations, in this order, on all ranks:
 ///   header     64 bytes per rank, started by begin();
-///   order      in the first reduction only: the order in which gradients were computed, from which the buckets are
-///              laid out;
+///   order      in the first reduction only, and only without ReducerOptions.layout: the order in which gradients were
+///              computed, which determines the layout of the buckets;
 ///   buckets    each as soon as all its gradients are ready and all earlier buckets have started. They do not wait for
-///              the header: ranks lay out buckets alike in the same reduction, whatever step they are in, so buckets
-///              always match; and finish() compares the headers first, so a sum over different steps is not delivered;
+///              the headers: all ranks have the same layout in the same reduction, even if they are in different
+///              steps. finish() compares the headers before it delivers any sum;
 ///   extra_ops  the operations that the owner passed to begin();
 ///   flags      two bytes per gradient: whether any rank has a fresh dense or a fresh sparse one;
 ///   late       gradients without a bucket that are fresh on some rank: dense ones one by one, sparse ones by rows.
 ///
 /// A gradient that no rank uses for three reductions loses its place in the buckets and gets one again after its next
-/// use; all ranks read the same flags and decide alike. A gradient is written into its bucket once, and divided by the
-/// world size (or by gradient_predivide_factor) on the way. It is never copied out: afterwards the bucket's memory is
-/// the gradient.
+/// use. All ranks read the same flags, so they make the same decisions. A gradient is written into its bucket once, and
+/// divided by the world size (or by gradient_predivide_factor) on the way. A mean is never copied out: the delivered
+/// gradient is a view of the bucket's memory.
 class BucketedReducer final : public ReducerBase {
  public:
   BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
@@ -40,20 +40,20 @@ class BucketedReducer final : public ReducerBase {
   ReducerStats stats() const override;
 
  private:
-  /// What is known about a gradient across reductions.
+  /// The state of a gradient that persists across reductions.
   struct Placement {
     int bucket = -1;  // -1: none, it is reduced late
     at::Tensor view;  // of the bucket's memory, in the parameter's strides
     int unused = 0;   // reductions since any rank used it
     bool sparse = false;
   };
-  /// What is known about a gradient in this reduction.
+  /// The state of a gradient in this reduction.
   struct GradientState {
     bool ready = false;
     bool fresh = false;
     bool packed = false;
     at::Tensor gradient;  // kept if it is sparse or late, or before there are buckets
-    at::Tensor saved;     // copy of a gradient that is not fresh and lives in the bucket
+    at::Tensor saved;     // copy of a gradient that is not fresh and is stored in the bucket
   };
   struct BucketState {
     Bucket bucket;

@@ -8,8 +8,8 @@
 
 namespace lockstep::comm {
 
-/// Wraps `inner` so that the fault of `injection` happens once, in the reduction that it names. Call it only on the
-/// rank that the fault is for.
+/// Wraps `inner` so that the fault of `injection` occurs in the reduction that it names. It occurs once, except that
+/// kSlow also delays all later reductions. Call it only on the rank that the fault is for.
 std::unique_ptr<GradientReducer> with_fault_injection(std::unique_ptr<GradientReducer> inner,
                                                       const job::Injection& injection);
 

@@ -12,7 +12,7 @@
 namespace lockstep::comm {
 
 /// Wraps `inner` so that ready() checks each gradient in one pass (minimum and maximum, which propagate a NaN). For a
-/// gradient that is not finite, calls `fail` with a CommError kNonFinite of `rank` that has the gradient's name; `fail`
+/// gradient that is not finite, calls `fail` with a CommError kNonFinite that names `rank` and the gradient; `fail`
 /// must throw.
 std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReducer> inner,
                                                    std::vector<std::string> names, int rank,

@@ -13,9 +13,10 @@ namespace lockstep::comm {
 /// Several gradients, one after another in flat memory.
 struct Bucket {
   std::size_t index = 0;           ///< in the order in which buckets are reduced
-  std::vector<std::string> names;  ///< of the parameters whose gradients it contains
-  at::Tensor
-      buffer;  ///< [n], this rank's gradients divided by the number of ranks; after finish() their sum over ranks
+  std::vector<std::string> names;  ///< names of the parameters whose gradients it contains
+  /// [n]: before start(), this rank's gradients divided by the number of ranks (or by gradient_predivide_factor); after
+  /// finish(), the sum over the ranks.
+  at::Tensor buffer;
 };
 
 /// The operations that a hook may use. All ranks must start the same operations in the same order.

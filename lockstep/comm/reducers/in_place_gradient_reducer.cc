@@ -81,7 +81,7 @@ at::Tensor InPlaceGradientReducer::ready(std::size_t index, const at::Tensor& gr
   return staged && fresh ? state.mean : at::Tensor();
 }
 
-/// Passes no chunk to the sink before all ranks are known to run the same update.
+/// Passes the sink on only after the comparison of headers: all ranks then run the same update.
 void InPlaceGradientReducer::consume_early() {
   wait_for_headers();
   if (participation_.active == channel_->size()) reducer_->consume_early(*early_sink_, divisor_);
@@ -98,7 +98,7 @@ Participation InPlaceGradientReducer::finish(GradientSink& sink) {
 
 Participation InPlaceGradientReducer::finish_fused(ChunkSink& sink) {
   return run_reduction([&] {
-    if (use_ == GradientUse::kAverage)  // this rank has joined; the other ranks decide
+    if (use_ == GradientUse::kAverage)  // this rank has joined; the use is that of the other ranks
       reduce_all();
     else
       consume_all(sink);

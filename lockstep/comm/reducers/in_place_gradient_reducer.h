@@ -12,9 +12,9 @@
 namespace lockstep::comm {
 
 /// ready() publishes the address of a gradient to the other ranks and reduces this rank's share of the gradients that
-/// all ranks have published; finish() reduces the rest. Which gradients a rank has is part of what it publishes, so
-/// unused gradients cost nothing. A gradient is copied only if the other ranks cannot access it, if its strides are not
-/// the parameter's, or if two gradients share memory: it is then written into memory of the reducer and counted in
+/// all ranks have published; finish() reduces the rest. A rank publishes only the gradients that it has, so unused
+/// gradients cost nothing. A gradient is copied only if the other ranks cannot access it, if its strides are not the
+/// parameter's, or if two gradients share memory: it is then written into memory of the reducer and counted in
 /// copies_in, and rank 0 logs the first such reduction.
 class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
  public:
@@ -37,7 +37,7 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   struct State {
     bool ready = false;
     at::Tensor gradient;  // as passed to ready()
-    at::Tensor mean;      // will hold the mean: what was published
+    at::Tensor mean;      // the published tensor, which will hold the mean
   };
   bool can_reduce_in_place(std::size_t index, const at::Tensor& gradient) const;
   void report_copies();
@@ -50,11 +50,11 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   void deliver(GradientSink& sink);
 
   const std::unique_ptr<PeerMemoryReducer> reducer_;
-  std::vector<std::vector<std::int64_t>> strides_;  // with which all ranks publish a gradient
+  std::vector<std::vector<std::int64_t>> strides_;  // the strides with which all ranks publish each gradient
   std::vector<State> states_;
-  std::unordered_set<const void*> published_;  // in this reduction: two parameters may share one gradient
+  std::unordered_set<const void*> published_;  // addresses, in this reduction: two parameters may share one gradient
   bool open_ = false;
-  ChunkSink* early_sink_ = nullptr;  // has received nothing in this reduction
+  ChunkSink* early_sink_ = nullptr;  // from set_early_sink() until consume_early()
   bool averaged_ = false;            // StepIdentity::already_averaged of this reduction
   std::vector<std::size_t> order_;   // of the last reduction
   std::vector<std::size_t> copied_;  // in this reduction, because they cannot be reduced in place

@@ -1,4 +1,4 @@
-// ReducerBase: what reducers between several ranks share, namely a channel and a header that identifies the step.
+// ReducerBase: base class of reducers between several ranks, with a channel and a header that identifies the step.
 #pragma once
 
 #include <chrono>
@@ -29,8 +29,8 @@ class ReducerBase : public GradientReducer {
 
   /// Numbers the reduction and starts the all_gather of headers. `layout_hash` must be equal on all ranks.
   void start_header(const StepIdentity& step, std::uint64_t layout_hash, std::vector<Collective> extra_ops);
-  /// Blocks until all headers have arrived, compares them, and fills participation_ and the members below it. Throws
-  /// DesyncError. Later calls in the same reduction do nothing.
+  /// Blocks until all headers have arrived, compares them, and fills participation_, active_scale_, divisor_ and use_.
+  /// Throws DesyncError. Later calls in the same reduction do nothing.
   void wait_for_headers();
   /// Ends the reduction without an error.
   void finish_reduction();
@@ -64,7 +64,7 @@ class ReducerBase : public GradientReducer {
   void detect_stragglers(const std::vector<ReductionHeader>& headers);
 
   using Clock = std::chrono::steady_clock;
-  Clock::time_point finished_at_{};  // the previous reduction
+  Clock::time_point finished_at_{};  // when the previous reduction ended
   std::uint32_t work_us_ = 0;        // from then until this rank waited for the other ranks
   StragglerDetector straggler_detector_;
   at::Tensor header_;

@@ -24,7 +24,8 @@ struct ReducerOptions {
   double gradient_predivide_factor = 0;
   at::ScalarType wire_dtype = at::kFloat;  ///< as Collective::wire_dtype, for float32 buckets without a hook
   /// ReducerStats.layout of a reducer of the same gradients whose run this one continues: buckets have that layout from
-  /// the first reduction on. If empty, the order in which the first backward() computes gradients decides.
+  /// the first reduction on. If empty, the order in which the first backward() computes gradients determines the
+  /// layout.
   std::string layout;
   bool check_finite = false;  ///< a gradient with an infinity or a NaN ends the job; the error has its name
 };

@@ -25,7 +25,7 @@ struct ReductionHeader {
   std::uint8_t already_averaged;
   std::uint8_t stop_requested;
   std::uint8_t padding[2];
-  std::uint32_t work_us;  // time that this rank spent on its own since the last reduction, without waiting
+  std::uint32_t work_us;  // time that this rank spent on its own before it waited in the previous reduction
   std::uint32_t sample_order_hash;
 };
 static_assert(sizeof(ReductionHeader) == 64);
@@ -35,11 +35,11 @@ ReductionHeader make_header(std::uint64_t seq, std::uint64_t layout_hash, const 
 struct HeaderMismatch {
   int rank;          ///< the first rank that differs, as a world rank
   int other;         ///< the world rank that it differs from
-  std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 13"
+  std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 has drawn 13 batches"
 };
 
-/// Returns the first difference, or nothing if all ranks are in the same step. Ranks that have joined match every step.
-/// `members` are the world ranks that the headers belong to. Pure.
+/// Returns the first difference, or nothing if all ranks are in the same step. For ranks that have joined, only `seq`
+/// and `layout_hash` are compared. `members` are the world ranks that the headers belong to. Pure.
 std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& headers,
                                             const std::vector<int>& members);
 

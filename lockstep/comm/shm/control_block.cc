@@ -34,7 +34,8 @@ std::vector<void*> ControlBlocks::exchange_addresses(job::Store& store, const vo
   return local_peers_->exchange_addresses(store, members_, own, bytes, deadline);
 }
 
-// The own control block is never freed: a peer may still read it, for example to see that this rank has completed.
+// This rank's control block is never freed: a peer may still read it, for example to check whether this rank has
+// completed.
 ControlBlocks::~ControlBlocks() = default;
 
 void ControlBlocks::advance(SharedCounter& counter, std::uint32_t count) const {

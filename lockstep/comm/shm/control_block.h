@@ -13,12 +13,12 @@
 
 namespace lockstep::comm {
 
-// The size of the signature of a call that the ranks compare during the operation.
+// The maximum size of the signature of a call that the ranks compare during the operation.
 constexpr std::size_t kMaxSignatureBytes = 256;
 // Data up to this size is copied into the control block. The ranks then synchronize once instead of twice.
 constexpr std::size_t kInlineBytes = 4096;
 
-/// Lives in the arena of its owner, zeroed at first. The owner alone writes it, except for `claims`. The data of
+/// Stored in the arena of its owner, zeroed at first. The owner alone writes it, except for `claims`. The data of
 /// operation n is in element n % 2 of each array.
 ///
 /// Memory ordering. The plain members, and the tensor that `offset` refers to, are published by the owner's store to
@@ -77,11 +77,11 @@ class ControlBlocks {
   std::vector<void*> exchange_addresses(job::Store& store, const void* own, std::size_t bytes,
                                         base::Deadline deadline) const;
 
-  /// Sets `counter`, which belongs to the own control block, to `count` and wakes the threads that sleep on it.
+  /// Sets `counter`, which belongs to this rank's control block, to `count` and wakes the threads that sleep on it.
   /// Publishes all earlier writes of this thread to the ranks that wait for the count.
   void advance(SharedCounter& counter, std::uint32_t count) const;
-  /// Spins, then yields, as the spin policy of this host says, until `counter` reaches `count`. Does not sleep. Returns
-  /// true if the count was reached.
+  /// Spins and then yields until `counter` reaches `count`, as often as the spin policy of this host allows. Does not
+  /// sleep. Returns true if the count was reached.
   bool wait_spinning(const SharedCounter& counter, std::uint32_t count) const {
     return spin_until_reached(counter, count, spin_policy_);
   }

@@ -1,4 +1,5 @@
-// The reducer of shared memory: gradients are reduced or consumed where they are, without a copy.
+// GradientTable: the PeerMemoryReducer of the shm transport. Gradients are reduced or consumed in place, without a
+// copy.
 #pragma once
 
 #include <atomic>
@@ -23,11 +24,11 @@ struct PublishedGradient {
 
 /// Every rank publishes its gradients in its own table, and all ranks claim chunks of kChunkBytes to reduce or to
 /// consume. During backward() a rank claims at most its share of a gradient; otherwise the rank that publishes last
-/// would do all the work. At the end of the round it claims whatever is left. Which rank adds does not change the sum,
-/// which is in the order of the ranks. If chunks go to sinks only at the end of the round, several small gradients are
+/// would do all the work. At the end of the round it claims whatever is left. A sum is always in the order of the
+/// ranks, whichever rank computes it. If chunks go to sinks only at the end of the round, several small gradients are
 /// claimed at once.
 ///
-/// Threads: one thread at a time.
+/// Threads: one thread at a time may use it.
 ///
 /// Memory ordering. Publishing: the owner writes its gradient and the entry's `flags` and `offset`, then stores `round`
 /// (release). A rank that loads `round` (acquire) and reads the current round reads that entry and that gradient.

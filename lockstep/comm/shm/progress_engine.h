@@ -18,9 +18,9 @@ namespace lockstep::comm {
 /// and whether another thread runs the operations.
 constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
 
-/// A foreground operation makes progress while a thread waits for it or for a later one, which has the lowest latency.
-/// A background operation must make progress while this rank computes, so the engine's thread runs it and all
-/// operations before it. The first background operation starts that thread.
+/// A foreground operation makes progress while a thread waits for it or for a later one. This has the lowest latency. A
+/// background operation must make progress while this rank computes, so the engine's thread runs it and all operations
+/// before it. The first background operation starts that thread.
 ///
 /// Memory ordering: only the thread that holds advance_mutex_ calls an AdvanceFn, so an operation may pass from one
 /// thread to another without further synchronization. QueuedOp::finish() is a release store and done() an acquire load

@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 
 /// Zeroed at first; only its owner writes it. It fills a cache line, so waiting for one counter does not slow down
-/// another, and the line that brings the count also brings `key` and `data`.
+/// another, and a load of the count also brings `key` and `data` into the cache.
 ///
 /// Memory ordering: the owner writes `key` and `data` (and any other memory) and then stores `count` (release or
 /// stronger). has_reached() loads `count` with acquire: when it returns true, the caller reads the `key`, `data` and
@@ -43,7 +43,7 @@ void wake_waiters(const SharedCounter& counter);
 inline bool has_reached(const SharedCounter& counter, std::uint32_t count) {
   return static_cast<std::int32_t>(counter.count.load(std::memory_order_acquire) - count) >= 0;
 }
-/// Spins, then yields, as `policy` says. Returns true if the count was reached.
+/// Spins and then yields, as often as `policy` allows. Returns true if the count was reached.
 bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const SpinPolicy& policy);
 /// Sleeps until it is woken, the count changes, or the deadline. Returns true if the count was reached. May return
 /// early.

@@ -12,9 +12,9 @@
 namespace lockstep::comm {
 namespace {
 
-// Claimed at once; sizes from 64 KiB to 4 MiB differ by 7 %.
+// The largest chunk, which a rank claims at once. The speeds with sizes from 64 KiB to 4 MiB differ by 7 %.
 constexpr std::size_t kMaxChunkBytes = 512 << 10;
-// Sharing smaller chunks does not pay, because a claim costs more than the work it saves.
+// The smallest chunk. For a smaller one, a claim would take longer than the work that it saves.
 constexpr std::size_t kMinChunkBytes = 1024;
 // Beyond this size a reduction in place, which synchronizes twice, moves fewer cache lines between cores.
 constexpr std::size_t kMaxInlineReduceBytes = 512;

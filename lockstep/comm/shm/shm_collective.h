@@ -15,7 +15,7 @@ namespace lockstep::comm {
 /// the hashes differ, no data moves.
 class ShmCollective final : public SyncOp {
  public:
-  /// `op` must stay alive as long as this object, or until take_ownership().
+  /// `op` must stay valid as long as this object exists, or until take_ownership().
   ShmCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number,
                 const SignatureView& signature = {});
   ~ShmCollective() override;

@@ -11,12 +11,12 @@ namespace lockstep::comm {
 /// Publishes this rank's data, waits until all members have published theirs, does this rank's share of the work, and
 /// waits until all members have done theirs. One thread at a time may advance it.
 ///
-/// Memory ordering: after publish() the operation stores its number to the own `published` counter (release). Before
-/// compute() it has loaded that number from the `published` counter of every member (acquire), so compute() reads what
-/// every member wrote in its publish() and before. After compute() it stores the number to `completed` (release), and
-/// before complete() it has loaded it from every member (acquire), so complete() reads what every member wrote in its
-/// compute(). An operation with is_complete_after_compute() skips the second half: its results must be in memory that
-/// only this rank writes.
+/// Memory ordering: after publish() the operation stores its number to this rank's `published` counter (release).
+/// Before compute() it has loaded that number from the `published` counter of every member (acquire), so compute()
+/// reads what every member wrote in its publish() and before. After compute() it stores the number to `completed`
+/// (release), and before complete() it has loaded it from every member (acquire), so complete() reads what every member
+/// wrote in its compute(). An operation with is_complete_after_compute() skips the second half: its results must be in
+/// memory that only this rank writes.
 class SyncOp {
  public:
   SyncOp(const ControlBlocks& control_blocks, std::uint32_t number)

@@ -26,8 +26,8 @@ class CharDataset {
   /// Throws UsageError if block_size is 0 or if the text is shorter than one window and its target (block_size + 1).
   CharDataset(std::vector<std::int32_t> ids, const CharOptions& options);
 
-  /// Returns the first `fraction` of the text and the rest as two datasets without a common character. Throws
-  /// UsageError unless 0 < fraction < 1 and both parts hold at least one window.
+  /// Returns the first `fraction` of the text and the rest as two datasets that do not overlap. Throws UsageError
+  /// unless 0 < fraction < 1 and both parts hold at least one window.
   std::pair<CharDataset, CharDataset> split(double fraction) const;
 
   /// Returns one window. data: int64 [block_size]; target: int64 [block_size], shifted by one character. Both are on

@@ -9,7 +9,7 @@ namespace lockstep::data {
 
 struct CorpusOptions {
   std::vector<std::string> extensions = {};  ///< file name extensions to read in a directory, such as ".h"; empty: all
-  std::uint64_t max_bytes = std::uint64_t{64} << 20;  ///< limit for the whole text, at least 1; the text is cut there
+  std::uint64_t max_bytes = std::uint64_t{64} << 20;  ///< limit for the whole text, at least 1; the rest is not read
 };
 
 /// Returns the bytes of the file `path`, or of all regular files below the directory `path`, concatenated in the byte

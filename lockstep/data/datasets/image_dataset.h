@@ -15,11 +15,12 @@
 
 namespace lockstep::data {
 
-/// What ImageDataset does with a file that is not a JPEG or is damaged.
+/// How ImageDataset handles a file that is damaged or not a JPEG.
 enum class BrokenImagePolicy {
   kThrow,    ///< throws FormatError, which names the file
   kReplace,  ///< warns once per file and uses another image of the directory instead: batches keep their size, and all
-             ///< ranks keep the same number of samples. For training
+             ///< ranks keep the same number of samples. Throws FormatError if 16 replacements in a row are damaged.
+             ///< For training
   kIgnore,  ///< warns once per file and returns a black image whose target is kIgnoreIndex, which cross_entropy() skips
             ///< and an accuracy count must skip. For evaluation
 };
@@ -42,12 +43,12 @@ struct ImageOptions {
 };
 
 /// A dataset of images as bytes: data uint8 [3, size, size], target int64 []. Batches are in channels-last layout,
-/// which normalize_images() keeps. Bytes take a quarter of the time of floats to copy to a device, and are normalized
-/// there.
+/// which normalize_images() keeps. Copying bytes to a device takes a quarter of the time of copying floats;
+/// normalize_images() then converts them there.
 ///
 /// The pixels of a sample are a function of ImageOptions.seed, the epoch (set by the Loader) and the index. They do not
-/// depend on the number of workers, and they are the same after a restart in the middle of an epoch. A file that cannot
-/// be opened throws SystemError under every policy, because a missing disk is not a broken image.
+/// depend on the number of workers, and they are the same after a restart in the middle of an epoch. Under every
+/// policy, a file that cannot be opened throws SystemError, because a missing disk is not a broken image.
 class ImageDataset {
  public:
   /// Throws UsageError if an option is out of range, or if this build cannot read JPEG files

@@ -42,7 +42,7 @@ std::string jpeg_unavailable_reason();
 
 /// Decodes the region that `choose_region` returns for the image's width and height. Greyscale, YCbCr, CMYK and YCCK
 /// are converted to RGB; colour profiles and orientation tags are ignored, as in PIL. The pixels are bit-equal to that
-/// part of the full image. `out` reuses its memory. Any thread.
+/// part of the full image. `out` reuses its memory. May be called on several threads at once, with different `out`.
 ///
 /// Throws FormatError "NAME:OFFSET: reason" if the file is not a JPEG (the message names its type if it is recognized),
 /// if it is truncated (its end marker is missing), if its data are damaged as far as the region needs them, and, before

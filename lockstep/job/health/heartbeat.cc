@@ -35,7 +35,7 @@ Heartbeat::~Heartbeat() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();  // bounded: kStoreTimeout limits its requests
+  thread_.join();  // bounded: a request to the store takes at most 10 s (Store)
 }
 
 void Heartbeat::run() {
@@ -49,8 +49,8 @@ void Heartbeat::run() {
     if (!store_) continue;
     lock.unlock();
     try {
-      // Access the store even without progress: this replaces a lost connection, and the server reports a rank without
-      // connections as ended.
+      // Access the store even without progress, so that a lost connection is replaced: the server reports a rank
+      // without connections as ended.
       const auto limit = base::Deadline::in(kStoreTimeout);
       if (progress == last_published)
         store_->find(key::progress(rank_), limit);

@@ -1,4 +1,4 @@
-// A thread of a rank that publishes that the process is alive and whether it makes progress.
+// A thread of a rank that publishes once per second that the process is alive and whether it makes progress.
 #pragma once
 
 #include <condition_variable>
@@ -12,11 +12,13 @@
 
 namespace lockstep::job {
 
-/// Starts a thread that once per second increments RankPage::heartbeats, which the agent watches, and, if the process
-/// has made progress since the last time, publishes RankPage::progress() under key::progress(rank) in the store, which
-/// waiting ranks read. While RankPage::busy_depth is positive, each beat counts as progress. The thread blocks all
-/// signals, and no other thread waits for it except the destructor, which blocks for at most 5 s. Errors of the store
-/// are ignored: the callers that need the store report them.
+/// Runs a thread. Once per second it increments RankPage::heartbeats, which the agent monitors. If the process has made
+/// progress since the previous heartbeat, it also publishes RankPage::progress() in the store under
+/// key::progress(rank), which waiting ranks read. While RankPage::busy_depth is positive, each heartbeat counts as
+/// progress.
+///
+/// The thread blocks all signals. It ignores errors of the store; callers that need the store report them. The
+/// destructor joins the thread and blocks for at most 10 s, the longest time that a request to the store takes.
 class Heartbeat {
  public:
   /// If `store` is null, the thread writes only the page.
@@ -36,8 +38,8 @@ class Heartbeat {
   std::thread thread_;  // last, because it uses the other members
 };
 
-/// Returns the progress counters that the heartbeats of `ranks` have published in the store, as one text that changes
-/// whenever one of these ranks makes progress. Throws CommError kCoordinatorLost.
+/// Returns the progress counters that the heartbeats of `ranks` have published in the store, as one text. The text
+/// changes when one of these ranks has made progress. Blocks as Store::find() does. Throws CommError kCoordinatorLost.
 std::string read_progress(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
 
 }  // namespace lockstep::job

@@ -26,7 +26,8 @@ std::map<std::string, std::uint64_t> last_seq_by_channel(const RankSnapshot& ran
   return result;
 }
 
-/// Returns whether all ranks use `channel`: "world" or "world.ddp0", but not "world.0[1]" or a channel of two ranks.
+/// Returns whether all ranks use `channel`. True for "world" and "world.ddp0"; false for "world.0[1]" and for the
+/// channel of two ranks.
 bool is_world_channel(const std::string& channel) { return channel == "world" || channel.starts_with("world.ddp"); }
 
 /// An operation in which at least one rank waits, and the ranks that have not reached it.
@@ -105,7 +106,7 @@ std::string progress_report(const std::vector<RankSnapshot>& ranks) {
     std::vector<int> ranks;
     std::int64_t shortest = 0, longest = 0;  // time in the operation, or since its end
   };
-  std::vector<std::pair<std::string, ReportLine>> lines;  // by text without times, in the order of the ranks
+  std::vector<std::pair<std::string, ReportLine>> lines;  // key: the line without times; in the order of the ranks
   for (const RankSnapshot& rank : ranks) {
     const OperationRecord* now = current_operation(rank);
     const OperationRecord* last = last_finished_operation(rank);

@@ -10,8 +10,8 @@
 
 namespace lockstep::job {
 
-/// Measures for how long a counter has not changed, from samples taken about once per second, starting with the first
-/// sample. Gaps of more than 5 s between samples do not count: the sampling process was suspended then as well.
+/// Measures for how long a counter has not changed, from samples taken about once per second. The time starts with the
+/// first sample. Gaps of more than 5 s between samples do not count, because the sampling process itself was suspended.
 class StallTimer {
  public:
   using Clock = std::chrono::steady_clock;
@@ -41,23 +41,24 @@ struct RankHealth {
   char process_state = '?';  ///< state of its process in /proc: R, S, D, T ...
 };
 
+/// The time limits of find_hang().
 struct HealthLimits {
   std::chrono::milliseconds stall{30000};  ///< maximum time without a heartbeat; 0 disables the check
   std::chrono::milliseconds hang{300000};  ///< maximum time without progress; 0 disables the check
   bool judge_last_rank = false;            ///< apply `hang` also to a rank for which no other rank can wait
 };
 
-/// The ranks because of which a job cannot continue.
+/// A hang: its cause and the ranks that prevent the job from continuing.
 struct HangFinding {
   base::Cause cause = base::Cause::kInternal;
   std::vector<int> ranks;  ///< the stalled ranks, or all ranks without progress
 };
 
-/// Checks the latest health of all ranks that have published a page. Returns kRankStalled with the ranks that have had
-/// no heartbeat for `limits.stall`; kRankStuck with all ranks in the world if none of them has made progress for
-/// `limits.hang` (culprit_ranks() then finds the culprits); nullopt otherwise. A rank that waits for a rank with
-/// progress, however slow, is not stuck. A rank that is alone or the last in its world blocks no other rank, and is
-/// checked for progress only if `limits.judge_last_rank` is set. Pure.
+/// Checks the latest health of all running ranks. Returns kRankStalled with the ranks that have had no heartbeat for
+/// `limits.stall`. Otherwise returns kRankStuck with all ranks in the world if none of them has made progress for
+/// `limits.hang`; culprit_ranks() then finds the culprits. Returns nullopt in all other cases, so ranks that wait for a
+/// slow rank are not stuck as long as that rank makes progress. A rank that is alone or the last in its world blocks no
+/// other rank; its progress is checked only if `limits.judge_last_rank` is set. Pure.
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
 }  // namespace lockstep::job

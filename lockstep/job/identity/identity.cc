@@ -14,7 +14,7 @@ using base::UsageError;
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxSlurmId = 0xffffffff;
-// SLURM's first step id that does not belong to srun, but to a batch script or the shell of salloc.
+// From this step id on, SLURM's steps are not started by srun: they are batch scripts and shells of salloc.
 constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;
 constexpr std::int64_t kFirstSlurmPort = 15000;  // below the ports that kernels assign to outgoing connections
 constexpr std::int64_t kNumSlurmPorts = 10000;
@@ -38,7 +38,8 @@ void read_rank_and_size(Identity& id, const char* rank_name, const Env::Value& r
                      std::to_string(id.world_size) + "; expected 0 to " + std::to_string(id.world_size - 1));
 }
 
-/// Reads an index and its count and checks them against each other. A value that is not set stays unchanged.
+/// Reads an index and its count and checks them against each other. Leaves an output unchanged if its variable is not
+/// set.
 void read_index_and_count(const char* index_name, const Env::Value& index, const char* count_name,
                           const Env::Value& count, int& index_out, int& count_out) {
   if (!index && !count) return;
@@ -116,7 +117,7 @@ Identity from_pmi(const Env& env) {
   return id;
 }
 
-/// PMIx provides the world size only through its library, so it is read from another launcher's variable.
+/// PMIx provides the world size only through its library, so this reads it from a variable of Open MPI or SLURM.
 Identity from_pmix(const Env& env) {
   Identity id{.source = "pmix"};
   const bool by_open_mpi = env.ompi_comm_world_size.has_value();
@@ -132,7 +133,7 @@ Identity from_pmix(const Env& env) {
   return id;
 }
 
-/// Reads the index of this host and the number of its tasks in the step.
+/// Reads the index and the number of the hosts of the step, and the index and the number of the tasks on this host.
 void read_slurm_indices(Identity& id, const Env& env) {
   read_index_and_count("SLURM_NODEID", env.slurm_nodeid, "SLURM_STEP_NUM_NODES", env.slurm_step_num_nodes, id.node_rank,
                        id.num_nodes);
@@ -161,7 +162,7 @@ Identity from_slurm(const Env& env) {
       base::parse_int_in_range("SLURM_RESTART_COUNT", env.slurm_restart_count.value_or("0"), 0, INT_MAX));
   read_store_address(id, env, "slurm-" + std::to_string(job) + "." + std::to_string(step));
   if (id.world_size == 1 || !id.address.host.empty()) return id;
-  // All tasks derive the same address without communication. On one host it does not need a resolvable name.
+  // All tasks derive the same address without communication. On one host, use an address that needs no name resolution.
   id.address.host = id.num_nodes == 1 ? "127.0.0.1"
                                       : expand_hosts("SLURM_STEP_NODELIST",
                                                      required("slurm", "SLURM_STEP_NODELIST", env.slurm_step_nodelist))
@@ -196,14 +197,14 @@ std::string_view detect_source(const Env& env) {
   const bool by_slurm = is_slurm_step(env);
   const bool by_pmi = env.pmi_rank || env.pmi_size;
   const bool by_open_mpi = env.ompi_comm_world_rank || (env.ompi_comm_world_size && !env.pmix_rank);
-  const bool is_ranked = by_open_mpi || by_slurm || by_pmi ||
-                         env.pmix_rank;  // by a launcher with which users may set LOCKSTEP_STORE alone
+  // Users of these launchers may set LOCKSTEP_STORE alone.
+  const bool is_ranked = by_open_mpi || by_slurm || by_pmi || env.pmix_rank;
   if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !is_ranked)) return "lockstep";
   if (env.torchelastic_run_id) return "torchrun";
   if (env.rank || env.world_size) return "env://";
   if (by_open_mpi) return "mpi";
-  // Hydra starts its daemons with srun, so their step is not that of the ranks. srun with a plugin for PMI uses the
-  // same numbers for PMI and SLURM.
+  // Hydra starts its daemons with srun, so the step's tasks are the daemons, not the ranks. With srun and a PMI plugin,
+  // PMI and SLURM have the same rank numbers.
   if (by_slurm && !(by_pmi && env.mpi_localrankid)) return "slurm";
   if (by_pmi) return "pmi";
   return env.pmix_rank ? "pmix" : "none";

@@ -38,7 +38,7 @@ class ListParser {
   void expect(char c) {
     if (!take(c)) fail(std::string("'") + c + "' is missing");
   }
-  /// Takes the characters that `allowed` accepts, 1 to `limit` of them.
+  /// Takes all characters that `allowed` accepts. Fails unless they are 1 to `limit`.
   template <typename Allowed>
   std::string_view take_while(const char* name, std::size_t limit, Allowed allowed) {
     const std::size_t begin = at_;
@@ -76,8 +76,8 @@ std::string padded(std::int64_t number, std::size_t width) {
   return text;
 }
 
-/// Parses the content of a bracket, "1-3,07-09]", into texts. Each of the `names` names will be combined with each of
-/// them.
+/// Parses the content of a bracket, "1-3,07-09]", into texts. The caller combines them with `names` names; the number
+/// of combinations is checked.
 std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
   std::vector<std::string> numbers;
   do {
@@ -95,7 +95,7 @@ std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
   return numbers;
 }
 
-/// Appends every suffix to every name.
+/// Returns each name with each suffix appended; the suffixes vary fastest.
 std::vector<std::string> cartesian_product(const std::vector<std::string>& names,
                                            const std::vector<std::string>& suffixes) {
   std::vector<std::string> result;

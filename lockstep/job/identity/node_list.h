@@ -1,4 +1,4 @@
-// Expands SLURM's compressed lists: "h[1-3,07-09],x5" of hosts, "2(x2),1" of counts.
+// Expands SLURM's compressed lists of hosts ("h[1-3,07-09],x5") and counts ("2(x2),1").
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ inline constexpr std::size_t kMaxNodes = 4096;
 /// may have several brackets; the last one varies fastest. Names consist of letters, digits, '.', '_' and '-', do not
 /// start with '-', and have at most 255 characters.
 ///
-/// Throws a UsageError that names `what` (the variable), the text and the column if `list` does not have this form, and
-/// before expanding a list of more than kMaxNodes entries. expand_counts() does the same.
+/// Throws a UsageError that names `what` (the variable), the text and the column if `list` does not have this form or
+/// has more than kMaxNodes entries, which it detects before it expands them.
 std::vector<std::string> expand_hosts(std::string_view what, std::string_view list);
 
-/// Returns the counts of `text`, one per host: 2, 2, 1 for "2(x2),1".
+/// Returns the counts of `text`, one per host: 2, 2, 1 for "2(x2),1". Throws the same errors as expand_hosts().
 std::vector<int> expand_counts(std::string_view what, std::string_view text);
 
 }  // namespace lockstep::job

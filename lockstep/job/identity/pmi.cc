@@ -19,7 +19,7 @@ using base::CommError;
 using base::Deadline;
 
 constexpr std::size_t kMaxLine = 4096;
-constexpr std::size_t kMaxText = 400;  // in hexadecimal it fits into the smallest limit of values in use, 1024 bytes
+constexpr std::size_t kMaxText = 400;  // 800 hexadecimal digits; PMI implementations in use accept 1024 or more
 constexpr const char* kStoreAddressKey = "lockstep-store-address";
 
 std::string to_hex(std::string_view bytes) {
@@ -46,7 +46,7 @@ class PmiSession {
  public:
   PmiSession(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
 
-  /// Sends a line and returns the reply, which must be of `kind`.
+  /// Sends a line and returns the reply. Throws unless the reply has cmd=`kind` and reports success.
   std::string request(const std::string& line, std::string_view kind) {
     send(line + "\n");
     std::string answer = receive();
@@ -69,8 +69,8 @@ class PmiSession {
     return make_error(Cause::kJoinTimeout, "did not reply in time; every rank must call lockstep::init()");
   }
 
-  // The descriptor is shared with other processes, so its mode must not change: MSG_DONTWAIT makes each call
-  // non-blocking.
+  // Other processes share the descriptor, so O_NONBLOCK must not be set on it. MSG_DONTWAIT makes each call
+  // non-blocking instead.
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       if (!base::wait_writable(fd_, deadline_)) throw timeout_error();
@@ -82,7 +82,7 @@ class PmiSession {
     }
   }
 
-  /// Receives one line. Nothing can follow it, because the launcher sends only replies.
+  /// Receives one line. No data follows it, because the launcher only sends replies.
   std::string receive() {
     std::string line;
     while (line.empty() || line.back() != '\n') {

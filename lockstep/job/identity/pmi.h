@@ -9,11 +9,11 @@
 
 namespace lockstep::job {
 
-/// Returns the `text` of rank 0 on all ranks. All ranks must call it, once. `text` has at most 400 bytes. `fd` is the
-/// value of PMI_FD; the caller keeps ownership. The launcher transmits the text unencrypted.
+/// Returns the `text` of rank 0 on all ranks. Every rank must call it once. `text` must have at most 400 bytes. `fd` is
+/// the value of PMI_FD; the caller keeps ownership. The launcher transmits the text unencrypted.
 ///
-/// Blocks until all ranks have called it. It ends the PMI session before it returns, so that the launcher treats ranks
-/// that exit later as finished; an MPI library in this process cannot use the descriptor afterwards.
+/// Blocks until all ranks have called it. Ends the PMI session before it returns, so that the launcher treats ranks
+/// that exit later as finished. An MPI library in this process cannot use the descriptor afterwards.
 ///
 /// Throws CommError: kJoinTimeout if not all ranks call it before `deadline`, kCoordinatorLost if the launcher has
 /// ended, kProtocol for a line that is not PMI-1 or longer than 4096 bytes.

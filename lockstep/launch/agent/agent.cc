@@ -38,7 +38,7 @@ using namespace std::chrono_literals;
 constexpr auto kUnkillableTimeout = 5s;    // after SIGKILL
 constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the scan of /proc and the signal
 constexpr auto kRankHealthInterval = 1s;
-constexpr auto kGuardTimeout = 8s;      // after the end of its channel: the agent kills at once and gives up 5 s later
+constexpr auto kGuardTimeout = 8s;      // after the end of its channel; the agent kills at once and gives up 5 s later
 constexpr auto kStackDumpTimeout = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
@@ -98,7 +98,7 @@ class Agent {
   std::string run_dir_;
   std::vector<StackDump> dumps_;  // in progress
   std::optional<StopRequest> stop_after_dumps_;
-  std::int64_t last_saved_ = 0;  // the newest checkpoint that was reported
+  std::int64_t last_saved_ = 0;  // the newest checkpoint reported to the launcher
   int signal_ = 0;               // to be sent at signal_at_
   Deadline rank_health_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
@@ -115,7 +115,7 @@ void Agent::add_to_epoll(int fd, std::uint64_t id, unsigned events) {
     throw base::SystemError("the agent cannot add a descriptor to epoll", errno);
 }
 
-/// The user's own settings for other libraries must match interfaces of this host.
+/// Checks the user's settings for Gloo and NCCL against the interfaces of this host. Throws UsageError.
 void check_interfaces(const Environment& environment) {
   std::vector<std::string> names;
   for (const base::InterfaceAddress& one : base::interface_addresses())
@@ -130,7 +130,8 @@ void check_interfaces(const Environment& environment) {
     }
 }
 
-/// Completes the plan with what only this host knows. Returns false after it has sent the launcher a kRefused frame.
+/// Completes the plan with facts about this host: the working directory, the path of a staged program, and the agent's
+/// own environment. On an error, queues a kRefused frame and returns false.
 bool Agent::prepare(JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
@@ -209,8 +210,8 @@ void Agent::handle_frame(const Frame& frame) {
   }
 }
 
-/// SIGKILL goes to every process of the job, other signals to the process groups of the running ranks, followed by
-/// SIGKILL.
+/// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent to the process
+/// groups of the running ranks, and SIGKILL follows after the grace period.
 void Agent::stop(const StopRequest& request) {
   if (request.signal != SIGKILL && !dumps_.empty()) {
     stop_after_dumps_ = request;
@@ -228,7 +229,7 @@ void Agent::stop(const StopRequest& request) {
 void Agent::signal_ranks(int signal, bool also_in_world) {
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || (!also_in_world && process.monitor.is_in_world())) continue;
-    // The process group does not exist before the child has called setsid.
+    // The process group does not exist until the child has called setsid().
     if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
     ::kill(-process.pid, SIGCONT);
   }
@@ -250,7 +251,8 @@ void Agent::send_snapshots() {
       queue_frame(FrameKind::kSnapshot, process.rank, encode_snapshot(*snapshot));
 }
 
-/// Sent right after a rank's exit, and every second, because the whole host may be lost next.
+/// Reports a newer checkpoint. Called every second and after each exit of a rank, because the whole host may be lost at
+/// any time.
 void Agent::send_saved_checkpoint(const RankProcess& process) {
   const std::int64_t saved = process.monitor.durable_checkpoint();
   if (saved <= last_saved_) return;
@@ -263,7 +265,7 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
   const std::vector<pid_t> descendant_pids = descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
-    const pid_t page_pid = process.monitor.pid(process.pid);  // from its page, which the rank can write
+    const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page
     try {
       StackDump dump(process.rank,
                      std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) == descendant_pids.end()
@@ -272,7 +274,7 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
                      run_dir_);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
-      // The hint then names a missing file; the job ends nevertheless.
+      // The hint in the FATAL line then names a missing file. The job ends nevertheless.
     }
   }
 }
@@ -307,7 +309,7 @@ void Agent::report_start_failures() {
 void Agent::on_rank_exit(std::size_t index, int status) {
   RankProcess& process = ranks_[index];
   report_start_failures();
-  // First forward what it has written so far: its children may keep the pipe open and write without end.
+  // Forward only what the rank has written so far: its children may keep the pipe open and write without end.
   for (std::size_t stream = 0; stream < 2; ++stream) {
     int waiting = 0;
     if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
@@ -319,7 +321,7 @@ void Agent::on_rank_exit(std::size_t index, int status) {
   else
     end.code = WEXITSTATUS(status);
   if (end.signal == SIGKILL) end.oom_kills = count_oom_kills() - initial_oom_kills_;
-  // The launcher will ask for snapshots, but the other ranks may have exited by then.
+  // Send snapshots now: when the launcher requests them, the other ranks may have exited.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
   send_saved_checkpoint(process);
   queue_frame(FrameKind::kRankExited, process.rank, encode_rank_exit(end));
@@ -337,7 +339,7 @@ void Agent::reap_children() {
     std::erase_if(dumps_, [&](const StackDump& dump) { return dump.tool() == reaped->pid; });
   }
   if (num_running_ > 0 || !has_children_ || lingering_) return;
-  // Processes that the ranks have left behind end with the job; some exit by themselves soon.
+  // End the processes that the ranks have left behind. Some of them exit by themselves, so send SIGTERM first.
   lingering_ = true;
   for (const pid_t pid : descendants()) ::kill(pid, SIGTERM);
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
@@ -384,7 +386,7 @@ void Agent::poll_once() {
     if (id == kInput)
       read_input();
     else if (id == kLiveness)
-      on_launcher_lost();  // no data is sent on it: it has ended
+      on_launcher_lost();  // no data is sent on this connection, so it has ended
     else if (id == kSignals)
       signalled = true;
     else if (id != kOutput)
@@ -418,7 +420,7 @@ int Agent::run() {
   reap_children();
   while (has_children_) poll_once();
 
-  // No process is left to write: forward the rest of the pipes.
+  // No process is left that could write. Forward the rest of the pipes.
   for (std::size_t index = 0; index < ranks_.size(); ++index)
     for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
   queue_frame(FrameKind::kDone, -1);
@@ -432,7 +434,7 @@ int Agent::run() {
 
 namespace {
 
-/// Waits for the agent. Kills it if it runs for kGuardTimeout after its channel has ended: it was stopped, or is
+/// Waits for the agent. Kills it if it still runs kGuardTimeout after the end of its channel, because it is stopped or
 /// blocked in the kernel.
 void watch_agent(pid_t agent, int channel, int signals, int& status) {
   Deadline ends_by = Deadline::never();  // bounded: by the end of the channel
@@ -448,9 +450,9 @@ void watch_agent(pid_t agent, int channel, int signals, int& status) {
   }
 }
 
-/// Forks and returns in the child, the agent. The parent stays as its guard: when the agent ends, the guard kills
-/// everything that it has started and exits as the agent did. It ignores signals to all processes (SLURM sends them
-/// before it ends a job), which the ranks handle.
+/// Forks. Returns in the child, which is the agent. The parent remains as its guard: when the agent ends, the guard
+/// kills all processes that the agent has started, and exits with the agent's exit code. The guard ignores signals that
+/// SLURM sends to all processes before it ends a job; the ranks handle them.
 void fork_guarded_agent() {
   become_subreaper();
   const pid_t agent = ::fork();
@@ -458,7 +460,7 @@ void fork_guarded_agent() {
   if (agent == 0) return;
   const base::Fd signals = make_signal_fd({SIGCHLD});
   const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
-  // stdin and stdout belong to the agent alone.
+  // Only the agent uses stdin and stdout.
   const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
   int status = 0;
@@ -474,7 +476,7 @@ int agent_main(const AgentOptions& options) {
   try {
     const base::Fd task = options.slurm_step.empty()
                               ? base::Fd()
-                              : connect_to_task(options.slurm_step);  // shared with the guard, which outlives the agent
+                              : connect_to_task(options.slurm_step);  // the guard inherits it and outlives the agent
     if (options.guarded) fork_guarded_agent();
     return Agent(options).run();
   } catch (const base::Error& error) {

@@ -1,16 +1,18 @@
-// The agent process of one host: starts the host's ranks, monitors them from outside, passes their output to the
-// launcher, and ends them when the launcher asks for it or is gone.
+// The agent process of one host: starts the host's ranks, monitors them, forwards their output to the launcher, and
+// ends them when the launcher requests it or has ended.
 #pragma once
 
 #include "lockstep/launch/cli/command_line.h"
 
 namespace lockstep::launcher {
 
-/// The command `lockstep agent`: reads a JobPlan from stdin, starts its ranks and returns when no process of the job is
-/// left, at most 5 s after the SIGKILL that ends it. Writes the frames of frames.h to stdout. At the end of stdin the
-/// launcher is gone, and all processes of the job get SIGKILL at once. Single-threaded and not dumpable. With
-/// options.guarded there is no launcher on this host that could clean up after a dead agent, so a parent process of the
-/// agent does. Returns the exit code.
+/// The command `lockstep agent`: reads a JobPlan from stdin, starts its ranks, and blocks until no process of the job
+/// is left, or until 5 s after it has sent them SIGKILL. Writes the frames of frames.h to stdout. The end of stdin
+/// means that the launcher has ended: the agent then sends SIGKILL to all processes of the job at once. Writes errors
+/// to stderr. Returns the exit code.
+///
+/// The agent is single-threaded and not dumpable. Set options.guarded on a host without a launcher: the agent then runs
+/// as a child of a guard process, which kills the processes of the job if the agent dies.
 int agent_main(const AgentOptions& options);
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,5 @@
-// What an agent does before its ranks start: reports its host, takes part in the network check, and receives the job.
+// The phase of an agent before its ranks start: it reports its host, takes part in the network check, answers `lockstep
+// doctor`, and receives the job.
 #pragma once
 
 #include <optional>
@@ -12,13 +13,13 @@ namespace lockstep::launcher {
 /// The result of set_up_agent().
 struct AgentSetup {
   JobPlan job;
-  base::Fd liveness_fd;  ///< a connection to the launcher besides stdin and stdout; none if all ranks are on this host
+  base::Fd liveness_fd;  ///< without data; ends when the launcher is lost; none if all ranks are on this host
   base::Fd master_port;  ///< reserved for torch.distributed's rendezvous while the job runs
 };
 
-/// Exchanges frames with the launcher through stdin and stdout until the job arrives. Blocks for at most 10 minutes.
-/// Bytes after the job stay in `input`. Returns nothing if the launcher has ended, in which case it has reported why.
-/// Throws Error kProtocol.
+/// Exchanges frames with the launcher through stdin and stdout until the job arrives. Bytes after the job stay in
+/// `input`. Returns nullopt if the launcher has closed its end; the launcher has then reported why. Throws Error
+/// kProtocol for an invalid frame, and if no job arrives within 10 minutes.
 std::optional<AgentSetup> set_up_agent(FrameReader& input);
 
 }  // namespace lockstep::launcher

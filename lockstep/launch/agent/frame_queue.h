@@ -1,4 +1,4 @@
-// A queue of frames from the agent to the launcher that never blocks.
+// A queue of frames from the agent to the launcher that does not block the agent.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace lockstep::launcher {
 
-/// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: if the launcher does not read
-/// (a user has suspended it), the oldest output is dropped and counted, so that no rank ever blocks. Only the newest
-/// health report of each rank is kept. All other frames are kept. Used by one thread.
+/// A queue of frames in front of a non-blocking descriptor. If the launcher does not read, because a user has suspended
+/// it, the queue grows up to `limit` bytes of the ranks' output and then drops and counts the oldest output, so that no
+/// rank blocks. Of the health reports of a rank it keeps only the newest. It keeps all other frames. Not thread-safe.
 class FrameQueue {
  public:
   explicit FrameQueue(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
@@ -26,7 +26,7 @@ class FrameQueue {
   struct Entry {
     std::string bytes;
     bool droppable = false;
-    int health_of_rank = -1;  // the rank of a health report; -1: another frame
+    int health_of_rank = -1;  // the rank if this is a health report, else -1
   };
   bool replace_rank_health(const Frame& frame);
   void drop_oldest();
@@ -34,7 +34,7 @@ class FrameQueue {
   int fd_;
   std::size_t limit_;
   std::deque<Entry> queue_;
-  std::size_t written_ = 0;  // bytes of the first entry that are written
+  std::size_t written_ = 0;  // number of bytes of the first entry that are written
   std::size_t droppable_bytes_ = 0;
   std::int64_t dropped_bytes_ = 0;  // dropped, but not reported yet
 };

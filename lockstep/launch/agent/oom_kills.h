@@ -10,7 +10,8 @@ namespace lockstep::launcher {
 /// /proc/vmstat; 0 if there is none. Pure.
 std::int64_t parse_oom_kills(std::string_view text);
 
-/// Returns the current count of this process's cgroup, or of the machine if the cgroup has no counter.
+/// Returns the number of out-of-memory kills so far in this process's cgroup, or on the machine if the cgroup has no
+/// counter.
 std::int64_t count_oom_kills();
 
 }  // namespace lockstep::launcher

@@ -16,7 +16,7 @@ RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory
 
 namespace {
 
-/// The program that writes the page uses the same layout.
+/// Returns whether the rank has published its page, in the layout of this program.
 bool is_published(const base::RankPage& page) {
   return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0;
 }
@@ -42,7 +42,7 @@ job::RankHealth RankMonitor::health(pid_t pid, job::StallTimer::Clock::time_poin
   const base::RankPage& page = base::rank_page_in(memory_);
   job::RankHealth result{.rank = rank_, .is_in_world = is_in_world(), .process_state = process_state(this->pid(pid))};
   const pid_t page_pid = this->pid(pid);
-  // The page names a child of the rank's process that has exited without leaving its world.
+  // The page has the pid of a child of the rank's process, and the child has exited without leaving its world.
   if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z')) result.is_in_world = false;
   const bool held = result.process_state == 't' || is_dumping_core(page_pid);
   ++polls_;

@@ -1,4 +1,4 @@
-// Monitors one rank from outside, through the shared page that the agent creates for it.
+// Monitors one rank through the page of shared memory that the agent creates for it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,32 +13,33 @@
 
 namespace lockstep::launcher {
 
-/// Owns the page of one rank. Used by one thread; the rank writes the page concurrently, and its values are not
-/// trusted.
+/// Owns the page of one rank. Not thread-safe. The rank writes the page concurrently, and its values are untrusted.
 class RankMonitor {
  public:
-  /// Creates the page and stores `key` in it, which only the rank can read.
+  /// Creates the page and stores in it `key`, which the rank reads from there. Throws SystemError.
   RankMonitor(int rank, const job::JobKey& key);
 
-  /// The descriptor of the page, to be passed to the rank.
+  /// Returns the descriptor of the page, which the caller passes to the rank. This object keeps ownership.
   int descriptor() const { return memory_.fd().get(); }
 
-  /// Samples the page; to be called about once a second. `pid` is the process that was started. For a rank that has not
-  /// joined its world, or has left it, only whether it is stopped (T) is known. A rank that a debugger holds (t) counts
-  /// as making progress.
+  /// Samples the page and returns the health of the rank. Call it about once per second. `pid` is the process that was
+  /// started. A rank that has not joined its world, or has left it, counts as making progress, but as having no
+  /// heartbeat while its process is stopped (T). A rank that a debugger has stopped (t), or whose core is being dumped,
+  /// counts as healthy.
   job::RankHealth health(pid_t pid, job::StallTimer::Clock::time_point now);
 
-  /// The newest checkpoint that the rank has reported as durable, also after its exit; 0: none.
+  /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
   std::int64_t durable_checkpoint() const;
-  /// The rank's published snapshot, also after its exit.
+  /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it.
   std::optional<base::RankSnapshot> snapshot() const { return base::read_rank_page(memory_); }
 
-  /// The pid that the page names; `fallback` if it names none.
+  /// Returns the pid in the page, or `fallback` if the page has none.
   pid_t pid(pid_t fallback) const;
-  /// True between init() and the end of the rank's world, while it reads the store.
+  /// Returns whether the rank is between init() and the end of its world, in which time its waiting operations read the
+  /// store.
   bool is_in_world() const;
 
-  /// Makes waiting operations of the rank check the store for a failure now.
+  /// Sets the stop request in the page, so that waiting operations of the rank check the store for a failure at once.
   void notify_failure() { base::rank_page_in(memory_).stop_requested.store(1); }
 
  private:

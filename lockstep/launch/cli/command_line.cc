@@ -58,8 +58,8 @@ constexpr const char* kOutputGroup = "Output";
 constexpr const char* kFailureGroup = "Failures";
 constexpr const char* kTestGroup = "Testing";
 
-/// The options as text. CLI11 splits the command line only; the values are checked here, so that all messages have one
-/// form.
+/// The options as text. CLI11 only splits the command line. The functions below check the values, so that all messages
+/// have the same form.
 struct RawRunOptions {
   RawHostOptions hosts;
   std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace,
@@ -270,7 +270,7 @@ CommandLine parse_status(const std::vector<std::string>& words) {
                          "; expected --json or --help");
 }
 
-/// Parses the options of an agent, which only the launcher sets.
+/// Parses the options of `lockstep agent`, which only the launcher executes.
 CommandLine parse_agent(const std::vector<std::string>& words) {
   CommandLine command{.subcommand = Subcommand::kAgent};
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -289,7 +289,7 @@ CommandLine parse_agent(const std::vector<std::string>& words) {
   return command;
 }
 
-/// `lockstep help run` is `lockstep run --help`.
+/// Treats `lockstep help run` as `lockstep run --help`.
 CommandLine parse_help(const std::vector<std::string>& topics) {
   if (topics.empty()) return {Subcommand::kPrint, {}, kUsage, {}};
   if (topics.size() > 1)

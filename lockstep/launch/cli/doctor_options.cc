@@ -15,7 +15,7 @@ const char* const kDoctorUsage = "lockstep doctor [options] [--] [program [argum
 constexpr const char* kCheckGroup = "What to check";
 constexpr const char* kReportGroup = "Output";
 
-/// "250M": decimal multiples, as usual for network traffic.
+/// Parses a number of bytes such as "250M". The suffixes are decimal, as is usual for network traffic.
 std::uint64_t parse_bytes(const char* what, const std::string& text) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
   std::string digits = text;

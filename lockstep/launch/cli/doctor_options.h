@@ -12,13 +12,13 @@ namespace lockstep::launcher {
 
 struct DoctorOptions : HostOptions {
   bool json = false;                        ///< print one JSON object instead of a table
-  bool mpi = false;                         ///< also check what mpirun needs
+  bool mpi = false;                         ///< also check the requirements of mpirun
   std::uint64_t model_bytes = 250'000'000;  ///< gradient bytes that one step sends
-  std::vector<std::string> command;         ///< the program to be run later, and its arguments; may be empty
+  std::vector<std::string> command;         ///< the program to check, and its arguments; may be empty
 };
 
-/// Parses the words after `lockstep doctor`. Stores the help text in `help` if --help is among them. Throws UsageError
-/// or FormatError.
+/// Parses the words after `lockstep doctor`. If --help is among them, stores the help text in `help` and ignores the
+/// other words. Throws UsageError or FormatError.
 DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& help);
 
 }  // namespace lockstep::launcher

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMaxColumns = 100;
 constexpr std::size_t kDescriptionColumn = 32;
 
-/// Breaks `text` between words, and keeps its newlines. Each line but the first begins with `indent` spaces.
+/// Wraps `text` between words and keeps its newlines. Indents each line except the first by `indent` spaces.
 std::string wrap(const std::string& text, std::size_t indent) {
   const std::string new_line = "\n" + std::string(indent, ' ');
   std::string wrapped;
@@ -36,7 +36,7 @@ std::string wrap(const std::string& text, std::size_t indent) {
   return wrapped;
 }
 
-/// "-n, --ranks N"; a type that begins with "[=" is attached to the name: "--pass-local-rank[=NAME]".
+/// Returns "-n, --ranks N". A type that begins with "[=" follows the name without a space: "--pass-local-rank[=NAME]".
 std::string name_and_type(const CLI::Option& option) {
   std::string text;
   for (const std::string& name : option.get_snames()) text += (text.empty() ? "-" : ", -") + name;

@@ -10,14 +10,15 @@ class App;
 
 namespace lockstep::launcher {
 
-/// The parts of a help text that the options do not hold.
+/// The parts of a help text that CLI11 does not store with the options.
 struct HelpLayout {
   std::string usage;                            ///< the command line, after "usage: "
   std::map<std::string, std::string> examples;  ///< a command line for each group of options, by the group's name
 };
 
-/// Makes `app` print its help as the usage line, the description, the groups of options in the order of declaration,
-/// each with its example, and the footer. Lines are broken between words; usage and examples are printed as they are.
+/// Sets the layout of the help text of `app`: the usage line, the description, the groups of options in the order of
+/// their declaration, each with its example, and the footer. Long lines are broken between words, except in the usage
+/// and the examples.
 void set_help_layout(CLI::App& app, HelpLayout layout);
 
 }  // namespace lockstep::launcher

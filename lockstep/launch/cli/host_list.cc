@@ -26,7 +26,8 @@ bool is_plain(std::string_view text) {
          std::all_of(text.begin(), text.end(), is_word_char);
 }
 
-/// Hexadecimal groups and colons, with an optional %interface. The system checks the address when it is used.
+/// Returns whether `text` consists of hexadecimal groups and colons, with an optional %interface. The system checks the
+/// address when it is used.
 bool is_ipv6(std::string_view text) {
   const std::string_view groups = text.substr(0, text.find('%'));
   const bool scoped = groups.size() < text.size();
@@ -36,7 +37,7 @@ bool is_ipv6(std::string_view text) {
          });
 }
 
-/// True if every shell of the other host reads `text` as one word.
+/// Returns whether any shell on the other host reads `text` as one word.
 bool is_path(std::string_view text) {
   return !text.empty() && text.size() <= kMaxPath && text[0] != '-' &&
          std::all_of(text.begin(), text.end(),
@@ -48,7 +49,7 @@ bool is_interface(std::string_view text) {
   return !text.empty() && text.size() <= kMaxName && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);
 }
 
-/// A part of the text with its position, for error messages.
+/// A part of the text, with its position for error messages.
 struct Word {
   std::string_view text;
   std::size_t column = 1;  // of its first byte in its line
@@ -58,7 +59,8 @@ struct Word {
   }
 };
 
-/// Thrown inside this file; parse_host_list() and parse_host_file() add the name of the text and the line.
+/// An error inside this file. parse_host_list() and parse_host_file() catch it and add the name of the text and the
+/// line.
 struct HostSyntaxError {
   std::size_t column;
   std::string message;
@@ -183,7 +185,7 @@ class HostListBuilder {
 
 bool is_blank(char c) { return c == ' ' || c == '\t'; }
 
-/// Returns the next word of a line of a host file, and nullopt at the end of the line or of its text before a comment.
+/// Returns the next word of a line of a host file. Returns nullopt at a comment and at the end of the line.
 std::optional<Word> read_word(std::string_view line, std::size_t& at) {
   while (at < line.size() && is_blank(line[at])) ++at;
   if (at == line.size() || line[at] == '#') return std::nullopt;

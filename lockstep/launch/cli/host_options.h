@@ -13,18 +13,19 @@ class App;
 
 namespace lockstep::launcher {
 
+/// The checked options.
 struct HostOptions {
-  std::vector<HostSpec> hosts;  ///< empty: those of the SLURM allocation that this process is in, else this host
-  std::string remote_path;      ///< of the program lockstep on hosts that name no other; empty: the same path as here
-  std::string slurm_step;  ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be
-                           ///< empty
+  std::vector<HostSpec> hosts;  ///< empty: all hosts of our SLURM allocation, or this host if there is no allocation
+  std::string remote_path;  ///< path of the program lockstep on the other hosts; empty: the same path as on this host
+  std::string slurm_step;   ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be
+                            ///< empty
   std::chrono::seconds connect_timeout{10};  ///< for ssh
-  std::string directory;                     ///< in which the ranks start, on every host; empty: the launcher's
+  std::string directory;                     ///< working directory of the ranks on every host; empty: the launcher's
   std::string interface;  ///< in the syntax of parse_interface_filter(); empty: the one that routes to the launcher
   std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };
 
-/// The options as text, before check_host_options().
+/// The options as text, before check_host_options() has checked them.
 struct RawHostOptions {
   std::string hosts, host_file, env_from, remote_path, connect_timeout, interface, cwd;
 };
@@ -32,7 +33,7 @@ struct RawHostOptions {
 inline constexpr const char* kHostGroup = "Hosts";  ///< heading of these options in a help text
 
 /// Declares -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd in the group
-/// kHostGroup. `raw` must outlive the parsing.
+/// kHostGroup. Parsing writes to `raw`, which must exist until then.
 void declare_host_options(CLI::App& app, RawHostOptions& raw);
 
 /// Checks the options that are on the command line and stores them in `options`. Reads the file that --hostfile names.

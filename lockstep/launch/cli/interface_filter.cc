@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMaxPatterns = 64;
 
-/// The 4 or 16 bytes of a numeric address; empty if `address` is not one.
+/// Returns the 4 or 16 bytes of a numeric address, or an empty vector if `address` is not one.
 std::vector<unsigned char> address_bytes(std::string_view address) {
   const std::string text(address.substr(0, address.find('%')));
   unsigned char bytes[16];

@@ -13,7 +13,7 @@ struct InterfaceFilter {
   std::vector<std::string> patterns;
   bool is_exclusion = false;
 
-  /// True if there is a filter at all.
+  /// Returns false for an empty filter, which passes all addresses.
   explicit operator bool() const { return !patterns.empty(); }
 };
 
@@ -21,15 +21,16 @@ struct InterfaceFilter {
 /// the values expected.
 InterfaceFilter parse_interface_filter(std::string_view what, std::string_view text);
 
-/// True if the filter passes the numeric `address` of the interface `name`. An empty filter passes all.
+/// Returns whether the filter passes the numeric `address` of the interface `name`.
 bool allows(const InterfaceFilter& filter, std::string_view name, std::string_view address);
 
 /// Checks a user's GLOO_SOCKET_IFNAME (names, separated by commas) or NCCL_SOCKET_IFNAME (prefixes of names; after '='
-/// whole names; after '^' names to exclude) against the interfaces of a host. Returns the error, or an empty text.
+/// whole names; after '^' names to exclude) against the interfaces of a host. Returns the error message, or "" if the
+/// value is valid.
 std::string socket_ifname_error(std::string_view variable, std::string_view value,
                                 const std::vector<std::string>& interfaces);
 
-/// True if the numeric `address` is in `network`, which is of the same family and has a prefix length.
+/// Returns whether the numeric `address` is in `network`, such as 10.0.0.0/8. Returns false if their families differ.
 bool is_in_network(std::string_view network, std::string_view address);
 
 }  // namespace lockstep::launcher

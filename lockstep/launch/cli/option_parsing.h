@@ -1,4 +1,4 @@
-// Reads the options of a subcommand and checks their values, with error messages of one form.
+// Parses the options of a subcommand and checks their values. All error messages have the same form.
 #pragma once
 
 #include <chrono>
@@ -13,18 +13,19 @@ class App;
 
 namespace lockstep::launcher {
 
-/// Puts the options that are declared from here on into the group `heading` of the help text.
+/// Puts the options that are declared after this call into the group `heading` of the help text.
 void begin_option_group(CLI::App& app, const char* heading);
 
-/// Declares an option with a value. The value is stored as text, and checked once all options are known.
+/// Declares an option with a value. Parsing stores the value in `value` as text; the caller checks it when all options
+/// are known. `type` is the value's name in the help text, and `text` the description.
 void declare_option(CLI::App& app, const char* name, std::string& value, const char* type, const char* text);
 
-/// True if the option is on the command line.
+/// Returns whether the option is on the command line.
 bool is_given(const CLI::App& app, const char* name);
 
 /// Parses the options at the front of `words` into the variables that `app` declares; -np is read as -n. Returns the
 /// words after the options, without a leading `--`: a program and its arguments. Returns nullopt if --help is among the
-/// options. Throws UsageError that begins with "lockstep SUBCOMMAND: ".
+/// options. Throws a UsageError whose message begins with "lockstep SUBCOMMAND: ".
 std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::string& subcommand,
                                                       std::vector<std::string> words);
 
@@ -32,12 +33,13 @@ std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::
 std::string check_one_of(const char* what, const std::string& got, std::initializer_list<const char*> expected);
 /// Returns `text` if it is not empty. Throws UsageError otherwise.
 const std::string& check_not_empty(const char* what, const std::string& text, const char* expected);
-/// Parses a number of seconds, at least `low` and at most ten years. Throws UsageError.
+/// Parses a number of seconds, at least `low` and at most ten years. Throws a UsageError that names `what` (the
+/// option).
 double seconds(const char* what, const std::string& text, double low);
-/// As seconds(), with 0 as the lowest value.
+/// Like seconds(), but returns milliseconds; the lowest value is 0.
 std::chrono::milliseconds milliseconds(const char* what, const std::string& text);
 
-/// Reads a text file of at most 1 MiB that the option `what` names. Throws UsageError that names the option, the file
+/// Returns the content of a text file of at most 1 MiB. Throws a UsageError that names `what` (the option), the file
 /// and the reason.
 std::string read_option_file(const char* what, const std::string& file);
 

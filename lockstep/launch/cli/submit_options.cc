@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kMaxTotalRanks = 4096;  // as lockstep run
+constexpr int kMaxTotalRanks = 4096;  // the limit of lockstep run
 constexpr int kMaxNodes = 4096;
 constexpr int kMaxPerNode = 1024;
 constexpr int kMaxSignalBefore = 65535;  // SLURM's limit
@@ -25,7 +25,7 @@ constexpr const char* kJobGroup = "Job";
 constexpr const char* kCommandGroup = "How to run the program";
 constexpr const char* kScriptGroup = "Output";
 
-// Options of sbatch 22.05 that never take the next word as a value.
+// The options of sbatch 22.05 that never take the next word as a value.
 constexpr std::array<std::string_view, 23> kSbatchFlags = {"--contiguous",
                                                            "--exclusive",
                                                            "--get-user-env",
@@ -54,7 +54,7 @@ struct RefusedOption {
   std::string_view option;
   std::string_view remedy;
 };
-// Options that the script or `lockstep submit` itself sets.
+// Options of sbatch that users cannot give, because the script or `lockstep submit` sets them.
 constexpr std::array<RefusedOption, 9> kRefusedOptions = {
     {{"-o", "use --output DIR, which names a directory"},
      {"-D", "submit from that directory"},
@@ -66,7 +66,7 @@ constexpr std::array<RefusedOption, 9> kRefusedOptions = {
      {"--wait", "use --follow"},
      {"--wrap", "name the program after the options"}}};
 
-/// The options as text; the values are checked here, so that all messages have one form.
+/// The options as text. The functions below check the values, so that all messages have the same form.
 struct RawSubmitOptions {
   std::string ranks, ranks_per_node, cpus_per_rank, signal_before;
   bool requeue = false, no_requeue = false;
@@ -141,14 +141,14 @@ void declare_submit_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions&
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
 
-/// "--qos" for "--qos=high", and "-w" for "-wn1".
+/// Returns "--qos" for "--qos=high", and "-w" for "-wn1".
 std::string option_name(const std::string& word) {
   return word[1] == '-' ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
 /// The command line, split into its three parts.
 struct SplitArguments {
-  std::vector<std::string> own_options;  ///< with all values attached, so that CLI11 takes none of them for an option
+  std::vector<std::string> own_options;  ///< each value is attached, so that CLI11 does not take it for an option
   std::vector<std::vector<std::string>> sbatch_options;
   std::vector<std::string> command;
 };
@@ -229,7 +229,7 @@ bool is_memory(std::string_view text) {
   return is_number(text, 12);
 }
 
-/// True if `text` has no spaces and no control characters.
+/// Returns whether `text` is not empty and has no spaces and no control characters.
 bool is_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
 }
@@ -254,7 +254,7 @@ void check_nodes(const std::string& nodes) {
         "--nodes", nodes, "an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
 }
 
-/// The number of GPUs: 8 for "8" and for "a100:8".
+/// Returns the number of GPUs: 8 for "8" and for "a100:8".
 int num_gpus(const std::string& text) {
   const std::size_t colon = text.find(':');
   const std::string number = colon == std::string::npos ? text : text.substr(colon + 1);
@@ -279,7 +279,7 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
     check(is_plain_name(submit.name), "--name", submit.name,
           "1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  // A backslash disables the patterns of SLURM's file names.
+  // A backslash in a file name makes SLURM ignore the patterns in it.
   check(std::none_of(submit.output.begin(), submit.output.end(),
                      [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
         "--output", submit.output, "a directory name without line breaks and backslashes");
@@ -310,7 +310,7 @@ void check_numbers(const RawSubmitOptions& raw, SubmitOptions& submit, const std
                            " s; expected fewer seconds");
 }
 
-/// Checks the options for `lockstep run` before the job is queued, so that it does not fail when it starts.
+/// Checks the options for `lockstep run`, so that a mistake is reported now and not when the job starts.
 void check_options_for_run(const SubmitOptions& submit) {
   std::vector<std::string> words = {"run"};
   words.insert(words.end(), submit.run_options.begin(), submit.run_options.end());
@@ -323,7 +323,7 @@ void check_options_for_run(const SubmitOptions& submit) {
     throw base::UsageError("--run is \"--output\"; expected the option --output of lockstep submit, which sets it");
 }
 
-/// "bin/my train.py" becomes "my_train.py".
+/// Returns "my_train.py" for "bin/my train.py".
 std::string job_name_for(const std::string& program) {
   std::string name = program.substr(program.rfind('/') + 1).substr(0, 128);
   for (char& c : name)
@@ -359,7 +359,7 @@ std::optional<std::int64_t> parse_time_limit(std::string_view text) {
       !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); }))
     return std::nullopt;
   if (has_days && !is_number(text.substr(0, dash))) return std::nullopt;
-  // The unit of the first field, which is hours if there are days.
+  // The unit of the first field in seconds. After days, it is hours.
   std::int64_t unit = has_days || fields.size() == 3 ? 3600 : 60;
   std::int64_t seconds = has_days ? 86400LL * std::stoll(std::string(text.substr(0, dash))) : 0;
   for (const std::string& field : fields) {

@@ -33,7 +33,7 @@ std::string size_text(std::uint64_t bytes) {
                          : std::to_string(bytes >> 10) + " KiB";
 }
 
-/// Interfaces that reach only containers and virtual machines of this host.
+/// Returns whether `interface` connects only containers or virtual machines of its host.
 bool is_virtual_interface(const std::string& interface) {
   constexpr std::array kPrefixes = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
@@ -50,7 +50,7 @@ std::string list_addresses(const std::vector<base::InterfaceAddress>& addresses)
   return text.empty() ? "none" : text;
 }
 
-/// "0-3,8": the numbers of the CPUs.
+/// Returns the numbers of the CPUs as "0-3,8".
 std::string mask_text(const std::vector<Cpu>& cpus) {
   std::set<int> ids;
   for (const Cpu& cpu : cpus) ids.insert(cpu.id);
@@ -91,7 +91,7 @@ class HostDiagnosis {
     findings_.push_back({host_.name, check, severity, std::move(value), std::move(remedy)});
   }
 
-  /// Returns false if no other check can be made.
+  /// Adds a finding about whether the host was reached. Returns false if no other check can be made.
   bool check_reached() {
     if (!host_.reached) {
       add("reached", Severity::kBad, host_.failed, host_.hint);
@@ -124,7 +124,7 @@ class HostDiagnosis {
               "files and certificates do not match");
   }
 
-  /// Other libraries listen on the address that the host's own name resolves to.
+  /// Checks to which address the host's own name resolves, because other libraries listen on that address.
   void check_name() {
     const HostFacts& facts = *host_.facts;
     if (facts.resolved.path.empty()) return add("name", Severity::kUnknown, "there is no getent in PATH");

@@ -27,11 +27,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;        // its number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 10s;  // for requests that take no time on the host; an agent gives each connection 5 s
-constexpr auto kHostFactsTimeout = 90s;        // tools have 60 s, and hashing a file 10 s
+constexpr int kLauncher = -1;                  // the launcher's number in a ConnectivityProbe
+constexpr auto kReplyTimeout = 10s;            // for short requests; an agent allows 5 s for each connection
+constexpr auto kHostFactsTimeout = 90s;        // the agent allows 60 s for tools and 10 s for hashing a file
 constexpr auto kMeasureReplyTimeout = 15s;     // 5 s to connect and 5 s to measure
-constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 links; above, only adjacent hosts are measured
+constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 links; with more hosts, only adjacent ones are measured
 
 using HostIndices = std::vector<std::size_t>;
 
@@ -45,7 +45,7 @@ class DoctorSession {
                [this](std::size_t i, const std::string& why) { mark_lost(i, why); }) {}
 
   DoctorFacts run(const LaunchContext& context);
-  /// Ends all agents and waits for them.
+  /// Ends all agents and waits until they have exited.
   void end_agents();
 
  private:
@@ -80,7 +80,7 @@ void DoctorSession::init_facts() {
     if (started_.failed[i]) {
       report.failed = started_.failed[i]->what();
       const std::string prefix =
-          "host " + base::quoted(started_.hosts[i].name, 253) + ": ";  // the table has a column for it
+          "host " + base::quoted(started_.hosts[i].name, 253) + ": ";  // the table has a column for the host
       if (report.failed.rfind(prefix, 0) == 0) report.failed.erase(0, prefix.size());
       report.hint = started_.failed[i]->hint();
     }
@@ -88,7 +88,7 @@ void DoctorSession::init_facts() {
   }
 }
 
-/// Hosts whose agents reply.
+/// Returns the hosts whose agents reply.
 HostIndices DoctorSession::reachable_hosts() const {
   HostIndices all;
   for (std::size_t i = 0; i < doctor_facts_.hosts.size(); ++i)
@@ -136,7 +136,7 @@ void DoctorSession::request_host_facts(const LaunchContext& context) {
       [&](std::size_t i, const std::string& payload) { doctor_facts_.hosts[i].facts = decode_host_facts(payload); });
 }
 
-/// As check_network(), but a host that does not connect is a finding.
+/// Does the same as check_network(), but a host that does not connect becomes a finding.
 void DoctorSession::find_routes() {
   const std::vector<base::InterfaceAddress> own = launcher_addresses(options_.interface);
   RouteRequest request{.token = connectivity_.token()};
@@ -152,7 +152,7 @@ void DoctorSession::find_routes() {
   choose_routes(replies, own.size());
 }
 
-/// Chooses the routes to the address of ours that most hosts reach.
+/// Chooses the launcher's address that most hosts reach, and each host's route to it.
 void DoctorSession::choose_routes(const std::vector<RouteReply>& replies, std::size_t num_addresses) {
   std::vector<int> counts(num_addresses);
   for (const RouteReply& reply : replies)
@@ -171,7 +171,7 @@ void DoctorSession::choose_routes(const std::vector<RouteReply>& replies, std::s
   probe_links(address_index);
 }
 
-/// Every host connects to every other host.
+/// Makes every host connect to every other host, and records the links that fail.
 void DoctorSession::probe_links(int address_index) {
   ProbeRequest request{.launcher = address_index, .peers = {}};
   HostIndices routed;
@@ -264,7 +264,8 @@ void DoctorSession::end_agents() {
   }
 }
 
-/// A program that does not exist on this host is a finding, as on any other.
+/// Returns the path of the program. If it does not exist on this host, returns its name: the check of each host then
+/// reports that.
 std::string find_requested_program(const DoctorOptions& options) {
   if (options.command.empty()) return "";
   try {

@@ -19,7 +19,7 @@ std::string printable_lines(const std::string& text) {
   return all;
 }
 
-/// Calls `each` for every field in encoding order; used for both directions.
+/// Calls `each` for every text field in the order of encoding. Encoding and decoding both use it.
 template <typename Facts, typename Each>
 void each_text(Facts& facts, const Each& each) {
   for (auto* text : {&facts.program.path, &facts.program.error, &facts.program.hash, &facts.program.loader,

@@ -1,5 +1,5 @@
-// Encodes and decodes the payloads of `lockstep doctor`'s frames. As in frames.h, decoding throws Error kProtocol for
-// anything that encoding does not write, and makes the hosts' texts printable.
+// Encodes and decodes the payloads of the frames of `lockstep doctor`. As in frames.h, decode_X() throws Error
+// kProtocol for anything that encode_X() does not write. It makes the texts of hosts printable.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace lockstep::launcher {
 std::string encode_host_facts_request(const HostFactsRequest& request);
 HostFactsRequest decode_host_facts_request(std::string_view bytes);
 
-/// Line breaks in the output of tools are kept.
+/// Decoding keeps line breaks in the output of tools.
 std::string encode_host_facts(const HostFacts& facts);
 HostFacts decode_host_facts(std::string_view bytes);
 

@@ -15,10 +15,10 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr auto kConnectTimeout = 5s;
-constexpr auto kMeasureTimeout = 5s;  // besides one second of round trips and one of bulk data, for a slow network
+constexpr auto kMeasureTimeout = 5s;  // one second each for round trips and bulk data, and a margin for slow networks
 
-/// Polls `connectivity` once, and `also` unless it is -1. Returns false if `also` is readable or the deadline has
-/// passed.
+/// Polls the connections of `connectivity` once, and the descriptor `also` unless it is -1. Returns false if `also` is
+/// readable or the deadline has passed.
 bool poll_once(ConnectivityProbe& connectivity, int also, Deadline deadline) {
   std::vector<pollfd> entries = connectivity.entries();
   entries.push_back({also, POLLIN, 0});

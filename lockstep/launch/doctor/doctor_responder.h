@@ -1,4 +1,4 @@
-// The agent's side of `lockstep doctor`: replies to the launcher's requests before a job arrives.
+// The agent's side of `lockstep doctor`: replies to the launcher's requests.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,10 @@
 
 namespace lockstep::launcher {
 
-/// handle() sends the reply before it returns. It blocks for at most 70 s while it collects host facts and 10 s for a
-/// measurement; a measurement for another host ends early if `input`, the descriptor of the launcher, becomes readable.
-/// Single-threaded. Throws whatever `send` throws, and Error kProtocol for an invalid frame.
+/// Executes one request at a time. handle() sends the reply with `send` before it returns. It blocks for at most 70 s
+/// to collect host facts and at most 10 s for a measurement. While it waits for another host to connect, it returns
+/// early if `input`, the descriptor of the launcher, becomes readable. Throws what `send` throws, and Error kProtocol
+/// for an invalid frame. Not thread-safe.
 class DoctorResponder {
  public:
   DoctorResponder(std::function<void(FrameKind, const std::string&)> send, int input)

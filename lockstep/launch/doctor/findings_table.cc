@@ -19,7 +19,7 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-/// `text` after `head`, wrapped between words; the following lines are indented by the length of `head`.
+/// Returns `head` and `text`, wrapped between words. Lines after the first are indented by the length of `head`.
 std::string wrapped(const std::string& head, const std::string& text) {
   std::string all, line = head;
   std::istringstream words(text);

@@ -1,4 +1,4 @@
-// The doctor's findings as text. Pure.
+// Formats the doctor's findings as a table or as JSON. Pure.
 #pragma once
 
 #include <string>
@@ -8,16 +8,18 @@
 
 namespace lockstep::launcher {
 
-/// "ok", "warn", "bad" or "unknown".
+/// Returns "ok", "warn", "bad" or "unknown".
 const char* severity_name(Severity severity);
 
-/// A table with one line per finding, at most 80 columns if the words allow it; each remedy is below its finding after
-/// "->", and the last line has the counts.
+/// Returns a table with one line per finding. Each remedy is below its finding, after "->"; the last line has the
+/// counts. Lines have at most 80 columns unless a word is longer.
 std::string to_table(const std::vector<Finding>& findings);
 
-/// One JSON object and a newline: {"bad": N, "warn": N, "findings": [{"host", "check", "state", "value", "remedy"}]}.
+/// Returns one JSON object and a newline: {"bad": N, "warn": N, "findings": [{"host", "check", "state", "value",
+/// "remedy"}]}.
 std::string to_json(const std::vector<Finding>& findings);
 
+/// Returns whether a finding is kBad.
 bool has_bad(const std::vector<Finding>& findings);
 
 }  // namespace lockstep::launcher

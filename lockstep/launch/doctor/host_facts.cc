@@ -32,7 +32,7 @@ constexpr const char* kPythonScript =
     "except Exception as e: d['error'] = type(e).__name__ + ': ' + str(e)\n"
     "print(json.dumps(d))\n";
 
-/// The value of "MemTotal:  16 kB" in /proc/meminfo: 16; 0 if there is no such line.
+/// Returns the number in a line of /proc/meminfo: 16 for "MemTotal:  16 kB". Returns 0 if there is no such line.
 std::uint64_t meminfo(const std::string& name) {
   std::ifstream file("/proc/meminfo");
   for (std::string word; file >> word;) {
@@ -42,7 +42,7 @@ std::uint64_t meminfo(const std::string& name) {
   return 0;
 }
 
-/// The word in brackets of "always [madvise] never".
+/// Returns the word in brackets: "madvise" for "always [madvise] never".
 std::string transparent_huge_pages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   for (std::string word; file >> word;)
@@ -75,7 +75,7 @@ void read_limits(HostFacts& facts) {
   }
 }
 
-/// The speed of one core, as described in the header.
+/// Measures HostFacts::copy_bytes_per_s.
 double copy_speed() {
   constexpr std::size_t kBytes = std::size_t{64} << 20;
   std::vector<char> from(kBytes, 1), to(kBytes, 2);
@@ -90,13 +90,13 @@ double copy_speed() {
   return best;
 }
 
-/// The environment in which the loader only lists what it would load.
+/// Adds the variable that makes the loader list the libraries instead of starting the program.
 Environment with_loader_trace(Environment environment) {
   environment.push_back("LD_TRACE_LOADED_OBJECTS=1");
   return environment;
 }
 
-/// The program `name` in the directory of `path`; empty if it does not exist.
+/// Returns the path of the program `name` in the directory of `path`; empty if it does not exist.
 std::string sibling_program(const std::string& path, const std::string& name) {
   const std::string other = path.substr(0, path.rfind('/') + 1) + name;
   return !path.empty() && is_executable(other) ? other : "";

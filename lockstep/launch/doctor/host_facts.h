@@ -11,55 +11,55 @@
 
 namespace lockstep::launcher {
 
-/// What to examine.
+/// What to examine on a host.
 struct HostFactsRequest {
   std::vector<std::string>
-      command;            ///< the program to run, looked up as on the launcher's host, and its arguments; empty: none
+      command;            ///< the program to inspect, as found on the launcher's host, and its arguments; empty: none
   std::string directory;  ///< its working directory; empty: the agent's own
   bool extends_own_environment = false;  ///< as in JobPlan
   Environment environment;
   bool mpi = false;  ///< look for Open MPI as well
 };
 
-/// The file of a program; for an interpreter, its script.
+/// The file of a program. If the program is an interpreter, the file is the script that it runs.
 struct ProgramFile {
   std::string path;
-  std::string error;   ///< why it cannot run; empty: it can
-  std::string hash;    ///< of the content; empty: not read within 10 s
-  std::string loader;  ///< the loader of a dynamic ELF file
-  std::string python;  ///< the Python interpreter that runs it; empty: it is not a Python script
+  std::string error;   ///< why it cannot run; empty: it can run
+  std::string hash;    ///< hash of the content; empty: not read within 10 s
+  std::string loader;  ///< path of the loader, if it is a dynamic ELF file
+  std::string python;  ///< path of the Python interpreter that runs it; empty: it is not a Python script
 };
 
 /// Facts about one host.
 struct HostFacts {
   ProgramFile program;
   ToolResult libraries;   ///< the loader's output for the program, as ldd prints it
-  ToolResult python;      ///< one line of JSON: python, torch, cuda, nccl, or error
-  ToolResult probe;       ///< of lockstep-probe: one line of JSON
+  ToolResult python;      ///< the versions of Python, torch, CUDA and NCCL, or an error: one line of JSON
+  ToolResult probe;       ///< the output of lockstep-probe: one line of JSON
   ToolResult nvidia_smi;  ///< name, memory in MiB and driver of each GPU, separated by commas
-  ToolResult resolved;    ///< getent ahosts for the host's own name
-  std::string orted;      ///< path in the agent's own PATH; empty: not found, or not requested
+  ToolResult resolved;    ///< the output of getent ahosts for the host's own name
+  std::string orted;      ///< path of orted in the agent's own PATH; empty: not found, or not requested
   ToolResult mpirun;      ///< version of the mpirun next to orted, because orted cannot report its own
 
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;
   std::uint64_t memory_bytes = 0, available_bytes = 0;
-  std::string limited_by;                           ///< what limits the memory
+  std::string limited_by;                           ///< what limits available_bytes, as in base::HostMemory
   std::uint64_t shm_bytes = 0, shm_free_bytes = 0;  ///< of /dev/shm; 0: not mounted
   std::int64_t memlock_bytes = 0;                   ///< -1: no limit
   std::uint64_t files_soft = 0, files_hard = 0;
-  bool infiniband = false;                                                 ///< has an InfiniBand or RoCE device
+  bool infiniband = false;  ///< the host has an InfiniBand or RoCE device
   std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;  ///< reserved huge pages
   std::string transparent_huge_pages;                                      ///< always, madvise or never; empty: unknown
-  double copy_bytes_per_s = 0;  ///< one core copying 64 MiB, the best of three runs
+  double copy_bytes_per_s = 0;  ///< speed at which one core copies 64 MiB: the best of three runs
 };
 
-/// Collects the facts of this host. Blocks while it runs tools, all at once, for at most 60 s; they are killed when the
-/// other end of `quit` is closed. Call it from the main thread.
+/// Collects the facts about this host. Blocks for at most 60 s while all tools run at once, and for at most 10 s while
+/// it hashes the program. It kills the tools when the other end of `quit` is closed. Call it from the main thread.
 HostFacts collect_host_facts(const HostFactsRequest& request, int quit);
 
-/// Inspects a program on this host. `environment`: what the program would get. A problem with the file is returned in
-/// ProgramFile::error, not thrown.
+/// Inspects a program on this host. `environment` is the environment that the program would get. Returns a problem with
+/// the file in ProgramFile::error and does not throw it.
 ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
                             const Environment& environment);
 

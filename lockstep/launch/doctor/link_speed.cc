@@ -22,7 +22,7 @@ constexpr std::size_t kPingBytes = 64;
 constexpr int kRoundTrips = 100;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;
 constexpr auto kMaxTime = 1s;
-constexpr char kEcho = 1, kBulk = 2;  // the first byte of a ping: echo it, or bulk data follows
+constexpr char kEcho = 1, kBulk = 2;  // the first byte of a ping: the peer echoes it, or bulk data follows
 
 std::int64_t ns_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begun).count();
@@ -44,7 +44,7 @@ std::int64_t median_round_trip(int fd, Deadline deadline) {
   return times[times.size() / 2];
 }
 
-/// Sends until the peer replies that it has received enough, which on a slow network happens before all bytes have
+/// Sends until the peer replies that it has received enough. On a slow network it replies before all bytes have
 /// arrived.
 void send_until_answered(int fd, Deadline deadline) {
   const std::vector<char> bytes(std::size_t{256} << 10);
@@ -78,7 +78,8 @@ std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
   return {static_cast<std::int64_t>(got), ns_since(begun)};
 }
 
-/// Reads what is still in flight: a connection that is closed with unread bytes is reset, and the reply may be lost.
+/// Reads the bytes that are still in flight. Closing a connection with unread bytes would reset it, and the reply could
+/// be lost.
 void drain(int fd, Deadline deadline) {
   std::vector<char> bytes(std::size_t{256} << 10);
   while (base::wait_readable(fd, deadline)) {

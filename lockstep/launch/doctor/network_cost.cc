@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kGigabit = 1e9 / 8;  // bytes per second
 
-/// Upper bounds of the speed that a connection reaches on such a network, in Gb/s.
+/// A class of networks, with the upper bound of the speed that a connection reaches on it, in Gb/s.
 struct SpeedClass {
   double most;
   const char* name;

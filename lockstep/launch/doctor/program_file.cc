@@ -34,10 +34,10 @@ std::string hash_file(const std::string& path) {
     size = ::read(fd.get(), bytes.data(), bytes.size());
     if (size > 0) hash.add({bytes.data(), static_cast<std::size_t>(size)});
   }
-  return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // enough to distinguish the files of a few hosts
+  return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // 16 digits distinguish the files of all hosts
 }
 
-/// The first bytes of a file.
+/// Returns the first `most` bytes of a file.
 std::string read_head(const std::string& path, std::size_t most) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(most, '\0');
@@ -46,7 +46,7 @@ std::string read_head(const std::string& path, std::size_t most) {
   return bytes;
 }
 
-/// PT_INTERP of a 64-bit ELF file; empty for a static one and for other files.
+/// Returns the PT_INTERP of a 64-bit ELF file; empty for a static program and for other files.
 std::string elf_loader(const std::string& head) {
   Elf64_Ehdr header;
   if (head.size() < sizeof header) return "";
@@ -67,7 +67,7 @@ std::string elf_loader(const std::string& head) {
   return "";
 }
 
-/// The words after "#!" in the first line.
+/// Returns the words after "#!" in the first line; none if it does not begin with "#!".
 std::vector<std::string> shebang_words(const std::string& head) {
   if (head.rfind("#!", 0) != 0) return {};
   std::istringstream line(head.substr(2, head.find('\n') - 2));
@@ -91,17 +91,17 @@ std::string resolve_below(const std::string& directory, const std::string& path)
   return directory.empty() || path[0] == '/' ? path : directory + "/" + path;
 }
 
-/// The command is a Python interpreter: inspects the script that it runs.
+/// Inspects the script of a command that starts a Python interpreter.
 void inspect_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
   file.python = file.path;
   if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
-    return;  // an option, a module or -c: not followed
+    return;  // an option, a module or -c: there is no script to inspect
   file.path = resolve_below(directory, command[1]);
   file.error = file_error(file.path);
   if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
 }
 
-/// The interpreter in "#!PATH" or "#!/usr/bin/env NAME".
+/// Inspects the interpreter in "#!PATH" or "#!/usr/bin/env NAME".
 void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
                          const Environment& environment) {
   const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;

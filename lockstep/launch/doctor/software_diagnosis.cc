@@ -11,7 +11,8 @@
 namespace lockstep::launcher {
 namespace {
 
-/// The last line that is a JSON object: a program may print warnings around it. An empty object if there is none.
+/// Returns the last line that is a JSON object, because a program may print warnings around it. Returns an empty object
+/// if there is none.
 nlohmann::json last_json_object(const std::string& text) {
   nlohmann::json last = nlohmann::json::object();
   for (const std::string& line : base::split(text, '\n')) {
@@ -56,7 +57,7 @@ void read_gpus(const std::string& text, Software& software) {
   }
 }
 
-/// The part before the first dot; -1 if it is not a number.
+/// Returns the part before the first dot; -1 if it is not a number.
 int major_of(const std::string& version) {
   return static_cast<int>(
       std::min<std::int64_t>(base::parse_int(version.substr(0, version.find('.'))).value_or(-1), 1 << 20));
@@ -101,7 +102,7 @@ class SoftwareDiagnosis {
       add(check, Severity::kBad, shown + "; " + reference.host + " has " + reference.value, remedy);
   }
 
-  /// The most frequent value; if several are equally frequent, that of the first host.
+  /// Returns the most frequent value; if several are equally frequent, that of the first host.
   template <typename Get>
   MajorityValue majority(const Get& get) const {
     std::map<std::string, int> counts;
@@ -141,7 +142,7 @@ class SoftwareDiagnosis {
     check_gpus();
     const bool known = is_script(host_) ? !own().torch.empty()
                                         : facts().program.error.empty() &&
-                                              !own().libtorch.empty();  // otherwise another finding says so
+                                              !own().libtorch.empty();  // otherwise another finding reports it
     if (known && !majority_nccl_.value.empty())
       add_comparison("NCCL", nccl(host_), majority_nccl_, nccl(host_).empty() ? "none" : nccl(host_),
                      "ranks with different NCCL versions cannot communicate: install the same torch on all hosts");

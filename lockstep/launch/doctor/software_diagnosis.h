@@ -1,4 +1,4 @@
-// Findings about the software of hosts: the program, its libraries, torch, the driver, MPI. Pure.
+// Turns facts about the software of hosts (the program, its libraries, torch, the driver, MPI) into findings. Pure.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace lockstep::launcher {
 
-/// The parsed output of tools.
+/// The versions of software on one host, parsed from the output of tools.
 struct Software {
-  std::string libtorch, libtorch_cuda, probe_nccl;    ///< of lockstep-probe; empty: unknown, or none
-  std::string python, torch, torch_cuda, torch_nccl;  ///< of the program's Python
+  std::string libtorch, libtorch_cuda, probe_nccl;    ///< from lockstep-probe; empty: unknown, or none
+  std::string python, torch, torch_cuda, torch_nccl;  ///< from the program's Python interpreter
   std::string python_error;
   std::vector<std::string> missing;  ///< libraries of the program that were not found
   int num_libraries = 0;             ///< number of libraries that were found
@@ -24,16 +24,17 @@ struct Software {
   std::string open_mpi;  ///< version, such as "4.1.4"
 };
 
+/// Parses the output of the tools. What cannot be parsed stays empty.
 Software parse_software(const HostFacts& facts);
 
-/// The oldest driver that runs programs for this CUDA version ("12.8"); 0: unknown. From NVIDIA's "CUDA Compatibility",
-/// table of minor version compatibility.
+/// Returns the major version of the oldest driver that runs programs for this CUDA version ("12.8"); 0 if unknown. The
+/// source is the table of minor version compatibility in NVIDIA's "CUDA Compatibility".
 int min_driver_for(const std::string& cuda);
 
-/// The version in a text, such as "4.1.4" in "mpirun (Open MPI) 4.1.4"; empty if there is none.
+/// Returns the version in a text, such as "4.1.4" in "mpirun (Open MPI) 4.1.4"; empty if there is none.
 std::string find_version(const std::string& text);
 
-/// The findings about the software of each host: result[i] belongs to doctor_facts.hosts[i].
+/// Returns the findings about the software of each host. result[i] belongs to doctor_facts.hosts[i].
 std::vector<std::vector<Finding>> diagnose_software(const DoctorFacts& doctor_facts);
 
 }  // namespace lockstep::launcher

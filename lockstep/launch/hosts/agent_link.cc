@@ -17,10 +17,10 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kSecondSilence = 2s;  // a second silence of this length, in case this process was suspended as well
+constexpr auto kSecondSilence = 2s;  // waited for after max_silence, in case this process was suspended as well
 constexpr auto kSuspendThreshold = 1s;
 constexpr auto kExitTimeout = 5s;  // after its last frame
-constexpr auto kKillTimeout = 1s;  // longer only if it is blocked in the kernel
+constexpr auto kKillTimeout = 1s;  // a process takes longer to end only if it is blocked in the kernel
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void AgentLink::send(const Frame& frame) {
     else if (errno == EAGAIN && base::wait_writable(process_.to.get(), deadline))
       continue;
     else if (errno != EINTR)
-      process_.to.reset();  // the agent has ended, or ends its ranks when it reads the end of the pipe
+      process_.to.reset();  // the agent has ended, or it ends its ranks when it reads the end of the pipe
   }
 }
 
@@ -89,7 +89,8 @@ bool AgentLink::check_timeouts() {
     exit_due_ = Deadline::never();
   }
   if (!message_due_.expired()) return false;
-  // If this process slept as well (a suspended machine), the agent gets another kSecondSilence to send something.
+  // If this process was suspended as well, as when the machine sleeps, the agent may have sent data that was not read:
+  // wait for another kSecondSilence.
   const bool we_slept = Deadline::Clock::now() - message_due_.when() > kSuspendThreshold;
   message_due_ = Deadline::in(kSecondSilence);
   if (we_slept || !std::exchange(is_second_silence_, true)) return false;

@@ -11,7 +11,7 @@
 
 namespace lockstep::launcher {
 
-/// Returns true if the agent has replied or is lost.
+/// Reads the frames of one agent. Returns whether the agent has replied or is lost.
 bool AgentQuery::read_reply(std::size_t i, FrameKind reply, const OnReply& take) {
   AgentLink& agent = agents_[i];
   std::string why;

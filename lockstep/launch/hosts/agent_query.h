@@ -1,4 +1,4 @@
-// Requests to agents that have no ranks yet, and their replies.
+// Sends requests to agents that have no ranks yet, and collects the replies.
 #pragma once
 
 #include <chrono>
@@ -13,22 +13,22 @@ namespace lockstep::launcher {
 class AgentLink;
 class ConnectivityProbe;
 
-/// Sends one request to several agents and waits for the replies. Used by one thread.
+/// Sends a request to several agents and waits for the replies. Not thread-safe.
 class AgentQuery {
  public:
   using MakePayload = std::function<std::string(std::size_t agent)>;
   using OnReply = std::function<void(std::size_t agent, const std::string& payload)>;
-  /// Called for an agent that does not reply. `why` continues a sentence that begins with its name. If the callback
-  /// throws, ask() ends with that exception.
+  /// The callback for an agent that does not reply. `why` continues a sentence that begins with the agent's host. If
+  /// the callback throws, ask() throws that exception.
   using OnLost = std::function<void(std::size_t agent, const std::string& why)>;
 
-  /// While ask() waits, it serves `connectivity` and throws Error kInterrupted on a user's signal (`signals` as for
-  /// start_agents()). All arguments must outlive this object.
+  /// While ask() waits, it handles the connections of `connectivity`, and it calls check_interrupted(signals), which
+  /// may throw. `signals` is a descriptor of make_signal_fd(). `agents` and `connectivity` must outlive this object.
   AgentQuery(std::vector<AgentLink>& agents, ConnectivityProbe& connectivity, int signals, OnLost on_lost)
       : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(on_lost)) {}
 
   /// Sends a frame of kind `request` to each agent in `agents` and returns when each has replied with a frame of kind
-  /// `reply` or is lost. Blocks for at most `limit`. An Error thrown by `take` makes its agent a lost one.
+  /// `reply` or is lost. Blocks for at most `limit`. If `take` throws an Error, its agent counts as lost.
   void ask(const std::vector<std::size_t>& agents, FrameKind request, const MakePayload& payload, FrameKind reply,
            std::chrono::seconds limit, const OnReply& take);
 

@@ -1,5 +1,5 @@
-// --ship: copies programs to a host through the connection that starts its agent, into a directory named by their
-// content, where the next run finds them.
+// Implements --ship: copies programs to a host through the connection that starts its agent, into a directory named
+// after the hash of their content, so that the next run finds them there.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@ namespace lockstep::launcher {
 /// A file to be copied.
 struct StagedFile {
   std::string name;  ///< a plain word: the file's own name, or "program"
-  std::string hash;  ///< of the content (XXH3, 128 bits), hexadecimal
+  std::string hash;  ///< hash of the content (XXH3, 128 bits), hexadecimal
   std::string content;
 };
 
-/// Reads a file. Throws UsageError if it cannot be read or is larger than 1 GiB.
+/// Reads a file and computes its hash. Throws UsageError if the file cannot be read or is larger than 1 GiB.
 StagedFile read_staged_file(const std::string& path);
 
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
-/// "y" if the file is already there; otherwise it prints "n" and copies the file from its stdin to
-/// ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file as
-/// an agent with `agent_arguments`, which starts the second file. Exits with code 125 if a file could not be written.
-/// Pure.
+/// "y" if the file is already there; otherwise it prints "n" and copies the file from stdin to
+/// ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file
+/// with `agent_arguments` as the agent, which runs the second file as the ranks' program. The script exits with code
+/// 125 if a file cannot be written. Pure.
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments);
 
-/// The launcher's end of that script: a state machine without I/O.
+/// The launcher's side of that script: a state machine without I/O.
 class FileStaging {
  public:
   explicit FileStaging(std::shared_ptr<const std::vector<StagedFile>> files) : files_(std::move(files)) {}
@@ -35,11 +35,11 @@ class FileStaging {
   /// Removes the script's replies from the front of `bytes`. When complete() is true, the rest belongs to the agent.
   /// Throws Error kProtocol.
   void consume(std::string& bytes);
-  /// The bytes to write next; empty: nothing to write now.
+  /// Returns the bytes to write next; empty if there is nothing to write now.
   std::string_view pending_bytes() const;
-  /// `size` bytes of pending_bytes() have been written.
+  /// Records that `size` bytes of pending_bytes() have been written.
   void advance(std::size_t size) { sent_ += size; }
-  /// True when the host has all files and the script has nothing more to print.
+  /// Returns whether all files are on the host or have been sent, so that the script prints no further replies.
   bool complete() const { return next_ == files_->size() && pending_bytes().empty(); }
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;       // its number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 7s;  // an agent gives each connection 5 s
+constexpr int kLauncher = -1;       // the launcher's number in a ConnectivityProbe
+constexpr auto kReplyTimeout = 7s;  // an agent allows 5 s for each connection
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
@@ -58,7 +58,7 @@ void NetworkChecker::ask_all(FrameKind request, const AgentQuery::MakePayload& p
   query_.ask(all, request, payload, reply, kReplyTimeout, take);
 }
 
-/// The index of the first of our addresses that all hosts reach.
+/// Returns the index of the first of the launcher's addresses that all hosts reach.
 int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
                                    const std::vector<base::InterfaceAddress>& own) const {
   const auto reaches = [](const RouteReply& reply, int address_index) {

@@ -9,10 +9,10 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr int kSshFailed = 255;
-constexpr int kNotExecutable = 126;  // exit codes of a shell
+constexpr int kNotExecutable = 126;  // this and the next: exit codes of a shell
 constexpr int kNotFound = 127;
 
-/// Texts of ssh, SLURM and the loader with their meaning; the first match counts.
+/// Texts in error messages of ssh, SLURM and the loader, with their meaning. The first match applies.
 struct SshErrorMeaning {
   const char* text;
   const char* meaning;
@@ -90,8 +90,8 @@ std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds 
 
 std::vector<std::string> srun_command(const HostSpec& host, const std::vector<std::string>& agent,
                                       const std::string& script) {
-  // --mem=0 gives the step all of the job's memory there, and --overlap takes no resources from other steps. The other
-  // options override what the job sets for its own steps.
+  // --mem=0 gives the step all of the job's memory on the host, and --overlap takes no resources from other steps. The
+  // other options override what the job sets for its own steps.
   std::vector<std::string> words = {
       "srun",    "--nodes=1",           "--ntasks=1", "--ntasks-per-node=1", "--nodelist=" + host.name, "--overlap",
       "--mem=0", "--cpu-bind=none",     "--mpi=none", "--input=0",           "--kill-on-bad-exit=0",    "--wait=0",

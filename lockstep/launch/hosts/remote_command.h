@@ -1,4 +1,4 @@
-// Command lines that start an agent on another host through ssh or srun, and the meaning of their failures. Pure.
+// Builds the command lines that start an agent on another host through ssh or srun, and explains their failures. Pure.
 #pragma once
 
 #include <chrono>
@@ -12,25 +12,26 @@
 namespace lockstep::launcher {
 
 /// Returns the ssh command line that starts the agent on `host`, whose remote_path is the path of lockstep there. ssh
-/// asks no questions and exits when the connection is silent for 6 s. The remote command is `exec PATH agent
-/// --guarded`, or `script` if it is given (without single quotes), which must end by executing the agent. Throws
-/// UsageError if a shell would not take the path as one plain word.
+/// asks no questions and exits if the connection is silent for 6 s. The remote command is `exec PATH agent --guarded`,
+/// or `script` if that is not empty. A script must not contain single quotes and must end by executing the agent.
+/// Throws UsageError if a shell would not read the path as one plain word.
 std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds connect_timeout,
                                      const std::string& script = {});
 
-/// The same for a host of the current SLURM allocation: an srun command line for a step of one task that shares the
-/// job's resources on that host with all other steps.
+/// Returns the srun command line that starts the agent on a host of the current SLURM allocation. The agent is a step
+/// of one task, which shares the job's resources on that host with all other steps. If `script` is not empty, the step
+/// runs it instead.
 std::vector<std::string> srun_command(const HostSpec& host, const std::vector<std::string>& agent_arguments,
                                       const std::string& script = {});
 
-/// Returns `environment` without the variables that change the bytes srun passes on.
+/// Returns `environment` without the variables that make srun change the bytes that it forwards.
 Environment srun_environment(Environment environment);
 
-/// The arguments after the path of lockstep. `slurm_step`: as in HostOptions.
+/// Returns the arguments of the agent on `host`, after the path of lockstep. `slurm_step` is HostOptions::slurm_step.
 std::vector<std::string> agent_arguments(const HostSpec& host, const std::string& slurm_step);
 
-/// Explains why an agent on another host never sent a frame, with a hint. `code` is the exit code of ssh or srun,
-/// `text` what they and the remote shell wrote to stderr.
+/// Returns an error, with a hint, that explains why an agent on another host sent no frame. `code` is the exit code of
+/// ssh or srun; `text` is the text that they and the remote shell wrote to stderr.
 base::UsageError agent_start_error(const HostSpec& host, int code, const std::string& text);
 
 }  // namespace lockstep::launcher

@@ -23,8 +23,8 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentStartTimeout = 10s;   // after the host was reached
-constexpr auto kPerHostAllowance = 100ms;  // this host's own work per agent: 64 ssh clients took 6 s of two cores
+constexpr auto kAgentStartTimeout = 10s;   // after the connection to the host
+constexpr auto kPerHostAllowance = 100ms;  // work of this host per agent: 64 ssh clients took 6 s on two cores
 
 AgentLink start_local_agent(const HostSpec& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
   return {host.name.empty() ? base::host_name() : host.name, "",
@@ -48,7 +48,7 @@ AgentLink start_remote_agent(const HostSpec& host, const HostOptions& options, c
   return link;
 }
 
-/// At 1 MiB/s or faster.
+/// Returns the time allowed for copying the files to a host, at 1 MiB/s.
 std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
   std::size_t bytes = 0;
   for (const StagedFile& one : staged_files) bytes += one.content.size();
@@ -86,7 +86,7 @@ class AgentStartup {
   const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
-/// The agent's first frame, which must be its HostInfo.
+/// Handles the first frame of an agent, which must be its HostInfo.
 void AgentStartup::take_host_info(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
   if (infos_[i] || frame.kind != FrameKind::kHostInfo)
@@ -213,7 +213,8 @@ void remove_failed(StartedAgents& started) {
 
 }  // namespace
 
-/// One line per host; the first failure is also the error that ends the launcher.
+/// Prints one line per failed host. If there is only one and the launcher ends because of it, the exception has the
+/// line.
 void require_hosts(StartedAgents& started, std::size_t min_hosts) {
   const auto count = static_cast<std::size_t>(
       std::count_if(started.failed.begin(), started.failed.end(), [](const auto& error) { return error.has_value(); }));

@@ -1,4 +1,4 @@
-// Starts one agent on each host, all at once, and collects what each finds there.
+// Starts one agent on each host, all at once, and collects their facts about the hosts.
 #pragma once
 
 #include <chrono>
@@ -16,40 +16,47 @@ namespace lockstep::launcher {
 
 /// The result of start_agents(): one entry per host in each vector.
 struct StartedAgents {
-  std::vector<HostSpec> hosts;  ///< an empty name: this host
+  std::vector<HostSpec> hosts;  ///< a host with an empty name is this host
   std::vector<AgentLink> agents;
   std::vector<HostInfo> infos;  ///< default-constructed for a host that sent none
   std::vector<std::optional<base::UsageError>>
       failed;  ///< why a host cannot be used: it is unreachable, or runs another version of lockstep
-  std::vector<std::chrono::milliseconds> startup_times;  ///< from the start until each HostInfo arrived
+  std::vector<std::chrono::milliseconds> startup_times;  ///< time until each HostInfo arrived
 };
 
 /// Programs to copy to other hosts (--ship); null: none.
 using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
 
-/// Starts the agents of `options.hosts` (none: one agent on this host) through ssh or srun, copies `staged_files` to
-/// other hosts, and blocks until each agent has sent its HostInfo or has failed. `max_silence`: as for AgentLink.
-/// `max_files`: soft limit of file descriptors for agents. `signals` of make_signal_fd(): a user's signal ends the wait
-/// with Error kInterrupted.
+/// Starts one agent on each of `options.hosts`, or on this host if there are none. Uses ssh or srun for other hosts,
+/// and copies `staged_files` to them. Blocks until each agent has sent its HostInfo or has failed; an agent that sends
+/// none within the connect timeout plus 10 s (more for many hosts or large files) has failed. Does not throw for a
+/// failed host.
+///
+/// `max_silence` is as for AgentLink. `max_files` is the agents' soft limit of file descriptors. `signals` is a
+/// descriptor of make_signal_fd(): on a user's signal, throws as check_interrupted() does. Throws UsageError if ssh or
+/// srun is not installed, and SystemError.
 StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
                            std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals);
 
-/// If two hosts are the same machine, whose ranks would share cores and GPUs, marks the second one as failed. Several
-/// nodes of SLURM may be on one machine.
+/// Marks a host as failed if it is the same machine as an earlier host, because their ranks would share cores and GPUs.
+/// Ignores hosts of a SLURM allocation: several SLURM nodes may be on one machine.
 void mark_duplicate_hosts(StartedAgents& started);
 
-/// Prints one line for each failed host and removes it; no process stays there. If fewer than `min_hosts` hosts are
-/// left, ends all agents and throws UsageError with the first failure and their number.
+/// Removes the failed hosts, kills their agents, and prints one line for each. If fewer than `min_hosts` hosts are
+/// left, kills all agents and throws UsageError with the first failure and the number of failures. Does nothing if no
+/// host has failed.
 void require_hosts(StartedAgents& started, std::size_t min_hosts);
 
-/// Kills all agents. Blocks for at most 6 s per agent.
+/// Kills all agents and waits until they have exited. Blocks for at most 6 s per agent.
 void kill_agents(std::vector<AgentLink>& agents);
 
-/// Throws Error kInterrupted if a user's signal is pending, and kPreempted for SIGUSR1. `signals` of make_signal_fd().
-/// For use before any rank runs.
+/// Reads the pending signals of `signals`, a descriptor of make_signal_fd(). Throws Error kInterrupted for SIGINT,
+/// SIGTERM and SIGHUP, and kPreempted for SIGUSR1. For use before any rank runs. Does not block.
 void check_interrupted(int signals);
 
-/// True if `host` is this machine: "localhost", its own name, or its SLURM name. It needs no ssh.
+/// Returns whether `host` is this machine, so that its agent is started without ssh or srun: HostSpec::is_local is set
+/// for a host of a SLURM allocation; otherwise the name is empty, "localhost" or this host's own name, and no user and
+/// no port are given.
 bool is_local_host(const HostSpec& host);
 
 }  // namespace lockstep::launcher

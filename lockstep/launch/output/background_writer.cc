@@ -81,8 +81,8 @@ struct BackgroundWriter::Shared {
           ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
       const int write_error = size < 0 ? errno : 0;
       if (write_error == EAGAIN) {
-        // Another process has made our terminal non-blocking. Bounded by the life of the process, because no other
-        // thread waits for this one.
+        // Another process has made our terminal non-blocking. This loop may run until the process ends: no other thread
+        // waits for this one.
         pollfd writable{entry.fd, POLLOUT, 0};
         ::poll(&writable, 1, 1000);
         continue;

@@ -1,4 +1,4 @@
-// Writes from a separate thread, so that a slow terminal or disk does not block the caller.
+// Writes to descriptors from a separate thread, so that a slow terminal or disk does not block the caller.
 #pragma once
 
 #include <chrono>
@@ -9,14 +9,15 @@
 
 namespace lockstep::launcher {
 
-/// A bounded queue in front of blocking descriptors. When the queue is full, the oldest entries are dropped and
-/// counted. To be used by one thread.
+/// A bounded queue in front of blocking descriptors. When the queue is full, it drops and counts the oldest entries.
+/// One thread may call its methods.
 class BackgroundWriter {
  public:
-  /// At most `limit` bytes are queued. With `announce`, the line "lockstep: N lines dropped: the terminal was too slow"
-  /// is written in place of dropped lines; otherwise only dropped() reports them.
+  /// Queues at most `limit` bytes. With `announce`, writes the line "lockstep: N lines dropped: the terminal was too
+  /// slow" in place of dropped lines; otherwise only dropped() reports them.
   BackgroundWriter(std::size_t limit, bool announce);
-  /// Discards what is still queued. Does not wait for a write that blocks: its thread continues until the process ends.
+  /// Discards the queued entries. Does not wait for a write in progress: its thread is detached, because the write may
+  /// block.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
@@ -24,8 +25,8 @@ class BackgroundWriter {
   /// Queues `bytes`, which contain `lines` lines, for `fd`. Does not block. Entries with `keep` are never dropped.
   void write(int fd, std::string bytes, int lines, bool keep = false);
 
-  /// Blocks until all is written, at most `stall_limit` without any progress and at most `total_limit` in all. Returns
-  /// false if something is left.
+  /// Blocks until all entries are written, but for at most `stall_limit` without progress and at most `total_limit` in
+  /// total. Returns false if entries are left.
   bool drain(std::chrono::milliseconds stall_limit, std::chrono::milliseconds total_limit);
 
   /// Returns the number of lines dropped.
@@ -36,7 +37,7 @@ class BackgroundWriter {
 
  private:
   struct Shared;
-  std::shared_ptr<Shared> shared_;  // also held by the thread, which may outlive this object
+  std::shared_ptr<Shared> shared_;  // the thread shares it and may outlive this object
   std::thread thread_;              // started by the first write()
 };
 

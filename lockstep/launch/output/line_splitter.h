@@ -1,4 +1,4 @@
-// Splits a stream of bytes into lines and states of progress bars.
+// Splits a stream of bytes into lines and progress bars.
 #pragma once
 
 #include <cstddef>
@@ -23,15 +23,14 @@ struct LineSegment {
   bool overwrites_bar = false;   ///< a progress bar of this stream is in the current row
 };
 
-/// Handles both styles of progress bars: a text followed by \r, and \r followed by a text (tqdm). "\r\n" counts as one
-/// end of line.
+/// Splits one stream. A progress bar is a text followed by \r, or \r followed by a text (tqdm). "\r\n" ends a line.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
 
   /// Returns the segments that `bytes` complete, in order.
   std::vector<LineSegment> feed(std::string_view bytes);
-  /// Returns the rest when the stream has ended: a last line without a newline, if there is one.
+  /// Returns the rest after the end of the stream: the last line, if it has no newline.
   std::vector<LineSegment> finish();
 
  private:

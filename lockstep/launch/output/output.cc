@@ -136,7 +136,7 @@ void Output::finish(const std::string& last) {
   for (Destination* to : {out_.get(), err_.get()})
     if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
   Destination& err = destination(Stream::kErr);
-  // The output is drained first, also if it goes to another file, so that `last` is the last line.
+  // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal.
   if (err_) out_->writer.drain(1s, 10s);
   err.writer.write(err.fd, last, 1, true);
   err.writer.drain(1s, 10s);

@@ -1,4 +1,4 @@
-// Everything that the launcher prints: the output of the ranks, its own notes, and in the end the cause of a failure.
+// Prints the output of the ranks, the launcher's own notes and, at the end, the cause of a failure.
 #pragma once
 
 #include <deque>
@@ -15,34 +15,35 @@
 
 namespace lockstep::launcher {
 
+/// A stream of a rank: stdout or stderr.
 enum class Stream { kOut = 0, kErr = 1 };
 
 /// Returns the width of the terminal on stdout; 0 if stdout is not a terminal, or one that cannot redraw a row.
 int terminal_columns();
 
-/// Prints on stdout and stderr, and writes the files of --output. Only finish() waits for the terminal or the disk. To
-/// be used by one thread.
+/// Prints on stdout and stderr, and writes the files of --output. Only finish() waits for the terminal or the disk. Not
+/// thread-safe.
 class Output {
  public:
-  /// `prefixes` holds the prefix of the lines of each rank. Creates options.output_dir and its files. Throws
-  /// SystemError with --output and the file.
+  /// `prefixes` has the prefix of each rank's lines. Creates options.output_dir and its files. Throws a SystemError
+  /// that names --output and the file.
   Output(const RunOptions& options, std::vector<std::string> prefixes);
 
   /// Prints and stores bytes that `rank` has written to a stream. Ignores unknown ranks.
   void add(int rank, Stream stream, std::string_view bytes);
-  /// Prints the last line of `rank`, whose process has ended, if it has no newline.
+  /// Prints the unfinished last line of `rank`. Call it when the process of the rank has ended.
   void close_rank(int rank);
   /// Prints "lockstep: TEXT" on stderr.
   void print_note(std::string_view text);
   /// Returns the last lines that `rank` has written to stderr, at most 20, each with its prefix and a newline.
   std::string tail(int rank) const;
   const std::string& prefix(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).prefix; }
-  /// Prints `last` on stderr, after all other output. Blocks until everything is written, but at most 1 s without
-  /// progress and 10 s in all, for each of the terminal and the disk.
+  /// Prints `last` on stderr, after all other output. Blocks until all output is written, but for at most 1 s without
+  /// progress and 10 s in total, each for the files, stdout and stderr.
   void finish(const std::string& last);
 
  private:
-  /// A terminal or file. stdout and stderr share one if they are the same file.
+  /// A terminal or file to print to. stdout and stderr share one Destination if they are the same file.
   struct Destination {
     int fd;
     ConsoleRenderer renderer;

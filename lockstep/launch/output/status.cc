@@ -49,7 +49,7 @@ std::string table_line(const base::RankSnapshot& rank) {
   return line;
 }
 
-/// The table of one job, and the operations of its ranks.
+/// Returns the table of one job and a report about the operations of its ranks.
 std::string job_text(const std::vector<base::RankSnapshot>& ranks) {
   const base::RankSnapshot& first = ranks.front();
   std::string text = "job " + first.job + ": " + std::to_string(ranks.size()) + " of " +

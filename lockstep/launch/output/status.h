@@ -1,4 +1,4 @@
-// `lockstep status`: lists the ranks that run on this host.
+// The command `lockstep status`: lists the ranks that run on this host.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace lockstep::launcher {
 
-/// Returns the ranks of this user on this host, whichever launcher started them, sorted by job and rank. Reads their
-/// pages in shared memory; sends nothing to the ranks.
+/// Returns the ranks of this user on this host, whichever launcher started them, sorted by job and rank. Only reads
+/// their pages in shared memory.
 std::vector<base::RankSnapshot> find_local_ranks();
 
-/// Returns a table per job, or, with `json`, one JSON object per line with sizes in bytes.
+/// Returns one table per job. With `json`, returns one JSON object per line, with sizes in bytes.
 std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json);
 
 }  // namespace lockstep::launcher

@@ -13,16 +13,16 @@ struct Cpu {
   int node = 0;  ///< NUMA node
 };
 
-/// Returns the CPUs in this process's affinity mask, with their cores and nodes from sysfs. Without sysfs, each CPU is
-/// a core of its own, all on node 0.
+/// Returns the CPUs in this process's affinity mask, with their cores and nodes from sysfs. Without sysfs, treats each
+/// CPU as a core of its own on node 0.
 std::vector<Cpu> usable_cpus();
 
 /// Returns the number of physical cores among `cpus`.
 int num_cores(const std::vector<Cpu>& cpus);
 
-/// Returns the CPUs of each rank: whole cores that are adjacent, node by node, with at most one core difference between
-/// ranks. With more ranks than cores, every rank gets all CPUs, because binding would only restrict the scheduler.
-/// Pure.
+/// Returns the CPUs of each rank: whole, adjacent cores, filled node by node. The numbers of cores of two ranks differ
+/// by at most one. With more ranks than cores, every rank gets all CPUs, because binding would only restrict the
+/// scheduler. Pure.
 std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks);
 
 /// Parses a CPU list in the kernel's format, "0-3,8". Skips entries that are not valid. Pure.

@@ -9,11 +9,12 @@
 
 namespace lockstep::launcher {
 
+/// The facts about one host.
 struct HostInfo {
   std::string host;               ///< its own host name
-  std::string version;            ///< of its program lockstep
+  std::string version;            ///< version of its program lockstep
   std::string build;              ///< GNU build id of that program
-  std::string machine;            ///< identifies the host, see job::host_id()
+  std::string machine;            ///< identifier of the host; see job::host_id()
   std::vector<Cpu> cpus;          ///< CPUs that ranks may use
   int gpus = 0;                   ///< number of device files of NVIDIA's driver
   std::uint16_t master_port = 0;  ///< port that the agent reserves for rank 0 of programs with torch.distributed

@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::chrono::seconds kLauncherHeadStart{10};  // by which the launcher's limit is shorter than the ranks'
+constexpr std::chrono::seconds kLauncherHeadStart{10};  // the launcher's limit is this much shorter than the ranks'
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
@@ -32,8 +32,8 @@ bool is_one_of(std::string_view name, const auto& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// True for variables with which an outer launcher describes the process that it started. They do not apply to our
-/// ranks.
+/// Returns whether an outer launcher describes, with this variable, the process that it started. Such a variable does
+/// not apply to our ranks.
 bool belongs_to_another_launcher(std::string_view name) {
   constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
   constexpr std::array kNames = {"SLURM_PROCID",      "SLURM_LOCALID", "SLURM_NODEID",
@@ -41,7 +41,7 @@ bool belongs_to_another_launcher(std::string_view name) {
   return begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames);
 }
 
-/// The value of LOCKSTEP_TIMEOUT: `later` than `limit`, or 0 if there is no limit.
+/// Returns the value of LOCKSTEP_TIMEOUT: the seconds in `limit` + `later`, or 0 if there is no limit.
 std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds later) {
   char text[32];
   std::snprintf(text, sizeof text, "%.15g",
@@ -73,10 +73,10 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
-  // The launcher, which monitors all ranks, acts first. The ranks' own time limit applies if the launcher does not act.
+  // The ranks' time limit is longer than the launcher's, so that the launcher, which monitors all ranks, acts first.
   if (options.hang_timeout || !find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
     environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, kLauncherHeadStart));
-  // The prefix of a rank's line takes some columns of the terminal.
+  // The prefix of each line takes some columns of the terminal.
   std::size_t widest = 0;
   for (const Node& node : nodes)
     widest = std::max(widest, rank_prefix(num_ranks - 1, nodes.size() > 1 ? node.name : "").size());
@@ -87,7 +87,8 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   return environment;
 }
 
-/// Gloo and NCCL get the interface explicitly, because the address of a host's name may be a loopback address.
+/// Returns the variables of all ranks of a host. They name the interface for Gloo and NCCL, because the host's name may
+/// resolve to a loopback address.
 Environment node_environment(std::size_t number, const Node& node, const RunOptions& options,
                              const Environment& inherited) {
   const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
@@ -101,7 +102,7 @@ Environment node_environment(std::size_t number, const Node& node, const RunOpti
   return environment;
 }
 
-/// The GPUs that the ranks of a host may use; nullopt if neither an option nor a variable names them.
+/// Returns the GPUs that the ranks of a host may use; nullopt if neither an option nor a variable names them.
 std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, const Node& node,
                                                     const Environment& inherited) {
   const auto outer = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
@@ -117,7 +118,8 @@ std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, c
   return gpus;
 }
 
-/// Each rank sees the whole list and uses the entry of its local rank; with --isolate-gpus it sees that entry only.
+/// Sets CUDA_VISIBLE_DEVICES of the ranks. With --isolate-gpus, each rank gets only its own entry of the list.
+/// Otherwise all ranks get the list of --gpus, or inherit their list, and each uses the entry of its local rank.
 void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
   const auto gpus = usable_gpus(options, node, inherited);
   if (!gpus || (gpus->empty() && !options.isolate_gpus)) return;
@@ -198,7 +200,7 @@ Environment apply_exports(Environment environment, const std::vector<std::string
     return std::any_of(set.begin(), set.end(),
                        [&](const std::string& other) { return variable_name(one) == variable_name(other); });
   });
-  for (auto one = set.begin(); one != set.end(); ++one)  // the last value of a name is used
+  for (auto one = set.begin(); one != set.end(); ++one)  // of several values of one name, keep the last
     if (std::none_of(one + 1, set.end(),
                      [&](const std::string& other) { return variable_name(other) == variable_name(*one); }))
       environment.push_back(*one);
@@ -260,7 +262,7 @@ job::HealthLimits health_limits(const RunOptions& options, const Environment& en
   if (seconds && *seconds >= 0 && *seconds < 1e7)
     limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
-  limits.judge_last_rank = options.hang_timeout.has_value();  // an explicit limit applies to each rank
+  limits.judge_last_rank = options.hang_timeout.has_value();  // an explicit limit applies to the last rank too
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
 }

@@ -1,5 +1,4 @@
-// Computes from the options of `lockstep run` what each rank gets: arguments, environment, cores and GPUs. Pure
-// functions.
+// Computes the arguments, environment, cores and GPUs of each rank from the options of `lockstep run`. Pure functions.
 #pragma once
 
 #include <chrono>
@@ -19,11 +18,11 @@ namespace lockstep::launcher {
 /// Environment variables in the form of execve(2): "NAME=value".
 using Environment = std::vector<std::string>;
 
-/// What distinguishes one rank from the others of its host.
+/// The settings that distinguish one rank from the other ranks of its host.
 struct RankPlan {
   int rank = 0;
-  Environment environment;             ///< in addition to JobPlan::environment
-  std::vector<std::string> arguments;  ///< after JobPlan::arguments
+  Environment environment;             ///< added to JobPlan::environment
+  std::vector<std::string> arguments;  ///< appended to JobPlan::arguments
   std::vector<int> cpus;               ///< empty: not bound
 };
 
@@ -32,21 +31,21 @@ struct JobPlan {
   std::string program;                   ///< path of an executable file
   std::vector<std::string> arguments;    ///< argv, including argv[0]
   std::string directory;                 ///< working directory of the ranks; empty: the agent's own
-  bool extends_own_environment = false;  ///< add `environment` to the agent's own, as a login on a remote host provides
+  bool extends_own_environment = false;  ///< add `environment` to the agent's own, which is that of a login
   Environment environment;
   std::vector<RankPlan> ranks;
-  std::chrono::milliseconds fail_grace{2000};
-  std::string run_dir;  ///< directory for stacks; created when the first one is written
-  job::JobKey key{};    ///< for the ranks' pages
+  std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL for processes that ranks leave behind
+  std::string run_dir;  ///< directory for stack files; the agent creates it when it writes the first one
+  job::JobKey key{};    ///< the agent stores it in the ranks' pages
 };
 
-/// Everything that the plan depends on besides the options.
+/// The inputs of the plan besides the options and the hosts.
 struct LaunchContext {
-  Environment environment;            ///< of the launcher
+  Environment environment;            ///< environment of the launcher
   std::string program;                ///< path at which the program was found
   std::string directory;              ///< working directory of the ranks, absolute; empty: the launcher's
   std::string launcher_directory;     ///< working directory of the launcher
-  std::vector<std::string> exported;  ///< names of the variables that all hosts get
+  std::vector<std::string> exported;  ///< names of the variables given with -x, which all hosts get
   base::Address store;
   std::string job;
   base::Address master;  ///< rendezvous address of programs with torch.distributed
@@ -60,11 +59,11 @@ struct LaunchContext {
 struct Node {
   HostInfo info;
   std::string name;                ///< as the user named it
-  int ranks = 0;                   ///< its number of ranks; they follow those of the nodes before it
+  int ranks = 0;                   ///< number of its ranks; their numbers follow those of the previous node
   bool is_local = true;            ///< the launcher started its agent directly
-  bool is_slurm = false;           ///< SLURM allocated it and chose its GPUs
-  std::string wanted_interface{};  ///< its own interface, from the host list
-  std::string interface{};         ///< whose address its ranks use; empty: all ranks are on one host
+  bool is_slurm = false;           ///< the host belongs to the SLURM allocation, and SLURM chose its GPUs
+  std::string wanted_interface{};  ///< the interface given for it in the host file
+  std::string interface{};         ///< the interface whose address its ranks use; empty: all ranks are on one host
   std::size_t number = 0;          ///< index among all hosts of the job
 };
 
@@ -74,34 +73,35 @@ Environment inherited_environment(const Node& node, const LaunchContext& context
 /// Returns one plan per node, for its agent. Every node must have at least one rank.
 ///
 /// Ranks on the launcher's host inherit its environment. Ranks on other hosts get the environment of a login there and
-/// those variables of the launcher that are exported or for which is_forwarded() is true. Variables with which another
-/// launcher (torchrun, SLURM, PMI) describes a rank are removed in both cases. All ranks get LOCKSTEP_*, the variables
-/// of torchrun, and OMP_NUM_THREADS unless it is set. Throws UsageError if a host has too few GPUs.
+/// those variables of the launcher that are exported or for which is_forwarded() is true. In both cases, variables with
+/// which another launcher (torchrun, SLURM, PMI) describes a rank are removed. All ranks get the variables LOCKSTEP_*,
+/// those of torchrun, and OMP_NUM_THREADS unless it is set. Throws UsageError if a host has too few GPUs.
 std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context, const std::vector<Node>& nodes);
 
 /// Returns `environment` with the variables of `exports`, each NAME=VALUE or NAME. Throws UsageError for a NAME that is
 /// not set.
 Environment apply_exports(Environment environment, const std::vector<std::string>& exports);
 
-/// True if the launcher's variable `name` is sent to other hosts without -x.
+/// Returns whether the launcher sends its variable `name` to other hosts even without -x.
 bool is_forwarded(std::string_view name);
 
-/// Returns `own` and `added` together. `added` takes precedence, and variables with which another launcher describes a
-/// rank are removed from `own`.
+/// Returns the variables of `own` and `added`; those of `added` take precedence. Omits variables of `own` with which
+/// another launcher describes a rank.
 Environment merge_environment(const Environment& own, const Environment& added);
 
-/// Returns `environment` without the variables in `others`, whose values differ between ranks.
+/// Returns `environment` without the variables that `others` has, because their values differ between ranks.
 Environment remove_variables(Environment environment, const Environment& others);
 
 /// Returns the number of ranks of a host if neither -n nor slots are given: one per GPU that --gpus or
 /// CUDA_VISIBLE_DEVICES leaves, else one per core; at least 1.
 int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node);
 
-/// Returns the number of ranks of each host: fills the slots in order with `ranks` ranks, or all of them if `ranks` is
-/// 0. Hosts that are not needed get 0. Throws UsageError with both numbers if there are more ranks than slots.
+/// Returns the number of ranks of each host. Fills the slots in order with `ranks` ranks, or fills all slots if `ranks`
+/// is 0; the remaining hosts get 0. Throws a UsageError with both numbers if there are more ranks than slots.
 std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 
-/// Returns the limits after which ranks count as hanging: from the options, else from LOCKSTEP_TIMEOUT.
+/// Returns the limits after which ranks count as hanging, from the options, else from LOCKSTEP_TIMEOUT in
+/// `environment`.
 job::HealthLimits health_limits(const RunOptions& options, const Environment& environment);
 
 /// Returns the prefix of each line of a rank's output: "[rank] ", or "[host:rank] " if `host` is not empty.

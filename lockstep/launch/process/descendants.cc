@@ -15,8 +15,8 @@
 namespace lockstep::launcher {
 namespace {
 
-/// The parent of `pid`; 0 if the process is gone. A zombie has a parent: its other threads may be running, or it is
-/// about to be reaped.
+/// Returns the parent of `pid`; 0 if there is no such process. A zombie counts as a process: it may have running
+/// threads, or it will soon be reaped.
 pid_t parent_of(pid_t pid) {
   const base::Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
   char text[512];
@@ -44,7 +44,7 @@ std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
   const std::map<pid_t, pid_t> parents = all_parents();
   const pid_t self = ::getpid();
   const auto below_us = [&](pid_t pid) {
-    // Bounded, because pids that are reused while /proc is read could form a cycle.
+    // The number of hops is bounded, because pids that are reused while /proc is read could form a cycle.
     for (std::size_t hops = 0; hops < parents.size(); ++hops) {
       if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
       const auto entry = parents.find(pid);
@@ -71,7 +71,7 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
     const std::vector<pid_t> left = descendants_except(spared);
     if (left.empty() || deadline.expired()) return left;
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    // SIGCHLD is blocked and is waited for here. A process that is not our child yet sends none, hence the short limit.
+    // Wait for SIGCHLD, which is blocked. A process that is not our child yet sends none, hence the short limit.
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

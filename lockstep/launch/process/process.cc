@@ -29,8 +29,8 @@ std::vector<char*> make_argv(const std::vector<const std::vector<std::string>*>&
   return all;
 }
 
-// The functions below run between fork and exec. They make async-signal-safe calls only, because the launcher has more
-// than one thread.
+// The functions below run between fork() and exec(). They make only async-signal-safe calls, because the launcher has
+// several threads.
 
 void close_on_exec_from(unsigned first) {
   constexpr unsigned kCloexec = 1U << 2;  // CLOSE_RANGE_CLOEXEC

@@ -1,4 +1,4 @@
-// Finds executable files as a shell does, and replaces this process by one of them.
+// Finds executable files as a shell does, and replaces this process by a program.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace lockstep::launcher {
 
-/// Returns the path of the executable file that `name` stands for: `name` itself if it has a slash, else the first
-/// match in the directories of `search_path` (the value of PATH). Throws UsageError with the reason: not found, not a
+/// Returns the path of the program `name`: `name` itself if it contains a slash, else the first executable file of that
+/// name in the directories of `search_path` (the value of PATH). Throws UsageError with the reason: not found, not a
 /// file, or not executable.
 std::string find_program(const std::string& name, std::string_view search_path);
 
-/// True if `path` is a regular file that this process may execute.
+/// Returns whether `path` is a regular file that this process may execute.
 bool is_executable(const std::string& path);
 
 /// Returns the path of the running program. Throws SystemError.

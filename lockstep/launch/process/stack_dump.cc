@@ -28,7 +28,8 @@ std::string read_file(const std::filesystem::path& path) {
   return all;
 }
 
-/// Finds the process state, which follows the name. The name may contain any character, and ends at the last ')'.
+/// Returns the process state, which follows the name in /proc/PID/stat. The name may contain any character and ends at
+/// the last ')'.
 char find_state(const std::string& stat) {
   const std::size_t end = stat.rfind(')');
   return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];

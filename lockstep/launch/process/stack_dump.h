@@ -12,27 +12,27 @@
 
 namespace lockstep::launcher {
 
-/// Returns the state of a process from /proc: R, S, D, T and so on; '?' if there is no such process.
+/// Returns the state of a process from /proc, such as R, S, D or T; '?' if there is no such process.
 char process_state(pid_t pid);
-/// True while the kernel writes a core file of a process that has died.
+/// Returns whether the process has died and the kernel is writing its core file.
 bool is_dumping_core(pid_t pid);
 
-/// Writes runs/NAME/stack.RANK.txt: the kernel's state of each thread, which is always available, and then the stacks
-/// of the threads, printed by eu-stack (elfutils).
+/// Writes runs/NAME/stack.RANK.txt: first the state of each thread from the kernel, which is always available, then the
+/// stacks of the threads, printed by eu-stack (elfutils).
 ///
-/// eu-stack belongs to the project that maintains the ELF and DWARF libraries, is small (gdb takes 20 times its memory
-/// and some seconds for libtorch), and needs nothing inside the process, so it also works if every thread is stuck. gdb
-/// is used if eu-stack is not installed.
+/// eu-stack is part of elfutils, the project that maintains the ELF and DWARF libraries. It is small: gdb takes 20
+/// times as much memory, and some seconds for libtorch. It needs no code inside the process, so it works even if every
+/// thread is stuck. If eu-stack is not installed, gdb is used.
 class StackDump {
  public:
-  /// Creates `directory` and the file, and starts the tool as a child of this process. Does not wait for it. The file
-  /// contains the reason if there is no tool. Throws SystemError if the file cannot be created or the tool cannot be
-  /// started.
+  /// Creates `directory` and the file, and starts the tool as a child of this process. Does not wait for the tool. If
+  /// no tool is installed, writes that to the file. Throws SystemError if the file cannot be created or the tool cannot
+  /// be started.
   StackDump(int rank, pid_t pid, const std::string& directory);
   StackDump(StackDump&&) = default;
   StackDump& operator=(StackDump&&) = default;
 
-  /// The pid of the tool, which the owner must reap; -1 if there is none.
+  /// Returns the pid of the tool, which the caller must reap; -1 if there is none.
   pid_t tool() const { return tool_; }
   /// Kills the tool.
   void give_up();
@@ -45,7 +45,8 @@ class StackDump {
 /// Returns "stack.RANK.txt".
 std::string stack_file_name(int rank);
 
-/// Returns the command line of the first installed tool, for `pid`; empty if none is installed.
+/// Returns the command line of the first tool that is installed in `search_path`, for the process `pid`; empty if there
+/// is none.
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path);
 
 }  // namespace lockstep::launcher

@@ -22,10 +22,11 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-// A process that a tool leaves behind may keep its pipe open, so the end of the tool itself is polled for as well.
+// The interval at which waitpid() checks whether a tool has ended: a process that the tool leaves behind may keep its
+// pipe open.
 constexpr auto kPollInterval = 50ms;
 
-/// Returns an unnamed file with `content`, at the beginning of the file.
+/// Returns an unnamed file with `content`, positioned at its beginning.
 base::Fd memory_file(std::string_view content) {
   base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
   if (!fd) throw base::SystemError("cannot create a file for the input of a tool", errno);

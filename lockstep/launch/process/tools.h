@@ -1,4 +1,4 @@
-// Runs other programs with a time limit and collects their output. No shell is involved.
+// Runs other programs with a time limit and collects their output. Uses no shell.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,20 @@
 
 namespace lockstep::launcher {
 
+/// A program to run.
 struct ToolCommand {
-  std::string path;               ///< of an executable file; empty: the tool does not exist, and nothing is run
+  std::string path;               ///< path of an executable file; empty: there is no such tool, and nothing runs
   std::vector<std::string> argv;  ///< including argv[0]
   Environment environment;
-  std::string directory;  ///< working directory; empty: this process's
-  std::chrono::milliseconds limit{10000};
-  std::string input = {};  ///< content of its stdin
+  std::string directory;                   ///< working directory; empty: this process's
+  std::chrono::milliseconds limit{10000};  ///< time limit
+  std::string input = {};                  ///< content of its stdin
 };
 
+/// How a tool ended, and its output.
 struct ToolResult {
   static constexpr int kNotRun = -1;
-  static constexpr int kTimedOut = -2;  ///< it was killed at its time limit
+  static constexpr int kTimedOut = -2;  ///< it was killed at its time limit, or because `quit` was closed
 
   std::string path;      ///< as in the command
   int code = kNotRun;    ///< its exit code, or 128 + the signal that ended it
@@ -32,11 +34,11 @@ struct ToolResult {
 };
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{32} << 10;
 
-/// Runs all commands at once, each in a session of its own. Blocks until the last one has ended. A tool that reaches
-/// its time limit gets SIGKILL, with all processes of its session; so do all tools if the other end of `quit` (-1:
-/// none) is closed. Call it from the main thread.
+/// Runs all commands at once, each in a session of its own, and blocks until the last one has ended. Kills a tool at
+/// its time limit, and all tools when the other end of `quit` (-1: none) is closed. When a tool ends, kills the
+/// processes that it leaves in its process group. Call it from the main thread.
 std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int quit);
-/// Runs one command, as run_tools().
+/// Runs one command as run_tools() does.
 ToolResult run_tool(const ToolCommand& call, int quit = -1);
 
 /// Returns the path of the executable `name` in the PATH of `environment`; empty if there is none.

@@ -1,4 +1,4 @@
-// The values inside frames: numbers in little endian, texts and lists preceded by their length.
+// Encodes and decodes the values inside frames. Numbers are little-endian; texts and lists follow their length.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lockstep::launcher {
 
-/// Throws Error kProtocol for a frame that this program would not have written.
+/// Throws Error kProtocol. `what` describes a frame that this program would not have written.
 [[noreturn]] inline void throw_protocol_error(const std::string& what) {
   throw base::Error(base::Cause::kProtocol, "launcher and agent: " + what);
 }
@@ -38,8 +38,8 @@ inline void put_texts(std::string& out, const std::vector<std::string>& texts) {
   for (const std::string& text : texts) put_text(out, text);
 }
 
-/// Reads values from the front of a payload. Throws Error kProtocol, before memory is allocated, if the payload is too
-/// short.
+/// Reads values from the front of a payload. If the payload is too short, throws Error kProtocol before it allocates
+/// memory.
 class PayloadReader {
  public:
   explicit PayloadReader(std::string_view bytes) : rest_(bytes) {}
@@ -57,8 +57,8 @@ class PayloadReader {
     return number_at<T>(bytes(sizeof(T)));
   }
   std::string text() { return std::string(bytes(number<std::uint32_t>())); }
-  /// Reads the length of a list whose elements take at least `min_bytes` each. A length that the rest of the payload
-  /// cannot hold is an error, so that it does not cause an allocation.
+  /// Reads the length of a list whose elements take at least `min_bytes` each. Throws if the rest of the payload is too
+  /// short for that length, before the caller allocates memory.
   std::size_t count(std::size_t min_bytes) {
     const auto n = number<std::uint32_t>();
     if (n > rest_.size() / min_bytes)
@@ -71,7 +71,7 @@ class PayloadReader {
     for (std::string& one : all) one = text();
     return all;
   }
-  /// Throws if a part of the payload has not been read.
+  /// Throws if bytes of the payload have not been read.
   void end() const {
     if (!rest_.empty()) throw_protocol_error(std::to_string(rest_.size()) + " unexpected bytes at the end");
   }

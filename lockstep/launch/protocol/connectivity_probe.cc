@@ -36,8 +36,8 @@ bool equal(const std::string& a, const std::string& b) {
   return difference == 0;
 }
 
-/// Reads what is available until `text` has `size` bytes. Returns false if the connection is lost, and stores the errno
-/// in `error`.
+/// Appends the available bytes to `text` until it has `size` bytes. If the connection is lost, stores the errno in
+/// `error` and returns false.
 bool read_up_to(int fd, std::string& text, std::size_t size, int& error) {
   char bytes[64];
   while (text.size() < size) {

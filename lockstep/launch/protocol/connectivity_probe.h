@@ -1,5 +1,5 @@
-// Authenticated connections between the hosts of a job, tested before a rank starts: each listener proves which host it
-// is, and each connecting host proves that it belongs to the job.
+// Tests connections between the hosts of a job before the ranks start. Each listener proves which host it is, and each
+// connecting host proves that it belongs to the job.
 #pragma once
 
 #include <poll.h>
@@ -15,9 +15,9 @@
 
 namespace lockstep::launcher {
 
-/// The listeners and the outgoing connections of one host. Never blocks: the owner polls entries() and passes the
-/// result to handle(). The token is a secret of the job; a connection that does not present it is closed without an
-/// answer.
+/// Owns the listeners and the outgoing connections of one host. Does not block: the owner polls entries() and passes
+/// the result to handle(). The token is a secret of the job; a connection that does not send it is closed without an
+/// answer. Not thread-safe.
 class ConnectivityProbe {
  public:
   static constexpr std::size_t kTokenBytes = 32;
@@ -26,12 +26,13 @@ class ConnectivityProbe {
   static std::string make_token();
   const std::string& token() const { return token_; }
 
-  /// `self` is the number of this host.
+  /// `self` is the number of this host. `token` has kTokenBytes bytes.
   ConnectivityProbe(int self, std::string token);
 
   /// Listens at the numeric address `host` on a free port, and returns the address. Throws SystemError.
   base::Address listen(const std::string& host);
-  /// Starts to connect to `address`, where host `node` should listen, from the address `source` if it is not empty.
+  /// Starts a connection to `address`, where host `node` should listen, from the address `source` if it is not empty.
+  /// An error becomes the state of the connection.
   void connect_to(const base::Address& address, int node, const std::string& source = {});
 
   /// Returns the descriptors to poll.
@@ -41,17 +42,19 @@ class ConnectivityProbe {
 
   /// The state of one connect_to().
   struct Outgoing {
-    bool decided = false;
-    std::string error;  ///< the reason if it failed
-    std::string from;   ///< local address of the connection
-    base::Fd fd;        ///< the connection
+    bool decided = false;  ///< it has succeeded or failed
+    std::string error;     ///< why it failed; empty: it has not failed
+    std::string from;      ///< local address of the connection
+    base::Fd fd;           ///< the connection
   };
-  /// In the order of the calls of connect_to().
+  /// The states, in the order of the calls of connect_to(). The caller may move the descriptors out.
   std::vector<Outgoing>& outgoing() { return outgoing_; }
+  /// Returns whether every connection has succeeded or failed.
   bool all_decided() const;
-  /// Fails all connections that are not decided.
+  /// Closes all connections that are not decided and marks them as failed.
   void fail_undecided();
-  /// Returns the connection number `connection` of host `node` to the listener number `index`; empty if there is none.
+  /// Returns the connection with the number `connection` from host `node` to the listener with the number `index`; an
+  /// empty Fd if it has not arrived. The caller owns the result.
   base::Fd take_incoming(int node, std::size_t index, std::size_t connection);
 
  private:

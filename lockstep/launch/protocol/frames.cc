@@ -114,7 +114,7 @@ base::OperationRecord read_operation(PayloadReader& reader) {
   return operation;
 }
 
-/// The most recent operations of each kind, in the order in which they began.
+/// Returns the most recent operations, both running and finished, in the order in which they began.
 std::vector<const base::OperationRecord*> recent_operations(const std::vector<base::OperationRecord>& operations) {
   std::vector<const base::OperationRecord*> recent;
   std::size_t running = 0, finished = 0;
@@ -189,7 +189,7 @@ HostInfo decode_host_info(std::string_view bytes) {
   for (std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
     *text = base::printable(reader.text());
   if (info.version != LOCKSTEP_VERSION || info.build != job::build_id(""))
-    return info;  // the format of the rest may differ
+    return info;  // the other values may have another format
   info.master_port = reader.number<std::uint16_t>();
   info.gpus = reader.number<std::int32_t>();
   info.cpus.resize(reader.count(12));

@@ -1,5 +1,5 @@
-// The protocol between launcher and agent: frames, and the encoding of their payloads. Both ends are the same program;
-// received data is validated nevertheless, as if it came from an untrusted peer.
+// The protocol between launcher and agent: frames, and the encoding of their payloads. Both ends are the same program.
+// Nevertheless, each end validates received data as if its peer were untrusted.
 #pragma once
 
 #include <cstdint>
@@ -23,39 +23,40 @@ enum class FrameKind : std::uint32_t {
   kJob = 1,          ///< JobPlan; the first frame
   kStop,             ///< StopRequest
   kSignal,           ///< one number: a signal for the ranks' processes
-  kSnapshotRequest,  ///< empty; the replies are one kSnapshot per rank with a published page, and kSnapshotsDone
+  kSnapshotRequest,  ///< empty; the agent replies with a kSnapshot per published page, then kSnapshotsDone
   kRouteRequest,     ///< RouteRequest; before kJob if there are several hosts
   kProbeRequest,     ///< ProbeRequest
-  kWriteStacks,      ///< numbers: ranks whose stacks are to be written; a later kStop is delayed until they are
+  kWriteStacks,      ///< numbers of the ranks whose stacks the agent must write; it delays a later kStop until then
   // Launcher to agent for `lockstep doctor`, which starts no job; see doctor_messages.h.
   kClockRequest,      ///< empty
   kHostFactsRequest,  ///< HostFactsRequest
   kListenRequest,     ///< ListenRequest
   kMeasureRequest,    ///< MeasureRequest
   // Agent to launcher.
-  kHostInfo,     ///< HostInfo; the first frame
-  kRouteReply,   ///< RouteReply
-  kProbeReply,   ///< a list of ProbeFailure
-  kClockReply,   ///< one number: ns since 1970 by the host's clock
-  kHostFacts,    ///< HostFacts
-  kListenReply,  ///< ListenReply
-  kLinkSpeed,    ///< LinkSpeed
-  kRefused,      ///< two texts: the reason why no rank is started, and a hint
-  kStarted,      ///< one number: the pid of `rank`
-  kStartFailed,  ///< two numbers: StartStep and errno
-  kStdout,       ///< bytes that `rank` has written
-  kStderr,
+  kHostInfo,         ///< HostInfo; the first frame
+  kRouteReply,       ///< RouteReply
+  kProbeReply,       ///< a list of ProbeFailure
+  kClockReply,       ///< one number: the host's clock, in ns since 1970
+  kHostFacts,        ///< HostFacts
+  kListenReply,      ///< ListenReply
+  kLinkSpeed,        ///< LinkSpeed
+  kRefused,          ///< two texts: the reason why no rank is started, and a hint
+  kStarted,          ///< one number: the pid of `rank`
+  kStartFailed,      ///< two numbers: StartStep and errno
+  kStdout,           ///< bytes that `rank` has written
+  kStderr,           ///< the same
   kRankHealth,       ///< job::RankHealth; about once per second
-  kAlive,            ///< empty; about once per second if there is no health to report
+  kAlive,            ///< empty; about once per second if no other frame is queued
   kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes
   kSnapshot,         ///< base::RankSnapshot
-  kSnapshotsDone,
-  kRankExited,     ///< RankExit; after all output of the rank
-  kOutputDropped,  ///< one number: bytes of output that were lost because the launcher did not read them
-  kUnkillable,     ///< one number: the pid of a process that SIGKILL did not end
-  kDone,           ///< no process of the job is left; the last frame
+  kSnapshotsDone,    ///< empty
+  kRankExited,       ///< RankExit; after all output of the rank
+  kOutputDropped,    ///< one number: bytes of output that were lost because the launcher did not read them
+  kUnkillable,       ///< one number: the pid of a process that SIGKILL did not end
+  kDone,             ///< empty; no process of the job is left; the last frame
 };
 
+/// A frame. `rank` is -1 if the frame does not belong to a rank.
 struct Frame {
   FrameKind kind = FrameKind::kDone;
   int rank = -1;
@@ -63,14 +64,14 @@ struct Frame {
 };
 
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{1} << 20;
-/// Arguments and environment are at most 6 MiB on Linux.
+/// Linux limits the arguments and the environment of a process to 6 MiB.
 inline constexpr std::size_t kMaxJobFrameBytes = std::size_t{64} << 20;
 
 /// Encodes a frame as a header (length, kind and rank: 12 bytes, little endian), the payload, and a newline, because
 /// srun forwards whole lines only.
 std::string encode(const Frame& frame);
 
-/// Splits a stream into frames.
+/// Splits a stream of bytes into frames.
 class FrameReader {
  public:
   explicit FrameReader(std::size_t limit) : limit_(limit) {}
@@ -82,19 +83,19 @@ class FrameReader {
  private:
   std::size_t limit_;
   std::string buffer_;
-  std::size_t begin_ = 0;  // of the bytes that have not been read
+  std::size_t begin_ = 0;  // index of the first byte that has not been read
 };
 
-// All functions decode_X() throw Error kProtocol for anything that encode_X() does not write.
+// Each function decode_X() throws Error kProtocol for anything that encode_X() does not write.
 
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);
 /// Expects exactly `count` numbers.
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count);
 
-/// How the ranks are to be ended.
+/// How the agent must end the ranks.
 struct StopRequest {
   int signal = 0;
-  /// Time before the signal in which ranks that use Lockstep may read the cause and end by themselves.
+  /// Time before the signal in which ranks that use Lockstep can read the cause and exit by themselves.
   std::chrono::milliseconds notice_period{0};
   std::chrono::milliseconds grace{0};  ///< from the signal to SIGKILL
 };
@@ -116,7 +117,8 @@ std::string encode_rank_exit(const RankExit& end);
 RankExit decode_rank_exit(std::string_view bytes);
 
 std::string encode_host_info(const HostInfo& info);
-/// From another version or build of Lockstep, decodes the texts only: host, version, build, machine and visible_gpus.
+/// For a HostInfo of another version or build of Lockstep, decodes only the texts: host, version, build, machine and
+/// visible_gpus.
 HostInfo decode_host_info(std::string_view bytes);
 
 std::string encode_route_request(const RouteRequest& request);

@@ -1,5 +1,5 @@
-// The check that every host reaches the launcher and every other host, at the addresses that the ranks will use. It
-// runs before the ranks start.
+// Checks, before the ranks start, that every host reaches the launcher and every other host at the addresses that the
+// ranks will use.
 #pragma once
 
 #include <cstddef>
@@ -16,36 +16,36 @@ namespace lockstep::launcher {
 
 class AgentLink;
 
-/// To an agent: connect to the launcher.
+/// A request to an agent: connect to the launcher.
 struct RouteRequest {
   int self = 0;           ///< number of the agent's host
-  std::string token;      ///< of the job, for ConnectivityProbe
+  std::string token;      ///< the job's token, for ConnectivityProbe
   std::string interface;  ///< as parse_interface_filter() parses it; empty: the address that routes to the launcher
-  std::vector<base::Address> launcher;  ///< where the launcher listens; the host may reach some of them only
+  std::vector<base::Address> launcher;  ///< addresses of the launcher; the host may reach only some of them
 };
 
 /// A route from an agent to the launcher.
 struct Route {
   int launcher = 0;              ///< index in RouteRequest::launcher
   std::uint32_t connection = 0;  ///< number of the agent's connection
-  base::Address address;         ///< of the agent's host on this route, at which it listens for the other hosts
-  std::string interface;         ///< that has this address
+  base::Address address;         ///< the agent's address on this route, where it listens for the other hosts
+  std::string interface;         ///< the interface with this address
 };
 
 /// The agent's reply: all routes that it has found.
 struct RouteReply {
   std::vector<Route> routes;
-  std::string error;  ///< the reason if there are no routes
+  std::string error;  ///< why there are no routes; empty: there are some
 };
 
-/// To an agent: connect to all other hosts. The first connection to the launcher at index `launcher` remains open for
-/// the job; when it ends, the agent ends its ranks.
+/// A request to an agent: connect to all other hosts. The first connection to the launcher's address with index
+/// `launcher` stays open during the job. When it ends, the agent ends its ranks.
 struct ProbeRequest {
   int launcher = 0;
   std::vector<base::Address> peers;  ///< one per host of the job
 };
 
-/// The agent's reply contains one of these for each host that it does not reach.
+/// A host that the agent does not reach. The agent's reply is a list of these.
 struct ProbeFailure {
   int node = 0;
   std::string why;
@@ -59,7 +59,7 @@ struct NetworkPlan {
                                        ///< becomes unreachable
 };
 
-/// Some hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may.
+/// Thrown if hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may do so.
 class Unreachable : public base::Error {
  public:
   Unreachable(const std::string& what, const std::string& hint, std::vector<std::size_t> agents)
@@ -70,19 +70,19 @@ class Unreachable : public base::Error {
   std::vector<std::size_t> agents_;
 };
 
-/// Returns a small set of hosts without which no failure is left; `failures` holds the failures of each host. Chooses
-/// the hosts with the most failures, and the last of equals. Pure.
+/// Returns a small set of hosts without which no failure is left. `failures` has the failures of each host. Repeatedly
+/// removes the host with the most failures; of several, the last. Pure.
 std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures);
 
-/// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` is
-/// RouteRequest::interface of each agent, `own` that of this host, and `signals` is as for start_agents(). Blocks for
-/// at most 15 s. Prints one line for each host that does not reach the launcher or another host. Throws Unreachable,
-/// whose hint is the remedy.
+/// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` has the
+/// RouteRequest::interface of each agent, and `own` is that of this host. Blocks for at most 15 s. Prints one line for
+/// each host that does not reach the launcher or another host, and then throws Unreachable, whose hint is the remedy.
+/// On a user's signal, throws as check_interrupted(signals) does.
 NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
                           const std::string& own, int signals);
 
-/// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts: it is
-/// ignored if it matches no interface of this host. Throws Error kPeerUnreachable if there is no address.
+/// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts; if it
+/// matches no interface of this host, it is ignored. Throws Error kPeerUnreachable if there is no address.
 std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
 
 }  // namespace lockstep::launcher

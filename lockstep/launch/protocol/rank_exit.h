@@ -6,19 +6,20 @@
 
 namespace lockstep::launcher {
 
-/// The host and process of a rank.
+/// The host and the process of a rank.
 struct RankLocation {
   std::string host;
   std::int64_t pid = -1;  ///< -1: not started yet
 };
 
+/// The exit of a rank's process. It also describes the exit of an agent, ssh or srun; `rank` is then -1.
 struct RankExit {
   int rank = -1;
   std::int64_t pid = -1;
   int code = 0;                ///< exit code if signal is 0
   int signal = 0;              ///< the signal that ended it; 0: it exited
-  std::int64_t oom_kills = 0;  ///< out-of-memory kills in the agent's cgroup since the start, if SIGKILL ended the rank
-  bool preempted = false;      ///< it left its world in good order, to be started again; set by the launcher, not sent
+  std::int64_t oom_kills = 0;  ///< if SIGKILL ended the rank: out-of-memory kills in the agent's cgroup since its start
+  bool preempted = false;      ///< it stopped in good order after a stop request; set by the launcher, not sent
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// Returns the exit code as a shell reports it: the code, or 128 + the signal.

@@ -9,7 +9,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // step ids from here on: a batch script, an interactive shell
+constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // this and higher ids: batch script, interactive shell
 
 bool is_in_step(const base::Env& env) {
   const auto step = base::parse_int(env.slurm_step_id.value_or(""));

@@ -1,4 +1,4 @@
-// The hosts that SLURM has allocated to a job. Pure.
+// Determines the hosts of a job in a SLURM allocation. Pure.
 #pragma once
 
 #include <string>
@@ -9,11 +9,14 @@
 
 namespace lockstep::launcher {
 
-/// Returns the hosts of a job whose host list is `named`. If the list is empty, inside a SLURM allocation or batch
-/// script these are all of its hosts, with as many slots as tasks were requested, or 0 slots if no number was given. A
-/// host that is named without user and port and belongs to the allocation gets HostSpec::is_slurm: srun reaches it
-/// without an ssh key. `env_from`: auto, slurm (requires an allocation) or none (ignores it). Throws UsageError, also
-/// if srun has started lockstep run several times.
+/// Returns the hosts of a job whose host list is `named`. If the list is empty, returns all hosts of the SLURM
+/// allocation that this process runs in; each has as many slots as tasks were requested, or 0 if no number was given.
+/// Sets HostSpec::is_slurm of a host that belongs to the allocation, if it has no user and no port: srun starts an
+/// agent there without an ssh key.
+///
+/// Returns `named` unchanged if there is no allocation. `env_from` is "auto", "slurm" (requires an allocation) or
+/// "none" (ignores the allocation). Throws UsageError if the variables of SLURM are invalid, and if srun has started
+/// `lockstep run` several times.
 std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::string& env_from, const base::Env& env);
 
 }  // namespace lockstep::launcher

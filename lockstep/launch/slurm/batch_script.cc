@@ -10,7 +10,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kMaxCommentColumn = 44;  // longer directives do not move the comments of others
+constexpr std::size_t kMaxCommentColumn = 44;  // longer directives do not move the comments of the others
 
 /// One #SBATCH line.
 struct Directive {
@@ -18,7 +18,7 @@ struct Directive {
   std::string comment;
 };
 
-/// 93784 -> "1 d 2 h 3 min 4 s".
+/// Returns "1 d 2 h 3 min 4 s" for 93784.
 std::string duration_text(std::int64_t seconds) {
   std::string text;
   const auto add = [&](std::int64_t unit, const char* name) {
@@ -153,7 +153,8 @@ std::string shell_quote(std::string_view word) {
   };
   if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  // sbatch rejects scripts with carriage returns, and a reader could take a second line for another command.
+  // Escape control characters: sbatch rejects scripts with carriage returns, and a reader could take a second line for
+  // another command.
   const bool escapes = std::any_of(word.begin(), word.end(), is_control);
   std::string text = escapes ? "$'" : "'";
   for (const char c : word) {

@@ -24,16 +24,16 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLogInterval = 500ms;         // between reads of the log
-constexpr auto kFirstPollInterval = 1000ms;  // between queries of SLURM, each of which costs its controller work
+constexpr auto kFirstPollInterval = 1000ms;  // between queries, each of which loads SLURM's controller
 constexpr auto kMaxPollInterval = 15000ms;
 constexpr auto kReplyTimeout = 30s;
 constexpr auto kGiveUpAfter = 5min;
-// States that a job does not leave by itself.
+// The states in which a job stays.
 constexpr std::array<std::string_view, 10> kFinalStates = {"COMPLETED", "FAILED",    "CANCELLED",     "TIMEOUT",
                                                            "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",
                                                            "DEADLINE",  "REVOKED"};
 
-/// The value in "... NAME=VALUE ...".
+/// Returns the value in "... NAME=VALUE ...".
 std::string field_value(std::string_view line, std::string_view name) {
   const std::string key = " " + std::string(name) + "=";
   const std::size_t begin = line.find(key);
@@ -42,7 +42,7 @@ std::string field_value(std::string_view line, std::string_view name) {
   return std::string(value.substr(0, value.find_first_of(" \n")));
 }
 
-/// "7:0" -> 7, "0:9" -> 137.
+/// Returns 7 for "7:0" and 137 for "0:9", which is an exit code and a signal.
 int parse_exit_code(const std::string& text) {
   const auto numbers = base::split(text, ':');
   const auto code = base::parse_int(numbers[0]);
@@ -50,7 +50,7 @@ int parse_exit_code(const std::string& text) {
   return static_cast<int>(signal.value_or(0) > 0 ? 128 + *signal : code.value_or(0));
 }
 
-/// Returns nothing if SLURM does not reply.
+/// Asks SLURM for the state of the job. Returns nullopt if SLURM does not reply.
 std::optional<SlurmJobState> query_job(const SlurmJob& job) {
   const auto call = [&](std::vector<std::string> argv) {
     if (!job.cluster.empty()) argv.insert(argv.begin() + 1, "--clusters=" + job.cluster);
@@ -63,7 +63,7 @@ std::optional<SlurmJobState> query_job(const SlurmJob& job) {
   const ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
   if (scontrol.succeeded()) return parse_scontrol(scontrol.out);
   if (scontrol.err.find("Invalid job id") == std::string::npos) return std::nullopt;
-  // scontrol forgets a job some minutes after its end.
+  // scontrol has no record of a job some minutes after its end, but sacct may have one.
   const ToolResult accounting =
       call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
   if (accounting.code == ToolResult::kTimedOut) return std::nullopt;
@@ -89,7 +89,7 @@ class LogTail {
   off_t printed_ = 0;
 };
 
-/// Queries the state of a job at growing intervals and reports changes.
+/// Queries the state of a job at growing intervals and prints changes.
 class SlurmJobPoller {
  public:
   explicit SlurmJobPoller(SlurmJob job) : job_(std::move(job)) {}

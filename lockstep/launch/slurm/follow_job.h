@@ -6,7 +6,7 @@
 
 namespace lockstep::launcher {
 
-/// A job as sbatch names it.
+/// The job id that sbatch printed.
 struct SlurmJob {
   std::string id;
   std::string cluster;  ///< empty: the cluster of this machine
@@ -19,19 +19,19 @@ struct SlurmJobState {
   int code = 0;        ///< the exit code, or 128 + the signal that ended it
 };
 
-/// Parses a line of `scontrol --oneliner show job`.
+/// Parses a line of `scontrol --oneliner show job`. Pure.
 SlurmJobState parse_scontrol(std::string_view line);
-/// Parses the output of `sacct --parsable2 --noheader --format=State,ExitCode`.
+/// Parses the output of `sacct --parsable2 --noheader --format=State,ExitCode`. Pure.
 SlurmJobState parse_sacct(std::string_view text);
 
-/// True if a job in this state has ended and stays so.
+/// Returns whether a job in this state has ended and will not run again.
 bool has_ended(const SlurmJobState& state);
-/// The exit code for a job that has ended: the job's own, but 1 if that is 0 and the job did not complete.
+/// Returns the exit code for a job that has ended: that of the job, or 1 if that is 0 but the job did not complete.
 int exit_code_for(const SlurmJobState& state);
 
-/// Copies what is appended to `log`, which need not exist yet, to stdout and reports changes of the job's state on
-/// stderr. Blocks until the job has ended and returns its exit code. Ctrl-C and SIGTERM end the call, not the job; it
-/// then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
+/// Copies new content of the file `log`, which need not exist yet, to stdout, and prints changes of the job's state on
+/// stderr. Blocks until the job has ended, and returns its exit code. Ctrl-C and SIGTERM end the call but not the job;
+/// it then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
 /// calling thread, which must be the only one. Throws Error if SLURM has not replied for five minutes or has no record
 /// of how the job ended.
 int follow_job(const SlurmJob& job, const std::string& log);

@@ -27,7 +27,8 @@ constexpr auto kAgentTimeout = 60s;  // the launcher waits 20 s for hosts by def
 constexpr auto kTaskTimeout = 15s;   // the task may load its libraries more slowly than the agent starts
 constexpr int kNoAgentExitCode = 69;
 
-/// An abstract socket name that includes SLURM's name of this host: several of its nodes may be on one machine.
+/// Stores an abstract socket name in `address` and returns its length. The name includes SLURM's name of this host,
+/// because several SLURM nodes may be on one machine.
 socklen_t socket_address(const std::string& step, sockaddr_un& address) {
   const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
                            base::Env::this_process().slurmd_nodename.value_or(base::host_name());

@@ -37,7 +37,8 @@ std::string find_sbatch() {
   }
 }
 
-/// Checks a program that is given by a path. A program without a slash is looked up in PATH on the nodes.
+/// Checks that a program given by a path can be executed. Does not check a name without a slash, which the nodes look
+/// up in PATH.
 void check_program(const std::string& program) {
   if (program.find('/') == std::string::npos) return;
   try {

@@ -44,8 +44,8 @@ std::vector<Node> make_nodes(StartedAgents& started, const std::vector<std::size
   return nodes;
 }
 
-/// Assigns ranks to hosts. Agents of hosts without ranks are dropped and exit at the end of their input. With `fewer`,
-/// hosts may be missing, so there may be fewer ranks than requested.
+/// Assigns ranks to hosts. Drops the agents of hosts without ranks; they exit at the end of their input. With `fewer`,
+/// assigns fewer ranks than requested if the hosts have too few slots.
 void assign_ranks(const RunOptions& options, const LaunchContext& context, StartedAgents& started,
                   std::vector<Node>& nodes, bool fewer) {
   std::vector<int> slots;
@@ -95,7 +95,7 @@ std::string text_of(const WorldSize& world) {
          (world.hosts == 1 ? " host" : " hosts");
 }
 
-/// Assigns ranks to the started hosts and checks the network. Hosts that prevent connectivity are added to `lost`.
+/// Assigns ranks to the started hosts and checks the network. Adds hosts that the others do not reach to `lost`.
 PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int generation, StartedAgents started,
                         const std::vector<std::size_t>& numbers, WorldSize& world, std::set<std::size_t>& lost) {
   PreparedJob prepared{.context = job.context, .agents = {}, .nodes = make_nodes(started, numbers), .start_note = {}};
@@ -107,8 +107,8 @@ PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int gener
   if (generation > 0 && world.ranks > 0 && now != world)
     prepared.start_note = "the job continues with " + text_of(now) + " instead of " + text_of(world);
   world = now;
-  // Descriptors: the store's, two output files per rank, the connections of the network check at each of our addresses,
-  // and our own.
+  // The descriptors are those of the store, two output files per rank, the connections of the network check at each of
+  // our addresses, and our own.
   base::raise_fd_limit(job::store_fd_count(now.ranks) +
                        static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * now.ranks) +
                        (now.hosts > 1 ? now.hosts * (8 + base::interface_addresses().size()) : 8) + 56);
@@ -123,7 +123,7 @@ PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int gener
   return prepared;
 }
 
-/// A later generation uses hosts that worked before, so a failure is not a usage error.
+/// Calls require_hosts(). A later generation uses hosts that worked before, so its failures are not usage errors.
 void require_hosts_again(StartedAgents& started, std::size_t min_hosts, int generation) {
   try {
     require_hosts(started, min_hosts);

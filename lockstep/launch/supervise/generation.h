@@ -1,4 +1,4 @@
-// One generation of a job: from starting its agents to the end of its ranks.
+// Runs one generation of a job, from the start of its agents to the end of its ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -14,16 +14,17 @@
 
 namespace lockstep::launcher {
 
-/// What all generations of a job have in common.
+/// The settings that all generations of a job share.
 struct JobSpec {
-  RunOptions options;     ///< with all hosts of the job
+  RunOptions options;     ///< its hosts are all hosts of the job
   LaunchContext context;  ///< without what each generation sets: addresses, key and generation
   StagedFiles staged_files;
   std::uint64_t max_files = 0;            ///< soft limit of file descriptors for agents
-  int signals = -1;                       ///< of make_signal_fd(), as for supervise()
+  int signals = -1;                       ///< a descriptor of make_signal_fd(), as for supervise()
   std::vector<pid_t> inherited_children;  ///< as for supervise()
 };
 
+/// The number of ranks of a generation, and of the hosts that they are on.
 struct WorldSize {
   int ranks = 0;
   std::size_t hosts = 0;
@@ -31,10 +32,12 @@ struct WorldSize {
   friend bool operator==(const WorldSize&, const WorldSize&) = default;
 };
 
-/// Starts the job on the hosts with the numbers `hosts`, of which it needs `min_hosts`, and blocks until it has ended.
-/// In generation 0, throws Error before any rank has started if the request is invalid; in later generations such an
-/// error becomes the verdict. `world`: the size in the previous generation; set to the size in this one, and a
-/// difference is reported in one line. Later generations write their files into directories gen.N.
+/// Starts the job on the hosts with the numbers `hosts`, of which it needs at least `min_hosts`, and blocks until it
+/// has ended. In generation 0, throws Error if the job cannot be started; in later generations such an error becomes
+/// the verdict.
+///
+/// `world` is the size of the previous generation. The call sets it to the size of this one and prints a line if they
+/// differ. Later generations write their files into directories gen.N.
 JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts,
                           std::size_t min_hosts, WorldSize& world);
 

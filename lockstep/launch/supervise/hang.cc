@@ -32,7 +32,7 @@ job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<RankLoca
   return fatal;
 }
 
-/// "ranks 0,1 wait in all_reduce(fc)#12 of world": the largest group of ranks that wait in one operation.
+/// Describes the largest group of ranks that wait in one operation: "ranks 0,1 wait in all_reduce(fc)#12 of world".
 std::string waiting_text(const std::vector<base::RankSnapshot>& ranks) {
   std::map<std::string, std::vector<int>> groups;
   for (const base::RankSnapshot& rank : ranks)

@@ -13,7 +13,7 @@
 
 namespace lockstep::launcher {
 
-/// What is known besides the ranks without progress.
+/// The facts for a verdict besides the ranks without progress.
 struct HangEvidence {
   job::HealthLimits limits;
   std::string run_dir;  ///< where stack files are written

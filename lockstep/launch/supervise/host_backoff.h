@@ -7,20 +7,20 @@
 
 namespace lockstep::launcher {
 
-/// Hosts are identified by their numbers, from 0. Has no clock: callers pass the time.
+/// Determines which hosts may be used. Identifies hosts by their numbers, from 0. Has no clock: callers pass the time.
 class HostBackoff {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   explicit HostBackoff(std::size_t num_hosts) : hosts_(num_hosts) {}
 
-  /// Marks `host` as unavailable for its next backoff time.
+  /// Makes `host` unavailable for its next backoff time.
   void record_failure(std::size_t host, Time now);
-  /// A job has made progress on `host`: its backoff starts again at 10 s.
+  /// Call it when a job has made progress on `host`. Resets the backoff time of the host to 10 s.
   void record_success(std::size_t host) { hosts_.at(host) = {}; }
-  /// The hosts that may be used at `now`, in ascending order.
+  /// Returns the hosts that may be used at `now`, in ascending order.
   std::vector<std::size_t> available(Time now) const;
-  /// The time from which `count` hosts (at most all of them) may be used.
+  /// Returns the time from which `count` hosts may be used. `count` must not exceed the number of hosts.
   Time when_available(std::size_t count) const;
 
  private:

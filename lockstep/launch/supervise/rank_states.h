@@ -1,4 +1,4 @@
-// What agents have reported about running ranks.
+// Stores the reports of agents about running ranks.
 #pragma once
 
 #include <map>
@@ -12,24 +12,25 @@
 
 namespace lockstep::launcher {
 
-/// Collects health reports and snapshots of all ranks. Used by one thread.
+/// Collects the health reports and snapshots of all ranks. Not thread-safe.
 class RankStates {
  public:
   RankStates(int world_size, const job::HealthLimits& limits) : world_size_(world_size), limits_(limits) {}
 
-  /// Returns true if this report is the first of a silence that deserves a warning.
+  /// Stores a health report. Returns whether the caller should print a warning: the rank has had no heartbeat for 5 s,
+  /// and there was no warning yet since its last heartbeat.
   bool add(const job::RankHealth& health);
   void add(base::RankSnapshot snapshot);
-  /// The process of `rank` has exited.
+  /// Call it when the process of `rank` has exited.
   void on_rank_exit(int rank);
 
-  /// Judges the last health reports. A rank that leaves its world counts as progress: it has just released the other
-  /// ranks, whose last reports may be older.
+  /// Calls job::find_hang() with the last health reports. Does not return kRankStuck within the limit after a rank has
+  /// left its world: it has just released the other ranks, whose last reports may be older.
   std::optional<job::HangFinding> find_hang() const;
 
   const std::map<int, job::RankHealth>& health() const { return health_; }
   std::vector<base::RankSnapshot> snapshots() const;
-  /// "lockstep: where the ranks were:" and one line per rank; empty if no operation is known.
+  /// Returns "lockstep: where the ranks were:" and job::progress_report(); empty if no rank has recorded an operation.
   std::string text() const;
 
  private:
@@ -38,7 +39,7 @@ class RankStates {
   const job::HealthLimits limits_;
   std::map<int, job::RankHealth> health_;       // the last report of each running rank
   std::optional<Clock::time_point> last_left_;  // when a rank last left its world
-  std::set<int> warned_;                        // ranks whose silence was reported
+  std::set<int> warned_;                        // ranks for which add() has returned true
   std::map<int, base::RankSnapshot> snapshots_;
 };
 

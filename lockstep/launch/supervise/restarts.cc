@@ -18,14 +18,14 @@ constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // for a prog
 
 bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
-/// Exit codes of a rank, or of a shell in its place, that a user must handle: 2 (argparse, shells), 126 and 127
-/// (command not found), and the codes of causes that are not worth a restart.
+/// Returns whether an exit code of a rank, or of a shell that started it, means an error that a user must fix: 2
+/// (argparse, shells), 126 and 127 (command not found), and the codes of causes that are not restartable.
 bool is_user_error(int code) {
   constexpr std::array kCodes = {2, 64, 65, 70, 75, 76, 126, 127};
   return contains(kCodes, code);
 }
 
-/// Signals that a user or a scheduler sends.
+/// Returns whether a user or a scheduler sends this signal to stop a process.
 bool is_stop_signal(int signal) {
   constexpr std::array kSignals = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
   return contains(kSignals, signal);
@@ -46,7 +46,7 @@ bool is_restartable(const Verdict& verdict) {
   switch (verdict.fatal.cause) {
     case Cause::kRankExited:
     case Cause::kRankDied: return !is_user_error(verdict.exit_code) && !is_stop_signal(verdict.exit_code - 128);
-    // The machine, the network, or an unknown cause.
+    // The cause is the machine, the network, or unknown.
     case Cause::kPeerUnreachable:
     case Cause::kCoordinatorLost:
     case Cause::kUnkillable:
@@ -58,8 +58,8 @@ bool is_restartable(const Verdict& verdict) {
     // The stop was requested.
     case Cause::kInterrupted:
     case Cause::kPreempted:
-    // A user has to fix these, a full disk as well: the job would fail again at its next save and lose the work up to
-    // it.
+    // A user must fix these. That includes a full disk: the job would fail again at its next save and lose the work
+    // since the last checkpoint.
     case Cause::kBadArg:
     case Cause::kBadFile:
     case Cause::kPortInUse:
@@ -69,8 +69,7 @@ bool is_restartable(const Verdict& verdict) {
     case Cause::kWrongJob:
     case Cause::kAuthFailed:
     case Cause::kStaleGen:
-    // A restart from the same state would fail in the same way; with replicas that differ, it is unknown which one was
-    // saved.
+    // A restart from the same state would fail in the same way. If replicas differ, it is unknown which one was saved.
     case Cause::kDesync:
     case Cause::kUnevenInput:
     case Cause::kNonFinite:

@@ -1,4 +1,4 @@
-// Decides whether a failed job is restarted, and after which pause: a function of how its previous generations ended.
+// Decides whether a failed job is restarted, and after which pause, from the ends of its previous generations.
 #pragma once
 
 #include <chrono>
@@ -9,11 +9,11 @@
 
 namespace lockstep::launcher {
 
-/// True if a restart may succeed. Returns false for failures that a user has to fix, that would happen again, or that
-/// were requested. Pure.
+/// Returns whether a restart may succeed. Returns false for failures that a user must fix, that would happen again, or
+/// that a user requested. Pure.
 bool is_restartable(const Verdict& verdict);
 
-/// What counts about a generation besides its verdict.
+/// The facts about a generation that Restarts needs besides the verdict.
 struct Attempt {
   bool started = true;                 ///< its ranks were started
   std::int64_t newest_checkpoint = 0;  ///< number of the newest checkpoint that its ranks have reported; 0: none
@@ -27,17 +27,17 @@ class Restarts {
   Restarts(int max_restarts, std::chrono::milliseconds first_pause)
       : max_restarts_(max_restarts), first_pause_(first_pause), pause_(first_pause) {}
 
-  /// Call it when a generation has ended with `verdict`. Returns the pause before the next generation; nothing if there
-  /// is none. In that case `verdict` says why: its cause is not worth a restart, its detail says that all restarts are
-  /// used up, or its cause becomes kNoProgress because three restarts in a row produced no newer checkpoint.
+  /// Call it when a generation has ended with `verdict`. Returns the pause before the next generation, or nullopt if
+  /// there is no restart: the verdict is not restartable; all restarts are used, which is appended to its detail; or
+  /// three restarts in a row produced no newer checkpoint, in which case its cause becomes kNoProgress.
   std::optional<std::chrono::milliseconds> next(const Attempt& attempt, Verdict& verdict);
 
-  /// The number of restarts so far: the generation of the next start.
+  /// Returns the number of restarts so far, which is the generation of the next start.
   int num_restarts() const { return num_restarts_; }
-  /// The newest checkpoint of all generations; 0: none.
+  /// Returns the newest checkpoint of all generations; 0 if there is none.
   std::int64_t newest_checkpoint() const { return newest_checkpoint_; }
-  /// True if the last generation produced a newer checkpoint. If the program has never reported a checkpoint (it may
-  /// save in its own way), a generation of at least ten minutes counts as progress.
+  /// Returns whether the last generation made progress: it produced a newer checkpoint, or it took at least ten minutes
+  /// and the program has never reported a checkpoint, because it saves in its own way.
   bool made_progress() const { return made_progress_; }
 
  private:

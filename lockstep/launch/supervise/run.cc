@@ -32,10 +32,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kUnreachableExitTime = 10s;  // within which ranks end when their agent has lost the launcher
-constexpr std::size_t kMaxListedHosts = 8;  // more hosts are only counted
+constexpr auto kUnreachableExitTime = 10s;  // ranks whose agent has lost the launcher end within this time
+constexpr std::size_t kMaxListedHosts = 8;  // of more hosts, only the number is printed
 
-/// "train-20261122-091503-4711": unique to this run.
+/// Returns a name that is unique to this run: "train-20261122-091503-4711".
 std::string default_run_name(const std::string& program) {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -45,7 +45,8 @@ std::string default_run_name(const std::string& program) {
   return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
 }
 
-/// Lockstep itself, and the user's program if it was given by a path; a program found in PATH is expected on all hosts.
+/// Returns lockstep itself, and the user's program if it was given by a path. A program found in PATH must exist on all
+/// hosts.
 StagedFiles files_to_stage(const RunOptions& options) {
   if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), is_local_host)) return nullptr;
   std::vector<StagedFile> files = {read_staged_file(executable_path())};
@@ -56,7 +57,7 @@ StagedFiles files_to_stage(const RunOptions& options) {
   return std::make_shared<const std::vector<StagedFile>>(std::move(files));
 }
 
-/// One id for all generations of a job.
+/// Returns a random id, which all generations of a job share.
 std::string random_job_id() {
   unsigned char bytes[16];
   if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
@@ -80,7 +81,7 @@ std::string seconds_text(Clock::duration time) {
   return text;
 }
 
-/// Runs the generations of a job one after another until there is no restart.
+/// Runs the generations of a job one after another until the job ends without a restart.
 class RestartLoop {
  public:
   explicit RestartLoop(const JobSpec& job)
@@ -107,7 +108,7 @@ class RestartLoop {
   std::vector<std::size_t> hosts_;  // numbers of the hosts of the current generation
 };
 
-/// Prints the failure report and the FATAL line; returns the exit code.
+/// Prints the failure report and the FATAL line. Returns the exit code.
 int RestartLoop::finish(JobOutcome& outcome) {
   const std::string last =
       outcome.verdict ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
@@ -118,7 +119,7 @@ int RestartLoop::finish(JobOutcome& outcome) {
   return outcome.verdict ? outcome.verdict->exit_code : 0;
 }
 
-/// The pause before the next generation; nothing if there is none.
+/// Returns the pause before the next generation; nullopt if there is none.
 std::optional<std::chrono::milliseconds> RestartLoop::next_pause(JobOutcome& outcome) {
   if (!outcome.verdict || outcome.is_stopped) return std::nullopt;
   const auto pause = restarts_.next(outcome.attempt, *outcome.verdict);
@@ -127,8 +128,8 @@ std::optional<std::chrono::milliseconds> RestartLoop::next_pause(JobOutcome& out
   return std::nullopt;
 }
 
-/// When the next generation may start: later than `next` if too few hosts are available, or if an unreachable host may
-/// still have ranks.
+/// Updates the backoff of the hosts. Returns the time at which the next generation may start, which is later than
+/// `next` if too few hosts are available or an unreachable host may still have ranks.
 Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& outcome, Clock::time_point next) {
   const auto now = Clock::now();
   for (const std::size_t host : hosts_)
@@ -147,7 +148,7 @@ std::string RestartLoop::host_names(const std::vector<std::size_t>& hosts) const
   return names;
 }
 
-/// The line that announces a restart: the failure, the restart's number, the pause, and the hosts.
+/// Returns the line that announces a restart, with the failure, the number of the restart, the pause, and the hosts.
 std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const {
   const job::Fatal& fatal = verdict.fatal;
   std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
@@ -170,7 +171,7 @@ std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point 
          "\n";
 }
 
-/// The verdict for a stop request that arrives while no rank runs; nothing for other signals.
+/// Returns the verdict on a stop request that arrives while no rank runs; nullopt for other signals.
 std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
   job::Fatal fatal;
   fatal.host = base::host_name();
@@ -266,7 +267,8 @@ int run(RunOptions options) {
   context.columns = terminal_columns();
   context.job = random_job_id();
   context.run_dir = "runs/" + (options.name.empty() ? default_run_name(context.program) : options.name);
-  job.inherited_children = has_children() ? descendants() : std::vector<pid_t>();  // left to us by a shell's exec
+  // A shell that replaced itself by lockstep may have left children.
+  job.inherited_children = has_children() ? descendants() : std::vector<pid_t>();
   const base::Fd signals(
       make_signal_fd(handled_signals()));  // before any thread exists, so that none receives a signal
   job.signals = signals.get();

@@ -28,14 +28,14 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kFirstFailureWindow = 100ms;  // exits with one cause arrive within a few milliseconds
+constexpr auto kFirstFailureWindow = 100ms;  // all exits because of one failure arrive within a few milliseconds
 constexpr auto kSnapshotTimeout = 1s;        // an agent replies within a few milliseconds
 constexpr auto kFailureNotice = 1s;          // a waiting rank reads the cause within 0.1 s and then exits by itself
-constexpr auto kStackWait = 5s;              // the agent allows 4 s
+constexpr auto kStackWait = 5s;              // the agent allows 4 s for stacks
 constexpr auto kMinAgentSilence = 5s;        // an agent sends health reports every second
 constexpr int kSshFailed = 255;
 constexpr auto kOrphanTimeout = 5s;
-constexpr auto kAgentExitTimeout = 8s;  // after the SIGKILL that it was to send; the agent itself gives up after 5 s
+constexpr auto kAgentExitTimeout = 8s;  // after the time of its SIGKILL; the agent itself gives up after 5 s
 
 job::Fatal make_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
   job::Fatal fatal;
@@ -95,13 +95,13 @@ class Supervisor {
   std::vector<RankExit> exits_;
   std::size_t num_ended_ = 0;
   RankStates rank_states_;
-  std::optional<job::HangFinding> finding_;  // why snapshots were requested, if no rank had exited
-  bool snapshots_requested_ = false;         // after the first failure: the agents were asked what the ranks do
+  std::optional<job::HangFinding> finding_;  // the hang because of which snapshots were requested
+  bool snapshots_requested_ = false;         // after the first failure or hang
   Deadline snapshot_deadline_ = Deadline::never();
   std::set<std::size_t> awaited_snapshots_;  // agents whose snapshots are awaited
   int stop_signal_ = 0;                      // the user's signal
   Deadline decide_at_ = Deadline::never();   // when the first failure is judged
-  std::optional<Verdict> verdict_;           // the first verdict is kept
+  std::optional<Verdict> verdict_;           // later failures do not replace it
   std::set<std::size_t> done_agents_;        // agents that reported that no process is left
   JobOutcome outcome_;
 };
@@ -113,7 +113,7 @@ std::vector<RankLocation> rank_locations(const std::vector<Node>& nodes) {
   return locations;
 }
 
-/// The prefix of each rank's lines.
+/// Returns the prefix of each rank's lines.
 std::vector<std::string> rank_prefixes(const std::vector<RankLocation>& locations, bool with_hosts) {
   std::vector<std::string> prefixes;
   for (const RankLocation& location : locations)
@@ -173,7 +173,7 @@ Verdict Supervisor::exit_verdict(const RankExit& end) {
                           .locations = locations_});
 }
 
-/// A published cause precedes the hang.
+/// Returns the verdict on a hang. A cause that a rank has published takes precedence.
 Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
   Verdict verdict = judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_});
   if (auto published = published_cause()) {
@@ -183,7 +183,7 @@ Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
   return verdict;
 }
 
-/// Asks for snapshots after the first failure, before the verdict is published.
+/// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
   if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
@@ -197,7 +197,8 @@ void Supervisor::request_snapshots() {
   snapshot_deadline_ = Deadline::in(kSnapshotTimeout);
 }
 
-/// All snapshots have arrived, or their time is over: decides on the verdict, publishes it and stops the ranks.
+/// Determines the verdict, publishes it and stops the ranks. Called when all snapshots have arrived or their deadline
+/// has expired.
 void Supervisor::on_snapshots() {
   snapshot_deadline_ = Deadline::never();
   if (verdict_ || stop_signal_ != 0) return;
@@ -240,7 +241,7 @@ void Supervisor::on_rank_exit(RankExit end) {
   if (num_ended_ == locations_.size()) decide();
 }
 
-/// The host is the cause, or its ranks are no longer monitored.
+/// Records that the host has failed, or that its ranks are no longer monitored.
 void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
 void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
@@ -275,7 +276,7 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
   const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
                            " on host " + host + " did not exit within 5 s of SIGKILL";
   const std::string hint = "it is blocked in the kernel: see /proc/" + std::to_string(pid) + "/stack on that host";
-  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // an earlier failure is the cause
+  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // the verdict on an earlier failure stays
     verdict_->fatal.detail += "; " + what + ": " + hint;
     return;
   }
@@ -309,7 +310,7 @@ void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
       break;
     case FrameKind::kSnapshot:
       if (!verdict_)
-        rank_states_.add(decode_snapshot(frame.payload));  // snapshots of ranks that are being stopped are of no use
+        rank_states_.add(decode_snapshot(frame.payload));  // later snapshots show ranks that are being stopped
       break;
     case FrameKind::kAlive: break;
     case FrameKind::kSnapshotsDone:
@@ -348,7 +349,7 @@ void Supervisor::on_signal(int signal) {
   send_stop({.signal = SIGTERM, .grace = options_.grace});
 }
 
-/// The ranks of this agent are not monitored and their output is not read.
+/// Stops the job, because no process monitors the ranks of this agent or reads their output.
 void Supervisor::on_agent_silent(std::size_t index) {
   const AgentLink& agent = agents_[index];
   mark_host_lost(index);
@@ -362,7 +363,8 @@ void Supervisor::on_agent_silent(std::size_t index) {
 
 std::string text_of(const std::string& text) { return text.empty() ? "" : ": " + base::quoted(text, 512); }
 
-/// The connection to the host has timed out; the host's ranks end for the same reason.
+/// Stops the job, because the connection to the host has timed out. The host's agent detects the same and kills its
+/// ranks.
 void Supervisor::on_host_unreachable(std::size_t index) {
   mark_host_lost(index);
   job::Fatal fatal = make_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
@@ -374,9 +376,9 @@ void Supervisor::on_host_unreachable(std::size_t index) {
   send_stop({.signal = SIGKILL});
 }
 
-/// The agent's output has ended. Without a kDone frame the agent was killed or its host is unreachable. On this host
-/// the kernel has killed its ranks, and their children have become ours; on other hosts they end with the agent's
-/// connection.
+/// Called at the end of an agent's output. Without a kDone frame, the agent was killed or its host is unreachable. If
+/// the agent was on this host, the kernel has killed its ranks, and their children have become children of this
+/// process, which kills them. On other hosts, they are killed when the agent's connection ends.
 void Supervisor::on_agent_lost(std::size_t index) {
   const RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
@@ -386,7 +388,7 @@ void Supervisor::on_agent_lost(std::size_t index) {
   outcome_.has_unreachable_host |= !nodes_[index].is_local;
   job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
   if (nodes_[index].is_local || (end.signal == 0 && end.code != kSshFailed)) {
-    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard reports it
+    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard exits
     fatal.detail = "the agent, which monitors the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
                    text_of(agents_[index].stderr_text());
     fatal.hint = "all ranks of this host ended with it";
@@ -447,8 +449,8 @@ JobOutcome Supervisor::run() {
   return std::move(outcome_);
 }
 
-/// If all ranks exited together because they were asked to (SIGTERM or SIGUSR1), the verdict is kPreempted. After
-/// Ctrl-C it stays kInterrupted: the user is waiting.
+/// Sets the verdict to kPreempted if all ranks exited together after a stop request (SIGTERM or SIGUSR1). After Ctrl-C
+/// the verdict stays kInterrupted.
 void Supervisor::conclude_preemption() {
   const bool all = std::all_of(exits_.begin(), exits_.end(), [](const RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
@@ -461,8 +463,8 @@ void Supervisor::conclude_preemption() {
   verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kPreempted), {}};
 }
 
-/// The culprit may have published its cause before it exited, and other ranks may have exited before it: takes its own
-/// exit code.
+/// Sets the exit code of the verdict to that of the culprit. The verdict may be older than its exit: it may have
+/// published its cause first, and other ranks may have exited before it.
 void Supervisor::use_own_exit_code() {
   if (!verdict_ ||
       (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
@@ -471,7 +473,7 @@ void Supervisor::use_own_exit_code() {
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
-/// Where the ranks were, and the last stderr lines of the culprit.
+/// Returns the report about where the ranks were, and the last stderr lines of the culprit.
 std::string Supervisor::failure_report() {
   const std::string tail = output_->tail(verdict_->fatal.rank);
   return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : rank_states_.text()) +

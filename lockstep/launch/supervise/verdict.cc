@@ -29,8 +29,7 @@ std::string hint_for(const RankExit& end, const ExitEvidence& evidence) {
   }
 }
 
-/// The message of a process that aborted: what() of an exception, else its last line. `prefix` is removed from each
-/// line.
+/// Returns the message of a process that aborted: the what() of an exception, else the last line, without `prefix`.
 std::string last_message(const std::string& tail, const std::string& prefix) {
   std::string message;
   for (std::string line : base::split(tail, '\n')) {

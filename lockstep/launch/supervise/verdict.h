@@ -1,4 +1,4 @@
-// The verdict on a failed job: one cause out of everything that was observed, and the launcher's exit code for it.
+// Determines the verdict on a failed job: one cause from all observations, and the launcher's exit code for it.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,19 @@
 
 namespace lockstep::launcher {
 
+/// The content of the FATAL line, and the exit code of the launcher.
 struct Verdict {
   job::Fatal fatal;
   int exit_code = 70;
-  std::vector<int> stacks{};  ///< ranks whose stacks are written to files
+  std::vector<int> stacks{};  ///< ranks whose stacks the agents must write to files
 };
 
-/// Returns the exit that caused the others, from all exits so far in the order of their arrival; null if none is a
-/// failure. A death by a signal outranks an exit code and SIGABRT, because a rank that loses a peer exits or aborts,
-/// and its exit may arrive first. Pure.
+/// Returns the exit that caused the others; null if none is a failure. `exits` has all exits so far in the order of
+/// their arrival. A rank killed by a signal other than SIGABRT takes precedence over earlier exits, because a rank that
+/// loses a peer exits or aborts, and its exit may arrive first. Pure.
 const RankExit* first_failure(const std::vector<RankExit>& exits);
 
-/// What is known besides the exits.
+/// The facts for a verdict besides the exits.
 struct ExitEvidence {
   std::string tail;                     ///< the last lines of the rank's stderr, as printed above the FATAL line
   std::string prefix;                   ///< the prefix of each of these lines
@@ -32,15 +33,16 @@ struct ExitEvidence {
   std::vector<RankLocation> locations;
 };
 
-/// Returns the verdict on a job in which `end` was the first failure. A published cause explains more than the exit of
-/// a process, so it takes precedence. Pure.
+/// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
+/// explains more than the exit of a process. Pure.
 Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence);
 
-/// Sets the step and the operation of the rank in `fatal`, unless they are set. Pure.
+/// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no
+/// operation, appends the last one that it finished to the detail. Pure.
 void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks);
 
-/// Requests the stack of a rank that is alive and that other ranks reported as kRankStuck. `exits`: of the ranks that
-/// have ended. Pure.
+/// Adds the rank of the verdict to `verdict.stacks`, and the stack file to the hint, if other ranks have reported the
+/// rank as kRankStuck and it is alive: `exits` does not contain it. Pure.
 void request_stack(Verdict& verdict, const std::vector<RankExit>& exits, const std::string& run_dir,
                    const std::vector<RankLocation>& locations);
 

@@ -11,7 +11,7 @@
 
 namespace lockstep::optim {
 
-/// Updates parameters from gradients that are means already. Parameters that share options, dtype, device and step
+/// Updates parameters from gradients that are already means. Parameters that share options, dtype, device and step
 /// count form a batch, and each operation handles all tensors of a batch. For bfloat16 and half, sums and state are in
 /// float.
 class ForeachPass {
@@ -20,14 +20,15 @@ class ForeachPass {
   /// UsageError if `rule` needs norms of whole parameters while state is sharded.
   ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool sharded);
 
-  /// Updates all parameters that have a gradient and calls updated(index) for each. Call rule.prepare() before.
-  /// `found_inf` is undefined or a tensor of one element; if that is not 0, the device leaves everything unchanged. The
-  /// host does not wait for it, so the rule's step counts may be too high until sync_step_counts().
+  /// Updates all parameters that have a gradient and calls updated(index) for each. Requires an earlier call of
+  /// rule.prepare(). `found_inf` is undefined or a tensor of one element; if that is not 0, the device leaves
+  /// everything unchanged. The host does not wait for it, so the rule's step counts may be too high until
+  /// sync_step_counts().
   template <typename Updated>
   void update(const at::Tensor& found_inf, const Updated& updated) {
     for (const std::size_t index : update_all(found_inf)) updated(index);
   }
-  /// Sets the rule's step counts to the number of updates that the device has made. Blocks until the device is done, if
+  /// Sets the rule's step counts to the number of updates that the device has made. Blocks until the device is done if
   /// the counts can differ.
   void sync_step_counts();
   /// Copies the rule's step counts to the device. Call it after they were changed.

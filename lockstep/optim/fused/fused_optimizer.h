@@ -24,8 +24,8 @@ class UpdateRule;
 struct FusedOptions {
   /// ZeRO stage 1: each rank holds the state of its own shard of the elements, updates these, and receives the other
   /// elements from their owners at the end of step(). Where the ranks of a host share one copy of parameters and state,
-  /// the hosts are the owners; with a single such host nothing is divided. Between hosts, and over Gloo or MPI, all
-  /// parameters are sent once more per step. Cannot be combined with join().
+  /// the owners are the hosts; with a single such host, the state is not divided. Between hosts, and over Gloo or MPI,
+  /// all parameters are sent once more per step. Cannot be combined with join().
   bool shard_state = false;
   /// Updates with ATen's operations on lists of tensors (_fused_adamw_, _foreach_…) instead of this library's kernels,
   /// from gradients that backward() averages; ranks then share no memory. Always on if a parameter is not on the CPU.
@@ -38,18 +38,20 @@ struct FusedOptions {
 /// ranks have called them, and throw CommError.
 ///
 /// Ranks of one host that can access each other's memory (transport shm, or hierarchy between hosts) share one copy of
-/// parameters and state from construction to destruction, and each rank updates as much as it has time for. Therefore:
+/// parameters and state from construction to destruction, and the ranks divide the update dynamically: each rank claims
+/// chunks until none are left. Therefore:
 ///  - Parameters may be read at any time except during step(). A write by the user, such as loading weights, affects
 ///    all ranks of the host: the next step() throws UsageError unless the write was made in change_parameters(). A
 ///    write through .data() is not detected.
 ///  - A child process created by fork() must not access the parameters.
-///  - A parameter that is a part of a larger tensor throws UsageError.
+///  - Construction throws UsageError for a parameter that is part of a larger tensor.
 /// If all ranks are on one host (transport shm), the following also holds between backward() and step():
 ///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
-///    obtain it. If a gradient is changed without that call, step() throws UsageError as far as the change can be
-///    detected. Several backward() calls accumulate; no_sync() is not needed and has no effect.
-/// With every other transport backward() averages gradients, and each rank updates its own parameters from them in one
-/// pass. Sparse gradients throw UsageError everywhere.
+///    obtain it. If a gradient is changed without that call, step() throws UsageError, unless the change cannot be
+///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate; no_sync() is not needed and has no
+///    effect.
+/// With every other transport, backward() averages gradients, and step() updates the parameters from them in one pass.
+/// Sparse gradients throw UsageError with every transport.
 ///
 /// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward() has
 /// averaged. The host does not wait for the device in step(), in clipping (which then writes .grad()) or in
@@ -58,8 +60,8 @@ struct FusedOptions {
 /// Results equal those of torch::optim on the averaged gradients within rounding, and have the same bits on every rank
 /// and in every run. Gradients, options and state may have any dtype that has a kernel (kernels/kernels.h); for
 /// bfloat16 and half, sums and state are in float. If options differ between ranks that share parameters or divide
-/// state, step() throws DesyncError. An update bumps the parameters' version counters: backward() through a graph from
-/// before it fails, as in Python. step() also ends the step of the group (Group::step()).
+/// state, step() throws DesyncError. An update bumps the parameters' version counters: backward() through a graph that
+/// was built before the update fails, as in Python. step() also ends the step of the group (Group::step()).
 class FusedOptimizer : public amp::UnscalingOptimizer {
  public:
   FusedOptimizer(const FusedOptimizer&) = delete;
@@ -70,13 +72,13 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   void average_gradients();
   /// Returns the 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it: a float64
   /// scalar on the gradients' device. The next step() multiplies the gradients by min(1, max_norm / (norm + 1e-6)); a
-  /// backward() before that cancels it. Does not change .grad(), except in foreach mode, which scales .grad() at once.
-  /// After amp::GradScaler::unscale_(), the norm is that of the unscaled gradients.
+  /// backward() before that step() cancels the request. Does not change .grad(), except in foreach mode, which scales
+  /// .grad() at once. After amp::GradScaler::unscale_(), the norm is that of the unscaled gradients.
   at::Tensor clip_grad_norm(double max_norm);
-  /// The next step() clamps all averaged gradients to [-max, max]; a backward() before that cancels it. A NaN stays.
-  /// Does not change .grad() and makes no extra pass over it, except in foreach mode, which clamps .grad() at once.
-  /// Clamping happens after the scaling of clip_grad_norm() and GradScaler::unscale_(), which must be called before.
-  /// Does not block.
+  /// The next step() clamps all averaged gradients to [-max, max]; a backward() before that step() cancels the request.
+  /// A NaN stays. Does not change .grad() and makes no extra pass over it, except in foreach mode, which clamps .grad()
+  /// at once. Clamping happens after the scaling of clip_grad_norm() and GradScaler::unscale_(); call these two before
+  /// clip_grad_value(). Does not block.
   void clip_grad_value(double max);
   /// Calls `change` once per copy of the parameters, on one of the ranks that share it; `change` may write the
   /// parameters. It must not call a collective.
@@ -98,12 +100,13 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   bool shares_parameters() const;
 
   /// Returns the state of all parameters that have been updated, as "fc.weight.exp_avg", "fc.weight.step" and so on, in
-  /// whole tensors that can be loaded with any number of ranks. Does not block; with FusedOptions.shard_state it is a
-  /// collective. `copies` false: tensors that this rank holds as a whole alias the optimizer's state, and the caller
-  /// must copy them before the next step, as Checkpointer::save_async() does.
+  /// whole tensors that can be loaded with any number of ranks. Does not wait for other ranks, except with
+  /// FusedOptions.shard_state, where it is a collective. Waits for a device only if updates may have been skipped
+  /// there. `copies` false: tensors that this rank holds as a whole alias the optimizer's state, and the caller must
+  /// copy them before the next step, as Checkpointer::save_async() does.
   std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies = true) const;
-  /// Loads what state_dict() returned; all ranks pass the same values. Throws UsageError for missing or unknown names
-  /// and for other shapes, in which case nothing has changed.
+  /// Loads what state_dict() returned; all ranks pass the same values. Throws UsageError, and changes nothing, for
+  /// missing or unknown names and for other shapes.
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 
  protected:

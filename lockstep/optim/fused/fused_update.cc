@@ -269,7 +269,7 @@ void FusedUpdate::update_all(std::uint64_t options_hash) {
   source_->on_parameters_updated();
 }
 
-/// Runs the pass over this rank's own gradients.
+/// Runs the pass over the gradients in this rank's memory, which backward() has averaged.
 void FusedUpdate::run_local_pass() {
   const auto& parameters = storage_.parameters();
   for (std::size_t index = 0; index < parameters.size(); ++index) {
@@ -359,7 +359,7 @@ void FusedUpdate::finish_gradient(std::size_t index) {
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
   comm::Group& group = source_->host_group();
-  group.barrier({.name = "change_parameters"});  // no rank reads the parameters any more
+  group.barrier({.name = "change_parameters"});  // from here on, no rank reads the parameters
   if (storage_.is_primary()) change();
   group.barrier({.name = "change_parameters"});
   storage_.record_changes();

@@ -20,8 +20,8 @@
 namespace lockstep::optim {
 
 /// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
-/// copy of parameters and state, and each rank updates chunks as it has time. Elsewhere each rank updates its own copy
-/// from gradients that backward() has averaged.
+/// copy of parameters and state, and each chunk is updated by the rank that claims it first. Elsewhere each rank
+/// updates its own copy from gradients that backward() has averaged.
 class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater {
  public:
   /// `rule` must outlive this object. A collective of all ranks.

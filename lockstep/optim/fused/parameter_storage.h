@@ -24,8 +24,8 @@ class ParameterStorage {
   /// of its elements. `share`: moves the parameters, which must be equal on all ranks, into shared memory together with
   /// every tensor that uses the same storage; a collective of all ranks. `shards` (null: none) must outlive this
   /// object; with it, state covers only the elements of shard_of(). Throws UsageError, which names the parameter, for a
-  /// dtype without a kernel, for memory with gaps, and with `share` for a parameter whose storage also holds anything
-  /// that is not a parameter.
+  /// dtype without a kernel, for a parameter whose memory has gaps, and with `share` for a parameter whose storage also
+  /// holds anything that is not a parameter.
   ParameterStorage(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_partial_sums,
                    bool share, const StateSharding* shards);
   /// Moves the parameters back into memory of this process.
@@ -57,7 +57,7 @@ class ParameterStorage {
   std::size_t num_partial_sums(std::size_t index) const { return sum_offsets_[index + 1] - sum_offsets_[index]; }
 
   /// Throws UsageError if a parameter's dtype or strides have changed; if parameters are shared, also if its address
-  /// has changed or if its version counter shows a write since record_update() or record_changes().
+  /// has changed, or if its version counter has changed since record_update() or record_changes().
   void require_unmodified() const;
   /// Throws UsageError if two parameters use the same storage: one of them could be updated while a graph still needs
   /// the other.

@@ -28,7 +28,7 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
                                                                  std::vector<ParamGroupOptions> param_group_options);
 
 /// `Scalars` holds the arguments of a kernel for one parameter; make_scalars() computes it from torch's `Options` and
-/// the number of updates that the parameter has had before.
+/// the number of earlier updates of the parameter.
 template <typename Options, typename State, typename Scalars>
 class TorchUpdateRule : public UpdateRule {
  public:
@@ -101,8 +101,9 @@ class TorchUpdateRule : public UpdateRule {
   }
 
  protected:
-  /// Also appends everything that must be equal on all ranks to `numbers`. Throws UsageError if the options need state
-  /// that the optimizer was made without.
+  /// Returns the kernel's arguments for a parameter that has been updated `steps` times, and appends every value that
+  /// must be equal on all ranks to `numbers`. Throws UsageError if the options need state that the optimizer was made
+  /// without.
   virtual Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
   virtual std::int64_t step_count(const State& state) const = 0;
   virtual std::vector<at::Tensor> state_tensors(const State& state) const = 0;
@@ -119,7 +120,7 @@ class TorchUpdateRule : public UpdateRule {
     const auto found = all.find(keys_[index]);
     return found == all.end() ? nullptr : static_cast<State*>(found->second.get());
   }
-  /// The index of the parameter at position `place` in the concatenation of all groups. Tries the previous answer
+  /// The index of the parameter at position `place` in the concatenation of all groups. Tries the previous result
   /// first.
   std::size_t index_of(const at::Tensor& tensor, std::size_t place) {
     if (place >= last_indices_.size()) last_indices_.resize(place + 1);

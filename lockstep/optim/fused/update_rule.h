@@ -23,7 +23,8 @@ class UpdateRule {
   /// Begins an update: reads the options. Returns a hash of everything that must be equal on all ranks. Throws
   /// UsageError for options that this optimizer cannot use.
   virtual std::uint64_t prepare() = 0;
-  /// Updates a range of elements. `args.states` are in the order of state_names(). Any thread of the running pass.
+  /// Updates a range of elements. `args.states` are in the order of state_names(). May be called on any thread of the
+  /// running pass.
   virtual void update(std::size_t index, const KernelArgs& args) const = 0;
   /// Updates a batch of parameters on a device; `index` is one of them.
   virtual void update(std::size_t index, const ForeachArgs& args) const = 0;
@@ -31,7 +32,7 @@ class UpdateRule {
   virtual std::size_t batch_key(std::size_t index) const = 0;
   /// Valid after prepare(): true if ForeachArgs::found_inf alone is enough to skip this update.
   virtual bool can_skip() const = 0;
-  /// All elements of the parameter have been updated; `states` are its state tensors.
+  /// Called after all elements of the parameter have been updated; `states` are its state tensors.
   virtual void on_updated(std::size_t index, const std::vector<at::Tensor>& states) = 0;
 
   /// The value of all state elements before a parameter's first update.
@@ -40,7 +41,7 @@ class UpdateRule {
   // If an update depends on norms of whole parameters (needs_norms()), a pass over all gradients computes them between
   // prepare() and update():
   virtual bool needs_norms() const { return false; }
-  /// The sums of at most ParameterStorage::kElementsPerSum elements.
+  /// Returns the sums of squares for a range of at most ParameterStorage::kElementsPerSum elements.
   virtual SquaredNorms measure_norms(std::size_t, const KernelArgs&) const { return {}; }
   /// Receives the sums over the whole parameter, on every rank.
   virtual void set_norms(std::size_t, const SquaredNorms&) {}

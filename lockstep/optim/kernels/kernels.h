@@ -22,13 +22,13 @@ struct KernelArgs {
   std::size_t count;
 };
 
-/// As torch::optim::SGD. Has one state tensor, the momentum buffer, if `momentum` is not 0.
+/// SGD as in torch::optim::SGD. Has one state tensor, the momentum buffer, if `momentum` is not 0.
 struct SgdScalars {
   double lr, momentum, dampening, weight_decay;
   bool nesterov;
   bool first;  // first update: the momentum buffer is set to the gradient
 };
-/// As torch::optim::Adam (Kingma and Ba, arXiv:1412.6980); with `decoupled` as AdamW (Loshchilov and Hutter,
+/// Adam as in torch::optim::Adam (Kingma and Ba, arXiv:1412.6980); with `decoupled`, AdamW (Loshchilov and Hutter,
 /// arXiv:1711.05101). State: the first and second moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237),
 /// the maximum of the second moment.
 struct AdamScalars {
@@ -38,7 +38,7 @@ struct AdamScalars {
   bool amsgrad;
 };
 
-/// As torch::optim::Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011). State: the sum of squares.
+/// Adagrad as in torch::optim::Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011). State: the sum of squares.
 struct AdagradScalars {
   double current_lr;    // lr after decay, for this step; used by the kernels
   double lr, lr_decay;  // used by the foreach update, which has its own step counts

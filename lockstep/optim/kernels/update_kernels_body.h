@@ -1,5 +1,5 @@
-// The update kernels of kernels.h, compiled once per instruction set: the including file defines LOCKSTEP_ISA, a
-// namespace. This file must not include other headers; element_types.h explains why.
+// The update kernels of kernels.h, compiled once per instruction set: the including file defines LOCKSTEP_ISA as the
+// name of a namespace. This file must not include other headers; element_types.h explains why.
 #pragma once
 
 #include "lockstep/comm/interface/element_types.h"

@@ -10,8 +10,9 @@ class Optimizer;
 
 namespace lockstep::optim {
 
+/// Returns the current rate of each group.
 std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer);
-/// Throws UsageError, which begins with `owner`, unless there is one rate per group; nothing has changed then.
+/// Throws a UsageError that begins with `owner`, and changes nothing, unless there is one rate per group.
 void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
 
 }  // namespace lockstep::optim

@@ -11,7 +11,7 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-/// As torch.optim.lr_scheduler.ReduceLROnPlateau.
+/// Options of torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
   bool maximize = false;            ///< greater values are better
   double factor = 0.1;              ///< a reduction multiplies the rates by this
@@ -23,7 +23,7 @@ struct ReduceLROnPlateauOptions {
   double eps = 1e-8;  ///< a reduction by this or less is skipped
 };
 
-/// What the scheduler remembers of earlier values.
+/// The state of the scheduler: a summary of earlier values.
 struct PlateauState {
   double best = std::numeric_limits<double>::infinity();  ///< starts at minus infinity with `maximize`
   std::int64_t num_bad_values = 0;                        ///< consecutive values without improvement
@@ -33,7 +33,7 @@ struct PlateauDecision {
   PlateauState state;
   bool reduce = false;
 };
-/// Decides what `value` means after the values in `state`. A NaN never counts as an improvement. Pure.
+/// Adds `value` to `state` and decides whether to reduce the rates. A NaN never counts as an improvement. Pure.
 PlateauDecision evaluate_plateau(const ReduceLROnPlateauOptions& options, PlateauState state, double value);
 
 /// Reduces the learning rates of all groups of an optimizer, which must outlive this object. All ranks must pass the
@@ -43,16 +43,17 @@ class ReduceLROnPlateau {
   /// Throws UsageError for an option outside its range.
   ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
 
-  /// Call it after each evaluation. Returns true if rates were reduced.
+  /// Call it after each evaluation. Returns true if rates were reduced. Does not block.
   bool step(double value);
 
-  /// What a checkpoint must contain.
+  /// The state to save in a checkpoint.
   struct Position {
     PlateauState state;
     std::vector<double> rates;  ///< by group
   };
   Position position() const;
-  /// Restores a position. Throws UsageError unless there is one rate per group; nothing has changed then.
+  /// Restores a position and overwrites the optimizer's rates. Throws UsageError, and changes nothing, unless there is
+  /// one rate per group.
   void resume(const Position& position);
 
  private:

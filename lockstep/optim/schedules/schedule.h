@@ -9,7 +9,7 @@ namespace lockstep::optim {
 
 /// The learning rate at `step` >= 0 of a parameter group whose base rate is `base`. Pure: returns the same value on
 /// every rank and at any time. Values equal those of the class of torch.optim.lr_scheduler that each function names.
-/// After the end of a schedule its last rate stays. The functions below throw UsageError for invalid options.
+/// After its end, a schedule keeps its last rate. The functions below throw UsageError for invalid options.
 using Schedule = std::function<double(std::int64_t step, double base)>;
 
 /// base * factor(step): LambdaLR.

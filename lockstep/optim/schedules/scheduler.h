@@ -27,14 +27,14 @@ class Scheduler {
   /// The current rate of each group.
   std::vector<double> rates() const;
 
-  /// What a checkpoint must contain.
+  /// The state to save in a checkpoint.
   struct Position {
     std::int64_t step = 0;
     std::vector<double> base_lrs;  ///< by group
   };
   Position position() const { return position_; }
-  /// Restores a position and overwrites the optimizer's rates. Throws UsageError for a step below 0, or unless there is
-  /// one base rate per group; nothing has changed then.
+  /// Restores a position and overwrites the optimizer's rates. Throws UsageError, and changes nothing, for a step below
+  /// 0, or unless there is one base rate per group.
   void resume(const Position& position);
 
  private:

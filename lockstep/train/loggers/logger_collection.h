@@ -12,7 +12,7 @@
 
 namespace lockstep::training {
 
-/// What to do when data cannot be written to the disk.
+/// How loggers handle data that cannot be written to the disk.
 enum class DiskErrorPolicy {
   kContinue,  ///< continue with a warning on stderr, and another one, with the number of failures, when writing
               ///< succeeds again
@@ -36,14 +36,14 @@ class LoggerCollection {
  public:
   /// Throws UsageError for invalid options.
   LoggerCollection(int rank, const LoggerOptions& options);
-  /// Flushes; a disk error is only a warning.
+  /// Flushes; logs a warning for a disk error.
   ~LoggerCollection();
   LoggerCollection(const LoggerCollection&) = delete;
   LoggerCollection& operator=(const LoggerCollection&) = delete;
 
   /// Adds a logger.
   void add(std::unique_ptr<Logger> logger);
-  /// Whether calls have an effect; if not, the caller can skip computing expensive values.
+  /// Returns whether calls have an effect; if not, the caller can skip computing expensive values.
   bool is_active() const { return rank_ == 0 && !loggers_.empty(); }
 
   /// A name must not be empty, must be unique in a call, and must not be step, time, text or histogram; a / groups

@@ -7,7 +7,7 @@
 
 namespace lockstep::training {
 
-/// Appends the shortest such text: "0.1", "1e-05"; "nan", "inf", "-inf".
+/// Appends the shortest text that parses to `number`: "0.1", "1e-05"; "nan", "inf", "-inf".
 inline void append_number(std::string& text, double number) {
   char digits[32];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number == number ? number : __builtin_nan("")).ptr);

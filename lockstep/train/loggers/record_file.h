@@ -17,7 +17,7 @@ class RecordFile {
  public:
   explicit RecordFile(std::string path) : path_(std::move(path)) {}
 
-  /// Buffers the record; flushes when 64 KiB are buffered. Throws as flush().
+  /// Buffers the record; flushes when 64 KiB are buffered. Throws like flush().
   void append(std::string_view record);
   /// Writes the buffered records to the file, without fsync. Throws a SystemError that names the number of lost
   /// records: all that were buffered.

@@ -14,7 +14,7 @@ namespace lockstep::training {
 namespace {
 
 /// Returns the value of a tensor of one element. item() goes through the dispatcher, which takes microseconds per step
-/// when kernels have evicted the caches.
+/// when a step's kernels have evicted its code and data from the caches.
 double scalar_value(const at::Tensor& mean) {
   const bool is_plain_float =
       mean.scalar_type() == at::kFloat && mean.layout() == at::kStrided && !mean.is_neg() && !mean._is_zerotensor();

@@ -1,4 +1,4 @@
-// The progress line of a training.
+// The progress line of a training run.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ struct ProgressBarOptions {
   std::string label = {};  ///< at the start of each line, such as "validation"
   std::int64_t num_epochs = 1;
   std::int64_t steps_per_epoch = 1;
-  std::int64_t steps_done = 0;                     ///< by earlier runs, when a training resumes
+  std::int64_t steps_done = 0;                     ///< by earlier runs, when a run resumes
   std::int64_t samples_per_step = 0;               ///< of all ranks together; 0: display steps/s instead of samples/s
   std::chrono::milliseconds redraw_interval{200};  ///< between two redraws on a terminal
   std::chrono::milliseconds line_interval{10000};  ///< between two lines when stdout is not a terminal
@@ -47,12 +47,12 @@ struct ProgressBarOptions {
                                ///< otherwise erase it, and elsewhere write it only when it is due
 };
 
-/// Writes the progress of a training to stdout on rank 0 and does nothing on other ranks. On a terminal it redraws one
-/// line in the terminal's current width; elsewhere it writes a line every `line_interval`. The last line of an epoch
-/// stays unless keep_last_line is false. Lines of base/log.h and print_line() appear above the progress line; other
-/// output to the terminal appears after it, and the progress line is redrawn in the next row. On a terminal that does
-/// not accept output (Ctrl-S), redraws are skipped and lines that stay block for at most half a second. Used by one
-/// thread.
+/// Writes the progress of a training run to stdout on rank 0 and does nothing on other ranks. On a terminal it redraws
+/// one line in the terminal's current width; elsewhere it writes a line every `line_interval`. The last line of an
+/// epoch stays unless keep_last_line is false. Lines of base/log.h and print_line() appear above the progress line;
+/// other output to the terminal appears after it, and the progress line is redrawn in the next row. On a terminal that
+/// does not accept output (Ctrl-S), redraws are skipped and lines that stay block for at most half a second. Used by
+/// one thread.
 class ProgressBar {
  public:
   /// Throws UsageError for fewer than one epoch or step, and for negative counts or intervals.

@@ -1,4 +1,4 @@
-// Steps and samples per second, phase fractions and MFU of a training.
+// Steps and samples per second, phase fractions and MFU of a training run.
 #pragma once
 
 #include <array>

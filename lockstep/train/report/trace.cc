@@ -13,7 +13,7 @@
 namespace lockstep::training {
 namespace {
 
-enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // and the tracks after it
+enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // operations use kOperations and the tracks after it
 
 std::string json_string(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

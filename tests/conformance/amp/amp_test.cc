@@ -50,10 +50,10 @@ const OptimizerVariant kVariants[] = {
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
-/// The variants that differ in how they treat averaged gradients.
+/// One variant for each way in which optimizers treat averaged gradients.
 const OptimizerVariant kVariantsWithAveraging[] = {kVariants[0], kVariants[3], kVariants[5], kVariants[6]};
 
-/// The actions in a step, between backward() and step().
+/// What a step does between backward() and step().
 struct StepPlan {
   int backwards = 1;
   bool no_sync = false;
@@ -93,7 +93,7 @@ struct TrainResult {
   std::vector<bool> made;
 };
 
-/// Trains kSteps steps with `scaler`; without one, only the steps that are not bad.
+/// Trains kSteps steps with `scaler`. Without a scaler, omits the bad steps.
 TrainResult train(const OptimizerVariant& variant, const StepPlan& plan, GradScaler* scaler) {
   torch::manual_seed(1);
   Mlp net;
@@ -255,7 +255,7 @@ TEST(Amp, RanksAgreeThroughGroupWithoutDdp) {
     optimizer.zero_grad();
     const at::Tensor before = net->first->weight.detach().clone();
     const at::Tensor loss = scaler.scale(loss_of(net, step, 0, is_bad(step)));
-    const bool idle = world().size() > 1 && world().rank() == 0;  // a rank without gradients takes part in the calls
+    const bool idle = world().size() > 1 && world().rank() == 0;  // has no gradients, but makes the same calls
     if (!idle) loss.backward();
     EXPECT_EQ(scaler.step(optimizer), !is_bad(step)) << step;
     scaler.update();

@@ -94,7 +94,7 @@ void for_each_case(const std::function<void(at::ScalarType, Layout, bool)>& chec
       }
 }
 
-/// Returns all ranks; for the asynchronous form only the last one.
+/// Returns the roots to test: all ranks, or for the asynchronous form only the last one.
 std::vector<int> roots(bool async) {
   std::vector<int> all;
   for (int r = async ? world().size() - 1 : 0; r < world().size(); ++r) all.push_back(r);

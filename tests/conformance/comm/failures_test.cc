@@ -30,12 +30,12 @@ using comm::Work;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A comparison of calls reports a difference at once; deadlock detection polls after 0.2, 0.45 and 0.76 s. The limits
-// are for a busy machine.
+// Ranks that compare their calls report a difference at once. Deadlock detection polls after 0.2, 0.45 and 0.76 s. The
+// limits are higher, because the machine may be busy.
 constexpr auto kComparisonLimit = 2s;
 constexpr auto kPollingLimit = 5s;
 
-/// Returns the E that `call` must throw within `limit`.
+/// Runs `call`, which must throw an E within `limit`, and returns it.
 template <typename E, typename Call>
 E thrown_within(Deadline::Clock::duration limit, Call call) {
   const auto begin = Deadline::Clock::now();
@@ -55,8 +55,8 @@ E thrown_within(Deadline::Clock::duration limit, Call call) {
   throw std::runtime_error("the test cannot continue");
 }
 
-/// Expects on each rank the error that rank 0 called `first` and another rank called `second`, and that `group`, on
-/// which this rank called, is closed afterwards.
+/// Runs `call` on each rank and expects the error that rank 0 called `first` and another rank called `second`. Expects
+/// that `group`, on which this rank made its call, is closed afterwards.
 template <typename Call>
 void expect_desync(const std::string& first, const std::string& second, Call call,
                    Deadline::Clock::duration limit = kComparisonLimit, Group group = world()) {
@@ -80,7 +80,7 @@ TEST(Failures, DifferentOperations) {
 
 TEST(Failures, LateCallOnAnotherGroup) {
   Group again = world().split(0);
-  if (on_rank(0)) std::this_thread::sleep_for(4s);  // the others poll less often by then
+  if (on_rank(0)) std::this_thread::sleep_for(4s);  // after this time the other ranks poll less often
   const auto entered = Deadline::Clock::now();
   const std::string text = message_of<DesyncError>([&] { on_rank(0) ? again.barrier() : world().barrier(); });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 0 called barrier()"), HasSubstr("rank ")));
@@ -110,7 +110,8 @@ TEST(Failures, DifferentShapes) {
 }
 
 TEST(Failures, DifferentShapesOfLargeTensors) {
-  // Calls with large tensors are compared after their data is published: the tensors must be unchanged.
+  // With large tensors, ranks compare their calls only after they have published the data, and still must not change
+  // the tensors.
   const at::Tensor large = at::full({300000}, 1.0 + world().rank());
   expect_desync("all_reduce(float32[300000])", "all_reduce(float32[1000,300])",
                 [&] { world().all_reduce(on_rank(0) ? large : large.view({1000, 300})); });
@@ -234,7 +235,7 @@ TEST(Failures, SenderAndReceiverDiffer) {
   EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
 }
 
-/// The last rank makes no call; the others wait for `timeout`.
+/// Expects that the other ranks time out after `timeout` because the last rank makes no call.
 void expect_timeout(std::chrono::milliseconds timeout) {
   std::optional<TempDir> own;
   if (is_last_rank()) own.emplace();
@@ -293,7 +294,7 @@ TEST(Failures, InitAfterLeavingIsRejected) {
 // Started by killed_rank_test.cc, which checks the output of the launcher.
 TEST(Killed, LastRankIsKilled) {
   world().barrier();
-  ::signal(SIGTERM, SIG_IGN);  // the launcher terminates the others after the death
+  ::signal(SIGTERM, SIG_IGN);  // after the death of a rank, the launcher sends SIGTERM to the others
   if (is_last_rank()) ::raise(SIGKILL);
   const auto error = thrown_within<PeerLostError>(kPollingLimit, [] {
     for (;;) world().all_reduce(at::zeros({1 << 18}));

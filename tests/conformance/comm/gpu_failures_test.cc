@@ -40,8 +40,8 @@ CaughtError catch_comm_error(const Call& call) {
   return {};
 }
 
-/// Returns the error of an all_reduce that fails on the GPU after the call has returned: a later call throws it. The
-/// stream must end although the operation cannot.
+/// Returns the error of an all_reduce that fails on the GPU after the call has returned, so that a later call throws
+/// it. The stream must become idle, although the operation cannot finish.
 CaughtError run_failing_all_reduce() {
   return catch_comm_error([&] {
     const at::Tensor tensor = ones();

@@ -32,7 +32,7 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(found.cpu(), expected)) << found.cpu() << expected;
 }
 
-/// 1 + 2 + ... + ranks.
+/// Returns 1 + 2 + ... + num_ranks().
 double sum_of_ranks() { return num_ranks() * (num_ranks() + 1) / 2.0; }
 int my_factor() { return world().rank() + 1; }
 
@@ -133,7 +133,7 @@ TEST(Gpu, AllRanksMaySendBeforeReceiving) {
 }
 
 TEST(Gpu, SplitGroups) {
-  world().all_reduce(on_gpu(numbers(1, 1, at::kFloat)));  // after it NCCL splits the existing communicator
+  world().all_reduce(on_gpu(numbers(1, 1, at::kFloat)));  // creates the communicator that NCCL then splits
   comm::Group parity = world().split(world().rank() % 2, -world().rank());
   double expected = 0;
   for (int rank = world().rank() % 2; rank < num_ranks(); rank += 2) expected += rank + 1;

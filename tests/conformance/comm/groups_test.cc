@@ -98,7 +98,7 @@ TEST(PointToPoint, MessagesToAPeerArriveInOrder) {
 
 TEST(PointToPoint, MessagesOfDifferentPeersAreIndependent) {
   if (world().size() < 3 || world().rank() > 2) return;
-  // Rank 1 sends only after rank 2's message has arrived, which rank 0 receives after that of rank 1.
+  // Rank 0 starts to receive from rank 1 first. Rank 1 sends only after rank 0 has received the message of rank 2.
   if (world().rank() == 0) {
     at::Tensor from_one = number(-1);
     at::Tensor from_two = number(-1);
@@ -174,12 +174,13 @@ TEST(InFlight, TimedOutWaitDoesNotEndOperation) {
 
 TEST(InFlight, EarlyReceiveIsNotADeadlock) {
   if (world().size() < 2) return;
-  // Rank 0 joins the barrier later, and rank 1 sends later: no deadlock.
+  // Rank 0 waits for rank 1 in recv, and rank 1 for rank 0 in the barrier. This is not a deadlock, because rank 0
+  // enters the barrier later, and rank 1 then sends.
   const at::Tensor message = number(-1);
   std::optional<Work> early;
   if (world().rank() == 0) {
     early = world().recv_async(message, 1);
-    std::this_thread::sleep_for(2500ms);  // the others poll each other several times
+    std::this_thread::sleep_for(2500ms);  // meanwhile, deadlock detection on the other ranks polls several times
   }
   world().barrier();
   if (world().rank() == 1) world().send(number(5), 0);

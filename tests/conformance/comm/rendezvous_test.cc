@@ -15,7 +15,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-/// A port that is reserved for rank 0.
+/// Reserves a port on which rank 0 can listen.
 class FreePort {
  public:
   std::string text() const { return std::to_string(base::local_address(fd_.get()).port); }
@@ -114,8 +114,8 @@ TEST(Rendezvous, Torchrun) {
 TEST(Rendezvous, TorchrunStoreIsReusedAcrossRestarts) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
-  // Rank 1 joins the second and the third job while the address of the job before is still in the store. It fails only
-  // after rank 0 has printed everything, because torchrun then terminates rank 0.
+  // Rank 1 joins the second and the third job while the store still has the address of the previous job. It fails only
+  // after rank 0 has printed everything, because torchrun terminates rank 0 when rank 1 fails.
   const TempDir done;
   const std::string script =
       "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; " +
@@ -213,7 +213,8 @@ TEST(Rendezvous, PeerDeathIsDetectedWithoutLauncher) {
     ranks.push_back(options);
   }
   const auto exits = run_all(ranks);
-  // Shared memory detects the one, the store of rank 0 the other, whichever is first.
+  // The transport shm detects the death with the first message, the store on rank 0 with the second. Either may be
+  // first.
   EXPECT_THAT(exits[0].out,
               AnyOf(HasSubstr("the process of rank 1 has ended"), HasSubstr("rank 1 ended without saying why")));
   EXPECT_LT(exits[0].elapsed, 20s);

@@ -96,7 +96,7 @@ TEST(DataGpu, MemoryIsReusedOnlyAfterItsConsumers) {
   std::vector<Example> found;
   for (auto& batch : loader.epoch(0)) {
     at::Tensor late;
-    for (int i = 0; i < 10; ++i) late = batch.data.clone();  // this stream lags behind that of the copies
+    for (int i = 0; i < 10; ++i) late = batch.data.clone();  // so that this stream lags behind the stream of the copies
     found.push_back({late, batch.target.clone()});
   }
   expect_same(found, expected);

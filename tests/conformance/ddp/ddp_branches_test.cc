@@ -56,7 +56,7 @@ TEST(DdpBranches, UnusedInTheFirstStepOnly) {
 TEST(DdpBranches, UnusedParametersAreNotReduced) {
   MultiHead net;
   DistributedDataParallel ddp(net, world());
-  train_and_compare(net, 3, [](int, int step) { return step; });  // all parameters have been used once
+  train_and_compare(net, 3, [](int, int step) { return step; });  // uses each parameter once
   const auto all = ddp.stats();
   train_and_compare(net, 8, [](int, int) { return 0; });
   const auto few = ddp.stats();
@@ -67,8 +67,8 @@ TEST(DdpBranches, UnusedParametersAreNotReduced) {
   } else {
     EXPECT_LT(few.bucket_bytes[0], all.bucket_bytes[0]);
   }
-  train_and_compare(net, 2, [](int, int) { return 2; });        // reduced again when used again
-  EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets keep recently used parameters
+  train_and_compare(net, 2, [](int, int) { return 2; });        // gradients of head2 are reduced again
+  EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets still contain head0, used recently
 }
 
 TEST(DdpBranches, UntouchedOldGradientsAreUnchanged) {
@@ -77,7 +77,7 @@ TEST(DdpBranches, UntouchedOldGradientsAreUnchanged) {
   train_and_compare(net, 2, [](int, int) { return 0; });
   {
     const at::NoGradGuard no_grad;
-    net->heads[0]->weight.mutable_grad().mul_(1 + world().rank());  // a mean would change it
+    net->heads[0]->weight.mutable_grad().mul_(1 + world().rank());  // differs on each rank, so a mean would change it
   }
   const at::Tensor before = net->heads[0]->weight.grad().clone();
   for (int step = 0; step < 6; ++step)  // no zero_grad: head0 keeps its old gradients

@@ -232,7 +232,7 @@ TEST(DdpFailures, ClipOnOneRankAgainstStep) {
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.1});
   forward_backward(net, 0);
-  if (!optimizer.shares_parameters()) return;  // then ranks do not wait for each other
+  if (!optimizer.shares_parameters()) return;  // ranks wait for each other only if they share parameters
   expect_error(Cause::kDesync, {"rank 0 computes the norm of gradients", "updates parameters"}, [&] {
     if (world().rank() == 0) optimizer.clip_grad_norm(1.0);
     optimizer.step();
@@ -274,7 +274,7 @@ TEST(DdpFailures, UpdateInBackwardWithDifferentOptions) {
   world().barrier();
   optimizer.param_groups()[0].options().set_lr(world().rank() == 0 ? 0.1 : 0.2);
   expect_error(Cause::kDesync, {"backward() on ranks", "options or steps have the hash"}, [&] {
-    // The last rank finds all gradients of the others, and could apply them at once.
+    // The delay makes this rank find all gradients of rank 0, so that it could apply them at once.
     if (world().rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     step(2);
   });
@@ -297,7 +297,7 @@ TEST(DdpFailures, AliasOfParameterUpdatedInBackward) {
   run(0, false);
   run(1, false);
   EXPECT_THROW(run(2, true),
-               std::exception);  // the error of autograd, or that of another rank's failed backward()
+               std::exception);  // autograd's error, or the error that backward() has failed on another rank
 }
 
 TEST(DdpFailures, ExtraBackwardAfterStepIsDetectedByBatchCount) {

@@ -43,7 +43,7 @@ at::Tensor mean_of(int step, int i) {
   return sum / world().size();
 }
 
-/// Runs a backward in which parameter `without` has no gradient.
+/// Runs a backward in which parameter `without` (-1: none) has no gradient.
 void backward(Model& model, int step, int without = -1) {
   std::vector<at::Tensor> roots, gradients;
   for (int i = 0; i < kParameters; ++i) {

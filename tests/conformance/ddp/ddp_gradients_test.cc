@@ -196,8 +196,8 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
 }
 
 TEST(DdpGradients, BucketsStartBeforeLastGradientIsReady) {
-  // The barriers in the backward force the order of events instead of relying on time: the backward ends after the
-  // headers of all ranks have arrived.
+  // Barriers in the backward pass force the order of events, so that the test does not depend on time: the pass ends
+  // only after the headers of all ranks have arrived.
   struct BarrierInBackward : torch::autograd::Function<BarrierInBackward> {
     static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -217,7 +217,8 @@ TEST(DdpGradients, BucketsStartBeforeLastGradientIsReady) {
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1, 1}});
   for (int step = 0; step < 3; ++step) {
     net.zero_grad();
-    // Order of gradients: c, barriers, b, barriers, a. By the second barrier, all ranks have exchanged the header of c.
+    // The backward pass computes the gradient of c, runs barriers, computes b, runs barriers, and computes a. At the
+    // second barrier, all ranks have exchanged the header of c.
     at::Tensor x = net.a * 2;
     for (int i = 0; i < 20; ++i) x = BarrierInBackward::apply(x);
     x = x * net.b;
@@ -246,9 +247,10 @@ TEST(DdpGradients, NumberOfPassesAndOperations) {
   EXPECT_EQ(stats.copies_out, 0);
   if (world().size() > 1) {
     EXPECT_EQ(stats.copies_in, stats.in_place ? 0 : 5 * 4);
-    // A header, one bucket and the flags, in the first step also the order; in place, a header and one synchronization.
+    // With buckets, each step has three operations (a header, one bucket and the flags), and the first step also
+    // exchanges the order. In place, each step has a header and one synchronization.
     EXPECT_EQ(stats.operations,
-              (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and replica hashes in the four steps after the first
+              (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // + 4: replica hashes in the steps after the first
   }
 }
 

@@ -74,8 +74,8 @@ TEST(DdpHosts, WireDtypeRoundsGradientsEqually) {
   }
 }
 
-/// Sums buckets, and starts the second one only after the sum of the first has been written. It polls the memory,
-/// because a call to wait for the operation would also execute it.
+/// Sums buckets, and starts the second one only after the sum of the first has been written to memory. Polls the memory
+/// instead of waiting for the operation, because a thread that waits also executes the operation.
 class DelaySecondBucketHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "delay second bucket"; }
@@ -84,7 +84,7 @@ class DelaySecondBucketHook final : public comm::GradientHook {
       for (const auto limit = base::Deadline::in(std::chrono::seconds(20));
            !first_bucket_arrived_ && !limit.expired();) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        // Different ranks reduce the first and the last slice.
+        // Checks the first and the last element, because different ranks reduce the first and the last slice.
         first_bucket_arrived_ = first_bucket_[0].item<float>() != first_before_[0].item<float>() &&
                                 first_bucket_[-1].item<float>() != first_before_[-1].item<float>();
       }
@@ -127,7 +127,7 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), kRate);
   }
-  // The same in one process, with a model for each host.
+  // Computes the same in one process, with a model for each host.
   std::vector<torch::nn::Sequential> models;
   for (int host = 0; host < world().num_nodes(); ++host) models.push_back(make_net());
   const auto average = [&] {

@@ -189,7 +189,7 @@ class Bf16Hook final : public comm::GradientHook {
   std::vector<at::Tensor> sent_;
 };
 
-/// An all-reduce as a hook that gathers and adds: two operations, one of them in finish().
+/// Implements an all-reduce by gathering and adding, so that it has two operations, the second of them in finish().
 class GatherHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "gather"; }
@@ -313,8 +313,8 @@ TEST(DdpJoin, BuffersComeFromAnActiveRank) {
 }
 
 TEST(DdpJoin, EqualsLocalRunOfSummedSteps) {
-  // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks'
-  // gradients / W.
+  // Rank r trains 2 (r + 1) steps of SGD. The gradient of each step is the sum over the ranks that have not joined,
+  // divided by the initial number of ranks.
   Mlp net, alone;
   DistributedDataParallel ddp(net, world());
   copy_values(*net, *alone);

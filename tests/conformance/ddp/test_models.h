@@ -15,7 +15,7 @@
 
 namespace lockstep::tests {
 
-/// Two layers with an odd number of elements, so that nothing is aligned by chance.
+/// A network of two layers with odd numbers of elements, so that no parameter is aligned by chance.
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int in = 7, int hidden = 13, int out = 5)
       : first(register_module("first", torch::nn::Linear(in, hidden))),
@@ -25,7 +25,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-/// A trunk with several heads. A forward uses at most one head.
+/// A network of a trunk and several heads. A forward uses at most one head.
 struct MultiHeadImpl : torch::nn::Module {
   MultiHeadImpl() {
     trunk = register_module("trunk", torch::nn::Linear(6, 6));
@@ -40,8 +40,8 @@ struct MultiHeadImpl : torch::nn::Module {
 };
 TORCH_MODULE(MultiHead);
 
-/// Runs the forward of a layer again in backward(), with a nested backward(), as gradient checkpointing does. `module`
-/// is the address of the LinearImpl.
+/// Runs the forward of a layer again in backward(), and then a nested backward(), as gradient checkpointing does.
+/// `module` is the address of the LinearImpl.
 struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t module) {
     context->save_for_backward({x});
@@ -59,7 +59,8 @@ struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
   }
 };
 
-/// Returns the batch of rank `rank` in `step`. Each rank can compute the batches of all ranks.
+/// Returns the batch of rank `rank` in `step`. It depends only on the arguments, so each rank can compute the batches
+/// of all ranks.
 inline at::Tensor batch_of(int rank, int step, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   const auto seed = static_cast<std::uint64_t>(1000 * step + rank + 1);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -92,7 +93,7 @@ inline bool same_bits(const at::Tensor& tensor) {
   return true;
 }
 
-/// Returns the means of `local(rank)` over all ranks, added in rank order in double.
+/// Returns the means over all ranks of the tensors that `local(rank)` returns, added in rank order in double.
 template <typename Local>
 std::vector<at::Tensor> mean_over_ranks(const Local& local) {
   std::vector<at::Tensor> sums;

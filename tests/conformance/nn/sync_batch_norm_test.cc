@@ -23,7 +23,7 @@ std::int64_t samples_before(int rank) {
   return sum;
 }
 
-/// Returns the part of this rank.
+/// Returns this rank's part of a batch of all ranks.
 at::Tensor local_part(const at::Tensor& whole) {
   return whole.narrow(0, samples_before(world().rank()), samples_of(world().rank()));
 }
@@ -63,7 +63,8 @@ void set_random_parameters(torch::nn::Module& sync, Whole& whole) {
   copy_values(*whole, sync);
 }
 
-/// Compares three steps of `sync` on this rank's part with three steps of `whole` on the whole batch, in double.
+/// Expects that three steps of `sync` on this rank's part of each batch equal three steps of `whole`, in double, on the
+/// whole batch.
 template <typename Whole, typename Sync>
 void expect_equal_training(Sync& sync, Whole& whole, std::vector<std::int64_t> shape, at::ScalarType dtype) {
   whole->to(at::kDouble);
@@ -214,7 +215,7 @@ struct ConvNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ConvNet);
 
-/// Compares ranks, whose gradients DDP averages, with one process on the whole batch.
+/// Expects that training on all ranks, whose gradients DDP averages, equals training in one process on the whole batch.
 void expect_same_training(ConvNet& net, torch::optim::SGD& optimizer, const ddp::DdpOptions& options) {
   ddp::DistributedDataParallel ddp(net, world(), options);
   ConvNet whole;

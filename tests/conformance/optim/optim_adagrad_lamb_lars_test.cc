@@ -16,7 +16,7 @@ namespace {
 using ddp::DistributedDataParallel;
 using Formula = std::function<void(std::size_t index, const at::Tensor& parameter, const at::Tensor& gradient)>;
 
-/// One state tensor per parameter; initially zeros of the parameter's shape.
+/// One state tensor per parameter, which is initialized with zeros of the parameter's shape.
 struct States {
   at::Tensor& of(std::size_t index, const at::Tensor& like) {
     if (!all.contains(index)) all[index] = at::zeros_like(like);
@@ -27,7 +27,7 @@ struct States {
 
 double norm_of(const at::Tensor& tensor) { return tensor.to(at::kDouble).norm().item<double>(); }
 
-/// You et al., arXiv:1904.00962, algorithm 2, with ATen.
+/// Returns LAMB written with ATen: algorithm 2 of You et al., arXiv:1904.00962.
 Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
   return
       [options_of, moments = std::make_shared<std::array<States, 2>>(),
@@ -46,7 +46,8 @@ Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
       };
 }
 
-/// You, Gitman and Ginsburg, arXiv:1708.03888, with the learning rate outside of the momentum, with ATen.
+/// Returns LARS written with ATen: You, Gitman and Ginsburg, arXiv:1708.03888, with the learning rate outside of the
+/// momentum.
 Formula lars(std::function<optim::LARSOptions(const at::Tensor&)> options_of) {
   return [options_of, momentum = std::make_shared<States>()](std::size_t i, const at::Tensor& p, const at::Tensor& g) {
     const optim::LARSOptions o = options_of(p);
@@ -70,7 +71,8 @@ Formula adagrad(optim::AdagradOptions o) {
                                                               .weight_decay(o.weight_decay)
                                                               .initial_accumulator_value(o.initial_accumulator_value)
                                                               .eps(o.eps));
-    optimizer->parameters()[0].mutable_grad() = g;  // the `p` of the first call has the same memory
+    optimizer->parameters()[0].mutable_grad() =
+        g;  // this is the `p` of the first call, which refers to the same memory
     optimizer->step();
   };
 }
@@ -229,7 +231,7 @@ TEST_P(FusedAgainstFormula, LargeParametersAndClipping) {
     if (step == 3) torch::nn::utils::clip_grad_value_(reference.parameters(), 1e-5);
     apply(formula, reference);
     expect_equal(net, reference,
-                 1e-4);  // the first step of Adagrad has the same length for gradients of rounding errors
+                 1e-4);  // Adagrad's first step has the full length even if a gradient is only a rounding error
     copy_values(net, reference);
     dynamic_cast<optim::FusedOptimizer&>(*fused).change_parameters([] {});
   }
@@ -300,7 +302,7 @@ TEST_P(FusedAgainstFormula, StateRoundTrip) {
       in.load_from(bytes);
       again->load(in);
     } else {
-      steps(*again, 8, 10);  // loading replaces the state, also with an empty one
+      steps(*again, 8, 10);  // makes a state, which loading must replace, even by an empty one
       dynamic_cast<optim::FusedOptimizer&>(*again).load_state_dict({});
       dynamic_cast<optim::FusedOptimizer&>(*again).change_parameters([&] { copy_values(*middle, *net); });
       dynamic_cast<optim::FusedOptimizer&>(*again).load_state_dict(saved);
@@ -361,7 +363,7 @@ TEST(OptimAdagradLambLars, InvalidOptionsAreRejected) {
 }
 
 TEST(OptimAdagradLambLars, JoinedRanksShadowOthers) {
-  if (world().transport() == "hierarchy") return;  // across hosts, ranks do not learn how many updates the others make
+  if (world().transport() == "hierarchy") return;  // across hosts, ranks do not exchange how many updates each makes
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());

@@ -12,7 +12,7 @@ namespace {
 
 using ddp::DistributedDataParallel;
 
-/// Its backward() waits until `changed` returns true, at most 10 s. Counts in `seen` how often that happened.
+/// An identity whose backward() waits until `changed` returns true, for at most 10 s. `seen` counts how often it did.
 struct WaitInBackward final : torch::autograd::Function<WaitInBackward> {
   static inline std::function<bool()> changed;
   static inline int seen = 0;
@@ -26,7 +26,7 @@ struct WaitInBackward final : torch::autograd::Function<WaitInBackward> {
   }
 };
 
-/// Parameters of more chunks than there are ranks, small ones, a transposed one, and unused ones.
+/// A network with parameters of more chunks than there are ranks, small parameters, a transposed one, and unused ones.
 struct DeepImpl : torch::nn::Module {
   DeepImpl() {
     torch::manual_seed(5);
@@ -47,7 +47,7 @@ TORCH_MODULE(Deep);
 using Loss = std::function<at::Tensor(DeepImpl& net, int step)>;
 
 at::Tensor whole_loss(DeepImpl& net, int step) { return net.loss(net.hidden(world().rank(), step)); }
-/// In turn, ranks have no gradient of the first layer.
+/// Returns a loss with which every second rank has no gradient of the first layer; the ranks alternate between steps.
 at::Tensor branching_loss(DeepImpl& net, int step) {
   const at::Tensor h = net.hidden(world().rank(), step);
   return net.loss((world().rank() + step) % 2 == 1 ? h.detach() : h);

@@ -37,7 +37,7 @@ inline void expect_equal(torch::nn::Module& got, torch::nn::Module& expected, do
   }
 }
 
-/// Parameters of many chunks, a transposed one, and two that share a storage.
+/// A network with parameters of many chunks, a transposed one, and two that share a storage.
 struct WideImpl : torch::nn::Module {
   WideImpl() {
     torch::manual_seed(3);

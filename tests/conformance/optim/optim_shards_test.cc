@@ -10,7 +10,7 @@ namespace {
 using ddp::DistributedDataParallel;
 using optim::FusedOptions;
 
-/// Returns between how many owners the state is divided.
+/// Returns the number of owners among which the state is divided.
 int num_owners() {
   if (world().transport() == "shm") return 1;
   return world().transport() == "hierarchy" ? world().num_nodes() : world().size();
@@ -40,7 +40,7 @@ void expect_same(torch::nn::Module& one, torch::nn::Module& other) {
   }
 }
 
-/// Parameters of several chunks, with transposed strides, two of them in one storage.
+/// The parameters have several chunks and transposed strides, and two of them share a storage.
 TEST(OptimShards, EqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
@@ -53,7 +53,7 @@ TEST(OptimShards, EqualsUnshardedBitwise) {
   expect_same(divided, whole);
 }
 
-/// With ATen's operations, over each transport: parameters are not shared, and each rank is an owner.
+/// Updates with ATen's operations, over each transport. The parameters are not shared, and each rank is an owner.
 TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());

@@ -319,7 +319,7 @@ TEST(Optim, ClipNormUsesMeanGradients) {
     copy_values(net, reference);
     if (step == 2) fused.change_parameters([] {});
   }
-  // Clipping of discarded gradients must not scale the next ones.
+  // A clip_grad_norm() whose gradients are then discarded must not scale the next gradients.
   net.loss(world().rank(), 7).backward();
   fused.clip_grad_norm(1e-9);
   fused.zero_grad();
@@ -362,7 +362,7 @@ TEST(Optim, ClipValueUsesMeanGradients) {
       copy_values(net, reference);
       fused.change_parameters([] {});
     }
-    // Clipping of discarded gradients must not clip the next ones.
+    // A clip_grad_value() whose gradients are then discarded must not clip the next gradients.
     net.loss(world().rank(), 7).backward();
     fused.clip_grad_value(1e-9);
     fused.zero_grad();
@@ -409,7 +409,7 @@ TEST(Optim, NormCoversOnlyCurrentGradients) {
     net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
     norms[step] = fused.clip_grad_norm(1e9).item<double>();
   }
-  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // with buckets, they are planned again in between
+  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // near, because buckets may have been planned again in between
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
 }
 

@@ -48,7 +48,7 @@ TEST(OptimUsage, InvalidOptionsAreRejected) {
     static_cast<torch::optim::SGDOptions&>(fused.param_groups()[0].options()).momentum(0.5);
     fused.step();
   });
-  // A parameter that is a view of a larger tensor.
+  // The parameter is a view of a larger tensor.
   struct PartImpl : torch::nn::Module {
     PartImpl() { register_parameter("w", torch::ones({10}).narrow(0, 0, 5)); }
   } part;
@@ -57,7 +57,7 @@ TEST(OptimUsage, InvalidOptionsAreRejected) {
 }
 
 TEST(OptimUsage, ExternalChangesAreDetected) {
-  if (!on_shm()) return;  // each rank has its own parameters, and averaged gradients
+  if (!on_shm()) return;  // over other transports, each rank has its own parameters and may change them
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -117,7 +117,7 @@ TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
     const base::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(seen.rank, rank);
     EXPECT_EQ(seen.transport, world().transport());
-    // A world of one reduces nothing.
+    // A world of one rank does not reduce gradients.
     EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->gradient_reductions + kSteps : 0);
     EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
     EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
@@ -134,7 +134,7 @@ TEST(OptimUsage, RanksOfAHostShareParameters) {
   EXPECT_EQ(fused.shares_parameters(), can && host.size() > 1);
   fused.change_parameters([&] {
     const at::NoGradGuard no_grad;
-    net->first->weight.add_(1);  // once for each copy
+    net->first->weight.add_(1);  // runs once for each copy of the parameters
   });
   EXPECT_TRUE(same_bits(net->first->weight.detach()));
   backward(*net, world().rank(), 0);
@@ -325,7 +325,7 @@ TEST(OptimUsage, JoinedRanksShadowOthers) {
   DistributedDataParallel ddp(net, world());
   optim::AdamW fused(ddp, {.lr = 0.01});
   const int batches = 2 + world().rank();
-  if (world().transport() == "hierarchy") {  // across hosts, ranks do not learn how many updates the others make
+  if (world().transport() == "hierarchy") {  // across hosts, ranks do not exchange how many updates each makes
     EXPECT_THROW(ddp::join(ddp, [] {}), base::UsageError);
     return;
   }

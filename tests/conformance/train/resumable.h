@@ -60,7 +60,7 @@ inline MakeOptimizers sgd() {
   };
 }
 
-/// A value of the user's with a different count on each rank.
+/// A user's object in the checkpoint, with a different count on each rank.
 struct StepCounter : checkpoint::Stateful {
   std::int64_t count = 0;
   checkpoint::StateDict state_dict() const override { return {{"count", count}}; }
@@ -69,7 +69,7 @@ struct StepCounter : checkpoint::Stateful {
   }
 };
 
-/// Counts on each rank, and stops the training after a step, as a signal does.
+/// Adds rank + 1 to the count in each step, and stops the training after step `step`, as a signal does.
 struct StopAtStep : training::Callback {
   StopAtStep(std::int64_t step, StepCounter& count) : at(step), drawn(count) {}
   void on_step(training::FitContext& fit) override {
@@ -87,8 +87,8 @@ struct RunResult {
   double best = 0;
 };
 
-/// Runs a training as a process of its own would, up to step `stop_at` (-1: to the end). A run that resumes begins with
-/// other weights and random numbers than those of the training, which it must restore.
+/// Runs a training up to step `stop_at` (-1: to the end), as a process of its own would. A run that resumes begins with
+/// different weights and random numbers, so that it must restore those of the checkpoint.
 inline RunResult run(const MakeOptimizers& make, training::TrainerOptions options, std::int64_t stop_at) {
   options.progress_bar = options.model_summary = false;
   torch::manual_seed(options.resume.empty() ? 1 : 77);

@@ -35,8 +35,8 @@ MARK = "LOCKSTEP_TEST_CHAOS"
 REPORT_LIMIT_S = 1.0
 STEPS = 400  # 2 s and more
 WARM_UP_STEPS = 25  # before a fault
-# `after`: steps of the victim before it is disturbed. `place`: a regular expression for its place in the FATAL line.
-# `busy`: a rank that is in its own code at that time, and so receives no error.
+# `after`: the number of steps of the victim before the fault. `place`: a regular expression that the FATAL line must
+# match. `busy`: a rank that runs its own code at the time of the fault, and therefore receives no error.
 FaultPlan = collections.namedtuple(
     "FaultPlan",
     "options words disturb cause code reported_s ended_s after place env busy",
@@ -156,7 +156,9 @@ class Run:
         if not self.plan.cause:
             return wrong + ([f"FATAL lines: {fatal}"] if fatal else [])
         expected = [(self.plan.cause, str(self.victim))]
-        if self.plan.cause == "DESYNC":  # the detail names both ranks; two votes do not decide which one is wrong
+        if (
+            self.plan.cause == "DESYNC"
+        ):  # the detail names two ranks; with two, there is no majority to find the wrong one
             fatal, expected = [cause for cause, _ in fatal], ["DESYNC"]
             if f"rank {self.victim} " not in err.rstrip().rsplit("\n", 1)[-1]:
                 wrong.append("the FATAL line does not name the rank")
@@ -178,7 +180,7 @@ def pause(pid, _):
 
 
 def in_dev_shm():
-    """Returns its files without those of Open MPI, which these jobs do not use but others may."""
+    """Returns the files in /dev/shm, except those of Open MPI: only other jobs on this machine make such files."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment.")}
 
 

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// lockstep run OPTIONS... fault_probe WORDS..., in `folder`.
+/// Returns the options that start `lockstep run OPTIONS... fault_probe WORDS...` in `folder`.
 SpawnOptions fault_probe_job(const TempDir& folder, const Words& options, const Words& words) {
   SpawnOptions spawn = lockstep_run(options);
   spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_FAULT_PROBE_PATH});
@@ -39,7 +39,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 
 struct HangCase {
   const char* what;
-  const char* function;  // in its stack
+  const char* function;  // must be in the reported stack
   friend void PrintTo(const HangCase& one, std::ostream* out) { *out << one.what; }
 };
 

@@ -81,7 +81,7 @@ def expect_end(cluster, job, limit_s, has, code):
 def rank_killed(cluster):
     job = start_sleepers(cluster)
     os.kill(pids(cluster, 2, "sh -c sleep")[0], signal.SIGKILL)
-    # The children of the other ranks have 2 s of grace.
+    # The children of the other ranks get 2 s to end before they are killed.
     expect_end(cluster, job, 5, ["cause=RANK_DIED", "host=h2", "killed by SIGKILL"], 137)
 
 
@@ -158,7 +158,7 @@ def launcher_host_powered_off(cluster):
 def stopped_launcher_keeps_ranks_running(cluster):
     job = start_sleepers(cluster)
     os.kill(job.process.pid, signal.SIGSTOP)
-    time.sleep(8)  # longer than a host may be silent: only time shows that nothing happens
+    time.sleep(8)  # longer than a host may be silent, to check that the launcher does not report it
     left = [sum("sleep 300" in words for words in cluster.processes(host).values()) for host in (1, 2)]
     os.kill(job.process.pid, signal.SIGCONT)
     check(left == [6, 6], f"all processes are alive: {left}")

@@ -113,7 +113,7 @@ def mpich_mpiexec(args, folder):
 
 
 def launcher_of_different_mpi(args, folder):
-    """Ranks that request MPI must fail: each would be a world of one."""
+    """Ranks that request MPI must fail, because each of them would be a world of one rank."""
     open_mpi_command(args)
     for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_CROSS_HOST_TRANSPORT"):
         expect_error(
@@ -121,7 +121,7 @@ def launcher_of_different_mpi(args, folder):
             "started by a launcher of another MPI",
             "this program's MPI is Open MPI",
         )
-    # A launcher that sets no variable but rank and size.
+    # A launcher that sets only the rank and the size.
     alone = environment(PMI_RANK="1", PMI_SIZE="2")
     expect_error(
         run([args.program, "none", 0], env=alone),
@@ -151,7 +151,7 @@ def different_mpi_library(args, folder):
             expect_error(done, built, "the MPI library that is loaded is " + named)
         else:
             expect_error(done, "this program's MPI is " + named)
-    # It is not an error where MPI is not used.
+    # This is not an error if the job does not use MPI.
     unused = environment(LD_PRELOAD=args.fake_mpi, FAKE_MPI_VERSION="Open MPI v9.8.7", RANK="0", WORLD_SIZE="1")
     check(run([args.program, "none", 0], env=unused)[0] == 0, "a program that does not use MPI runs")
 

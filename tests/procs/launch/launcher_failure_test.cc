@@ -56,7 +56,7 @@ TEST(LauncherFailure, FatalNamesPidOfRank) {
 }
 
 TEST(LauncherFailure, DeathOutranksEarlierExit) {
-  // Rank 0 exits as if it had detected the death of rank 1, which dies after the agent has noticed the exit of rank 0.
+  // Rank 0 exits, as if it had detected the death of rank 1. Rank 1 dies only after the agent has detected that exit.
   const TempDir folder;
   const ProcessResult exit = run_process(shell_ranks(
       2, "cd " + folder.path() +
@@ -123,7 +123,8 @@ TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {
 }
 
 TEST(LauncherFailure, UnkillableProcessIsReportedAndNotWaitedFor) {
-  // A traced process stays a zombie until its tracer, this test, waits for it: for its parent it never ends.
+  // This test traces the process. A traced process stays a zombie until its tracer waits for it, so for its parent it
+  // never ends.
   Process process(shell_ranks(1, "echo pid=$$; kill -STOP $$; exit 0", {"--grace", "0"}));
   ASSERT_TRUE(process.wait_for("pid=", Deadline::in(10s)));
   ASSERT_TRUE(process.wait_for("\n", Deadline::in(10s)));

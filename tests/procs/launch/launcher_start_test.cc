@@ -74,7 +74,7 @@ TEST(LauncherStart, PassLocalRankAppendsArgument) {
 }
 
 TEST(LauncherStart, NoDescriptorIsInherited) {
-  // The shell passes a descriptor without close-on-exec.
+  // The shell passes descriptor 7, which is not close-on-exec, to the launcher.
   const ProcessResult exit =
       run_process({.argv = {"sh", "-c", "exec 7</dev/null; exec " + kLockstep + " run -n 2 " + kProbe + " fds"}});
   EXPECT_EQ(exit.code, 0);

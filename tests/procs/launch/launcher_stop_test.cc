@@ -11,10 +11,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Each rank has a child in its own process group, one in a session of its own, and grandchildren below that one.
+// Each rank starts a child in its own process group, a child in a new session, and a child in a new session that has
+// children of its own.
 const char* const kProcessTreeScript =
     "sleep 300 & setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & echo up$RANK; wait";
-constexpr std::size_t kProcessTreeSize = 6;  // the shell, two sleeps, and the second shell with its two
+constexpr std::size_t kProcessTreeSize = 6;  // the shell, two sleeps, and the second shell with two sleeps
 
 pid_t agent_of(const Process& launcher) {
   const auto children = children_of(launcher.pid());

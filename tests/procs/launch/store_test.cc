@@ -90,7 +90,7 @@ TEST_F(StoreAccess, OneByteSegmentsDoNotChangeResults) {
 
 TEST_F(StoreAccess, DifferentArgumentsAreReportedOnBothRanks) {
   for (int rank = 0; rank < kRanks; ++rank)
-    start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // there is no rank 9: only the arguments differ
+    start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // no effect, because there is no rank 9
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(wait_for_exit(rank).code, 0) << ranks_[rank]->err();
   const std::string line =
       "warning: rank 1 was started with different arguments than rank 0: \"120\" \"late\" \"9\" instead of \"120\"";
@@ -119,7 +119,7 @@ TEST_F(StoreAccess, LostConnectionIsReplacedOrEndsJob) {
       EXPECT_LT(Deadline::Clock::now() - begin,
                 for_good ? 2500ms : 30000ms);  // includes the exit of a process with libtorch
       for (const int rank : {0, 2}) wait_for_exit(rank);
-      // The other ranks may still have added the last values of rank 1.
+      // The other ranks may have finished the all_reduce with rank 1 before they were notified.
       EXPECT_EQ(hashes(0).size() == 120, !for_good) << hashes(0).size();
       if (!for_good) {
         EXPECT_EQ(cut.code, 0) << cut.err;
@@ -241,7 +241,7 @@ TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
 }
 
 TEST(JobKeyDelivery, ReachesGrandchildPrograms) {
-  // Wrappers in Python close all descriptors that they do not know.
+  // A wrapper in Python closes all descriptors except stdin, stdout and stderr.
   const std::string script = std::string("import subprocess, sys; sys.exit(subprocess.run(['") +
                              LOCKSTEP_FAULT_PROBE_PATH + "', 'nothing', '0'], close_fds=True).returncode)";
   const ProcessResult exit = run_process(lockstep_run({"-n", "2", "--bind", "none", "--", "python3", "-c", script}));

@@ -1,4 +1,4 @@
-// A rank with a fault.
+// A rank of a job in which one rank has a fault.
 //   fault_probe FAULT RANK [SECONDS]
 // All ranks run three all_reduces. Then RANK has FAULT, and the others wait for it in a fourth one:
 //
@@ -6,7 +6,8 @@
 //   kernel                             forever, in the kernel (state D), where no debugger can attach
 //   stop                               stops itself with SIGSTOP
 //   after                              loops after all ranks have finished the fourth all_reduce
-//   work | alive | busy                works for SECONDS: silently, with calls of world.alive(), or under world.busy()
+//   work | alive | busy                works for SECONDS: without reports, with calls of world.alive(), or under
+//                                      world.busy()
 //   throw | usage | memory | allocate  an exception under lockstep::main()
 //   bare                               an uncaught exception without lockstep::main()
 //   segv | abort | exit                ends the process
@@ -50,8 +51,8 @@ volatile bool run_forever = true;
   }
 }
 
-/// The parent of a vfork() sleeps uninterruptibly, but can be killed, until the child exits. Uses the system call,
-/// because ThreadSanitizer replaces vfork() with fork().
+/// Blocks in the kernel: the parent of a vfork() sleeps uninterruptibly until the child exits, but can be killed. Uses
+/// the system call, because ThreadSanitizer replaces vfork() with fork().
 void block_in_kernel() {
   if (::syscall(SYS_clone, CLONE_VFORK | CLONE_VM | SIGCHLD, 0, 0, 0, 0) != 0) return;
   for (;;) ::pause();

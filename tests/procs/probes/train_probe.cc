@@ -1,9 +1,9 @@
-// A rank that trains.
+// A rank that trains a small model, in one of several ways.
 //   train_probe until_stop         until all ranks are asked to stop
 //   train_probe slow RANK          200 steps, which are slower on RANK
 //   train_probe checked            200 steps, with all checks
-//   train_probe leave_early        rank 0 leaves; the others still need each other and the store for some time
-//   train_probe join               until all ranks are asked to stop; rank 1 has few batches, and joins
+//   train_probe leave_early        rank 0 leaves; the others still use the store for some time
+//   train_probe join               until all ranks are asked to stop; rank 1 has few batches and then calls join()
 //   train_probe evaluate SECONDS   30 steps; in the middle, rank 0 evaluates for SECONDS
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
 //                                  writes its history to FOLDER/rank.N.jsonl, for chaos.py. In STEP, RANK has FAULT:

@@ -28,7 +28,7 @@ namespace {
 /// The tasks that were enqueued on streams while they were being captured.
 struct Graph {
   std::uint64_t number = 0;
-  bool is_invalid = false;  // a call would have waited for a captured stream
+  bool is_invalid = false;  // set when a call tries to wait for a captured stream
   std::vector<std::function<void()>> tasks;
 };
 
@@ -52,7 +52,7 @@ struct Allocation {
   int device;
 };
 
-/// Never destroyed: the threads of streams outlive main().
+/// The state of the fake runtime. It is never destroyed, because the threads of streams outlive main().
 struct State {
   std::map<int, Stream> defaults;  // by device
   std::map<std::uintptr_t, Allocation> allocations;
@@ -70,7 +70,7 @@ State make_state() {
   for (std::size_t at = 0; at < list.size();) {
     const std::size_t end = std::min(list.find(',', at), list.size());
     const int device = std::atoi(list.substr(at, end - at).c_str());
-    if (device < 0 || device >= on_host) break;  // as CUDA does: ignore the rest
+    if (device < 0 || device >= on_host) break;  // like CUDA, ignore the rest of the list
     state.visible.push_back(device);
     at = end + 1;
   }
@@ -161,7 +161,7 @@ cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// As in the runtime, pageable memory has been read and written when the call returns.
+/// Copies on a stream. As in the real runtime, pageable memory has been read and written when the call returns.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, void* stream) {
   if (memory_kind(from) == MemoryKind::kPageable) {
     auto staged =

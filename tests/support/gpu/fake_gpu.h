@@ -1,6 +1,7 @@
-// A fake GPU on the host: streams, events, memory and a few kernels, behind the API of the CUDA runtime. A thread of
-// each stream executes the stream's tasks, so that tasks without an explicit order can run in any order. Shared by
-// fake_cuda.cc and fake_nccl.cc, which are linked into one library that is loaded before the real ones (LD_PRELOAD).
+// A fake GPU on the host: streams, events, memory and a few kernels, behind the API of the CUDA runtime. Each stream
+// has a thread that executes its tasks, so that tasks of different streams without an explicit order can run in any
+// order. fake_cuda.cc and fake_nccl.cc, which share this header, are linked into one library that is loaded before the
+// real ones (LD_PRELOAD).
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,7 @@
 
 namespace fake_gpu {
 
-/// Guards all state of the fake GPU.
+/// The mutex that guards all state of the fake GPU.
 std::mutex& mutex();
 /// Notified whenever any of that state has changed.
 std::condition_variable& state_changed();

@@ -1,8 +1,8 @@
-// The fake NCCL. Ranks exchange data in files of a directory whose name identifies the communicator, on the stream, so
-// that code that does not wait for the stream reads old values. FAKE_NCCL_FAULT injects a fault: with
-// "CALL=RESULT@RANK" that call returns that result on that rank of a communicator; with "async=RESULT@RANK" an
-// operation in progress reports that result and never ends; with "hang@RANK" operations of that rank never start.
-// FAKE_NCCL_ERROR_TEXT is returned by ncclGetLastError().
+// The fake NCCL. Ranks exchange data through files in a directory whose name identifies the communicator. They do so on
+// the stream, so that code that does not wait for the stream reads old values. FAKE_NCCL_FAULT injects a fault: with
+// "CALL=RESULT@RANK", that call returns that result on that rank of a communicator; with "async=RESULT@RANK", an
+// operation in progress reports that result and never ends; with "hang@RANK", operations of that rank never start.
+// ncclGetLastError() returns FAKE_NCCL_ERROR_TEXT.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -161,7 +161,8 @@ thread_local int depth = 0;
 thread_local std::vector<std::function<void()>> sends, receives;
 thread_local cudaStream_t stream_of_group = nullptr;
 
-/// Enqueues `work` on the stream, unless a fault is injected.
+/// Enqueues `work` on the stream. If a fault is injected, returns its result instead, or enqueues a task that blocks
+/// until the communicator is aborted.
 ncclResult_t enqueue_call(const char* call, ncclComm_t comm, cudaStream_t stream,
                           std::function<void(int number)> work) {
   if (const ncclResult_t result = planned_result(call, comm->rank); result != ncclSuccess) return result;

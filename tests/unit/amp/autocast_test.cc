@@ -161,7 +161,7 @@ TEST(Autocast, CudaAutocastDoesNotAffectCpu) {
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
 }
 
-// Runs in its own process, in which nothing has been logged yet.
+// A death test, because it must run in a process in which the warning has not been logged before.
 TEST(AutocastDeathTest, WarnsOnceAboutSlowFloat16) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto use_it = [] {

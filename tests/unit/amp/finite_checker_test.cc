@@ -43,7 +43,7 @@ void set(torch::Tensor tensor, float value) {
   tensor.view(-1)[0] = value;
 }
 
-/// The text of the error that check() throws for `result`; "" if it does not throw.
+/// Returns the text of the error that check() throws for `result`; "" if it does not throw.
 std::string error_of(const FiniteChecker& finite, const torch::Tensor& result) {
   try {
     finite.check(result);

@@ -52,7 +52,7 @@ expected = {'scale': 48.0, 'growth_factor': 3.0, 'backoff_factor': 0.25, 'growth
 assert other.state_dict() == expected, other.state_dict()
 )";
 
-/// 500 steps of two optimizers; one in fifteen gradients is not finite.
+/// Returns 500 steps of two optimizers, in which one in fifteen gradients is not finite.
 json make_steps() {
   std::mt19937 random(7);
   const auto below = [&](unsigned limit) { return static_cast<int>(random() % limit); };

@@ -79,7 +79,8 @@ TEST(Precision, CastKeepsBatchNormAndIntegers) {
   EXPECT_EQ(net->named_parameters()["1.0.weight"].scalar_type(), at::kBFloat16);
 }
 
-/// A normalisation layer like SyncBatchNorm, a class that this module does not know.
+/// A normalisation layer that is not a class of torch. SyncBatchNorm is another one, on which this module does not
+/// depend.
 struct OtherNormImpl : torch::nn::Module {
   OtherNormImpl() {
     register_parameter("weight", torch::ones({4}));

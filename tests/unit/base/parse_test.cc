@@ -52,7 +52,7 @@ TEST(Parse, QuotedIsPrintableAndOnOneLine) {
   EXPECT_EQ(quoted("abcdef", 3), "\"abc\"");
   EXPECT_EQ(quoted("abc", 3), "\"abc\"");
   EXPECT_EQ(quoted("aé", 3), "\"aé\"");  // é is two bytes
-  EXPECT_EQ(quoted("aé", 2), "\"a\"");   // which are not separated
+  EXPECT_EQ(quoted("aé", 2), "\"a\"");   // a character is not split
   EXPECT_EQ(quoted("\x80\x80\x80", 2), "\"\"");
 }
 

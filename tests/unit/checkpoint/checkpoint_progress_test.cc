@@ -25,7 +25,7 @@ TEST(CheckpointProgress, RankPageHasSequenceOfLatestDurableCheckpoint) {
     EXPECT_EQ(saved, 2);
   }
   Checkpointer again(comm::init(), folder.path());
-  again.save(75, parts("trainer"));  // after going back
+  again.save(75, parts("trainer"));  // a job that continued from step 70 saves a lower step than before
   EXPECT_EQ(saved, 3);
 }
 

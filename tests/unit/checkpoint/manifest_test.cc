@@ -22,7 +22,7 @@ std::string manifest_error(const std::string& text) {
   return tests::message_of<base::FormatError>([&] { parse_manifest(text, "f"); });
 }
 
-// With a recomputed hash.
+// Recomputes the hash of the changed manifest `text`, and returns the reason for which it is rejected.
 std::string reason_with_valid_hash(std::string text) {
   text.replace(13, kHashDigits, kHashPlaceholder);
   embed_hash(text, 13);

@@ -1,4 +1,4 @@
-// Files that version 0.1.0 wrote are read.
+// Tests that files that version 0.1.0 wrote can be read.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

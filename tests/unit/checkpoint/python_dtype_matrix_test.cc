@@ -47,8 +47,8 @@ const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float64", at::kDoubl
 constexpr const char* kLayouts[] = {"whole", "scalar",   "empty",  "slice",     "transposed",
                                     "gaps",  "expanded", "shared", "shared too"};
 
-// Values are made and compared as integers, because not all dtypes have arithmetic. The C++ code below makes the same
-// ones.
+// The common part of the Python scripts. It makes and compares values as integers, because not all dtypes have
+// arithmetic. The C++ code below makes the same values.
 constexpr const char* kCommon = R"(
 import sys, torch
 folder, names = sys.argv[1], sys.argv[2].split()

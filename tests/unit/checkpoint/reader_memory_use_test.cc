@@ -48,7 +48,7 @@ class ReaderMemoryUse : public testing::Test {
 #ifdef __SANITIZE_ADDRESS__
     GTEST_SKIP() << "the sanitizer does not return freed memory";
 #endif
-    // Allocates what is allocated once per process.
+    // Uses the reader and the writer once, so that memory that they allocate once per process does not count.
     save_tensors({{"x", torch::ones({1000})}}, folder_ / "first");
     load_tensors(folder_ / "first");
   }
@@ -77,7 +77,7 @@ TEST_F(ReaderMemoryUse, LargeFileMemoryIsFileSizePlus16MiB) {
       << "verify() keeps nothing";
 }
 
-// Headers close to the maximum size that describe as much as possible.
+// Reads headers close to the maximum size that describe as many tensors as possible.
 TEST_F(ReaderMemoryUse, HostileHeaderMemoryIsBounded) {
   std::string many = "{", deep = "{\"a\":", metadata = "{\"__metadata__\":{";
   for (int i = 0; many.size() < kHeader; ++i)

@@ -81,7 +81,7 @@ TEST(Loader, BatchesDoNotDependOnNumWorkers) {
   auto inline_loader = make_loader(Numbers(101), DataShard{}, {.batch_size = 4, .seed = 1});
   const auto expected = collect_batches(inline_loader, 2);
   for (const int workers : {1, 2, 5, 40}) {
-    // Samples that take unequal time finish out of order; the loader must reorder them.
+    // The samples take unequal times, so they finish out of order, and the loader must reorder them.
     auto loader = make_loader(101,
                               [](std::size_t i) {
                                 std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 100));
@@ -343,7 +343,7 @@ TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
 }
 
 TEST(Loader, AcceptsEveryMapStyleDataset) {
-  // torch's transforms: with Stack<> the dataset returns a batch, without it several samples.
+  // With Stack<>, a dataset of torch with transforms returns a batch; without it, the dataset returns several samples.
   auto stacked = make_loader(Numbers(6).map(torch::data::transforms::Stack<>()), DataShard{}, {.batch_size = 4});
   auto mapped = make_loader(Numbers(6).map(torch::data::transforms::Normalize<>(0.0, 2.0)), DataShard{},
                             {.batch_size = 4, .num_workers = 1});
@@ -351,7 +351,7 @@ TEST(Loader, AcceptsEveryMapStyleDataset) {
   EXPECT_EQ(collect_batches(stacked, 0), collect_batches(plain, 0));
   for (auto& batch : mapped.epoch(0))
     EXPECT_TRUE(batch.data.flatten(1).select(1, 0).equal(batch.target.to(torch::kFloat32) / 2));
-  // Samples without a target, plain tensors, and other types, which are not stacked.
+  // Samples without a target, samples that are plain tensors, and samples of other types, which are not stacked.
   auto untargeted =
       make_loader(6, [](std::size_t i) { return torch::data::TensorExample(torch::full({2}, static_cast<float>(i))); },
                   DataShard{}, {.batch_size = 3});

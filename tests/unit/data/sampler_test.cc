@@ -79,7 +79,7 @@ TEST(Permutation, DependsOnSeedAndEpochIndependently) {
   EXPECT_EQ(orders.size(), 400u);
 }
 
-// The sum of (observed - expected)^2 / expected, normalized to mean 0 and standard deviation 1.
+// Returns the sum of (observed - expected)^2 / expected, normalized to mean 0 and standard deviation 1.
 double chi_square_score(const std::vector<double>& observed, double expected, double degrees) {
   double sum = 0;
   for (const double count : observed) sum += (count - expected) * (count - expected) / expected;
@@ -146,7 +146,7 @@ TEST(Sampler, EveryModeCoversTheEpoch) {
             ASSERT_EQ(*sizes.begin(), mode == ShardMode::kPad ? (n + size - 1) / size : n / size);
             ASSERT_LE(*sizes.rbegin() - *sizes.begin(), 1u);
           }
-          // Exact: each once. Pad: each at least once, as evenly as possible. Drop: none twice.
+          // kExact draws each sample once, kPad each at least once and as evenly as possible, and kDrop none twice.
           ASSERT_EQ(times[ShardMode::kExact].size(), n);
           for (const auto& [index, count] : times[ShardMode::kExact]) ASSERT_EQ(count, 1);
           ASSERT_EQ(times[ShardMode::kPad].size(), n);

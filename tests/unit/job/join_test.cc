@@ -98,7 +98,7 @@ TEST(Join, DifferentArgumentsAreAWarning) {
 }
 
 TEST(Join, DifferentWorldSizesAreAMismatch) {
-  // Rank 0 sees both of its two ranks; rank 1 waits for a third rank until rank 0 publishes the mismatch.
+  // Rank 0 expects two ranks and finds both. Rank 1 waits for a third rank until rank 0 publishes the mismatch.
   const auto begin = Deadline::Clock::now();
   for (const JoinResult& result : join_all({{0, 2}, {1, 3}})) {
     EXPECT_EQ(result.cause, Cause::kConfigMismatch);

@@ -1,4 +1,4 @@
-// The store over a network that corrupts and interrupts its connections.
+// Tests the store over a network that corrupts and interrupts its connections.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
     client->set("late", "now", within_10s());
     waiter.join();
     EXPECT_EQ(waited, "now");
-    // A sum is not added twice.
+    // A request that may have been lost is repeated, but the store must not add twice.
     faulty.proxy.close_connections(how);
     try {
       client->add("n", 1, within_10s());
@@ -94,7 +94,7 @@ TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
   }
 }
 
-/// Number of bytes in each direction of a connection that sets "key" and adds to "n".
+/// The number of bytes in each direction of a connection on which a client sets "key" and adds to "n".
 struct Traffic {
   std::uint64_t to_server, to_client;
 };

@@ -1,4 +1,5 @@
-// StoreServer against port scans, other jobs, garbage, and slow or silent connections; clients that lose their server.
+// Tests StoreServer with port scans, other jobs, garbage, and slow or silent connections; and clients that lose their
+// server.
 #include "lockstep/job/store_server.h"
 
 #include <gmock/gmock.h>
@@ -180,7 +181,7 @@ TEST(StoreServer, RefusesAWrongKey) {
 TEST(StoreServer, ImpostorServerLearnsNothing) {
   StoreServer server(kAnyPort, {"job", 0, JobKey::random()});
   EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, within_10s()); }), Cause::kAuthFailed);
-  // A rank sends only its hello to it, and no proof.
+  // A rank sends only its hello to the impostor, and no proof of the key.
   const Fd listener = base::listen_on(kAnyPort);
   std::string proof;
   std::thread impostor([&] {
@@ -212,12 +213,12 @@ TEST(StoreServer, ReplayedBytesAreRefused) {
   base::send_all(first.get(), mac_bytes(derived.client_proof), within_10s());
   EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(first, 1)[0]),
             store_protocol::HandshakeResult::kAccepted);
-  // The same bytes on another connection, before and after the challenge.
+  // Replays the handshake on another connection.
   const Fd replayed = connect_and_send(server, text + std::string(mac_bytes(derived.client_proof)));
   read_bytes(replayed, store_protocol::kChallengeBytes);
   EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(replayed, 1)[0]),
             store_protocol::HandshakeResult::kOtherKey);
-  // A frame on the same connection.
+  // Replays a frame on the same connection.
   store_protocol::FrameAuthenticator requests(derived.key, store_protocol::kRequestDirection);
   const std::string frame = requests.make_frame(body(store_protocol::StoreOperation::kAdd, "n", "1", 1));
   base::send_all(first.get(), frame + frame, within_10s());

@@ -1,5 +1,5 @@
-// The operations of a store, on every kind that one process can hold: a LocalStore, a PrefixStore of it, and a client
-// of a StoreServer.
+// Tests the operations of a store, on every kind of store that one process can have: a LocalStore, a PrefixStore of it,
+// and a client of a StoreServer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

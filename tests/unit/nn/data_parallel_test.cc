@@ -1,4 +1,5 @@
-// Tests replicas on several "devices" that are all the CPU, and on the device meta, which has no memory.
+// Tests DataParallel with replicas on several "devices" that are all the CPU, and on the device meta, which has no
+// memory.
 #include "lockstep/nn/data_parallel.h"
 
 #include <ATen/autocast_mode.h>

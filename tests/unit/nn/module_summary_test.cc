@@ -1,4 +1,4 @@
-// Tests the table of a module.
+// Tests the table that describes a module.
 #include "lockstep/nn/module_summary.h"
 
 #include <gtest/gtest.h>

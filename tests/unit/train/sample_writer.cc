@@ -17,7 +17,7 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Writes ten steps of a run that fails, and the last four again by a run that resumes at step 6.
+/// Writes the values of a run that fails after ten steps, and of a run that resumes at step 6.
 void log_values(const std::string& folder) {
   const LoggerOptions options{.directory = folder, .json_lines = true};
   {
@@ -43,8 +43,8 @@ void log_values(const std::string& folder) {
   loggers.log_image(8, "grey", {.width = 2, .height = 1, .channels = 1, .bytes = {0, 255}});
 }
 
-/// The record of one of four ranks on two hosts whose clocks differ by an hour: 3000 steps of 20 to 30 ms, the last 32
-/// with all times.
+/// Returns the record of one of four ranks on two hosts whose clocks differ by an hour: 3000 steps of 20 to 30 ms, the
+/// last 32 of them with all times.
 RankRecord synthetic_rank_record(int rank) {
   constexpr std::int64_t kMs = 1'000'000, kHour = 3'600'000 * kMs;
   RankRecord record;

@@ -60,7 +60,7 @@ TEST_F(FlightRingTest, AbandonedIsNeitherRunningNorFinished) {
   EXPECT_FALSE(seen[1].is_running() || seen[1].is_finished());
   EXPECT_TRUE(seen[2].is_running());
   EXPECT_TRUE(seen[3].is_running());
-  ring.end(broken);  // late, by a thread that does not know of the abandonment
+  ring.end(broken);  // as a thread does that is still in the operation when the channel is abandoned
   EXPECT_TRUE(read_flight_ring(ring)[1].is_finished());
 }
 
@@ -80,7 +80,7 @@ TEST_F(FlightRingTest, TextIsTruncatedAndPrintable) {
   const auto seen = read_flight_ring(ring);
   EXPECT_EQ(seen.at(0).kind, "?[31mabcdefghi");
   EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightEntry::name, 'n'));
-  EXPECT_EQ(seen.at(0).channel, "(one of many)");  // not beyond the table
+  EXPECT_EQ(seen.at(0).channel, "(one of many)");  // the table of channels is full
 }
 
 TEST_F(FlightRingTest, ManyThreadsCanWrite) {

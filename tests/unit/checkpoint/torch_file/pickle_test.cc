@@ -188,7 +188,7 @@ TEST(Pickle, LimitsDepthAndMemory) {
                              return levels;
                            }()),
               HasSubstr("more than 128 MiB"));
-  // A long string that is referenced often.
+  // A long string to which the pickle refers often.
   std::string often = "](" + ("X\0\0\x10\0"s + std::string(1 << 20, 'x')) + "q\x01";
   for (int i = 0; i < 200; ++i) often += "h\x01";
   EXPECT_THAT(pickle_error(often + "e"), HasSubstr("more than 128 MiB"));

@@ -1,5 +1,5 @@
-// DeadlockDetector. Every rank is a DeadlockDetector of its own; all share one store. The tests call poll() in turn, so
-// no result depends on time.
+// Tests DeadlockDetector. Each rank is a DeadlockDetector of its own, and all share one store. The tests call poll() on
+// the ranks in turn, so the results do not depend on time.
 #include "lockstep/comm/channel/deadlock_detector.h"
 
 #include <gmock/gmock.h>
@@ -151,7 +151,7 @@ TEST_F(DeadlockDetectorTest, UnawaitedAsyncOperationBlocksNothing) {
     EXPECT_EQ(message_of<DesyncError>([&] { a.poll(); }), "");
     EXPECT_EQ(message_of<DesyncError>([&] { on_executor(b); }), "");
   }
-  // Until its only thread waits for that executor.
+  // Now the only other thread of b waits for the executor, so nothing can unblock the two ranks.
   const DeadlockDetector::ExecutorWait here(b.deadlock_detector, &executor, std::make_shared<Pending>());
   std::string thrown;
   for (int i = 0; i < 3 && thrown.empty(); ++i) {
@@ -253,7 +253,7 @@ TEST_F(DeadlockDetectorTest, AbandonedChannelNamesTheCulprit) {
 TEST_F(DeadlockDetectorTest, FirstCauseEndsWaitsWithItsErrorType) {
   a.call("world", 1);
   b.deadlock_detector.publish_failure(PeerLostError(Cause::kPeerUnreachable, "op", 1, 0, "a consequence"));
-  a.poll();  // a lost peer is not a cause
+  a.poll();  // a lost peer is only a consequence, so this poll does not throw
   b.deadlock_detector.publish_failure(TimeoutError(Cause::kRankStuck, "op", 1, -1, "too long", "hint"));
   b.deadlock_detector.publish_failure(DesyncError(Cause::kDesync, "op", 1, 0, "later"));
   try {

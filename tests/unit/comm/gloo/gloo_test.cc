@@ -45,7 +45,7 @@ class DelayedStore final : public job::Store {
   const std::atomic<int>& num_closed_;
 };
 
-/// Three ranks connect, and each closes its transport at once. Rank 2 gets the address of rank 1 late.
+/// Connects three ranks, each of which closes its transport at once. The store delays the address of rank 1 for rank 2.
 void connect_and_close() {
   const auto store = std::make_shared<job::LocalStore>();
   std::atomic<int> num_closed = 0;

@@ -5,7 +5,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// Adds `count` windows of these times; returns the reports as "rank:window".
+/// Adds `count` windows with these times. Returns the reports as "rank:window".
 std::string reports(StragglerDetector& stragglers, const std::vector<std::uint32_t>& work_us, int count) {
   std::string text;
   for (int window = 1; window <= count; ++window)

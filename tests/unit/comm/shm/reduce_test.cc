@@ -10,7 +10,7 @@ namespace {
 
 using ReduceKernel = void (*)(const Reduction&);
 
-/// All kernels that this machine can run, with their names.
+/// Returns all kernels that this machine can run, with their names.
 std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
   std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
 #if defined(__x86_64__)
@@ -43,7 +43,7 @@ at::Tensor random_values(at::ScalarType dtype, std::int64_t count, int seed) {
   return torch::randint(dtype == at::kByte ? 0 : -5, 6, {count}).to(dtype);
 }
 
-/// Reduces the inputs one after another, in their order.
+/// Reduces the inputs one after another, in their order. Returns the result that every kernel must compute.
 at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& inputs) {
   const at::ScalarType dtype = inputs[0].scalar_type();
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;

@@ -88,7 +88,8 @@ TEST(ReadIdx, ErrorsNameFileAndOffset) {
   EXPECT_THAT(reason(idx_file({0xffffffff, 0xffffffff}, "")),
               HasSubstr(":4: dimension 0 is 4294967295, which exceeds the limit of 2 GiB"));
   EXPECT_THAT(reason(idx_file({65536, 65536, 65536, 65536}, "")), HasSubstr(":8: dimension 1 is 65536"));
-  // Nothing of the size that a false header declares is allocated, compressed or not: 60 bytes cannot hold 2 GiB.
+  // A false header does not make the reader allocate the declared size, neither in a plain nor in a compressed file: 60
+  // bytes cannot hold 2 GiB.
   EXPECT_THAT(reason(idx_file({1u << 31}, "a")), HasSubstr("holds at most 1"));
   EXPECT_THAT(reason(gzip(idx_file({1u << 31}, "a"))),
               HasSubstr("declares 2147483648 values, but the file holds at most"));
@@ -159,7 +160,7 @@ TEST(Mnist, RejectsMismatchedFiles) {
   EXPECT_THAT(reason(), HasSubstr("a dimension is 0; expected at least 1"));
 }
 
-// Uses the published files if the development tree has them, otherwise small generated ones.
+// Uses the published files if they are installed (LOCKSTEP_TEST_DATA), otherwise small generated files.
 TEST(Mnist, ReadsCompleteFiles) {
   const TempDir made;
   std::string folder = LOCKSTEP_MNIST;

@@ -51,8 +51,8 @@ TEST(SampleRng, DependsOnSeedEpochAndSampleOnly) {
   expect_mean(numbers, 2, std::sqrt(2.0));
 }
 
-/// In an image that every box fits into, no box is drawn twice: areas, logarithms of aspect ratios, and positions are
-/// uniform.
+/// Every box fits into this image, so the first draw always succeeds, and areas, logarithms of aspect ratios and
+/// positions are uniform.
 TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
   std::vector<double> areas, aspects, places;
   for (std::uint64_t i = 0; i < 20000; ++i) {

@@ -71,7 +71,8 @@ TEST(DecodeJpeg, ConvertsGreyAndCmykToRgb) {
   expect_color(whole(jpeg_file(20, 20, plain, {.colors = Colors::kCmyk, .adobe = false})), seen, 2);
 }
 
-/// Every kind of chroma subsampling, also with several scans: a region has the same bits as in the full image.
+/// A decoded region has the same bits as in the full image, for every kind of chroma subsampling, with one scan and
+/// with several.
 TEST(DecodeJpeg, RegionsMatchTheFullImage) {
   std::minstd_rand random(1);
   std::minstd_rand noise(2);

@@ -32,7 +32,7 @@ TEST(RankHealth, StallTimerSkipsSamplingGaps) {
   StallTimer timer;
   timer.sample(7, start);
   timer.sample(7, start + 2s);
-  timer.sample(7, start + 1002s);  // everything was suspended
+  timer.sample(7, start + 1002s);  // the machine was suspended
   EXPECT_EQ(timer.stalled_for(start + 1003s), 3s);
 }
 
@@ -52,7 +52,7 @@ TEST(RankHealth, RanksThatLeftAreIgnored) {
   EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck),
             (std::vector<int>{0, 2}));
   EXPECT_FALSE(
-      find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last rank in its world may run without limit
+      find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last rank in the world has no time limit
   EXPECT_FALSE(find_hang({{0, 0s, 900s, false}, {1, 0s, 900s, false}}, 2, kLimits));
 }
 

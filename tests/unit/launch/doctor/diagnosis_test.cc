@@ -50,7 +50,7 @@ HostReport healthy(const std::string& name, int number) {
   return host;
 }
 
-/// Facts about three hosts without a problem.
+/// Returns facts about three hosts that have no problem.
 DoctorFacts healthy_facts() {
   DoctorFacts all{.hosts = {healthy("h1", 1), healthy("h2", 2), healthy("h3", 3)}, .model_bytes = 250'000'000};
   for (std::size_t from = 0; from < 3; ++from)
@@ -68,7 +68,7 @@ Finding find_finding(const DoctorFacts& faulty, const std::string& host, const s
   return {};
 }
 
-/// All findings that are not ok, as "host check".
+/// Returns all findings that are not ok, as "host check".
 std::vector<std::string> problems(const DoctorFacts& faulty) {
   std::vector<std::string> all;
   for (const Finding& finding : diagnose(faulty))

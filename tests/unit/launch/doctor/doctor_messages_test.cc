@@ -94,7 +94,7 @@ TEST(DoctorMessages, HugeCountAllocatesNothing) {
   EXPECT_THROW(decode_host_facts(bytes), base::Error);
 }
 
-/// A frame has space for the largest output of six tools.
+/// The facts contain the largest possible output of six tools.
 TEST(DoctorMessages, LargestHostFactsFitInAFrame) {
   HostFacts facts;
   for (ToolResult* tool :

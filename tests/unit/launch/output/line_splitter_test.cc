@@ -9,8 +9,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// "text|" for a newline, "text<" for a return, "text+" for a cut, "text~" for an open bar; '^' in front if the segment
-/// overwrites a bar.
+/// Describes each segment: "text|" if it ends in a newline, "text<" in a carriage return, "text+" if it was cut,
+/// "text~" for an open progress bar; with '^' in front if it overwrites a bar.
 std::vector<std::string> described(const std::vector<LineSegment>& segments) {
   std::vector<std::string> all;
   for (const LineSegment& segment : segments)
@@ -51,7 +51,7 @@ TEST(LineSplitter, BarsWithLeadingReturn) {
 TEST(LineSplitter, WindowsLineEndings) {
   LineSplitter lines;
   EXPECT_THAT(described(lines.feed("a\r\nb\r\n")), ElementsAre("a|", "b|"));
-  // \r and \n arrive separately: a bar that then becomes a line.
+  // \r and \n arrive separately, so that a bar is displayed first and then becomes a line.
   EXPECT_THAT(described(lines.feed("c\r")), ElementsAre("c<"));
   EXPECT_THAT(described(lines.feed("\nd\n")), ElementsAre("^|", "d|"));
 }
@@ -94,7 +94,7 @@ TEST(LineSplitter, BinaryBytesPass) {
   LineSplitter lines;
   const std::string bytes("a\0\xff\x80z", 5);
   EXPECT_EQ(lines.feed(bytes + "\n")[0].text, bytes);
-  // No byte begins a UTF-8 character, but the line is cut nevertheless.
+  // The line is cut even though no byte begins a UTF-8 character.
   EXPECT_EQ(lines.feed(std::string(LineSplitter::kMaxLineBytes + 5, '\x80')).size(), 1u);
 }
 

@@ -13,7 +13,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// `nodes` x `cores` x 2 hyperthreads in the numbering of Linux: the first threads of all cores come first.
+/// Returns the CPUs of a machine with `nodes` x `cores` x 2 hyperthreads. As Linux numbers them, the first threads of
+/// all cores precede the second threads.
 std::vector<Cpu> machine(int nodes, int cores) {
   std::vector<Cpu> cpus;
   for (int thread = 0; thread < 2; ++thread)

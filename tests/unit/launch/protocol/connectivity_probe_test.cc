@@ -64,7 +64,7 @@ TEST(ConnectivityProbe, EndpointMayReachItself) {
   EXPECT_EQ(one.outgoing()[0].error, "");
 }
 
-/// docker0, for example, has the same address on each host.
+/// A host connects to itself if a peer has the same address, as docker0 has on each host.
 TEST(ConnectivityProbe, ReachingItselfInsteadOfAPeerIsReported) {
   ConnectivityProbe one(1, kToken);
   one.connect_to(one.listen("127.0.0.1"), 2);

@@ -17,7 +17,7 @@ TEST(RankStates, LeavingRankCountsAsProgress) {
     rank_states.add(job::RankHealth{.rank = 1, .since_progress = 20s});
     rank_states.add(job::RankHealth{.rank = 2, .since_progress = 20s});
     EXPECT_FALSE(rank_states.find_hang());
-    // Rank 0 leaves; the last reports of the others are older.
+    // Rank 0 leaves. The other ranks have not reported since.
     if (by_exit)
       rank_states.on_rank_exit(0);
     else

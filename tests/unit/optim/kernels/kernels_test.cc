@@ -28,7 +28,7 @@ struct KernelSet {
    isa::update, isa::update, isa::measure_norms, isa::measure_norms,  isa::sum_of_squares, \
    isa::scale,  isa::clamp,  isa::update_ema}
 
-/// Every set that this processor supports.
+/// Returns the kernels of every instruction set that this processor supports.
 std::vector<KernelSet> all_kernels() {
   std::vector<KernelSet> all{LOCKSTEP_OPTIMIZER_KERNELS("baseline", baseline),
                              LOCKSTEP_OPTIMIZER_KERNELS("chosen", optim)};
@@ -39,7 +39,7 @@ std::vector<KernelSet> all_kernels() {
   return all;
 }
 
-/// A parameter with its states and gradients; equal arguments give equal values.
+/// A parameter with its states and gradients. Equal arguments of the constructor give equal values.
 struct KernelCase {
   KernelCase(at::ScalarType dtype, std::int64_t count, int ranks) {
     torch::manual_seed(5);
@@ -59,7 +59,7 @@ struct KernelCase {
             .states = addresses.data(),
             .count = static_cast<std::size_t>(parameter.numel())};
   }
-  /// The gradient as the kernels define it: added in order, divided, scaled.
+  /// Returns the gradient as the kernels define it: the sum in order, divided and scaled.
   at::Tensor gradient() const {
     at::Tensor sum = gradients[0].to(states[0].scalar_type());
     for (std::size_t i = 1; i < gradients.size(); ++i) sum = sum + gradients[i].to(sum.scalar_type());
@@ -127,7 +127,7 @@ constexpr LarsScalars kLars{.lr = 0.01,
                             .first = false,
                             .trust_ratio = 0.3};
 
-/// The results of all other kernels for one case.
+/// Runs all kernels except the updates for one case. Returns their results.
 std::vector<double> run_all(const KernelSet& kernels, KernelCase& one) {
   const KernelArgs args = one.args();
   kernels.adagrad(args, kAdagrad);

@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kSteps = 400;
 
-/// Writes one line "NAME RATE RATE RATE..." per case and group, for two groups with base rates 0.3 and 0.05.
+/// A Python script that prints one line "NAME RATE RATE RATE..." per case and group, for two groups with base rates 0.3
+/// and 0.05.
 constexpr const char* kScript = R"(
 import math, sys, warnings
 import torch
@@ -73,7 +74,7 @@ class PyTorchParity : public ::testing::Test {
   void SetUp() override {
     if (python().empty()) GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
   }
-  /// An optimizer with the same two groups as in the script.
+  /// Returns an optimizer with the two groups of the script.
   static torch::optim::SGD make_optimizer() {
     std::vector<torch::optim::OptimizerParamGroup> groups;
     for (const double rate : {0.3, 0.05})

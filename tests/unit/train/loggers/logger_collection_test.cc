@@ -30,7 +30,7 @@ using tests::TempDir;
 
 constexpr LogTimestamp at(std::int64_t step) { return {step, 1700000000.25}; }
 
-/// While it exists, writing beyond `bytes` in any file of this process fails, as on a full disk.
+/// While an object exists, this process cannot write beyond `bytes` in any file, as on a full disk.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {

@@ -31,7 +31,7 @@ TEST(Metrics, ManySmallValuesAreAddedInDoublePrecision) {
   EXPECT_NEAR(metrics.sums().at("x").sum, 100000 * static_cast<double>(0.1F), 1e-6);
 }
 
-// For a view, the first element in memory is not always the value.
+// A scalar view of a larger tensor is not always the first element in its memory.
 TEST(Metrics, ReadViewsCorrectly) {
   Metrics metrics;
   const at::Tensor numbers = torch::tensor({1.0F, 2.0F, 3.0F});

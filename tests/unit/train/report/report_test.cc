@@ -201,7 +201,7 @@ TEST(RankRecorder, ReadsTheFlightRecorder) {
   const std::uint16_t channel = flight.add_channel("world/x");
   flight.end(flight.begin({.channel = channel, .seq = 1, .kind = "all_reduce", .dtype = "", .name = "before"}));
   PhaseTimer timer;
-  // The error of times in the flight recorder is the duration of a copy of it.
+  // Times from the flight recorder have an error, which is the time that a copy of it takes.
   for (const std::int64_t begin = base::monotonic_ns(); base::monotonic_ns() < begin + 5 * kMs;) continue;
   const std::uint64_t number =
       flight.begin({.channel = channel, .seq = 2, .kind = "gradients", .dtype = "", .name = "net", .bytes = 64});

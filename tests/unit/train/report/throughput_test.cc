@@ -20,7 +20,8 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 using tests::message_of;
 
-/// A step of 10 ms: 1 ms data, 3 ms forward in two spans, 4 ms backward, 1 ms optimizer, 1 ms outside of phases.
+/// Returns a step of 10 ms: 1 ms data, 3 ms forward in two spans, 4 ms backward, 1 ms optimizer, 1 ms outside of
+/// phases.
 StepTimes ten_ms_step() {
   constexpr std::int64_t kMs = 1'000'000;
   return {.begin_ns = 0,
