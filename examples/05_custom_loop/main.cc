@@ -1,7 +1,7 @@
 // A handwritten training loop with the components of the Trainer: checkpoints, loggers, a progress bar, metrics and a
-// report. Each component can be used without the others. Trains on the digits of 02_mnist. A run that was stopped or
-// killed resumes from its newest checkpoint when the same command is run again. After `make build`, run it from the
-// root of the repository:
+// report. Each component can be used without the others. Trains on nine tenths of the test images of MNIST (t10k-*) and
+// validates on the rest. A run that was stopped or killed resumes from its newest checkpoint when the same command is
+// run again. After `make build`, run it from the root of the repository:
 //   build/release/bin/lockstep run -n 2 build/release/bin/05_custom_loop --data mnist --folder runs/digits
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>

@@ -10,7 +10,7 @@ namespace lockstep::base {
 enum class Cause {
   kRankExited,       ///< a rank returned a non-zero exit code; the launcher returns the same code
   kRankDied,         ///< a signal n killed a rank; the launcher returns 128 + n
-  kInterrupted,      ///< the user pressed Ctrl-C
+  kInterrupted,      ///< the job was ended by Ctrl-C, SIGTERM or SIGHUP
   kBadArg,           ///< an invalid command line, option or environment variable
   kBadFile,          ///< a file with invalid content
   kPortInUse,        ///< another process uses the requested port

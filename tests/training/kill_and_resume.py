@@ -13,9 +13,9 @@ stop:    2, then 3, then 1 ranks (--worlds); each job but the last receives SIGT
 restart: one job with --max-restarts, whose ranks receive SIGKILL in --kills random steps. The final weights are
          bit-equal.
 
-old:     resumes a checkpoint that version 0.1.0 wrote (version_0_1_0/) before the project's names changed. The weights
-         that were read are those that it saved, and the final weights are bit-equal, if this machine computes the
-         steps before the checkpoint as the one did that wrote it.
+old:     resumes from a checkpoint that version 0.1.0 wrote (version_0_1_0/), before the project's names changed. The
+         weights that are read equal the saved ones. The final weights are bit-equal too if this machine computes the
+         steps before the checkpoint with the same bits as the machine that wrote it.
 
 Checks the histories of the ranks of every run (resume_history.py). Prints a line per run; the exit code is 1 if a run
 was wrong.

@@ -1,4 +1,4 @@
-"""No line of a source is longer than 120 columns, but for what ends in an address that cannot be split."""
+"""No line of a source is longer than 120 columns, except lines that end in an address, which cannot be split."""
 
 import re
 

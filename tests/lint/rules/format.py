@@ -33,7 +33,7 @@ def write(path, text):
 
 
 def run(folder, tool, *arguments):
-    """What the pinned `tool` prints about the files in `folder`."""
+    """Returns what the pinned `tool` prints about the files in `folder`."""
     program = os.path.join(TOOLS, tool)
     if not os.path.exists(program):
         raise SystemExit(f"lint: {program} does not exist; scripts/setup.sh installs it")

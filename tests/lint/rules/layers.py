@@ -5,10 +5,10 @@ import re
 from source_tree import Finding, includes
 
 BUILD_FILE = "CMakeLists.txt"
-# The program `lockstep` starts in 10 ms because it is these.
+# The program `lockstep` links only these modules, so that it starts in 10 ms.
 WITHOUT_TORCH = ("base", "job", "launch")
 TORCH = ("torch/", "ATen/", "c10/")
-# Where a transport is chosen: the one file that may use its module's PRIVATE_DEPS.
+# The file that chooses a transport. No other file may include the transports, which are PRIVATE_DEPS of its module.
 CHOOSER = "lockstep/comm/world.cc"
 KEYWORDS = ("TORCH", "DEPS", "PRIVATE_DEPS", "LEAVES", "LINK", "SOURCES")
 
@@ -26,7 +26,7 @@ class Module:
 
 
 def modules_of(tree):
-    """Folder -> Module, in the order in which they are declared."""
+    """Returns folder -> Module, in the order in which they are declared."""
     text = re.sub(r"#.*", "", tree.text(BUILD_FILE))
     found = {}
     for match in re.finditer(r"\blockstep_module\(([^)]*)\)", text):
@@ -36,7 +36,7 @@ def modules_of(tree):
 
 
 def reachable(modules, folder):
-    """The module itself and all that it depends on, through DEPS."""
+    """Returns the module itself and all modules on which it depends through DEPS."""
     seen, todo = {folder}, [folder]
     while todo:
         for dep in modules[todo.pop()].lists["DEPS"]:
@@ -47,7 +47,7 @@ def reachable(modules, folder):
 
 
 def folder_of(path):
-    """'lockstep/comm/gloo/gloo.h' -> 'comm/gloo'."""
+    """Returns 'comm/gloo' for 'lockstep/comm/gloo/gloo.h'."""
     return "/".join(path.split("/")[1:-1])
 
 

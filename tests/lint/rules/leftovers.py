@@ -1,4 +1,4 @@
-"""The code has no notes about unfinished work; open work belongs into an issue."""
+"""The code has no notes about unfinished work; open work belongs in an issue."""
 
 import re
 

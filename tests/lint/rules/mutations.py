@@ -1,4 +1,4 @@
-"""Every bug in tests/mutations still fits the code, so that scripts/mutate.py can put it back."""
+"""Every bug in tests/mutations still matches the code, so that scripts/mutate.py can insert it."""
 
 import os
 import sys

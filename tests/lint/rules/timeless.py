@@ -1,4 +1,4 @@
-"""The documentation says what is; it does not say what may change: no "yet", "so far" or "today"."""
+"""The documentation describes the present state and does not announce changes: no "yet", "so far" or "today"."""
 
 import re
 

@@ -93,7 +93,7 @@ def alias(head):
 
 
 def type_name(head):
-    """Returns the name that the declaration before a brace defines, and no alias; None if it defines no type."""
+    """Returns the name of the type that the declaration before a brace defines, and (); None if it defines no type."""
     head = without_template(head)
     keys = [index for index, token in enumerate(head) if token.text in TYPE_KEYS]
     if not keys or any(token.text == "=" for token in head):

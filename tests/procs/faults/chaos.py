@@ -156,9 +156,8 @@ class Run:
         if not self.plan.cause:
             return wrong + ([f"FATAL lines: {fatal}"] if fatal else [])
         expected = [(self.plan.cause, str(self.victim))]
-        if (
-            self.plan.cause == "DESYNC"
-        ):  # the detail names two ranks; with two, there is no majority to find the wrong one
+        # The detail names two ranks. With two, there is no majority by which to find the wrong one.
+        if self.plan.cause == "DESYNC":
             fatal, expected = [cause for cause, _ in fatal], ["DESYNC"]
             if f"rank {self.victim} " not in err.rstrip().rsplit("\n", 1)[-1]:
                 wrong.append("the FATAL line does not name the rank")
