@@ -145,8 +145,8 @@ def doctor_checks_allocated_nodes(cluster):
     bad = [one for one in found.values() if one["state"] == "bad"]
     check(code == 0 and not bad, f"no bad findings: {bad} {err}")
     for where, what, has in (
-        ("n1", "reached", "by srun"),
-        ("n2", "reached", "by srun"),
+        ("n1", "reached", "through srun"),
+        ("n2", "reached", "through srun"),
         ("n2", "program", "/bin/true"),
         ("n1 - n2", "speed", "Gb/s"),
     ):
