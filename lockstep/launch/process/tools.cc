@@ -97,8 +97,7 @@ class RunningTool {
     ::kill(-pid_, SIGKILL);  // the tool and the processes that it has left behind
     ::kill(pid_, SIGKILL);   // the tool, if it has not created its session yet
     if (ended == 0) {
-      // bounded: the tool was killed
-      while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+      while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {  // bounded: the tool was killed
       }
       result_.code = ToolResult::kTimedOut;
     } else {
