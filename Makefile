@@ -12,8 +12,8 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts lint format \
-        clean setup configure
+.PHONY: help demo build build-tests build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts \
+        lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
@@ -40,8 +40,11 @@ configure: setup
 build: configure
 	@$(NINJA)
 
-build-all: configure
+build-tests: configure
 	@$(NINJA) --target all tests/all docs/all
+
+build-all: configure
+	@$(NINJA) --target all tests/all docs/all benchmarks
 
 demo: configure
 	@$(NINJA) --target lockstep_program 03_char_gpt
@@ -72,7 +75,7 @@ unit: configure
 	  LOCKSTEP_TEST_FOLDER="tests/unit/$(MODULE)" $(CTEST) -L "^module:$$module$$" \
 	    -R '^unit/|^conformance/[^/]*/(shm/n2|fake)' $(CTEST_ARGS)
 
-test: build-all
+test: build-tests
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
@@ -88,9 +91,11 @@ test-all:
 
 shard-includes_%: setup
 	@cmake --preset includes --log-level=WARNING $(CMAKE_ARGS) >/dev/null
-	@cmake --build build/includes -j $(JOBS) --target $(if $(filter modules,$*),all,tests/all docs/all)
+	@cmake --build build/includes -j $(JOBS) --target $(if $(filter modules,$*),all benchmarks,tests/all docs/all)
 
-shard-%: build-all
+shard-bench: build-all
+
+shard-%: build-tests
 	@$(CTEST) -L '^shard:$*$$' $(CTEST_ARGS)
 
 # Run scripts/setup.sh --baselines first to measure more MPIs.

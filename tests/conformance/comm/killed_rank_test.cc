@@ -13,7 +13,7 @@ TEST(KilledRank, IsReportedToOtherRanksAndByLauncher) {
   for (const int ranks : {2, 3}) {
     const ProcessResult exit =
         run_process(lockstep_run({"-n", std::to_string(ranks), "--bind", "none", "--fail-grace", "8",
-                                  LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.LastRankIsKilled"}),
+                                  LOCKSTEP_CASES_PATH, "--gtest_filter=Killed.LastRankIsKilled"}),
                     60s);
     EXPECT_EQ(exit.code, 137);
     const job::Fatal fatal = fatal_in(exit.err);

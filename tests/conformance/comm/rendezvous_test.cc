@@ -208,7 +208,7 @@ TEST(Rendezvous, PeerDeathIsDetectedWithoutLauncher) {
   std::vector<SpawnOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     SpawnOptions options;
-    options.argv = {LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.LastRankIsKilled"};
+    options.argv = {LOCKSTEP_CASES_PATH, "--gtest_filter=Killed.LastRankIsKilled"};
     options.env = torchrun_variables(port, rank, 2);
     ranks.push_back(options);
   }
@@ -223,7 +223,7 @@ TEST(Rendezvous, PeerDeathIsDetectedWithoutLauncher) {
 TEST(Rendezvous, DifferentProgramIsDetected) {
   const FreePort port;
   SpawnOptions other;
-  other.argv = {LOCKSTEP_GROUPS_PATH, "--gtest_filter=Topology.*"};
+  other.argv = {LOCKSTEP_CASES_PATH, "--gtest_filter=Topology.*"};
   other.env = torchrun_variables(port, 1, 2);
   const auto exits = run_all({probe(torchrun_variables(port, 0, 2)), other});
   EXPECT_EQ(exits[0].code, 70);

@@ -10,7 +10,7 @@
 #include "lockstep/data/loader.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep::data {
+namespace lockstep::data::data_gpu_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -242,4 +242,4 @@ TEST(DataGpu, InvalidDeviceIsRejected) {
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::data::data_gpu_test

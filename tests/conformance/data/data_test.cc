@@ -5,7 +5,7 @@
 #include "lockstep/data/loader.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep::data {
+namespace lockstep::data::data_test {
 namespace {
 
 using tests::world;
@@ -68,4 +68,4 @@ TEST(Data, PositionIsTheSameOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::data::data_test

@@ -2,7 +2,7 @@
 // frozen and tied parameters, and sparse gradients.
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_branches_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -307,4 +307,4 @@ TEST(DdpBranches, SeveralLossesThroughSeveralMethods) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_branches_test

@@ -12,7 +12,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_failures_test {
 namespace {
 
 using base::Cause;
@@ -454,4 +454,4 @@ TEST(DdpFailures, ExceptionInJoinedLoopIsPropagated) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_failures_test

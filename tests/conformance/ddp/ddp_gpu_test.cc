@@ -10,7 +10,7 @@
 #include "lockstep/ddp/replicas.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep {
+namespace lockstep::ddp_gpu_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -196,4 +196,4 @@ TEST(DdpGpuFailures, RankInBarrierIsDetectedAtOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ddp_gpu_test

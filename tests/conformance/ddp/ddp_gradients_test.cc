@@ -3,7 +3,7 @@
 #include "lockstep/base/error.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_gradients_test {
 namespace {
 
 using ddp::DdpOptions;
@@ -414,4 +414,4 @@ TEST(DdpGradients, ParameterTouchedOnlyUnderNoSyncIsReduced) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_gradients_test

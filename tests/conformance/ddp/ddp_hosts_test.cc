@@ -11,7 +11,7 @@
 #include "lockstep/ddp/ddp.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep::ddp {
+namespace lockstep::ddp::ddp_hosts_test {
 namespace {
 
 using tests::world;
@@ -196,4 +196,4 @@ TEST(DdpHosts, IncompatibleOptionsAreRejected) {
 }
 
 }  // namespace
-}  // namespace lockstep::ddp
+}  // namespace lockstep::ddp::ddp_hosts_test

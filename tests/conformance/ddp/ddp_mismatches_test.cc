@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_mismatches_test {
 namespace {
 
 using base::Cause;
@@ -59,4 +59,4 @@ TEST(DdpMismatches, DifferentDdpOptions) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_mismatches_test

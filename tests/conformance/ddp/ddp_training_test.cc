@@ -4,7 +4,7 @@
 #include "lockstep/ddp/replicas.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_training_test {
 namespace {
 
 using ddp::BufferMode;
@@ -421,4 +421,4 @@ TEST(DdpOptimizer, StateOfTorchsOwnOptimizersIsBroadcast) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_training_test

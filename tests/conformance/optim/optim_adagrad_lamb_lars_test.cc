@@ -10,7 +10,7 @@
 #include "lockstep/optim/schedules/scheduler.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::optim_adagrad_lamb_lars_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -380,4 +380,4 @@ TEST(OptimAdagradLambLars, JoinedRanksShadowOthers) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::optim_adagrad_lamb_lars_test

@@ -7,7 +7,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::optim_backward_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -199,4 +199,4 @@ TEST(OptimBackward, JoinedRanksShadowOthers) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::optim_backward_test

@@ -4,7 +4,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::optim_shards_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -196,4 +196,4 @@ TEST(OptimShards, DifferentOptionsAreADesync) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::optim_shards_test

@@ -4,7 +4,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::optim_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -442,4 +442,4 @@ TEST(Optim, ParamGroupsAndSchedulers) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::optim_test

@@ -13,7 +13,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::optim_usage_test {
 namespace {
 
 using ddp::DistributedDataParallel;
@@ -368,4 +368,4 @@ TEST(OptimUsage, StepAfterDdpIsDestroyedIsRejected) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::optim_usage_test

@@ -15,7 +15,7 @@
 #include "tests/support/shared_dir.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::trainer_files_test {
 namespace {
 
 using testing::ElementsAre;
@@ -112,4 +112,4 @@ TEST(TrainerFiles, TraceContainsLatestStepsOfAllRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::trainer_files_test

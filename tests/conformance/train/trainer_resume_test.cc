@@ -23,7 +23,7 @@
 #include "tests/support/shared_dir.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::trainer_resume_test {
 namespace {
 
 using testing::ElementsAre;
@@ -365,4 +365,4 @@ TEST(Resume, NonFiniteMetricIsReportedWithStepAndSamples) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::trainer_resume_test

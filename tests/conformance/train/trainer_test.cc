@@ -18,7 +18,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::trainer_test {
 namespace {
 
 using testing::ElementsAre;
@@ -446,4 +446,4 @@ TEST(Trainer, StopRequestToOneRankEndsAllInSameStep) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::trainer_test
