@@ -22,6 +22,7 @@
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/torchrun_rendezvous.h"
 #include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/identity/pmi.h"
 #include "lockstep/job/store_client.h"
@@ -71,8 +72,8 @@ void World::wait_for_other_ranks() noexcept {
       std::vector<int> others;
       for (auto at = present.begin(); at != present.end();) {
         const int rank = at->first;
-        if (table.find(job::key::exited(rank), limit) != job::key::kClosedWithoutCause)
-          at->second = base::Deadline::in(job::kReconnectGrace);
+        const auto exit = job::find_exit(table, rank, limit);
+        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(job::kReconnectGrace);
         const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
         at = gone ? present.erase(at) : std::next(at);
