@@ -51,7 +51,7 @@ void require_memory(const std::string& what, double bytes) {
   const auto host = base::HostMemory::now();
   if (static_cast<double>(host.available_bytes) < bytes)
     throw base::UsageError(what + " needs about " + size_text(static_cast<std::size_t>(bytes) >> 20 << 20) +
-                           " of memory, but " + host.limited_by + " has " +
+                           " of memory, but " + host.limited_by() + " has " +
                            size_text(host.available_bytes >> 20 << 20) +
                            " left. Select fewer implementations with --impl");
 }

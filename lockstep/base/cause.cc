@@ -1,6 +1,7 @@
 #include "lockstep/base/cause.h"
 
 #include <array>
+#include <cstddef>
 
 namespace lockstep::base {
 namespace {
@@ -41,11 +42,14 @@ constexpr std::array kRows = {
     Row{Cause::kRankStalled, "RANK_STALLED", 124},
 };
 
-const Row& row(Cause cause) {
-  for (const Row& r : kRows)
-    if (r.cause == cause) return r;
-  return row(Cause::kInternal);
+constexpr bool has_row_per_cause() {
+  for (std::size_t i = 0; i < kRows.size(); ++i)
+    if (kRows[i].cause != static_cast<Cause>(i)) return false;
+  return kRows.size() == kNumCauses;
 }
+static_assert(has_row_per_cause(), "kRows has one row per cause, in the order of the enum");
+
+const Row& row(Cause cause) { return kRows[static_cast<std::size_t>(cause)]; }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // The causes with which a run can end: one table row per cause, with its name and the launcher's exit code.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -37,10 +38,13 @@ enum class Cause {
   kRankStalled,      ///< no thread of a rank runs, not even its heartbeat thread
 };
 
+inline constexpr std::size_t kNumCauses = static_cast<std::size_t>(Cause::kRankStalled) + 1;
+
 /// Returns the name in a FATAL line: "DESYNC", "RANK_DIED", ...
 std::string_view name(Cause cause);
 
-/// Returns the cause with that name, or kInternal if the name is unknown.
+/// Returns the cause with that name. Returns kInternal for an unknown name, which only another version of Lockstep or a
+/// damaged line can contain: the reader then still reports the failure, as a defect instead of by its cause.
 Cause cause_from_name(std::string_view name);
 
 /// Returns the launcher's exit code for `cause`. kRankExited and kRankDied have no code of their own: this returns 1

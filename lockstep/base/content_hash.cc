@@ -6,6 +6,8 @@
 
 #include <new>
 
+#include "lockstep/base/parse.h"
+
 namespace lockstep::base {
 
 struct ContentHash::State {
@@ -25,9 +27,7 @@ void ContentHash::add(std::string_view bytes) { XXH3_128bits_update(state_->hand
 std::string ContentHash::hex_digest() const {
   XXH128_canonical_t bytes;
   XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state_->handle));
-  std::string hex;
-  for (const unsigned char byte : bytes.digest) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
-  return hex;
+  return to_hex({reinterpret_cast<const char*>(bytes.digest), sizeof bytes.digest});
 }
 
 }  // namespace lockstep::base

@@ -38,7 +38,6 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_inject, "LOCKSTEP_INJECT"},
     {&Env::lockstep_log, "LOCKSTEP_LOG"},
     {&Env::lockstep_program, "LOCKSTEP_PROGRAM"},
-    {&Env::omp_num_threads, "OMP_NUM_THREADS"},
     {&Env::cuda_visible_devices, "CUDA_VISIBLE_DEVICES"},
     {&Env::nccl_socket_ifname, "NCCL_SOCKET_IFNAME"},
     {&Env::path, "PATH"},

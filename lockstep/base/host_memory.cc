@@ -51,16 +51,16 @@ std::string own_cgroup(const ReadFile& read) {
 }  // namespace
 
 HostMemory HostMemory::from(const ReadFile& read) {
-  HostMemory least{std::numeric_limits<std::uint64_t>::max(), "nothing"};
-  const auto limit = [&](std::uint64_t bytes, const std::string& by) {
-    if (bytes < least.available_bytes) least = {bytes, by};
+  HostMemory least{std::numeric_limits<std::uint64_t>::max(), ""};
+  const auto limit = [&](std::uint64_t bytes, const std::string& cgroup) {
+    if (bytes < least.available_bytes) least = {bytes, cgroup};
   };
-  if (const auto host = host_available_bytes(read)) limit(*host, "the host");
+  if (const auto host = host_available_bytes(read)) limit(*host, "");
   for (std::string group = own_cgroup(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
     const std::string folder = kCgroupRoot + group;
     const auto max = parse_limit(read(folder + "/memory.max"));
     const auto used = parse_limit(read(folder + "/memory.current"));
-    if (max && used) limit(*max > *used ? *max - *used : 0, "the control group " + folder);
+    if (max && used) limit(*max > *used ? *max - *used : 0, folder);
   }
   return least;
 }

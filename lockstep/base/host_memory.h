@@ -11,8 +11,10 @@ namespace lockstep::base {
 /// The memory left to this process, and what limits it.
 struct HostMemory {
   std::uint64_t available_bytes = 0;  ///< the minimum of what the host and this process's control groups have left
-  std::string limited_by;  ///< "the host", or "the control group DIRECTORY" that sets the minimum; "nothing" if no file
-                           ///< could be read
+  std::string cgroup;                 ///< directory of the control group that sets the minimum; empty if the host does
+
+  /// Returns "the host" or "the control group DIRECTORY", for messages.
+  std::string limited_by() const { return cgroup.empty() ? "the host" : "the control group " + cgroup; }
 
   /// Reads MemAvailable from /proc/meminfo, and memory.max and memory.current of this process's control group and its
   /// ancestors (cgroup version 2). Takes about 50 us. A file that cannot be read imposes no limit.

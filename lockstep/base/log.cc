@@ -28,27 +28,18 @@ void write_line(std::string_view prefix, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-LogLevel read_level() {
+bool read_quiet() {
   const auto& text = Env::this_process().lockstep_log;
-  if (!text || *text == "info") return LogLevel::kInfo;
-  if (*text == "quiet") return LogLevel::kQuiet;
-  if (*text == "debug") return LogLevel::kDebug;
-  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; expected quiet, info or debug");
+  if (!text || *text == "info") return false;
+  if (*text == "quiet") return true;
+  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; expected quiet or info");
 }
 
 }  // namespace
 
-LogLevel log_level() {
-  static const LogLevel level = read_level();
-  return level;
-}
-
 void log_info(std::string_view text) {
-  if (log_level() >= LogLevel::kInfo) write_line("lockstep: ", text);
-}
-
-void log_debug(std::string_view text) {
-  if (log_level() >= LogLevel::kDebug) write_line("lockstep: ", text);
+  static const bool quiet = read_quiet();
+  if (!quiet) write_line("lockstep: ", text);
 }
 
 void log_warning(std::string_view text) { write_line("lockstep: warning: ", text); }

@@ -6,16 +6,10 @@
 
 namespace lockstep::base {
 
-enum class LogLevel { kQuiet, kInfo, kDebug };
-
-/// Returns the level set by LOCKSTEP_LOG; defaults to kInfo. Throws UsageError for an unknown level.
-LogLevel log_level();
-
-/// Writes "lockstep: TEXT" if the level is kInfo or higher. Throws UsageError if LOCKSTEP_LOG is invalid. Thread-safe.
+/// Writes "lockstep: TEXT" unless LOCKSTEP_LOG is "quiet". Throws UsageError if it is neither that nor "info".
+/// Thread-safe.
 void log_info(std::string_view text);
-/// Like log_info(), but only if the level is kDebug.
-void log_debug(std::string_view text);
-/// Writes "lockstep: warning: TEXT" at every level. Thread-safe.
+/// Writes "lockstep: warning: TEXT", also if LOCKSTEP_LOG is "quiet". Thread-safe.
 void log_warning(std::string_view text);
 
 /// Sets whether a progress bar occupies the terminal row of the cursor. While it is active, a log line erases the

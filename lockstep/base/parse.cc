@@ -9,6 +9,8 @@
 namespace lockstep::base {
 namespace {
 
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
 template <typename T>
 std::optional<T> parse_all(std::string_view text) {
   T value{};
@@ -66,6 +68,28 @@ std::string quoted(std::string_view text, std::size_t limit) {
     }
   }
   return out + "\"";
+}
+
+std::string to_hex(std::string_view bytes) {
+  std::string hex;
+  hex.reserve(2 * bytes.size());
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    hex += kHexDigits[byte >> 4];
+    hex += kHexDigits[byte & 15];
+  }
+  return hex;
+}
+
+std::optional<std::string> from_hex(std::string_view hex) {
+  if (hex.size() % 2 != 0) return std::nullopt;
+  std::string bytes;
+  for (std::size_t i = 0; i < hex.size(); i += 2) {
+    const std::size_t high = kHexDigits.find(hex[i]), low = kHexDigits.find(hex[i + 1]);
+    if (high == kHexDigits.npos || low == kHexDigits.npos) return std::nullopt;
+    bytes += static_cast<char>(high << 4 | low);
+  }
+  return bytes;
 }
 
 }  // namespace lockstep::base

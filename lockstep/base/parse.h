@@ -26,4 +26,10 @@ std::vector<std::string> split(std::string_view text, char separator);
 /// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped.
 std::string quoted(std::string_view text, std::size_t limit = 1024);
 
+/// Returns two lower-case hexadecimal digits per byte.
+std::string to_hex(std::string_view bytes);
+
+/// Parses all of `hex` as to_hex() writes it. Returns nullopt for an odd length or another character.
+std::optional<std::string> from_hex(std::string_view hex);
+
 }  // namespace lockstep::base

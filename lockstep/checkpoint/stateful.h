@@ -35,6 +35,7 @@ class Stateful {
 template <typename T>
 const T& value_of(const StateDict& state, const std::string& name) {
   static constexpr std::string_view kTypes[] = {"a bool", "an integer", "a number", "a string", "a tensor"};
+  static_assert(std::size(kTypes) == std::variant_size_v<StateValue>, "one name per type");
   const auto found = state.find(name);
   if (found == state.end()) throw base::UsageError("the state has no value \"" + name + "\"");
   if (const T* const value = std::get_if<T>(&found->second)) return *value;

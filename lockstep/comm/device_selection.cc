@@ -1,44 +1,110 @@
 #include "lockstep/comm/device_selection.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr char kFieldSeparator = '\x1f';
-constexpr const char* kDecisionKey = "gpu/verdict";
+constexpr const char* kDecisionKey = "gpu/nccl";
 
 std::string gpu_key(int rank) { return "gpu/" + std::to_string(rank); }
 
-/// Returns why the ranks cannot use NCCL, "" if they can. `reports` has one string per rank: the GPU's UUID, the host,
-/// the version of NCCL, and why this rank cannot use NCCL.
-std::string find_nccl_obstacle(const std::vector<std::string>& reports) {
+/// What each rank publishes about its GPU.
+struct GpuReport {
+  std::string uuid;
+  std::string host;
+  std::string nccl_version;
+  std::string nccl_unavailable_reason;  // why this rank cannot use NCCL; empty if it can
+};
+
+std::string encode(const GpuReport& report) {
+  std::string bytes;
+  base::put_texts(bytes, {report.uuid, report.host, report.nccl_version, report.nccl_unavailable_reason});
+  return bytes;
+}
+
+GpuReport decode_gpu_report(std::string_view bytes) {
+  std::vector<std::string> texts = base::ByteReader(bytes, "init: a rank's report of its GPU").texts();
+  texts.resize(4);
+  return {std::move(texts[0]), std::move(texts[1]), std::move(texts[2]), std::move(texts[3])};
+}
+
+/// Why the ranks cannot use NCCL, and the ranks that the reason concerns.
+enum class NcclObstacle : std::uint8_t {
+  kNone,          // they can; no ranks
+  kSharedGpu,     // the ranks that share one GPU
+  kUnavailable,   // the first rank that cannot use NCCL
+  kOtherVersion,  // the first rank whose version differs from that of rank 0
+};
+
+/// The decision of rank 0 for all ranks.
+struct NcclDecision {
+  NcclObstacle obstacle = NcclObstacle::kNone;
+  std::vector<int> ranks;
+};
+
+std::string encode(const NcclDecision& decision) {
+  std::string bytes;
+  base::put_number(bytes, decision.obstacle);
+  base::put_number(bytes, static_cast<std::uint32_t>(decision.ranks.size()));
+  for (const int rank : decision.ranks) base::put_number(bytes, static_cast<std::int32_t>(rank));
+  return bytes;
+}
+
+NcclDecision decode_nccl_decision(std::string_view bytes) {
+  base::ByteReader reader(bytes, "init: rank 0's decision about NCCL");
+  const auto obstacle = reader.number<std::uint8_t>();
+  if (obstacle > static_cast<std::uint8_t>(NcclObstacle::kOtherVersion))
+    throw base::Error(base::Cause::kProtocol,
+                      "init: rank 0's decision about NCCL is " + std::to_string(obstacle) + "; expected 0 to 3");
+  NcclDecision decision{static_cast<NcclObstacle>(obstacle), std::vector<int>(reader.count(sizeof(std::int32_t)))};
+  for (int& rank : decision.ranks) rank = reader.number<std::int32_t>();
+  reader.end();
+  return decision;
+}
+
+NcclDecision find_nccl_obstacle(const std::vector<GpuReport>& reports) {
   std::map<std::string, std::vector<int>> users;
-  std::vector<std::vector<std::string>> fields;
-  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    fields.push_back(base::split(reports[rank], kFieldSeparator));
-    fields.back().resize(4);
-    users[fields.back()[0]].push_back(static_cast<int>(rank));
-  }
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) users[reports[rank].uuid].push_back(static_cast<int>(rank));
   for (const auto& [uuid, ranks] : users) {
     if (ranks.size() == 1) continue;
-    std::string list;
-    for (const int rank : ranks) list += (list.empty() ? "" : ",") + std::to_string(rank);
-    const auto& report = fields[static_cast<std::size_t>(ranks.front())];
-    return "ranks " + list + " share one GPU, " + uuid + " of host " + report[1];
+    return {NcclObstacle::kSharedGpu, ranks};
   }
-  for (std::size_t rank = 0; rank < fields.size(); ++rank) {
-    if (!fields[rank][3].empty()) return "rank " + std::to_string(rank) + ": " + fields[rank][3];
-    if (fields[rank][2] != fields[0][2])
-      return "rank 0 has NCCL " + fields[0][2] + ", rank " + std::to_string(rank) + " has " + fields[rank][2];
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    if (!reports[rank].nccl_unavailable_reason.empty()) return {NcclObstacle::kUnavailable, {static_cast<int>(rank)}};
+    if (reports[rank].nccl_version != reports[0].nccl_version)
+      return {NcclObstacle::kOtherVersion, {static_cast<int>(rank)}};
+  }
+  return {};
+}
+
+/// Returns why the ranks cannot use NCCL, "" if they can. `report_of` returns the report of a rank.
+template <typename ReportOf>
+std::string describe(const NcclDecision& decision, const ReportOf& report_of) {
+  if (decision.obstacle == NcclObstacle::kNone) return "";
+  const int rank = decision.ranks.at(0);
+  const GpuReport report = report_of(rank);
+  std::string list;
+  for (const int one : decision.ranks) list += (list.empty() ? "" : ",") + std::to_string(one);
+  switch (decision.obstacle) {
+    case NcclObstacle::kNone: break;
+    case NcclObstacle::kSharedGpu:
+      return "ranks " + list + " share one GPU, " + report.uuid + " of host " + report.host;
+    case NcclObstacle::kUnavailable: return "rank " + list + ": " + report.nccl_unavailable_reason;
+    case NcclObstacle::kOtherVersion:
+      return "rank 0 has NCCL " + report_of(0).nccl_version + ", rank " + list + " has " + report.nccl_version;
   }
   return "";
 }
@@ -93,17 +159,16 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
                             "rank " + std::to_string(from) + " did not report its GPU in time");
     return *value;
   };
+  const auto report_of = [&](int rank) { return decode_gpu_report(read_key(gpu_key(rank), rank)); };
   world.store->set(gpu_key(id.rank),
-                   world.gpu.uuid + kFieldSeparator + base::host_name() + kFieldSeparator + nccl_version +
-                       kFieldSeparator + nccl_unavailable_reason,
+                   encode(GpuReport{world.gpu.uuid, base::host_name(), nccl_version, nccl_unavailable_reason}),
                    deadline);
   if (id.rank == 0) {
-    std::vector<std::string> reports;
-    for (int rank = 0; rank < id.world_size; ++rank) reports.push_back(read_key(gpu_key(rank), rank));
-    world.store->set(kDecisionKey, find_nccl_obstacle(reports) + kFieldSeparator, deadline);
+    std::vector<GpuReport> reports;
+    for (int rank = 0; rank < id.world_size; ++rank) reports.push_back(report_of(rank));
+    world.store->set(kDecisionKey, encode(find_nccl_obstacle(reports)), deadline);
   }
-  std::string obstacle = read_key(kDecisionKey, 0);
-  obstacle.resize(obstacle.find(kFieldSeparator));
+  const std::string obstacle = describe(decode_nccl_decision(read_key(kDecisionKey, 0)), report_of);
   const bool named = asked != "auto" && asked != "nccl";
   if (asked == "nccl" && !obstacle.empty())
     throw base::UsageError(

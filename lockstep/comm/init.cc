@@ -135,7 +135,8 @@ void log_world(const World& world, const std::string& reason) {
   base::log_info(
       std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " + std::to_string(hosts) +
       (hosts == 1 ? " host" : " hosts") + " (" + id.source + "); transport " + world.transport +
-      (world.cross_host_transport.empty() ? "" : " over " + world.cross_host_transport) + " (" + reason + ")" +
+      (world.cross_host_transport == CrossHostTransport::kNone ? "" : " over " + name(world.cross_host_transport)) +
+      " (" + reason + ")" +
       (world.gpu_transport_text.empty() ? "" : "; " + world.gpu.name + ", GPU tensors " + world.gpu_transport_text) +
       (world.address.empty() ? "" : ", address " + world.address));
 }
@@ -172,7 +173,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string cross_host_transport = choose_cross_host_transport(
+  const CrossHostTransport cross_host_transport = choose_cross_host_transport(
       world->identity, !options.cross_host_transport.empty() ? options.cross_host_transport
                                                              : env.lockstep_cross_host_transport.value_or("auto"));
   check_transport(asked, world->identity.world_size);
@@ -188,7 +189,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
               {{"lockstep", LOCKSTEP_VERSION},
                {"libtorch", TORCH_VERSION},
                {"transport", asked},
-               {"outer", cross_host_transport},
+               {"outer", name(cross_host_transport)},
                {"device", on_gpu ? "cuda" : "cpu"},
                {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
                {"program", job::build_id("")}},

@@ -22,6 +22,7 @@
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/torchrun_rendezvous.h"
 #include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/identity/pmi.h"
 #include "lockstep/job/store_client.h"
@@ -36,7 +37,6 @@ constexpr auto kConnectTime = std::chrono::seconds(2);  // then checks for a new
 constexpr auto kRetryPause = std::chrono::milliseconds(100);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
 // Small messages use MPI, which is faster for them; large ones use gloo, which has threads of its own.
-constexpr const char* kGlooAndMpi = "gloo and mpi";
 
 }  // namespace
 
@@ -71,8 +71,8 @@ void World::wait_for_other_ranks() noexcept {
       std::vector<int> others;
       for (auto at = present.begin(); at != present.end();) {
         const int rank = at->first;
-        if (table.find(job::key::exited(rank), limit) != job::key::kClosedWithoutCause)
-          at->second = base::Deadline::in(job::kReconnectGrace);
+        const auto exit = job::find_exit(table, rank, limit);
+        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(job::kReconnectGrace);
         const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
         at = gone ? present.erase(at) : std::next(at);
@@ -200,7 +200,17 @@ void check_transport(const std::string& asked, int size) {
   if (asked == "mpi") check_mpi_library();
 }
 
-std::string choose_cross_host_transport(const job::Identity& identity, const std::string& asked) {
+std::string name(CrossHostTransport transport) {
+  switch (transport) {
+    case CrossHostTransport::kNone: break;
+    case CrossHostTransport::kGloo: return "gloo";
+    case CrossHostTransport::kMpi: return "mpi";
+    case CrossHostTransport::kGlooAndMpi: return "gloo and mpi";
+  }
+  return "none";
+}
+
+CrossHostTransport choose_cross_host_transport(const job::Identity& identity, const std::string& asked) {
   if (asked != "auto" && asked != "gloo" && asked != "mpi")
     throw base::UsageError("the transport between hosts (LOCKSTEP_CROSS_HOST_TRANSPORT) is " + base::quoted(asked, 80) +
                            "; expected auto, gloo or mpi");
@@ -212,12 +222,13 @@ std::string choose_cross_host_transport(const job::Identity& identity, const std
   const bool mpi = mpi_unavailable_reason().empty() &&
                    (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix")));
   if (mpi) check_mpi_library();
-  if (asked != "auto") return asked;
-  if (gloo_unavailable_reason().empty()) return mpi ? kGlooAndMpi : "gloo";
-  return mpi ? "mpi" : "none";
+  if (asked == "mpi") return CrossHostTransport::kMpi;
+  if (asked == "gloo") return CrossHostTransport::kGloo;
+  if (gloo_unavailable_reason().empty()) return mpi ? CrossHostTransport::kGlooAndMpi : CrossHostTransport::kGloo;
+  return mpi ? CrossHostTransport::kMpi : CrossHostTransport::kNone;
 }
 
-std::string choose_transport(World& world, const std::string& asked, const std::string& cross_host_transport) {
+std::string choose_transport(World& world, const std::string& asked, CrossHostTransport cross_host_transport) {
   const int size = world.identity.world_size;
   const bool one_host = static_cast<int>(world.identity.local_ranks.size()) == size;
   if (asked == "shm" && !one_host)
@@ -230,7 +241,7 @@ std::string choose_transport(World& world, const std::string& asked, const std::
   const bool free = asked == "auto" || asked == "nccl";  // NCCL is for GPU tensors only
   if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
   if (world.transport == "hierarchy") {
-    if (cross_host_transport == "none")
+    if (cross_host_transport == CrossHostTransport::kNone)
       throw base::UsageError("transport hierarchy: no transport between hosts is available: gloo: " +
                              gloo_unavailable_reason() + "; mpi: " + mpi_unavailable_reason());
     world.cross_host_transport = cross_host_transport;
@@ -240,7 +251,8 @@ std::string choose_transport(World& world, const std::string& asked, const std::
 }
 
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {
-  const bool mpi = world.transport == "mpi" || world.cross_host_transport.find("mpi") != std::string::npos;
+  const bool mpi = world.transport == "mpi" || world.cross_host_transport == CrossHostTransport::kMpi ||
+                   world.cross_host_transport == CrossHostTransport::kGlooAndMpi;
   if (mpi && world.identity.world_size > 1) init_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
     world.local_peers = LocalPeers::connect(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
@@ -271,7 +283,8 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
 
 std::shared_ptr<Transport> World::make_cross_host(Scope scope, const std::string& name,
                                                   const std::vector<int>& members) const {
-  if (cross_host_transport == "mpi" || (cross_host_transport == kGlooAndMpi && scope == Scope::kSmall))
+  if (cross_host_transport == CrossHostTransport::kMpi ||
+      (cross_host_transport == CrossHostTransport::kGlooAndMpi && scope == Scope::kSmall))
     return make_mpi(name, members);
   return make_gloo(name, members, scope == Scope::kLarge ? kManyThreads : kFewThreads);
 }

@@ -27,6 +27,16 @@ struct SplitParent {
   int color = 0;              // ranks with the same color are in the same new group
 };
 
+/// What connects the hosts under the transport hierarchy.
+enum class CrossHostTransport {
+  kNone,  ///< none is available
+  kGloo,
+  kMpi,
+  kGlooAndMpi,  ///< MPI for small operations, Gloo for large ones
+};
+/// Returns "none", "gloo", "mpi" or "gloo and mpi", for messages and for the comparison of the ranks' settings.
+std::string name(CrossHostTransport transport);
+
 struct World {
   ~World();
 
@@ -37,7 +47,7 @@ struct World {
   std::shared_ptr<DeadlockDetector> deadlock_detector;
   std::unique_ptr<job::Heartbeat> heartbeat;      // set if the store or an agent can read it
   std::string transport;                          // name of the chosen transport
-  std::string cross_host_transport;               // for hierarchy: the transport between hosts
+  CrossHostTransport cross_host_transport{};      // kNone unless transport is hierarchy
   std::shared_ptr<const LocalPeers> local_peers;  // for shm and hierarchy
   std::string address;                            // numeric address of this host on the network to the other hosts
   std::string interface;                          // the user's choice of network interface; may be empty
@@ -71,7 +81,7 @@ struct World {
 
 /// Resolves `asked` ("auto", "gloo" or "mpi") to the transport between hosts. "auto" uses MPI only if MPI or PMI
 /// numbered the ranks. Throws UsageError if the requested transport is not available.
-std::string choose_cross_host_transport(const job::Identity& identity, const std::string& asked);
+CrossHostTransport choose_cross_host_transport(const job::Identity& identity, const std::string& asked);
 
 /// For ranks whose launcher uses MPI or PMI and does not set the address of a store: rank 0 serves the store
 /// (world.server) at a free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is
@@ -92,7 +102,7 @@ void check_transport(const std::string& asked, int size);
 /// Sets world.transport from `asked` and from which ranks share a host; returns the reason for the log. A transport
 /// that the user named is never replaced: throws UsageError if it cannot be used. `cross_host_transport` is the result
 /// of choose_cross_host_transport().
-std::string choose_transport(World& world, const std::string& asked, const std::string& cross_host_transport);
+std::string choose_transport(World& world, const std::string& asked, CrossHostTransport cross_host_transport);
 
 /// Sets up what the chosen transport needs before the first group exists. Blocks until all ranks have called it. Throws
 /// CommError, and UsageError if `asked` is "nccl" and NCCL cannot be used.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 
 #include "lockstep/base/parse.h"
 
@@ -10,7 +11,6 @@ namespace {
 
 constexpr std::size_t kMaxArguments = 64;
 constexpr std::size_t kMaxArgumentBytes = 100;
-constexpr std::size_t kMaxCmdlineBytes = 1 << 16;
 
 std::string quote_around(const std::vector<std::string>& arguments, std::size_t at) {
   std::string text;
@@ -21,12 +21,18 @@ std::string quote_around(const std::vector<std::string>& arguments, std::size_t 
 
 }  // namespace
 
-std::vector<std::string> comparable_arguments(std::string_view cmdline) {
-  std::vector<std::string> arguments = base::split(cmdline, '\0');
-  if (!arguments.empty()) arguments.pop_back();  // the empty text after the last zero byte
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  std::vector<std::string> words = base::split(text, '\0');
+  words.pop_back();  // the empty text after the last zero byte
+  return words;
+}
+
+std::vector<std::string> comparable_arguments(std::vector<std::string> command_line) {
   std::vector<std::string> kept;
-  for (std::size_t i = 1; i < arguments.size() && kept.size() < kMaxArguments; ++i) {
-    std::string& word = arguments[i];
+  for (std::size_t i = 1; i < command_line.size() && kept.size() < kMaxArguments; ++i) {
+    std::string& word = command_line[i];
     if (word.find("rank") != std::string::npos) {
       i += word.find('=') == std::string::npos;
       continue;
@@ -36,14 +42,6 @@ std::vector<std::string> comparable_arguments(std::string_view cmdline) {
     kept.push_back(std::move(word));
   }
   return kept;
-}
-
-std::vector<std::string> process_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text(kMaxCmdlineBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  return comparable_arguments(text);
 }
 
 std::string argument_difference(const std::vector<std::string>& theirs, const std::vector<std::string>& first) {

@@ -40,10 +40,8 @@ std::optional<Fatal> parse_fatal(std::string_view line);
 /// Store keys that the launcher and the ranks share.
 namespace key {
 inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
-std::string exited(int rank);  ///< set when the process of `rank` has ended; the value describes its exit
-/// The value of exited() that rank 0 sets if there is no launcher and all connections of a rank have closed.
-inline constexpr std::string_view kClosedWithoutCause = "ended without saying why";
-std::string left(int rank);      ///< set by a rank that leaves its world in good order
+std::string exited(int rank);  ///< set when the process of `rank` has ended; an ExitRecord, or "" if it connected again
+std::string left(int rank);    ///< set by a rank that leaves its world in good order
 std::string progress(int rank);  ///< a number that grows, about once per second, while the rank makes progress
 }  // namespace key
 

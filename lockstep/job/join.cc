@@ -175,15 +175,7 @@ std::string build_id_of(const dl_phdr_info& image) {
       ElfW(Nhdr) note;
       std::memcpy(&note, at, sizeof note);
       const char* text = at + sizeof note + (note.n_namesz + 3) / 4 * 4;
-      if (note.n_type == NT_GNU_BUILD_ID && text + note.n_descsz <= end) {
-        std::string hex;
-        for (unsigned k = 0; k < note.n_descsz; ++k) {
-          constexpr char kDigits[] = "0123456789abcdef";
-          hex += kDigits[static_cast<unsigned char>(text[k]) >> 4];
-          hex += kDigits[text[k] & 15];
-        }
-        return hex;
-      }
+      if (note.n_type == NT_GNU_BUILD_ID && text + note.n_descsz <= end) return base::to_hex({text, note.n_descsz});
       at = text + (note.n_descsz + 3) / 4 * 4;
     }
   }
@@ -197,7 +189,7 @@ void join(Store& store, Identity& identity, const Facts& facts, Deadline deadlin
   Member self{.host = host,
               .host_id = host_id(),
               .pid = std::to_string(::getpid()),
-              .arguments = process_arguments(),
+              .arguments = comparable_arguments(own_arguments()),
               .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
   claim_rank(store, identity, self, deadline);

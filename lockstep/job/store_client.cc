@@ -103,20 +103,20 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
   if (!challenge.starts_with(store_protocol::kMagic))
     throw CommError(Cause::kProtocol, "store", -1, -1,
                     "the process that listens at " + to_string(address) + " is not a Lockstep store");
-  const auto protocol = store_protocol::ByteReader(std::string_view(challenge).substr(store_protocol::kMagic.size()))
-                            .read<std::uint16_t>();
-  auto result = static_cast<store_protocol::HandshakeResult>(challenge.back());
+  base::ByteReader prefix(challenge, store_protocol::kSubject);
+  prefix.bytes(store_protocol::kMagic.size());
+  const auto protocol = prefix.number<std::uint16_t>();
+  const auto result = static_cast<store_protocol::HandshakeResult>(challenge.back());
   if (protocol != store_protocol::kProtocol || result == store_protocol::HandshakeResult::kOtherProtocol)
     check_handshake(address, credentials, store_protocol::HandshakeResult::kOtherProtocol, 0);
   challenge.resize(store_protocol::kChallengeBytes);
   receive_all(fd, challenge.data() + store_protocol::kChallengePrefixBytes,
               store_protocol::kChallengeBytes - store_protocol::kChallengePrefixBytes, deadline);
-  store_protocol::ByteReader reader(challenge);
-  const std::string_view challenge_body =
-      reader.read_bytes(store_protocol::kChallengeBytes - store_protocol::kMacBytes);
-  store_protocol::ByteReader numbers(challenge_body.substr(store_protocol::kChallengePrefixBytes));
-  const auto generation = numbers.read<std::int32_t>();
-  const auto server = numbers.read<std::uint64_t>();
+  base::ByteReader reader(challenge, store_protocol::kSubject);
+  const std::string_view challenge_body = reader.bytes(store_protocol::kChallengeBytes - store_protocol::kMacBytes);
+  base::ByteReader numbers(challenge_body.substr(store_protocol::kChallengePrefixBytes), store_protocol::kSubject);
+  const auto generation = numbers.number<std::int32_t>();
+  const auto server = numbers.number<std::uint64_t>();
   check_handshake(address, credentials, result, generation);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(credentials.key, hello, challenge_body);
   // If the server has another key, send zeros instead of a proof, so that the server logs the rejection.
@@ -181,12 +181,12 @@ class StoreClient final : public Store {
     if (loss_ == StoreLoss::kUnreachable) throw_unreachable(address_);
     const auto body = [&] {
       std::string text;
-      store_protocol::put(text, operation);
-      store_protocol::put(text, operation == store_protocol::StoreOperation::kGet
-                                    ? static_cast<std::uint32_t>(wait.poll_ms(std::chrono::hours(24)))
-                                    : 0);
-      store_protocol::put_text(text, key);
-      store_protocol::put_text(text, expected);
+      base::put_number(text, operation);
+      base::put_number(text, operation == store_protocol::StoreOperation::kGet
+                                 ? static_cast<std::uint32_t>(wait.poll_ms(std::chrono::hours(24)))
+                                 : 0);
+      base::put_text(text, key);
+      base::put_text(text, expected);
       return text.append(value);
     };
     // A running store replies at once to a request that does not wait. Allow at least 10 s, even if the caller allows

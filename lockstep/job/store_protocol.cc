@@ -4,11 +4,11 @@ namespace lockstep::job::store_protocol {
 
 std::string make_hello(const Credentials& credentials, int rank, const Mac& nonce) {
   std::string text(kMagic);
-  put(text, kProtocol);
-  put(text, static_cast<std::uint8_t>(credentials.job.size()));
+  base::put_number(text, kProtocol);
+  base::put_number(text, static_cast<std::uint8_t>(credentials.job.size()));
   text += credentials.job;
-  put(text, static_cast<std::int32_t>(credentials.generation));
-  put(text, static_cast<std::int32_t>(rank));
+  base::put_number(text, static_cast<std::int32_t>(credentials.generation));
+  base::put_number(text, static_cast<std::int32_t>(rank));
   text += mac_bytes(nonce);
   return text;
 }
@@ -21,16 +21,16 @@ Handshake derive_handshake(const JobKey& key, std::string_view hello, std::strin
 }
 
 std::optional<std::size_t> parse_length(std::string_view bytes) {
-  ByteReader reader(bytes);
-  const auto length = reader.read<std::uint32_t>();
-  const auto complement = reader.read<std::uint32_t>();
-  if (!reader.ok() || complement != ~length || length > kMaxFrameBytes) return std::nullopt;
+  base::ByteReader reader(bytes, kSubject);
+  const auto length = reader.number<std::uint32_t>();
+  const auto complement = reader.number<std::uint32_t>();
+  if (complement != ~length || length > kMaxFrameBytes) return std::nullopt;
   return length;
 }
 
 Mac FrameAuthenticator::next_mac(std::string_view body) {
   std::string head(1, direction_);
-  put(head, number_++);
+  base::put_number(head, number_++);
   return key_.mac({head, body});
 }
 

@@ -15,11 +15,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/store.h"
 
@@ -30,7 +30,9 @@ inline constexpr std::uint16_t kProtocol = 2;
 inline constexpr std::size_t kMaxFrameBytes = 2 * kMaxValueBytes + kMaxKeyBytes + 64;
 inline constexpr std::size_t kMaxJobNameBytes = 128;
 inline constexpr std::size_t kMacBytes = sizeof(Mac);
-inline constexpr std::size_t kMaxHelloBytes = 8 + 2 + 1 + kMaxJobNameBytes + 4 + 4 + kMacBytes;
+inline constexpr std::size_t kHelloPrefixBytes = 8 + 2 + 1;          // before the job's name
+inline constexpr std::size_t kHelloSuffixBytes = 4 + 4 + kMacBytes;  // after it
+inline constexpr std::size_t kMaxHelloBytes = kHelloPrefixBytes + kMaxJobNameBytes + kHelloSuffixBytes;
 inline constexpr std::size_t kMaxUnauthenticatedBytes = kMaxHelloBytes + kMacBytes;  // from an unauthenticated client
 inline constexpr std::size_t kChallengePrefixBytes = 8 + 2 + 1;  // the part that is common to all protocol versions
 inline constexpr std::size_t kChallengeBytes = kChallengePrefixBytes + 4 + 8 + kMacBytes + kMacBytes;
@@ -46,63 +48,8 @@ enum class HandshakeResult : std::uint8_t {
 enum class StoreOperation : std::uint8_t { kSet = 0, kGet = 1, kAdd = 2, kCompareSet = 3 };
 enum class ReplyStatus : std::uint8_t { kValue = 0, kNone = 1, kRefused = 2 };
 
-template <typename T>
-void put(std::string& out, T value) {
-  char bytes[sizeof value];
-  std::memcpy(bytes, &value, sizeof value);
-  out.append(bytes, sizeof value);
-}
-
-inline void put_text(std::string& out, std::string_view text) {
-  put(out, static_cast<std::uint32_t>(text.size()));
-  out.append(text);
-}
-
-/// Reads values from the front of a frame. Once the frame is too short, ok() is false and all further reads fail.
-class ByteReader {
- public:
-  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  T read() {
-    T value{};
-    if (bytes_.size() < sizeof value) {
-      ok_ = false;
-      return value;
-    }
-    std::memcpy(&value, bytes_.data(), sizeof value);
-    bytes_.remove_prefix(sizeof value);
-    return value;
-  }
-
-  /// Reads `size` bytes.
-  std::string_view read_bytes(std::size_t size) {
-    if (size > bytes_.size()) {
-      ok_ = false;
-      return {};
-    }
-    const std::string_view bytes = bytes_.substr(0, size);
-    bytes_.remove_prefix(size);
-    return bytes;
-  }
-
-  /// Reads a u32 length of at most `limit`, and as many bytes.
-  std::string_view read_text(std::size_t limit) {
-    const auto size = read<std::uint32_t>();
-    if (!ok_ || size > limit) {
-      ok_ = false;
-      return {};
-    }
-    return read_bytes(size);
-  }
-
-  std::string_view remaining() const { return bytes_; }
-  bool ok() const { return ok_; }
-
- private:
-  std::string_view bytes_;
-  bool ok_ = true;
-};
+/// Begins the message of each error about bytes that do not follow this protocol.
+inline constexpr std::string_view kSubject = "store";
 
 /// Returns the first message of a client.
 std::string make_hello(const Credentials& credentials, int rank, const Mac& nonce);
@@ -116,10 +63,11 @@ Handshake derive_handshake(const JobKey& key, std::string_view hello, std::strin
 
 inline constexpr std::size_t kLengthBytes = 8;  // size of an encoded length
 inline void put_length(std::string& out, std::size_t length) {
-  put(out, static_cast<std::uint32_t>(length));
-  put(out, ~static_cast<std::uint32_t>(length));
+  base::put_number(out, static_cast<std::uint32_t>(length));
+  base::put_number(out, ~static_cast<std::uint32_t>(length));
 }
-/// Decodes the first kLengthBytes of `bytes`. Returns nullopt for an invalid length or one over kMaxFrameBytes.
+/// Decodes the first kLengthBytes of `bytes`, which has at least as many. Returns nullopt for an invalid length or one
+/// over kMaxFrameBytes.
 std::optional<std::size_t> parse_length(std::string_view bytes);
 
 /// Adds and verifies the MACs of the frames in one direction of an authenticated connection.

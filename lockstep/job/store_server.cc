@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/join.h"
 #include "lockstep/job/store_session.h"
@@ -48,6 +49,8 @@ std::uint64_t random_number() {
   std::memcpy(&number, bytes.data(), sizeof number);
   return number;
 }
+
+std::string closed_record() { return encode(ExitRecord{.kind = ExitKind::kClosed}); }
 
 }  // namespace
 
@@ -149,8 +152,7 @@ struct StoreServer::Impl {
       ++connections_per_rank[c.session.rank()];
       // The rank has not ended; it had only lost its connections. Remove the exit that connection_ended() published.
       // bounded: the store is in this process
-      if (publish_rank_exits)
-        store.compare_set(key::exited(c.session.rank()), key::kClosedWithoutCause, "", Deadline::never());
+      if (publish_rank_exits) store.compare_set(key::exited(c.session.rank()), closed_record(), "", Deadline::never());
     }
     if (error == 0 || c.session.is_closed()) {
       const int unsent = send(c);
@@ -209,8 +211,8 @@ struct StoreServer::Impl {
       unreachable_ranks.insert(rank);
       if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(kUnreachableReportDelay);
     } else if (last && publish_rank_exits) {
-      store.compare_set(key::exited(rank), "", key::kClosedWithoutCause,
-                        Deadline::never());  // bounded: the store is in this process
+      // bounded: the store is in this process
+      store.compare_set(key::exited(rank), "", closed_record(), Deadline::never());
     }
   }
 

@@ -53,10 +53,10 @@ void StoreSession::refuse(Refusal refusal, const std::string& peer) {
 
 void StoreSession::send_challenge(store_protocol::HandshakeResult result, Refusal refusal, const std::string& peer) {
   std::string text(store_protocol::kMagic);
-  store_protocol::put(text, store_protocol::kProtocol);
-  store_protocol::put(text, result);
-  store_protocol::put(text, static_cast<std::int32_t>(credentials_.generation));
-  store_protocol::put(text, server_);
+  base::put_number(text, store_protocol::kProtocol);
+  base::put_number(text, result);
+  base::put_number(text, static_cast<std::int32_t>(credentials_.generation));
+  base::put_number(text, server_);
   text += mac_bytes(random_nonce());
   store_protocol::Handshake derived{};
   if (result == store_protocol::HandshakeResult::kAccepted)
@@ -76,11 +76,11 @@ bool StoreSession::process_hello() {
     refuse(Refusal::kNotLockstep, kNotLockstepPeer);
     return false;
   }
-  store_protocol::ByteReader reader(input_);
-  reader.read_bytes(store_protocol::kMagic.size());
-  const auto protocol = reader.read<std::uint16_t>();
-  const std::size_t length = reader.read<std::uint8_t>();
-  if (!reader.ok()) return false;
+  if (input_.size() < store_protocol::kHelloPrefixBytes) return false;
+  base::ByteReader reader(input_, store_protocol::kSubject);
+  reader.bytes(store_protocol::kMagic.size());
+  const auto protocol = reader.number<std::uint16_t>();
+  const std::size_t length = reader.number<std::uint8_t>();
   if (protocol != store_protocol::kProtocol) {
     send_challenge(store_protocol::HandshakeResult::kOtherProtocol, Refusal::kProtocol,
                    "a rank of another Lockstep version (protocol " + std::to_string(protocol) + ")");
@@ -90,11 +90,11 @@ bool StoreSession::process_hello() {
     refuse(Refusal::kNotLockstep, kNotLockstepPeer);
     return false;
   }
-  const std::string job(reader.read_bytes(length));
-  const auto generation = reader.read<std::int32_t>();
-  rank_ = reader.read<std::int32_t>();
-  reader.read_bytes(store_protocol::kMacBytes);
-  if (!reader.ok()) return false;
+  if (reader.remaining().size() < length + store_protocol::kHelloSuffixBytes) return false;
+  const std::string job(reader.bytes(length));
+  const auto generation = reader.number<std::int32_t>();
+  rank_ = reader.number<std::int32_t>();
+  reader.bytes(store_protocol::kMacBytes);
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string following(reader.remaining());
   input_.resize(input_.size() - following.size());
@@ -115,8 +115,8 @@ bool StoreSession::process_proof() {
   if (input_.size() < store_protocol::kMacBytes) return false;
   const bool is_valid = equal_constant_time(proof_, std::string_view(input_).substr(0, store_protocol::kMacBytes));
   input_.erase(0, store_protocol::kMacBytes);
-  store_protocol::put(
-      output_, is_valid ? store_protocol::HandshakeResult::kAccepted : store_protocol::HandshakeResult::kOtherKey);
+  base::put_number(output_,
+                   is_valid ? store_protocol::HandshakeResult::kAccepted : store_protocol::HandshakeResult::kOtherKey);
   if (is_valid)
     state_ = State::kAuthenticated;
   else
@@ -132,10 +132,10 @@ bool StoreSession::process_request() {
     refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + " (invalid frame length)");
     return false;
   }
-  store_protocol::ByteReader reader(std::string_view(input_).substr(store_protocol::kLengthBytes));
-  const std::string_view body = reader.read_bytes(*size);
-  const std::string_view mac = reader.read_bytes(store_protocol::kMacBytes);
-  if (!reader.ok()) return false;
+  if (input_.size() < store_protocol::kLengthBytes + *size + store_protocol::kMacBytes) return false;
+  base::ByteReader reader(std::string_view(input_).substr(store_protocol::kLengthBytes), store_protocol::kSubject);
+  const std::string_view body = reader.bytes(*size);
+  const std::string_view mac = reader.bytes(store_protocol::kMacBytes);
   if (!requests_.verify(body, mac)) {
     refuse(Refusal::kBadFrame, "rank " + std::to_string(rank_) + " (corrupted frame)");
     return false;
@@ -147,7 +147,7 @@ bool StoreSession::process_request() {
 
 void StoreSession::reply(store_protocol::ReplyStatus status, std::string_view value) {
   std::string body;
-  store_protocol::put(body, status);
+  base::put_number(body, status);
   body += value;
   output_ += replies_.make_frame(body);
 }
@@ -166,16 +166,15 @@ void StoreSession::answer_waiting() {
 }
 
 void StoreSession::execute_request(std::string_view frame) {
-  store_protocol::ByteReader reader(frame);
-  const auto operation = reader.read<store_protocol::StoreOperation>();
-  const auto wait_ms = reader.read<std::uint32_t>();
-  const std::string_view key = reader.read_text(kMaxKeyBytes);
-  const std::string_view expected = reader.read_text(kMaxValueBytes);
-  const std::string_view value = reader.remaining();
-  if (!reader.ok() || value.size() > kMaxValueBytes)
-    return reply(store_protocol::ReplyStatus::kRefused, "store: malformed request");
   const Deadline now = Deadline::never();  // bounded: the store is in this process
   try {
+    base::ByteReader reader(frame, store_protocol::kSubject);
+    const auto operation = static_cast<store_protocol::StoreOperation>(reader.number<std::uint8_t>());
+    const auto wait_ms = reader.number<std::uint32_t>();
+    const std::string_view key = reader.text(kMaxKeyBytes);
+    const std::string_view expected = reader.text(kMaxValueBytes);
+    const std::string_view value = reader.remaining();
+    check_limits(key, value);
     switch (operation) {
       case store_protocol::StoreOperation::kSet:
         store_.set(key, value, now);
@@ -195,7 +194,7 @@ void StoreSession::execute_request(std::string_view frame) {
         return reply(store_protocol::ReplyStatus::kValue, store_.compare_set(key, expected, value, now));
     }
     reply(store_protocol::ReplyStatus::kRefused, "store: unknown operation");
-  } catch (const base::UsageError& error) {
+  } catch (const base::Error& error) {
     reply(store_protocol::ReplyStatus::kRefused, error.what());
   }
 }

@@ -40,9 +40,8 @@ class StoreSession {
   bool is_authenticated() const { return state_ == State::kAuthenticated; }
   /// Returns whether the session has ended. If so, the caller must send output() and close the connection.
   bool is_closed() const { return state_ == State::kClosed; }
-  /// Returns whether a request waits for a value. The caller must call answer_waiting() after each change of the store,
-  /// and at wait_until() at the latest.
-  bool waits() const { return is_waiting_; }
+  /// Returns the time at which the caller must call answer_waiting() at the latest, never() if no request waits for a
+  /// value. The caller must also call it after each change of the store.
   base::Deadline wait_until() const { return is_waiting_ ? wait_until_ : base::Deadline::never(); }
   /// Returns the rank that the client claims to be; it can be trusted once is_authenticated() is true. -1 means that
   /// the client is not a rank.

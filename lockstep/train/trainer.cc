@@ -11,24 +11,11 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/job/arguments.h"
 #include "lockstep/launch/launch.h"
 
 namespace lockstep::training {
 namespace {
-
-/// The command line of this process.
-std::vector<std::string> process_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = text.find('\0', begin);
-    words.push_back(text.substr(begin, end - begin));
-    begin = end == std::string::npos ? text.size() : end + 1;
-  }
-  if (words.empty()) throw base::SystemError("Trainer: cannot read /proc/self/cmdline to start its ranks", errno);
-  return words;
-}
 
 std::vector<std::string> launch_arguments(const TrainerOptions& options) {
   std::vector<std::string> words;
@@ -46,7 +33,8 @@ std::vector<std::string> launch_arguments(const TrainerOptions& options) {
 void start_ranks(const TrainerOptions& options) {
   const int each =
       options.devices.gpus() ? static_cast<int>(options.devices.gpus()->size()) : options.devices.count().value_or(0);
-  std::vector<std::string> words = process_arguments();
+  std::vector<std::string> words = job::own_arguments();
+  if (words.empty()) throw base::SystemError("Trainer: cannot read /proc/self/cmdline to start its ranks", errno);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);

@@ -17,6 +17,12 @@ void read(const Frame& frame) {
     case FrameKind::kJob: decode_job(bytes); break;
     case FrameKind::kStop: decode_stop(bytes); break;
     case FrameKind::kWriteStacks: decode_ranks(bytes); break;
+    case FrameKind::kRouteRequest: decode_route_request(bytes); break;
+    case FrameKind::kRouteReply: decode_route_reply(bytes); break;
+    case FrameKind::kProbeRequest: decode_probe_request(bytes); break;
+    case FrameKind::kProbeReply: decode_probe_failures(bytes); break;
+    case FrameKind::kHostInfo: decode_host_info(bytes); break;
+    case FrameKind::kRefused: decode_texts(bytes, 2); break;
     case FrameKind::kStartFailed: decode_numbers(bytes, 2); break;
     case FrameKind::kRankHealth: decode_rank_health(bytes); break;
     case FrameKind::kSnapshot: decode_snapshot(bytes); break;
@@ -27,7 +33,19 @@ void read(const Frame& frame) {
     case FrameKind::kListenReply: decode_listen_reply(bytes); break;
     case FrameKind::kMeasureRequest: decode_measure_request(bytes); break;
     case FrameKind::kLinkSpeed: decode_link_speed(bytes); break;
-    default: decode_numbers(bytes, 1);
+    case FrameKind::kSignal:
+    case FrameKind::kClockReply:
+    case FrameKind::kStarted:
+    case FrameKind::kCheckpointSaved:
+    case FrameKind::kOutputDropped:
+    case FrameKind::kUnkillable: decode_numbers(bytes, 1); break;
+    case FrameKind::kSnapshotRequest:
+    case FrameKind::kClockRequest:
+    case FrameKind::kStdout:
+    case FrameKind::kStderr:
+    case FrameKind::kAlive:
+    case FrameKind::kSnapshotsDone:
+    case FrameKind::kDone: break;  // no value is decoded
   }
 }
 

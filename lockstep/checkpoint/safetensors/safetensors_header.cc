@@ -182,7 +182,8 @@ class HeaderHandler {
       case Level::kRoot: return "; expected an object for " + base::quoted(name_, 80);
       case Level::kMetadata: return "; expected a string for metadata " + base::quoted(key_, 80);
       case Level::kList: return "; expected an integer of 0 or more";
-      default: break;
+      case Level::kTensor:
+      case Level::kEnd: break;
     }
     return " in the field " + base::quoted(key_, 80) + " of tensor " + base::quoted(name_, 80) +
            "; expected \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";

@@ -19,6 +19,7 @@ void Dict::add(Value key, Value value) { items.push_back({std::move(key), std::m
 std::string_view kind_of(const Value& value) {
   static constexpr std::string_view kKinds[] = {"None",  "a bool", "an integer",   "a number", "a string",
                                                 "bytes", "a list", "a dictionary", "a tensor"};
+  static_assert(std::size(kKinds) == std::variant_size_v<decltype(value.any)>, "one name per kind");
   if (const auto* const sequence = value.as<Sequence>(); sequence && sequence->kind != Sequence::Kind::kList)
     return sequence->kind == Sequence::Kind::kTuple ? "a tuple" : "a set";
   return kKinds[value.any.index()];

@@ -192,7 +192,7 @@ void Arena::ensure_available(std::uint64_t bytes) {
     base::HostMemory host = base::HostMemory::now();
     if (host.available_bytes < bytes + kHeadroomBytes && trim_locked() > 0) host = base::HostMemory::now();
     if (host.available_bytes < bytes + kHeadroomBytes)
-      throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by + " has " +
+      throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by() + " has " +
                       mib(host.available_bytes) + " left; this process holds " + mib(resident_pages_ * kPageBytes));
     budget_bytes_ = bytes + std::min(kBudgetBytes, host.available_bytes - bytes - kHeadroomBytes);
   }

@@ -9,6 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/channel/serial_executor.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/health/heartbeat.h"
 
@@ -31,18 +32,23 @@ constexpr auto kPollOverdue =
 // have published their waits.
 constexpr auto kPeersPublishTime = std::chrono::milliseconds(300);
 constexpr auto kLauncherVerdictTime = std::chrono::milliseconds(500);
-constexpr std::string_view kExitedCleanly = "exited with code 0";
+constexpr job::ExitRecord kCleanExit{job::ExitKind::kCode, 0};
 constexpr const char* kUnevenHint =
     "give every rank the same number of batches, or put the loop under lockstep::join()";
 
 Deadline store_deadline() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
-std::string describe_exit(int rank, const std::string& how) {
+std::string describe_exit(int rank, const job::ExitRecord& how) {
+  return "rank " + std::to_string(rank) + (how.kind == job::ExitKind::kSignal ? " was " : " ") + describe(how);
+}
+/// Returns the detail of a published failure as a sentence about `rank`. A launcher's detail begins with what
+/// describe() returns; a rank's own detail is a message.
+std::string describe_failure(int rank, const std::string& detail) {
   return "rank " + std::to_string(rank) +
-         (how.starts_with("killed ")                                ? " was "
-          : how.starts_with("exited ") || how.starts_with("ended ") ? " "
-                                                                    : ": ") +
-         how;
+         (detail.starts_with("killed ")   ? " was "
+          : detail.starts_with("exited ") ? " "
+                                          : ": ") +
+         detail;
 }
 std::string join_ranks(const std::vector<int>& ranks) {
   std::string text;
@@ -271,7 +277,8 @@ void DeadlockDetector::throw_first_cause(const WaitInfo& wait_info) {
   const auto cause = line ? job::parse_fatal(*line) : std::nullopt;
   if (!cause) return;
   const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
-  const std::string text = wait_info.label + ": " + (ended ? describe_exit(cause->rank, cause->detail) : cause->detail);
+  const std::string text =
+      wait_info.label + ": " + (ended ? describe_failure(cause->rank, cause->detail) : cause->detail);
   if (ended || cause->cause == Cause::kPeerUnreachable)
     throw PeerLostError(cause->cause, wait_info.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kDesync)
@@ -311,14 +318,14 @@ void DeadlockDetector::check_left(const WaitInfo& wait_info, int peer) {
 /// Throws if the process of `peer` has ended. A process that exited with 0 may have done its part of the operation
 /// first. After a failed connection that is impossible: with `accept_clean_exit` an exit with 0 counts as well.
 void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit) {
-  const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
-  if (!how || how->empty() || (*how == job::key::kClosedWithoutCause && !accept_clean_exit)) return;
+  const auto how = job::find_exit(*store_, peer, store_limit(wait_info));
+  if (!how || (how->kind == job::ExitKind::kClosed && !accept_clean_exit)) return;
   throw_first_cause(wait_info);
-  if (*how == job::key::kClosedWithoutCause) {
+  if (how->kind == job::ExitKind::kClosed) {
     check_left(wait_info, peer);
     if (read_peer_record(job::key::left(peer), wait_info)) return;
   }
-  if (*how != kExitedCleanly) {
+  if (*how != kCleanExit) {
     // The launcher is about to publish which of the ranks that end now failed first.
     for (const Deadline verdict = Deadline::in(kLauncherVerdictTime); !verdict.expired();
          std::this_thread::sleep_for(kPause))
@@ -338,8 +345,8 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
 /// Throws if the store has had no connection of `peer` for job::kReconnectGrace and `peer` has neither left nor an exit
 /// status. Until then it may have lost only its connections, and may connect again.
 void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state) {
-  const auto how = store_->find(job::key::exited(peer), store_limit(wait_info));
-  if (!how || *how != job::key::kClosedWithoutCause || read_peer_record(job::key::left(peer), wait_info)) {
+  const auto how = job::find_exit(*store_, peer, store_limit(wait_info));
+  if (!how || how->kind != job::ExitKind::kClosed || read_peer_record(job::key::left(peer), wait_info)) {
     poll_state.closed_since.erase(peer);
     return;
   }

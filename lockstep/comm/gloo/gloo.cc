@@ -22,8 +22,10 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
     case ReduceOp::kMax: return c10d::ReduceOp::MAX;
     case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
-    default: return c10d::ReduceOp::SUM;  // a mean is divided afterwards
+    case ReduceOp::kMean:  // divided afterwards
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
   }
+  throw base::UsageError("gloo: unknown reduce operator " + std::to_string(static_cast<int>(op)));
 }
 
 /// Gloo has no bool: it sends and reduces bool tensors as bytes.

@@ -71,8 +71,13 @@ class HierarchyTransport final : public Transport {
       case CollectiveKind::kBroadcast:
       case CollectiveKind::kBarrier: return SmallCollective::accepts(op) ? start_small(op) : start_large(op);
       case CollectiveKind::kAllGather: return SmallCollective::accepts(op) ? start_small(op) : flat_->start(op);
-      default: return flat_->start(op);
+      case CollectiveKind::kGather:
+      case CollectiveKind::kScatter:
+      case CollectiveKind::kAllToAll:
+      case CollectiveKind::kSend:
+      case CollectiveKind::kRecv: return flat_->start(op);
     }
+    throw base::UsageError("hierarchy: unknown operation " + std::to_string(static_cast<int>(op.kind)));
   }
 
   void abort(std::exception_ptr cause) noexcept override {

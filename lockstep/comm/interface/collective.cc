@@ -10,6 +10,9 @@ constexpr std::array<std::string_view, 11> kKindNames = {"all_reduce",     "redu
                                                          "send",           "recv",   "barrier"};
 constexpr std::array<std::string_view, 5> kOpNames = {"sum", "mean", "min", "max", "product"};
 
+static_assert(kKindNames.size() == static_cast<std::size_t>(CollectiveKind::kBarrier) + 1, "one name per kind");
+static_assert(kOpNames.size() == static_cast<std::size_t>(ReduceOp::kProduct) + 1, "one name per operator");
+
 struct DtypeRow {
   at::ScalarType dtype;
   std::string_view name;

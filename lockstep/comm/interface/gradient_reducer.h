@@ -71,7 +71,6 @@ struct ReducerStats {
   std::int64_t copies_in = 0;      ///< gradients written or scaled into memory of the reducer
   std::int64_t copies_out = 0;     ///< gradients copied out of that memory
   std::int64_t started_early = 0;  ///< buckets (in place: gradients) of the last reduction that started before finish()
-  std::int64_t plans = 0;          ///< how often the buckets were laid out
   std::vector<std::int64_t> bucket_bytes;  ///< sizes of the current buckets
   /// Names of the gradients in the order in which they are reduced (in place: in this rank's last reduction).
   std::vector<std::string> order;

@@ -67,8 +67,10 @@ std::size_t op_index(ReduceOp op) {
     case ReduceOp::kMin: return 1;
     case ReduceOp::kMax: return 2;
     case ReduceOp::kProduct: return 3;
-    default: return 0;
+    case ReduceOp::kMean:
+    case ReduceOp::kSum: return 0;
   }
+  throw base::UsageError("mpi: unknown reduce operator " + std::to_string(static_cast<int>(op)));
 }
 
 }  // namespace
@@ -138,7 +140,10 @@ MPI_Datatype MpiRuntime::type(at::ScalarType dtype) const {
     case at::kChar: return MPI_INT8_T;
     case at::kHalf:
     case at::kBFloat16: return MPI_UINT16_T;
-    default: return MPI_UINT8_T;  // uint8 and bool
+    case at::kByte:
+    case at::kBool: return MPI_UINT8_T;
+    default:
+      throw base::UsageError("mpi: dtype " + std::string(c10::toString(dtype)) + "; expected one that Group accepts");
   }
 }
 

@@ -1,5 +1,9 @@
 #include "lockstep/comm/nccl/calls.h"
 
+#include <string>
+
+#include "lockstep/base/error.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -12,7 +16,10 @@ ncclDataType_t nccl_type(at::ScalarType dtype) {
     case at::kLong: return ncclInt64;
     case at::kInt: return ncclInt32;
     case at::kChar: return ncclInt8;
-    default: return ncclUint8;  // bool is sent and reduced as bytes
+    case at::kByte:
+    case at::kBool: return ncclUint8;  // bool is sent and reduced as bytes
+    default:
+      throw base::UsageError("nccl: dtype " + std::string(c10::toString(dtype)) + "; expected one that Group accepts");
   }
 }
 
@@ -25,7 +32,7 @@ ncclRedOp_t nccl_op(const Collective& op, at::ScalarType dtype) {
     case ReduceOp::kMax: return ncclMax;
     case ReduceOp::kProduct: return logical ? ncclMin : ncclProd;
   }
-  return ncclSum;
+  throw base::UsageError("nccl: unknown reduce operator " + std::to_string(static_cast<int>(op.op)));
 }
 
 /// The buffers of an operation, and the number of elements of one rank's part.
@@ -85,8 +92,12 @@ std::string describe_call(const Collective& op) {
     case CollectiveKind::kReduceScatter: return "ncclReduceScatter(" + what + reduce + ")";
     case CollectiveKind::kSend: return "ncclSend(" + what + ")";
     case CollectiveKind::kRecv: return "ncclRecv(" + what + ")";
-    default: return "ncclSend and ncclRecv (" + std::string(name(op.kind)) + ", " + what + ")";
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAllToAll: return "ncclSend and ncclRecv (" + std::string(name(op.kind)) + ", " + what + ")";
+    case CollectiveKind::kBarrier: break;
   }
+  throw base::UsageError("nccl: unsupported operation " + std::to_string(static_cast<int>(op.kind)));
 }
 
 ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
@@ -102,8 +113,12 @@ ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream,
       return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
     case CollectiveKind::kSend: return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
     case CollectiveKind::kRecv: return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
-    default: return issue_point_to_point(op, comm, stream, rank, size);
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAllToAll: return issue_point_to_point(op, comm, stream, rank, size);
+    case CollectiveKind::kBarrier: break;  // without tensors: DeviceTransport passes it to the host's transport
   }
+  throw base::UsageError("nccl: unsupported operation " + std::to_string(static_cast<int>(op.kind)));
 }
 
 }  // namespace lockstep::comm

@@ -19,7 +19,6 @@ NcclLibrary load_symbols() {
   };
   resolve(nccl.get_version, "ncclGetVersion");
   resolve(nccl.get_unique_id, "ncclGetUniqueId");
-  resolve(nccl.get_error_string, "ncclGetErrorString");
   resolve(nccl.get_last_error, "ncclGetLastError");
   resolve(nccl.comm_init_rank_config, "ncclCommInitRankConfig");
   resolve(nccl.comm_split, "ncclCommSplit");

@@ -246,7 +246,6 @@ void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
     bucket_state.gradients = std::move(members);
     buckets_.push_back(std::move(bucket_state));
   }
-  ++stats_.plans;
 }
 
 // One line per gradient, in the order of the next reduction: the number of reductions for which no rank has had it, or

@@ -69,7 +69,10 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
       case Fault::kLoop: injected_endless_loop(); break;
       case Fault::kThrow: throw std::runtime_error("the injected exception (inject)");
       case Fault::kDesync: ++step.batches; break;
-      default: break;  // in ready() or finish()
+      case Fault::kNone: break;
+      case Fault::kCorrupt:  // in ready()
+      case Fault::kFlip:     // in finish()
+      case Fault::kSlow: break;
     }
   }
 

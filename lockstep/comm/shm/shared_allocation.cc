@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <string_view>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -16,8 +17,18 @@ namespace {
 using base::Deadline;
 using base::SharedMemory;
 
-constexpr const char* kSocketKey = "common";
-constexpr char kErrorPrefix = '!';  // followed by the text of rank 0's error
+constexpr const char* kOfferKey = "common";
+
+/// The first byte of the value of kOfferKey.
+enum class OfferKind : char {
+  kSocket = 's',  ///< the path of rank 0's socket follows
+  kError = 'e',   ///< the text of rank 0's error follows
+};
+
+void publish_offer(job::Store& store, OfferKind kind, std::string_view text, Deadline deadline) {
+  std::string value(1, static_cast<char>(kind));
+  store.set(kOfferKey, value.append(text), deadline);
+}
 
 SharedAllocation wrap(SharedMemory memory, bool is_first) {
   const auto owner = std::make_shared<SharedMemory>(std::move(memory));
@@ -29,10 +40,10 @@ SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline dea
   if (host.available_bytes < bytes)
     throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
                           "no memory for " + std::to_string(bytes) + " bytes shared by the ranks of this host: " +
-                              host.limited_by + " has " + std::to_string(host.available_bytes) + " left");
+                              host.limited_by() + " has " + std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
   base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
-  store.set(kSocketKey, listener.path(), deadline);
+  publish_offer(store, OfferKind::kSocket, listener.path(), deadline);
   for (int others = size - 1; others > 0; --others)
     base::send_fd(listener.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
@@ -43,19 +54,19 @@ SharedMemory create_or_report(job::Store& store, int size, std::size_t bytes, De
   try {
     return create(store, size, bytes, deadline);
   } catch (const base::Error& error) {
-    store.set(kSocketKey, kErrorPrefix + std::string(error.what()), deadline);
+    publish_offer(store, OfferKind::kError, error.what(), deadline);
     throw;
   }
 }
 
 SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline deadline) {
-  const auto path = store.get(kSocketKey, deadline);
-  if (!path)
+  const auto offer = store.get(kOfferKey, deadline);
+  if (!offer)
     throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0,
                           "the first rank of this host did not offer its shared memory in time");
-  if (path->front() == kErrorPrefix)
-    throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, path->substr(1));
-  base::FdMessage message = base::receive_fd(base::connect_unix(*path).get(), deadline);
+  if (offer->front() == static_cast<char>(OfferKind::kError))
+    throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, offer->substr(1));
+  base::FdMessage message = base::receive_fd(base::connect_unix(offer->substr(1)).get(), deadline);
   if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
                           "the first rank of this host allocated " + std::to_string(message.label) +

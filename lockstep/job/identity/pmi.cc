@@ -22,26 +22,6 @@ constexpr std::size_t kMaxLine = 4096;
 constexpr std::size_t kMaxText = 400;  // 800 hexadecimal digits; PMI implementations in use accept 1024 or more
 constexpr const char* kStoreAddressKey = "lockstep-store-address";
 
-std::string to_hex(std::string_view bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (const char byte : bytes) {
-    hex += kDigits[static_cast<unsigned char>(byte) >> 4];
-    hex += kDigits[byte & 15];
-  }
-  return hex;
-}
-
-std::string from_hex(std::string_view hex) {
-  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
-  std::string bytes;
-  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
-    if (digit(hex[i]) < 0 || digit(hex[i + 1]) < 0) return "";
-    bytes += static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1]));
-  }
-  return bytes;
-}
-
 class PmiSession {
  public:
   PmiSession(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
@@ -121,9 +101,10 @@ std::string pmi_broadcast(int fd, int rank, std::string_view text, Deadline dead
   session.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init");
   const std::string table = "kvsname=" + pmi_field(session.request("cmd=get_my_kvsname", "my_kvsname"), "kvsname");
   const std::string entry = table + " key=" + kStoreAddressKey;
-  if (rank == 0) session.request("cmd=put " + entry + " value=" + to_hex(text), "put_result");
+  if (rank == 0) session.request("cmd=put " + entry + " value=" + base::to_hex(text), "put_result");
   session.request("cmd=barrier_in", "barrier_out");
-  std::string received = from_hex(pmi_field(session.request("cmd=get " + entry, "get_result"), "value"));
+  std::string received =
+      base::from_hex(pmi_field(session.request("cmd=get " + entry, "get_result"), "value")).value_or("");
   session.request("cmd=finalize", "finalize_ack");
   return received;
 }

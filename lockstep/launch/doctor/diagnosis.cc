@@ -186,7 +186,7 @@ class HostDiagnosis {
     const bool is_low = facts.available_bytes < kGib;
     add("memory", is_low ? Severity::kWarn : Severity::kOk,
         size_text(facts.available_bytes) + " available of " + size_text(facts.memory_bytes) +
-            (facts.limited_by == "the host" || facts.limited_by.empty() ? "" : ", limited by " + facts.limited_by),
+            (facts.memory_cgroup.empty() ? "" : ", limited by the control group " + facts.memory_cgroup),
         is_low ? "end other programs there, or raise the memory limit of the container or job" : "");
   }
 

@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <bit>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
-#include "lockstep/launch/protocol/codec.h"
+#include "lockstep/launch/protocol/frames.h"
 
 namespace lockstep::launcher {
 namespace {
 
-std::string printable_lines(const std::string& text) {
+std::string printable_lines(std::string_view text) {
   std::string all;
   for (std::string line : base::split(text, '\n')) {
     std::replace(line.begin(), line.end(), '\t', ' ');
@@ -23,7 +24,7 @@ std::string printable_lines(const std::string& text) {
 template <typename Facts, typename Each>
 void each_text(Facts& facts, const Each& each) {
   for (auto* text : {&facts.program.path, &facts.program.error, &facts.program.hash, &facts.program.loader,
-                     &facts.program.python, &facts.limited_by, &facts.orted, &facts.transparent_huge_pages})
+                     &facts.program.python, &facts.memory_cgroup, &facts.orted, &facts.transparent_huge_pages})
     each(*text);
 }
 
@@ -45,16 +46,16 @@ void each_size(Facts& facts, const Each& each) {
 
 std::string encode_host_facts_request(const HostFactsRequest& request) {
   std::string bytes;
-  put_texts(bytes, request.command);
-  put_text(bytes, request.directory);
-  put(bytes, static_cast<std::uint8_t>(request.extends_own_environment));
-  put_texts(bytes, request.environment);
-  put(bytes, static_cast<std::uint8_t>(request.mpi));
+  base::put_texts(bytes, request.command);
+  base::put_text(bytes, request.directory);
+  base::put_number(bytes, static_cast<std::uint8_t>(request.extends_own_environment));
+  base::put_texts(bytes, request.environment);
+  base::put_number(bytes, static_cast<std::uint8_t>(request.mpi));
   return bytes;
 }
 
 HostFactsRequest decode_host_facts_request(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   HostFactsRequest request;
   request.command = reader.texts();
   request.directory = reader.text();
@@ -67,29 +68,29 @@ HostFactsRequest decode_host_facts_request(std::string_view bytes) {
 
 std::string encode_host_facts(const HostFacts& facts) {
   std::string bytes;
-  each_text(facts, [&](const std::string& text) { put_text(bytes, text); });
-  each_size(facts, [&](std::uint64_t number) { put(bytes, number); });
+  each_text(facts, [&](const std::string& text) { base::put_text(bytes, text); });
+  each_size(facts, [&](std::uint64_t number) { base::put_number(bytes, number); });
   each_tool(facts, [&](const ToolResult& tool) {
-    put_text(bytes, tool.path);
-    put(bytes, static_cast<std::int32_t>(tool.code));
-    put_text(bytes, tool.out);
-    put_text(bytes, tool.err);
+    base::put_text(bytes, tool.path);
+    base::put_number(bytes, static_cast<std::int32_t>(tool.code));
+    base::put_text(bytes, tool.out);
+    base::put_text(bytes, tool.err);
   });
-  put(bytes, static_cast<std::int64_t>(facts.memlock_bytes));
-  put(bytes, static_cast<std::int32_t>(facts.cpus_online));
-  put(bytes, static_cast<std::uint8_t>(facts.infiniband));
-  put(bytes, std::bit_cast<std::uint64_t>(facts.copy_bytes_per_s));
-  put(bytes, static_cast<std::uint32_t>(facts.addresses.size()));
+  base::put_number(bytes, static_cast<std::int64_t>(facts.memlock_bytes));
+  base::put_number(bytes, static_cast<std::int32_t>(facts.cpus_online));
+  base::put_number(bytes, static_cast<std::uint8_t>(facts.infiniband));
+  base::put_number(bytes, std::bit_cast<std::uint64_t>(facts.copy_bytes_per_s));
+  base::put_number(bytes, static_cast<std::uint32_t>(facts.addresses.size()));
   for (const base::InterfaceAddress& one : facts.addresses) {
-    put_text(bytes, one.interface);
-    put_text(bytes, one.address);
-    put(bytes, static_cast<std::uint8_t>(one.loopback));
+    base::put_text(bytes, one.interface);
+    base::put_text(bytes, one.address);
+    base::put_number(bytes, static_cast<std::uint8_t>(one.loopback));
   }
   return bytes;
 }
 
 HostFacts decode_host_facts(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   HostFacts facts;
   each_text(facts, [&](std::string& text) { text = base::printable(reader.text()); });
   each_size(facts, [&](std::uint64_t& number) { number = reader.number<std::uint64_t>(); });
@@ -115,15 +116,15 @@ HostFacts decode_host_facts(std::string_view bytes) {
 
 std::string encode_listen_request(const ListenRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(request.self));
-  put(bytes, static_cast<std::int32_t>(request.caller));
-  put_text(bytes, request.token);
-  put_text(bytes, request.host);
+  base::put_number(bytes, static_cast<std::int32_t>(request.self));
+  base::put_number(bytes, static_cast<std::int32_t>(request.caller));
+  base::put_text(bytes, request.token);
+  base::put_text(bytes, request.host);
   return bytes;
 }
 
 ListenRequest decode_listen_request(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   ListenRequest request;
   request.self = reader.number<std::int32_t>();
   request.caller = reader.number<std::int32_t>();
@@ -135,14 +136,14 @@ ListenRequest decode_listen_request(std::string_view bytes) {
 
 std::string encode_listen_reply(const ListenReply& reply) {
   std::string bytes;
-  put_text(bytes, reply.address.host);
-  put(bytes, reply.address.port);
-  put_text(bytes, reply.error);
+  base::put_text(bytes, reply.address.host);
+  base::put_number(bytes, reply.address.port);
+  base::put_text(bytes, reply.error);
   return bytes;
 }
 
 ListenReply decode_listen_reply(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   ListenReply reply;
   reply.address.host = base::printable(reader.text());
   reply.address.port = reader.number<std::uint16_t>();
@@ -153,16 +154,16 @@ ListenReply decode_listen_reply(std::string_view bytes) {
 
 std::string encode_measure_request(const MeasureRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(request.self));
-  put(bytes, static_cast<std::int32_t>(request.peer));
-  put_text(bytes, request.token);
-  put_text(bytes, request.address.host);
-  put(bytes, request.address.port);
+  base::put_number(bytes, static_cast<std::int32_t>(request.self));
+  base::put_number(bytes, static_cast<std::int32_t>(request.peer));
+  base::put_text(bytes, request.token);
+  base::put_text(bytes, request.address.host);
+  base::put_number(bytes, request.address.port);
   return bytes;
 }
 
 MeasureRequest decode_measure_request(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   MeasureRequest request;
   request.self = reader.number<std::int32_t>();
   request.peer = reader.number<std::int32_t>();
@@ -175,15 +176,15 @@ MeasureRequest decode_measure_request(std::string_view bytes) {
 
 std::string encode_link_speed(const LinkSpeed& speed) {
   std::string bytes;
-  put(bytes, speed.round_trip_ns);
-  put(bytes, speed.bytes);
-  put(bytes, speed.ns);
-  put_text(bytes, speed.error);
+  base::put_number(bytes, speed.round_trip_ns);
+  base::put_number(bytes, speed.bytes);
+  base::put_number(bytes, speed.ns);
+  base::put_text(bytes, speed.error);
   return bytes;
 }
 
 LinkSpeed decode_link_speed(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   LinkSpeed speed;
   speed.round_trip_ns = reader.number<std::int64_t>();
   speed.bytes = reader.number<std::uint64_t>();

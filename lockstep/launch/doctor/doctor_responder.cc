@@ -81,16 +81,18 @@ void DoctorResponder::measure(const std::string& payload) const {
 }
 
 bool DoctorResponder::handle(const Frame& frame) {
-  switch (frame.kind) {
-    case FrameKind::kClockRequest: send_clock(); return true;
-    case FrameKind::kHostFactsRequest:
-      send_(FrameKind::kHostFacts,
-            encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
-      return true;
-    case FrameKind::kListenRequest: listen(frame.payload); return true;
-    case FrameKind::kMeasureRequest: measure(frame.payload); return true;
-    default: return false;
-  }
+  if (frame.kind == FrameKind::kClockRequest)
+    send_clock();
+  else if (frame.kind == FrameKind::kHostFactsRequest)
+    send_(FrameKind::kHostFacts,
+          encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
+  else if (frame.kind == FrameKind::kListenRequest)
+    listen(frame.payload);
+  else if (frame.kind == FrameKind::kMeasureRequest)
+    measure(frame.payload);
+  else
+    return false;
+  return true;
 }
 
 }  // namespace lockstep::launcher

@@ -54,7 +54,7 @@ void read_memory(HostFacts& facts) {
   facts.memory_bytes = meminfo("MemTotal") * 1024;
   const base::HostMemory memory = base::HostMemory::now();
   facts.available_bytes = memory.available_bytes;
-  facts.limited_by = memory.limited_by;
+  facts.memory_cgroup = memory.cgroup;
   facts.huge_pages = meminfo("HugePages_Total");
   facts.huge_pages_free = meminfo("HugePages_Free");
   facts.huge_page_bytes = meminfo("Hugepagesize") * 1024;

@@ -44,7 +44,7 @@ struct HostFacts {
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;
   std::uint64_t memory_bytes = 0, available_bytes = 0;
-  std::string limited_by;                           ///< what limits available_bytes, as in base::HostMemory
+  std::string memory_cgroup;  ///< the control group that limits available_bytes; empty if the host does
   std::uint64_t shm_bytes = 0, shm_free_bytes = 0;  ///< of /dev/shm; 0: not mounted
   std::int64_t memlock_bytes = 0;                   ///< -1: no limit
   std::uint64_t files_soft = 0, files_hard = 0;

@@ -40,11 +40,12 @@ void AgentLink::send(const Frame& frame) {
   const Deadline deadline = Deadline::in(10s);
   for (std::size_t done = 0; done < bytes.size() && process_.to;) {
     const ssize_t size = ::write(process_.to.get(), bytes.data() + done, bytes.size() - done);
+    const int error = errno;
     if (size > 0)
       done += static_cast<std::size_t>(size);
-    else if (errno == EAGAIN && base::wait_writable(process_.to.get(), deadline))
+    else if (error == EAGAIN && base::wait_writable(process_.to.get(), deadline))
       continue;
-    else if (errno != EINTR)
+    else if (error != EINTR)
       process_.to.reset();  // the agent has ended, or it ends its ranks when it reads the end of the pipe
   }
 }

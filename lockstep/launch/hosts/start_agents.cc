@@ -13,6 +13,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/join.h"
 #include "lockstep/launch/hosts/remote_command.h"
 #include "lockstep/launch/process/program.h"
@@ -167,7 +168,7 @@ void check_interrupted(int signals) {
   while (const auto signal = read_signal(signals))
     if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
       throw base::Error(base::Cause::kInterrupted,
-                        "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) +
+                        "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : job::signal_name(*signal)) +
                             " before any rank was started");
     else if (*signal == SIGUSR1)
       throw base::Error(base::Cause::kPreempted, "asked to leave by SIGUSR1 before any rank was started",

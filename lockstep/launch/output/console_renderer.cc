@@ -33,8 +33,10 @@ std::string ConsoleRenderer::render_plain(const std::string& line, const LineSeg
   switch (segment.end) {
     case SegmentEnd::kReturn: return line + "\r";
     case SegmentEnd::kOpen: return "";
-    default: return segment.overwrites_bar && segment.text.empty() ? "\n" : line + "\n";
+    case SegmentEnd::kNewline:
+    case SegmentEnd::kCut: break;
   }
+  return segment.overwrites_bar && segment.text.empty() ? "\n" : line + "\n";
 }
 
 std::string ConsoleRenderer::render(const std::string& prefix, int owner, const LineSegment& segment) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::launcher {
@@ -16,17 +17,14 @@ namespace {
 constexpr std::size_t kNumberBytes = 4;
 constexpr std::size_t kMaxUnauthenticated = 1024;
 
-std::string bytes_of(std::size_t number) {
+std::string encode_number(std::size_t number) {
   std::string bytes;
-  for (int i = 0; i < 4; ++i) bytes += static_cast<char>(static_cast<std::uint32_t>(number) >> (8 * i));
+  base::put_number(bytes, static_cast<std::uint32_t>(number));
   return bytes;
 }
 
-int number_in(const std::string& bytes) {
-  std::uint32_t number = 0;
-  for (std::size_t i = 0; i < kNumberBytes; ++i)
-    number |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  return static_cast<int>(number);
+int decode_number(std::string_view bytes) {
+  return base::ByteReader(bytes, "connectivity probe").number<std::int32_t>();
 }
 
 /// Compares in a time that does not depend on the position of the first difference.
@@ -100,7 +98,7 @@ void ConnectivityProbe::advance(std::size_t index) {
   OutgoingState& state = outgoing_states_[index];
   if (!state.connected) {
     if (const int error = base::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
-    const std::string greeting = token_ + bytes_of(static_cast<std::uint32_t>(self_)) + bytes_of(index);
+    const std::string greeting = token_ + encode_number(static_cast<std::size_t>(self_)) + encode_number(index);
     if (::send(outgoing.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(greeting.size()))
       return fail(index, std::strerror(errno));
@@ -111,9 +109,9 @@ void ConnectivityProbe::advance(std::size_t index) {
   if (!read_up_to(outgoing.fd.get(), state.answer, kNumberBytes, error))
     return fail(index, error == ECONNRESET ? "the listener there does not belong to this job" : std::strerror(error));
   if (state.answer.size() < kNumberBytes) return;
-  if (number_in(state.answer) != state.node)
-    return fail(index, number_in(state.answer) == self_ ? "the address belongs to this host itself"
-                                                        : "another host of the job answers there");
+  if (decode_number(state.answer) != state.node)
+    return fail(index, decode_number(state.answer) == self_ ? "the address belongs to this host itself"
+                                                            : "another host of the job answers there");
   outgoing.from = base::local_address(outgoing.fd.get()).host;
   outgoing.decided = true;
 }
@@ -125,13 +123,13 @@ bool ConnectivityProbe::read_greeting(Unauthenticated& unauthenticated) {
     return false;
   if (unauthenticated.greeting.size() < kTokenBytes + 2 * kNumberBytes) return true;
   if (!equal(unauthenticated.greeting.substr(0, kTokenBytes), token_)) return false;
-  const std::string answer = bytes_of(static_cast<std::uint32_t>(self_));
+  const std::string answer = encode_number(static_cast<std::size_t>(self_));
   if (::send(unauthenticated.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) !=
       static_cast<ssize_t>(answer.size()))
     return false;
   const auto connection =
-      static_cast<std::uint32_t>(number_in(unauthenticated.greeting.substr(kTokenBytes + kNumberBytes)));
-  incoming_[{number_in(unauthenticated.greeting.substr(kTokenBytes)), unauthenticated.listener, connection}] =
+      static_cast<std::uint32_t>(decode_number(unauthenticated.greeting.substr(kTokenBytes + kNumberBytes)));
+  incoming_[{decode_number(unauthenticated.greeting.substr(kTokenBytes)), unauthenticated.listener, connection}] =
       std::move(unauthenticated.fd);
   return false;
 }

@@ -3,23 +3,28 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/error.h"
 #include "lockstep/job/join.h"
-#include "lockstep/launch/protocol/codec.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 12;
 
+/// Throws Error kProtocol. `what` describes a frame that this program would not have written.
+[[noreturn]] void throw_protocol_error(const std::string& what) {
+  throw base::Error(base::Cause::kProtocol, std::string(kProtocolSubject) + ": " + what);
+}
+
 }  // namespace
 
 std::string encode(const Frame& frame) {
   std::string bytes;
   bytes.reserve(kHeaderBytes + frame.payload.size() + 1);
-  put(bytes, static_cast<std::uint32_t>(frame.payload.size()));
-  put(bytes, static_cast<std::uint32_t>(frame.kind));
-  put(bytes, static_cast<std::int32_t>(frame.rank));
+  base::put_number(bytes, static_cast<std::uint32_t>(frame.payload.size()));
+  base::put_number(bytes, static_cast<std::uint32_t>(frame.kind));
+  base::put_number(bytes, static_cast<std::int32_t>(frame.rank));
   bytes += frame.payload;
   return bytes += '\n';
 }
@@ -28,7 +33,7 @@ std::optional<Frame> FrameReader::next() {
   const std::string_view rest = std::string_view(buffer_).substr(begin_);
   std::size_t length = 0;
   if (rest.size() >= kHeaderBytes) {
-    PayloadReader header(rest);
+    base::ByteReader header(rest, kProtocolSubject);
     length = header.number<std::uint32_t>();
     const auto kind = header.number<std::uint32_t>();
     if (length > limit_)
@@ -50,12 +55,12 @@ std::optional<Frame> FrameReader::next() {
 
 std::string encode_numbers(const std::vector<std::int64_t>& numbers) {
   std::string bytes;
-  for (const std::int64_t number : numbers) put(bytes, number);
+  for (const std::int64_t number : numbers) base::put_number(bytes, number);
   return bytes;
 }
 
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   std::vector<std::int64_t> numbers(count);
   for (std::int64_t& number : numbers) number = reader.number<std::int64_t>();
   reader.end();
@@ -97,13 +102,13 @@ namespace {
 constexpr std::size_t kMaxPerKind = 32;  // running operations, and finished ones
 
 void put_operation(std::string& out, const base::OperationRecord& operation) {
-  for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) put(out, number);
-  for (const std::int64_t number : {operation.step, operation.started, operation.ended}) put(out, number);
+  for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) base::put_number(out, number);
+  for (const std::int64_t number : {operation.step, operation.started, operation.ended}) base::put_number(out, number);
   for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
-    put_text(out, *text);
+    base::put_text(out, *text);
 }
 
-base::OperationRecord read_operation(PayloadReader& reader) {
+base::OperationRecord read_operation(base::ByteReader& reader) {
   base::OperationRecord operation;
   for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes})
     *number = reader.number<std::uint64_t>();
@@ -131,16 +136,17 @@ std::string encode_snapshot(const base::RankSnapshot& snapshot) {
   for (const std::int64_t number :
        {std::int64_t{snapshot.rank}, std::int64_t{snapshot.pid}, std::int64_t{snapshot.world_size}, snapshot.steps,
         snapshot.batches, std::int64_t{snapshot.waiting}, std::int64_t{snapshot.has_left}, snapshot.read_at_ns})
-    put(bytes, number);
-  for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with}) put_text(bytes, *text);
+    base::put_number(bytes, number);
+  for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
+    base::put_text(bytes, *text);
   const auto operations = recent_operations(snapshot.operations);
-  put(bytes, static_cast<std::uint32_t>(operations.size()));
+  base::put_number(bytes, static_cast<std::uint32_t>(operations.size()));
   for (const auto* operation : operations) put_operation(bytes, *operation);
   return bytes;
 }
 
 base::RankSnapshot decode_snapshot(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   base::RankSnapshot snapshot;
   snapshot.rank = static_cast<int>(reader.number<std::int64_t>());
   snapshot.pid = static_cast<pid_t>(reader.number<std::int64_t>());
@@ -174,17 +180,17 @@ RankExit decode_rank_exit(std::string_view bytes) {
 std::string encode_host_info(const HostInfo& info) {
   std::string bytes;
   for (const std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
-    put_text(bytes, *text);
-  put(bytes, info.master_port);
-  put(bytes, static_cast<std::int32_t>(info.gpus));
-  put(bytes, static_cast<std::uint32_t>(info.cpus.size()));
+    base::put_text(bytes, *text);
+  base::put_number(bytes, info.master_port);
+  base::put_number(bytes, static_cast<std::int32_t>(info.gpus));
+  base::put_number(bytes, static_cast<std::uint32_t>(info.cpus.size()));
   for (const Cpu& cpu : info.cpus)
-    for (const int number : {cpu.id, cpu.core, cpu.node}) put(bytes, static_cast<std::int32_t>(number));
+    for (const int number : {cpu.id, cpu.core, cpu.node}) base::put_number(bytes, static_cast<std::int32_t>(number));
   return bytes;
 }
 
 HostInfo decode_host_info(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   HostInfo info;
   for (std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
     *text = base::printable(reader.text());
@@ -202,19 +208,19 @@ HostInfo decode_host_info(std::string_view bytes) {
 namespace {
 
 void put_addresses(std::string& out, const std::vector<base::Address>& addresses) {
-  put(out, static_cast<std::uint32_t>(addresses.size()));
+  base::put_number(out, static_cast<std::uint32_t>(addresses.size()));
   for (const base::Address& address : addresses) {
-    put_text(out, address.host);
-    put(out, address.port);
+    base::put_text(out, address.host);
+    base::put_number(out, address.port);
   }
 }
 
-base::Address read_address(PayloadReader& reader) {
+base::Address read_address(base::ByteReader& reader) {
   std::string host = base::printable(reader.text());
   return {std::move(host), reader.number<std::uint16_t>()};
 }
 
-std::vector<base::Address> read_addresses(PayloadReader& reader) {
+std::vector<base::Address> read_addresses(base::ByteReader& reader) {
   std::vector<base::Address> addresses(reader.count(6));
   for (base::Address& address : addresses) address = read_address(reader);
   return addresses;
@@ -224,15 +230,15 @@ std::vector<base::Address> read_addresses(PayloadReader& reader) {
 
 std::string encode_route_request(const RouteRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(request.self));
-  put_text(bytes, request.token);
-  put_text(bytes, request.interface);
+  base::put_number(bytes, static_cast<std::int32_t>(request.self));
+  base::put_text(bytes, request.token);
+  base::put_text(bytes, request.interface);
   put_addresses(bytes, request.launcher);
   return bytes;
 }
 
 RouteRequest decode_route_request(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   RouteRequest request;
   request.self = reader.number<std::int32_t>();
   request.token = reader.text();
@@ -244,20 +250,20 @@ RouteRequest decode_route_request(std::string_view bytes) {
 
 std::string encode_route_reply(const RouteReply& reply) {
   std::string bytes;
-  put_text(bytes, reply.error);
-  put(bytes, static_cast<std::uint32_t>(reply.routes.size()));
+  base::put_text(bytes, reply.error);
+  base::put_number(bytes, static_cast<std::uint32_t>(reply.routes.size()));
   for (const Route& route : reply.routes) {
-    put(bytes, static_cast<std::int32_t>(route.launcher));
-    put(bytes, route.connection);
-    put_text(bytes, route.address.host);
-    put(bytes, route.address.port);
-    put_text(bytes, route.interface);
+    base::put_number(bytes, static_cast<std::int32_t>(route.launcher));
+    base::put_number(bytes, route.connection);
+    base::put_text(bytes, route.address.host);
+    base::put_number(bytes, route.address.port);
+    base::put_text(bytes, route.interface);
   }
   return bytes;
 }
 
 RouteReply decode_route_reply(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   RouteReply reply;
   reply.error = base::printable(reader.text());
   reply.routes.resize(reader.count(18));
@@ -273,13 +279,13 @@ RouteReply decode_route_reply(std::string_view bytes) {
 
 std::string encode_probe_request(const ProbeRequest& request) {
   std::string bytes;
-  put(bytes, static_cast<std::int32_t>(request.launcher));
+  base::put_number(bytes, static_cast<std::int32_t>(request.launcher));
   put_addresses(bytes, request.peers);
   return bytes;
 }
 
 ProbeRequest decode_probe_request(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   ProbeRequest request;
   request.launcher = reader.number<std::int32_t>();
   request.peers = read_addresses(reader);
@@ -289,16 +295,16 @@ ProbeRequest decode_probe_request(std::string_view bytes) {
 
 std::string encode_probe_failures(const std::vector<ProbeFailure>& failures) {
   std::string bytes;
-  put(bytes, static_cast<std::uint32_t>(failures.size()));
+  base::put_number(bytes, static_cast<std::uint32_t>(failures.size()));
   for (const ProbeFailure& failure : failures) {
-    put(bytes, static_cast<std::int32_t>(failure.node));
-    put_text(bytes, failure.why);
+    base::put_number(bytes, static_cast<std::int32_t>(failure.node));
+    base::put_text(bytes, failure.why);
   }
   return bytes;
 }
 
 std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   std::vector<ProbeFailure> failures(reader.count(8));
   for (ProbeFailure& failure : failures) {
     failure.node = reader.number<std::int32_t>();
@@ -310,12 +316,12 @@ std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
 
 std::string encode_texts(const std::vector<std::string>& texts) {
   std::string bytes;
-  put_texts(bytes, texts);
+  base::put_texts(bytes, texts);
   return bytes;
 }
 
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   std::vector<std::string> texts = reader.texts();
   reader.end();
   if (texts.size() != count)
@@ -326,27 +332,27 @@ std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count)
 
 std::string encode_job(const JobPlan& job) {
   std::string bytes;
-  put_text(bytes, job.program);
-  put_texts(bytes, job.arguments);
-  put_text(bytes, job.directory);
-  put(bytes, static_cast<std::uint8_t>(job.extends_own_environment));
-  put_texts(bytes, job.environment);
-  put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
-  put_text(bytes, job.run_dir);
+  base::put_text(bytes, job.program);
+  base::put_texts(bytes, job.arguments);
+  base::put_text(bytes, job.directory);
+  base::put_number(bytes, static_cast<std::uint8_t>(job.extends_own_environment));
+  base::put_texts(bytes, job.environment);
+  base::put_number(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
+  base::put_text(bytes, job.run_dir);
   bytes += job.key.bytes();
-  put(bytes, static_cast<std::uint32_t>(job.ranks.size()));
+  base::put_number(bytes, static_cast<std::uint32_t>(job.ranks.size()));
   for (const RankPlan& rank : job.ranks) {
-    put(bytes, static_cast<std::int32_t>(rank.rank));
-    put_texts(bytes, rank.environment);
-    put_texts(bytes, rank.arguments);
-    put(bytes, static_cast<std::uint32_t>(rank.cpus.size()));
-    for (const int cpu : rank.cpus) put(bytes, static_cast<std::int32_t>(cpu));
+    base::put_number(bytes, static_cast<std::int32_t>(rank.rank));
+    base::put_texts(bytes, rank.environment);
+    base::put_texts(bytes, rank.arguments);
+    base::put_number(bytes, static_cast<std::uint32_t>(rank.cpus.size()));
+    for (const int cpu : rank.cpus) base::put_number(bytes, static_cast<std::int32_t>(cpu));
   }
   return bytes;
 }
 
 JobPlan decode_job(std::string_view bytes) {
-  PayloadReader reader(bytes);
+  base::ByteReader reader(bytes, kProtocolSubject);
   JobPlan job;
   job.program = reader.text();
   job.arguments = reader.texts();

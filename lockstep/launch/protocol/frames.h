@@ -86,6 +86,9 @@ class FrameReader {
   std::size_t begin_ = 0;  // index of the first byte that has not been read
 };
 
+/// Begins the message of each error about a frame that this program would not have written.
+inline constexpr std::string_view kProtocolSubject = "launcher and agent";
+
 // Each function decode_X() throws Error kProtocol for anything that encode_X() does not write.
 
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);

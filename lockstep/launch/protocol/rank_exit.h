@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "lockstep/job/exit_record.h"
+
 namespace lockstep::launcher {
 
 /// The host and the process of a rank.
@@ -24,12 +26,12 @@ struct RankExit {
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// Returns the exit code as a shell reports it: the code, or 128 + the signal.
   int exit_code() const { return signal != 0 ? 128 + signal : code; }
+  job::ExitRecord record() const {
+    return signal != 0 ? job::ExitRecord{job::ExitKind::kSignal, signal} : job::ExitRecord{job::ExitKind::kCode, code};
+  }
 };
 
 /// Returns "exited with code 7" or "killed by SIGKILL".
-std::string to_text(const RankExit& end);
-
-/// Returns "SIGKILL"; "signal 40" for a signal without a name.
-std::string signal_name(int signal);
+inline std::string to_text(const RankExit& end) { return job::describe(end.record()); }
 
 }  // namespace lockstep::launcher

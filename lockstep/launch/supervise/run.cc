@@ -59,12 +59,10 @@ StagedFiles files_to_stage(const RunOptions& options) {
 
 /// Returns a random id, which all generations of a job share.
 std::string random_job_id() {
-  unsigned char bytes[16];
+  char bytes[16];
   if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
     throw base::SystemError("getrandom", errno);
-  std::string hex;
-  for (const unsigned char byte : bytes) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
-  return hex;
+  return base::to_hex({bytes, sizeof bytes});
 }
 
 std::size_t count_hosts(const RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
@@ -187,7 +185,7 @@ std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
   }
   if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
   fatal.cause = base::Cause::kInterrupted;
-  fatal.detail = "stopped by " + (signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(signal)) + where;
+  fatal.detail = "stopped by " + (signal == SIGINT ? "Ctrl-C (SIGINT)" : job::signal_name(signal)) + where;
   return Verdict{fatal, 128 + signal, {}};
 }
 

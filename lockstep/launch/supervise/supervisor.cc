@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/process.h"
@@ -61,7 +62,7 @@ class Supervisor {
   void handle_frame(std::size_t agent, const Frame& frame);
   void on_rank_exit(RankExit end);
   void conclude_preemption();
-  void on_start_failed(std::size_t agent, int rank, StartStep step, int error);
+  void on_start_failed(std::size_t agent, int rank, const std::vector<std::int64_t>& report);
   void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
   void on_refused(const AgentLink& agent, const std::vector<std::string>& why);
   void on_host_unreachable(std::size_t index);
@@ -93,7 +94,6 @@ class Supervisor {
   std::optional<job::StoreServer> store_;
   const job::HealthLimits limits_;
   std::vector<RankExit> exits_;
-  std::size_t num_ended_ = 0;
   RankStates rank_states_;
   std::optional<job::HangFinding> finding_;  // the hang because of which snapshots were requested
   bool snapshots_requested_ = false;         // after the first failure or hang
@@ -233,32 +233,21 @@ void Supervisor::on_rank_exit(RankExit end) {
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
   exits_.push_back(end);
-  ++num_ended_;
   rank_states_.on_rank_exit(end.rank);
-  store_->store().set(job::key::exited(end.rank), to_text(end), Deadline::in(1s));
+  store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
   if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
     decide_at_ = Deadline::in(kFirstFailureWindow);
-  if (num_ended_ == locations_.size()) decide();
+  if (exits_.size() == locations_.size()) decide();
 }
 
 /// Records that the host has failed, or that its ranks are no longer monitored.
 void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
-void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
-  const std::string why = std::string(": ") + std::strerror(error);
-  job::Fatal fatal = make_fatal(base::Cause::kResource, rank, -1, locations_.at(static_cast<std::size_t>(rank)).host);
-  if (step == StartStep::kExec) {
-    fatal.cause = base::Cause::kBadArg;
-    fatal.detail = "program " + base::quoted(options_.command.front(), 256) + ": cannot be executed" + why;
-    if (error == ENOEXEC) fatal.hint = "start the script with a line such as #!/bin/sh";
-  } else {
-    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind the cores of rank ") +
-                   std::to_string(rank) + why;
-    fatal.hint = step == StartStep::kFork ? "use fewer ranks, or raise ulimit -u" : "use --bind none";
-    mark_host_lost(agent);
-  }
-  const int code = base::exit_code(fatal.cause);
-  conclude(std::move(fatal), code);
+void Supervisor::on_start_failed(std::size_t agent, int rank, const std::vector<std::int64_t>& report) {
+  Verdict verdict = judge_start_failure(rank, {.step = to_start_step(report[0]), .error = static_cast<int>(report[1])},
+                                        options_.command.front(), locations_.at(static_cast<std::size_t>(rank)).host);
+  if (verdict.fatal.cause == base::Cause::kResource) mark_host_lost(agent);
+  conclude(std::move(verdict.fatal), verdict.exit_code);
   send_stop({.signal = SIGKILL});
 }
 
@@ -294,11 +283,7 @@ void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
     case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
     case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
     case FrameKind::kRankExited: on_rank_exit(decode_rank_exit(frame.payload)); break;
-    case FrameKind::kStartFailed: {
-      const auto numbers = decode_numbers(frame.payload, 2);
-      on_start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
-      break;
-    }
+    case FrameKind::kStartFailed: on_start_failed(agent, frame.rank, decode_numbers(frame.payload, 2)); break;
     case FrameKind::kOutputDropped:
       output_->print_note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
                           " bytes of output dropped: the launcher was suspended");
@@ -320,7 +305,25 @@ void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
     case FrameKind::kRefused: on_refused(agents_[agent], decode_texts(frame.payload, 2)); break;
     case FrameKind::kUnkillable: on_unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kDone: done_agents_.insert(agent); break;
-    default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
+    case FrameKind::kHostInfo:
+    case FrameKind::kRouteReply:
+    case FrameKind::kProbeReply:
+    case FrameKind::kClockReply:
+    case FrameKind::kHostFacts:
+    case FrameKind::kListenReply:
+    case FrameKind::kLinkSpeed:
+    case FrameKind::kJob:
+    case FrameKind::kStop:
+    case FrameKind::kSignal:
+    case FrameKind::kSnapshotRequest:
+    case FrameKind::kRouteRequest:
+    case FrameKind::kProbeRequest:
+    case FrameKind::kWriteStacks:
+    case FrameKind::kClockRequest:
+    case FrameKind::kHostFactsRequest:
+    case FrameKind::kListenRequest:
+    case FrameKind::kMeasureRequest:
+      throw base::Error(base::Cause::kProtocol, "the agent sent a frame that does not belong to a running job");
   }
 }
 
@@ -344,7 +347,7 @@ void Supervisor::on_signal(int signal) {
   output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) +
                       " s" + (signal == SIGINT ? "; press Ctrl-C again to kill them at once" : ""));
   job::Fatal fatal = make_fatal(base::Cause::kInterrupted, -1, ::getpid());
-  fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
+  fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + job::signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
   send_stop({.signal = SIGTERM, .grace = options_.grace});
 }

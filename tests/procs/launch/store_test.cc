@@ -207,13 +207,6 @@ std::string key_of(pid_t pid) {
   return "";
 }
 
-std::string hex(const std::string& bytes) {
-  std::string text;
-  for (const char c : bytes)
-    text += {"0123456789abcdef"[static_cast<unsigned char>(c) >> 4], "0123456789abcdef"[c & 15]};
-  return text;
-}
-
 TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
   std::string first;
   for (int job = 0; job < 2; ++job) {
@@ -233,7 +226,7 @@ TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
         const std::string text = content("/proc/" + std::to_string(pid) + file);
         EXPECT_FALSE(text.empty());
         EXPECT_EQ(text.find(key), std::string::npos);
-        EXPECT_EQ(text.find(hex(key)), std::string::npos);
+        EXPECT_EQ(text.find(base::to_hex(key)), std::string::npos);
       }
     process.signal(SIGTERM);
     EXPECT_EQ(process.wait(Deadline::in(20s)).code, 75);

@@ -38,6 +38,16 @@ TEST(Parse, RangeErrorNamesBounds) {
               "-n is \"" + std::string(text) + "\"; expected an integer from 1 to 4");
 }
 
+TEST(Parse, HexadecimalDigits) {
+  using namespace std::string_literals;
+  const std::string bytes = "\0\x1f\xa0\xff"s;
+  EXPECT_EQ(to_hex(bytes), "001fa0ff");
+  EXPECT_EQ(from_hex("001fa0ff"), bytes);
+  EXPECT_EQ(to_hex(""), "");
+  EXPECT_EQ(from_hex(""), "");
+  for (const char* const text : {"0", "0g", "0A", " 0", "0x00", "00 "}) EXPECT_EQ(from_hex(text), std::nullopt) << text;
+}
+
 TEST(Parse, SplitsAtSeparators) {
   EXPECT_THAT(split("a,b", ','), ElementsAre("a", "b"));
   EXPECT_THAT(split("", ','), ElementsAre(""));

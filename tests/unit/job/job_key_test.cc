@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::job {
@@ -14,11 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string hex(const Mac& mac) {
-  std::string text;
-  for (const unsigned char byte : mac) text += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
-  return text;
-}
+std::string hex(const Mac& mac) { return base::to_hex(mac_bytes(mac)); }
 
 TEST(JobKey, MacIsHmacSha256) {
   // RFC 4231, test case 2. Its key is shorter than 32 bytes, which HMAC pads with zeros.

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_protocol.h"
@@ -89,7 +90,7 @@ TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
     proxy->close_connections(how);
     waiter.join();
     EXPECT_EQ(cause, Cause::kCoordinatorLost);
-    EXPECT_EQ(server.store().get(key::exited(1), Deadline::in(1s)), key::kClosedWithoutCause);
+    EXPECT_EQ(server.store().get(key::exited(1), Deadline::in(1s)), encode(ExitRecord{.kind = ExitKind::kClosed}));
     EXPECT_LT(Deadline::Clock::now() - begin, 1s);
   }
 }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_protocol.h"
@@ -38,11 +39,11 @@ std::string hello(const std::string& job) { return store_protocol::make_hello({j
 std::string body(store_protocol::StoreOperation operation, const std::string& key, const std::string& value,
                  std::uint32_t key_size) {
   std::string frame;
-  store_protocol::put(frame, operation);
-  store_protocol::put(frame, std::uint32_t{0});
-  store_protocol::put(frame, key_size);
+  base::put_number(frame, operation);
+  base::put_number(frame, std::uint32_t{0});
+  base::put_number(frame, key_size);
   frame += key;
-  store_protocol::put_text(frame, "");
+  base::put_text(frame, "");
   return frame + value;
 }
 
@@ -189,7 +190,7 @@ TEST(StoreServer, ImpostorServerLearnsNothing) {
     const Fd one = base::try_accept(listener.get());
     const std::string text = read_bytes(one, hello("job").size());
     std::string challenge(store_protocol::kMagic);
-    store_protocol::put(challenge, store_protocol::kProtocol);
+    base::put_number(challenge, store_protocol::kProtocol);
     challenge += std::string(store_protocol::kChallengeBytes - challenge.size(), '\0');
     base::send_all(one.get(), challenge, within_10s());
     proof = read_bytes(one, store_protocol::kMacBytes);
@@ -245,7 +246,7 @@ TEST(StoreServer, PublishesRankExits) {
   const auto three = connect_store(server.address(), kJob, 3, within_10s());
   EXPECT_EQ(three->find(key::exited(2), within_10s()).value_or(""), "");
   two.reset();
-  EXPECT_EQ(three->get(key::exited(2), within_10s()), key::kClosedWithoutCause);
+  EXPECT_EQ(three->get(key::exited(2), within_10s()), encode(ExitRecord{.kind = ExitKind::kClosed}));
   EXPECT_EQ(three->find(key::exited(3), within_10s()).value_or(""), "");
   two = connect_store(server.address(), kJob, 2, within_10s());
   EXPECT_EQ(two->find(key::exited(2), within_10s()), "") << "the rank had only lost its connection";
@@ -274,8 +275,8 @@ TEST(StoreClient, ReportsAServerOfAnotherProtocol) {
     base::wait_readable(listener.get(), within_10s());
     const Fd one = base::try_accept(listener.get());
     std::string answer(store_protocol::kMagic);
-    store_protocol::put(answer, std::uint16_t{1});
-    store_protocol::put(answer, store_protocol::HandshakeResult::kOtherProtocol);
+    base::put_number(answer, std::uint16_t{1});
+    base::put_number(answer, store_protocol::HandshakeResult::kOtherProtocol);
     base::send_all(one.get(), answer, within_10s());
   });
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),

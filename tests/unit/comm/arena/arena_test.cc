@@ -166,12 +166,12 @@ TEST(HostMemory, SmallestControlGroupLimitApplies) {
     return found == files.end() ? std::nullopt : std::optional(found->second);
   };
   EXPECT_EQ(base::HostMemory::from(read).available_bytes, 600000u);
-  EXPECT_EQ(base::HostMemory::from(read).limited_by, "the control group /sys/fs/cgroup/a");
+  EXPECT_EQ(base::HostMemory::from(read).limited_by(), "the control group /sys/fs/cgroup/a");
   files["/sys/fs/cgroup/a/memory.current"] = "2000000";
   EXPECT_EQ(base::HostMemory::from(read).available_bytes, 0u);
   files.erase("/sys/fs/cgroup/a/memory.max");
   EXPECT_EQ(base::HostMemory::from(read).available_bytes, 2048u * 1024);
-  EXPECT_EQ(base::HostMemory::from(read).limited_by, "the host");
+  EXPECT_EQ(base::HostMemory::from(read).limited_by(), "the host");
   files.clear();
   EXPECT_GT(base::HostMemory::from(read).available_bytes, std::uint64_t{1} << 60);
 }

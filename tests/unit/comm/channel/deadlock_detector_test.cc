@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/comm/channel/serial_executor.h"
+#include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/local_store.h"
 #include "tests/support/temp_dir.h"
@@ -198,15 +199,15 @@ TEST_F(DeadlockDetectorTest, PeerThatLeftAfterItsPartIsIgnored) {
   b.deadlock_detector.record_start(b.deadlock_detector.start_counter("world"), 1);
   b.deadlock_detector.leave();
   a.poll();
-  store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kCode, 0}), Deadline::in(1s));
   a.poll();
 }
 
 TEST_F(DeadlockDetectorTest, EndedPeerProcessIsNamed) {
   a.call("world", 1);
-  store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kCode, 0}), Deadline::in(1s));
   a.poll();  // its part may still be in transit
-  store->set(job::key::exited(1), "killed by SIGKILL", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kSignal, SIGKILL}), Deadline::in(1s));
   EXPECT_EQ(message_of<PeerLostError>([&] { a.poll(); }), "all_reduce#1: rank 1 was killed by SIGKILL");
   EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "all_reduce#1: rank 1 was killed by SIGKILL");
@@ -217,7 +218,7 @@ TEST_F(DeadlockDetectorTest, TransportFailureIsExplained) {
   EXPECT_EQ(
       message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "Connection reset"); }),
       "all_reduce#1: the connection to another rank ended: Connection reset");
-  store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kCode, 0}), Deadline::in(1s));
   EXPECT_EQ(message_of<CommError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "rank 1 ended while rank 0 waits for it in all_reduce(world)");
   b.deadlock_detector.leave();
@@ -229,7 +230,7 @@ TEST_F(DeadlockDetectorTest, ExitStatusOutranksDeparture) {
   // A program that catches its own error in main() leaves its world before it exits.
   a.call("world", 1);
   b.deadlock_detector.leave();
-  store->set(job::key::exited(1), "exited with code 3", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kCode, 3}), Deadline::in(1s));
   EXPECT_EQ(message_of<PeerLostError>([&] { a.deadlock_detector.throw_transport_failure(a.wait_info, "closed"); }),
             "all_reduce#1: rank 1 exited with code 3");
   EXPECT_EQ(message_of<PeerLostError>([&] { a.poll(); }), "all_reduce#1: rank 1 exited with code 3");
@@ -362,7 +363,7 @@ TEST_F(DeadlockDetectorTest, ZeroLimitNeverEndsAWait) {
 }
 
 TEST_F(DeadlockDetectorTest, LauncherCauseReplacesExitStatus) {
-  store->set(job::key::exited(1), "killed by SIGTERM", Deadline::in(1s));
+  store->set(job::key::exited(1), job::encode({job::ExitKind::kSignal, SIGTERM}), Deadline::in(1s));
   std::thread launcher([&] {
     std::this_thread::sleep_for(100ms);
     job::publish_cause(*store, {.cause = Cause::kRankDied, .rank = 2, .detail = "killed by SIGKILL"});

@@ -38,7 +38,6 @@ HostReport healthy(const std::string& name, int number) {
   facts.cpus_online = 8;
   facts.memory_bytes = 64 * kGib;
   facts.available_bytes = 60 * kGib;
-  facts.limited_by = "the host";
   facts.shm_bytes = facts.shm_free_bytes = 32 * kGib;
   facts.memlock_bytes = -1;
   facts.files_soft = 1024;
@@ -196,10 +195,11 @@ TEST(Diagnosis, LimitsAreCheckedWhereTheyMatter) {
   });
   expect_fault("open files", Severity::kWarn, "1024, hard limit 2048", "nofile",
                [](HostReport& host) { host.facts->files_hard = 2048; });
-  expect_fault("memory", Severity::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit",
+  expect_fault("memory", Severity::kWarn,
+               "512 MiB available of 64.0 GiB, limited by the control group /sys/fs/cgroup/a", "limit",
                [](HostReport& host) {
                  host.facts->available_bytes = 512 << 20;
-                 host.facts->limited_by = "/sys/fs/cgroup/a";
+                 host.facts->memory_cgroup = "/sys/fs/cgroup/a";
                });
 }
 

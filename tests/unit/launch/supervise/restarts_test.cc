@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <map>
+#include <array>
+#include <utility>
 
 namespace lockstep::launcher {
 namespace {
@@ -24,19 +25,18 @@ Verdict verdict(Cause cause) { return verdict(cause, base::exit_code(cause)); }
 Verdict died() { return verdict(Cause::kRankDied, 128 + SIGKILL); }
 
 TEST(IsRestartable, OfEachCause) {
-  const std::map<Cause, bool> table = {
-      {Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
-      {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false},
-      {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
-      {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
-      {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
-      {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kCkptWriteFailed, false},
-      {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
-      {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
-      {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}};
-  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
-      << "Cause has values that are missing in this table";
-  for (const auto& [cause, restartable] : table)
+  static constexpr auto kTable = std::to_array<std::pair<Cause, bool>>(
+      {{Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
+       {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false},
+       {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
+       {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
+       {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
+       {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kCkptWriteFailed, false},
+       {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
+       {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
+       {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}});
+  static_assert(kTable.size() == base::kNumCauses, "one entry per cause");
+  for (const auto& [cause, restartable] : kTable)
     EXPECT_EQ(is_restartable(verdict(cause)), restartable) << base::name(cause);
 }
 
