@@ -36,6 +36,7 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_name, "LOCKSTEP_NAME"},
     {&Env::lockstep_trace, "LOCKSTEP_TRACE"},
     {&Env::lockstep_inject, "LOCKSTEP_INJECT"},
+    {&Env::lockstep_instruction_set, "LOCKSTEP_INSTRUCTION_SET"},
     {&Env::lockstep_log, "LOCKSTEP_LOG"},
     {&Env::lockstep_program, "LOCKSTEP_PROGRAM"},
     {&Env::cuda_visible_devices, "CUDA_VISIBLE_DEVICES"},

@@ -12,6 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/simd/cpu_features.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/device_selection.h"
@@ -177,6 +178,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
       world->identity, !options.cross_host_transport.empty() ? options.cross_host_transport
                                                              : env.lockstep_cross_host_transport.value_or("auto"));
   check_transport(asked, world->identity.world_size);
+  base::best_instruction_set();  // an invalid LOCKSTEP_INSTRUCTION_SET fails here, not in a step
   const DeviceRequest request =
       parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
   const bool on_gpu = detect_gpus(*world, request);

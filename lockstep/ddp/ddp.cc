@@ -27,19 +27,6 @@ constexpr std::int64_t kInitialComparedReductions = 8;
 /// are not counted.
 thread_local int thread_no_sync_depth = 0;
 
-class PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
- public:
-  explicit PostAccumulateGradHook(std::function<void()> call) : call_(std::move(call)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    call_();
-    return outputs;
-  }
-
- private:
-  std::function<void()> call_;
-};
-
 NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const auto& item) {
     return std::find(ignored.begin(), ignored.end(), item.first) != ignored.end();
@@ -76,6 +63,21 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 }
 
 }  // namespace
+
+class DistributedDataParallel::Impl::PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
+ public:
+  /// detach_module() removes the hook before `impl` is destroyed.
+  PostAccumulateGradHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    impl_.on_gradient_accumulated(index_);
+    return outputs;
+  }
+
+ private:
+  Impl& impl_;
+  const std::size_t index_;
+};
 
 DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
     : group_(std::move(the_group)),
@@ -122,6 +124,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                                                   .wire_dtype = host_averager_ ? at::kFloat : options_.wire_dtype,
                                                   .layout = options_.bucket_layout,
                                                   .check_finite = options_.check_finite});
+  fused_reducer_ = reducer_->fused();
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * reduce_group_.size()}, at::kLong);
@@ -144,8 +147,7 @@ void DistributedDataParallel::Impl::register_grad_hook(std::size_t index) {
   HookedParameter& parameter = parameters_[index];
   auto node = torch::autograd::impl::grad_accumulator(parameter.tensor);
   parameter.raw = node.get();
-  parameter.hook =
-      node->add_post_hook(std::make_unique<PostAccumulateGradHook>([this, index] { on_gradient_accumulated(index); }));
+  parameter.hook = node->add_post_hook(std::make_unique<PostAccumulateGradHook>(*this, index));
   parameter.node = std::make_shared<decltype(node)>(std::move(node));
 }
 
@@ -191,7 +193,7 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!reduction_open_) backward_updater_ ? begin_update() : begin_reduction(group_.step_identity());
+  if (!reduction_open_) backward_updater_ ? begin_update() : begin_reduction(group_.step_identity(), nullptr);
   if (reducer_->is_ready(index))
     throw UsageError(
         "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
@@ -246,10 +248,10 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
   return extra_ops;
 }
 
-void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step) {
+void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink) {
   step.empty_backwards = empty_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
-  reducer_->begin(step, make_extra_ops());
+  reducer_->begin(step, make_extra_ops(), early_sink);
   reduction_open_ = true;
 }
 
@@ -262,7 +264,7 @@ void DistributedDataParallel::Impl::finish_reduction() {
     if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, parameter.accumulated_locally);
   }
   const bool updates_from_chunks = backward_updater_ && keeps_local_gradients();
-  complete_reduction(updates_from_chunks ? reducer_->fused()->finish_fused(*chunk_sink_) : reducer_->finish(*this),
+  complete_reduction(updates_from_chunks ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(*this),
                      updates_from_chunks || !has_optimizer_);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
 }
@@ -353,7 +355,7 @@ void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active
   comm::StepIdentity step{.stop_requested = group_.step_identity().stop_requested};
   step.joined = true;
   step.divide_by_active = divide_by_active;
-  reducer_->begin(step, make_extra_ops());
+  reducer_->begin(step, make_extra_ops(), nullptr);
 }
 
 bool DistributedDataParallel::Impl::finish_shadow_reduction() {
@@ -363,7 +365,7 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   } discard_sink;
   const at::NoGradGuard no_grad;
   const comm::Participation participation =
-      keeps_local_gradients() ? reducer_->fused()->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
+      keeps_local_gradients() ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
   if (participation.stop_requested) group_.set_stop_agreed();
   if (participation.active == 0) return false;
   buffers_.unpack(group_.size());

@@ -33,10 +33,6 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void on_backward_end() override;
   void on_backward_error(const std::string& why) noexcept override;
 
-  /// autograd calls this when parameter `index` has accumulated its gradient: on the thread that called backward(), or
-  /// on one of autograd's threads for a GPU.
-  void on_gradient_accumulated(std::size_t index);
-
   void enter_no_sync();
   void leave_no_sync();
 
@@ -71,6 +67,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   comm::ReducerStats stats() const { return reducer_->stats(); }
 
  private:
+  class PostAccumulateGradHook;
   /// A parameter and the autograd node that accumulates its gradient. The tensor itself holds the node weakly.
   struct HookedParameter {
     std::string name;
@@ -82,18 +79,20 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   };
 
   void register_grad_hook(std::size_t index);
-  void begin_reduction(comm::StepIdentity step);
+  /// PostAccumulateGradHook calls this when parameter `index` has accumulated its gradient: on the thread that called
+  /// backward(), or on one of autograd's threads for a GPU.
+  void on_gradient_accumulated(std::size_t index);
+  void begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink);
   void finish_reduction();
   void complete_reduction(const comm::Participation& participation, bool ends_step);
   void end_step();
-  void run_pass_on_local_gradients(comm::StepIdentity step, comm::ChunkSink& sink);
   void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
   void require_attached() const;
   void begin_update();
   void end_update();
   void check_backward_update() const;
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
-  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && reducer_->fused() != nullptr; }
+  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && fused_reducer_ != nullptr; }
   void submit_gradient(std::size_t index, bool fresh);
   void consume(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> make_extra_ops();
@@ -107,6 +106,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   NamedTensors all_tensors_;  // parameters and buffers, broadcast at the end of join()
   BufferSync buffers_;
   std::unique_ptr<comm::GradientReducer> reducer_;
+  comm::FusedReducer* fused_reducer_ = nullptr;  // reducer_'s; null if it does not reduce in place
 
   std::thread::id backward_thread_;  // the thread that called backward()
   std::mutex gradient_mutex_;        // autograd computes gradients on one thread per device; serialises the callback

@@ -25,7 +25,7 @@ bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
   if (has_optimizer_)
     throw UsageError("lockstep::optim: this DistributedDataParallel already has an optimizer",
                      "use one optimizer with several parameter groups, or one DistributedDataParallel per optimizer");
-  if (sink && reduce_group_.transport() == "hierarchy" && !reducer_->fused()) {
+  if (sink && reduce_group_.transport() == "hierarchy" && !fused_reducer_) {
     host_group_ = reduce_group_.split_by_host();
     std::vector<comm::GradientSpec> specs;
     for (const HookedParameter& parameter : parameters_) specs.push_back({parameter.name, parameter.tensor.detach()});
@@ -91,11 +91,10 @@ void DistributedDataParallel::Impl::check_backward_update() const {
 void DistributedDataParallel::Impl::begin_update() {
   comm::StepIdentity step = group_.step_identity();
   const std::uint64_t options_hash = backward_updater_->begin_update();
-  if (!keeps_local_gradients()) return begin_reduction(step);
+  if (!keeps_local_gradients()) return begin_reduction(step, nullptr);
   step.use = comm::GradientUse::kUpdateInBackward;
   step.options_hash = options_hash;
-  begin_reduction(step);
-  reducer_->fused()->set_early_sink(*chunk_sink_);
+  begin_reduction(step, chunk_sink_);
 }
 
 void DistributedDataParallel::Impl::end_update() {
@@ -116,7 +115,7 @@ void DistributedDataParallel::Impl::detach_optimizer() noexcept {
 
 comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
   require_attached();
-  return (host_reducer_ ? host_reducer_ : reducer_)->fused()->allocate_shared(bytes);
+  return (host_reducer_ ? host_reducer_->fused() : fused_reducer_)->allocate_shared(bytes);
 }
 
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
@@ -138,7 +137,7 @@ void DistributedDataParallel::Impl::average_gradients() {
   if (!keeps_local_gradients() || gradients_averaged_) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
-  begin_reduction(group_.step_identity());
+  begin_reduction(group_.step_identity(), nullptr);
   finish_reduction();
   gradient_fingerprint_.clear();
   gradients_averaged_ = true;
@@ -150,16 +149,10 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
   comm::StepIdentity step = group_.step_identity();
   step.use = use;
   step.options_hash = options_hash;
-  if (host_reducer_)
-    run_pass_on_means(step, sink);
-  else
-    run_pass_on_local_gradients(step, sink);
-}
-
-void DistributedDataParallel::Impl::run_pass_on_local_gradients(comm::StepIdentity step, comm::ChunkSink& sink) {
+  if (host_reducer_) return run_pass_on_means(step, sink);
   if (!gradients_averaged_) require_gradients_unchanged();
   step.already_averaged = gradients_averaged_;
-  begin_reduction(step);
+  begin_reduction(step, nullptr);
   reduction_open_ = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].tensor.grad().defined()) continue;
@@ -168,13 +161,13 @@ void DistributedDataParallel::Impl::run_pass_on_local_gradients(comm::StepIdenti
     if (!before.is_same(parameters_[i].tensor.grad()))
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // submit_gradient() has moved it to other memory
   }
-  complete_reduction(reducer_->fused()->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
+  complete_reduction(fused_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) gradient_fingerprint_.clear();
 }
 
 void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {
   step.already_averaged = true;
-  host_reducer_->begin(step, {});
+  host_reducer_->begin(step, {}, nullptr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.grad().defined()) host_reducer_->ready(i, parameters_[i].tensor.grad(), true);
   host_reducer_->fused()->finish_fused(sink);

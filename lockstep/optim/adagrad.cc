@@ -32,17 +32,16 @@ std::vector<ParamGroupOptions> param_group_options(const AdagradOptions& options
   return all;
 }
 
-class AdagradUpdateRule final
-    : public TorchUpdateRule<torch::optim::AdagradOptions, torch::optim::AdagradParamState, AdagradScalars> {
+class AdagradUpdateRule final : public TorchUpdateRule<AdagradUpdateRule, torch::optim::AdagradOptions,
+                                                       torch::optim::AdagradParamState, AdagradScalars> {
  public:
   AdagradUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, double initial)
-      : TorchUpdateRule(optimizer, source, {"sum"}), initial_(initial) {}
+      : TorchUpdateRule(optimizer, source, kernels().adagrad, {"sum"}), initial_(initial) {}
 
   double initial_state() const override { return initial_; }
 
- private:
   AdagradScalars make_scalars(const torch::optim::AdagradOptions& options, std::int64_t steps,
-                              std::vector<double>& numbers) const override {
+                              std::vector<double>& numbers) const {
     numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
                                    static_cast<double>(steps)});
     return {.current_lr = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
@@ -51,17 +50,16 @@ class AdagradUpdateRule final
             .eps = options.eps(),
             .weight_decay = options.weight_decay()};
   }
-  bool can_skip_update(const AdagradScalars&) const override { return true; }
-  std::int64_t step_count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
-  std::vector<at::Tensor> state_tensors(const torch::optim::AdagradParamState& state) const override {
-    return {state.sum()};
-  }
+  bool can_skip_update(const AdagradScalars&) const { return true; }
+  std::int64_t step_count(const torch::optim::AdagradParamState& state) const { return state.step(); }
+  std::vector<at::Tensor> state_tensors(const torch::optim::AdagradParamState& state) const { return {state.sum()}; }
   void write_state(torch::optim::AdagradParamState& state, std::int64_t steps,
-                   const std::vector<at::Tensor>& states) const override {
+                   const std::vector<at::Tensor>& states) const {
     state.step(steps);
     state.sum(states[0]);
   }
 
+ private:
   const double initial_;
 };
 

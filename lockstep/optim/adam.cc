@@ -41,12 +41,12 @@ std::vector<std::string> state_names(const Options& options, const std::vector<G
 }
 
 template <typename Options, typename State, bool decoupled>
-class AdamFamilyUpdateRule final : public TorchUpdateRule<Options, State, AdamScalars> {
+class AdamFamilyUpdateRule final
+    : public TorchUpdateRule<AdamFamilyUpdateRule<Options, State, decoupled>, Options, State, AdamScalars> {
  public:
-  using TorchUpdateRule<Options, State, AdamScalars>::TorchUpdateRule;
+  using AdamFamilyUpdateRule::TorchUpdateRule::TorchUpdateRule;
 
- private:
-  AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const override {
+  AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const {
     if (options.amsgrad() && this->state_names().size() < 3)
       throw base::UsageError("Adam: amsgrad is true; expected false, because no group had amsgrad at construction");
     const auto [beta1, beta2] = options.betas();
@@ -63,14 +63,14 @@ class AdamFamilyUpdateRule final : public TorchUpdateRule<Options, State, AdamSc
             .decoupled = decoupled,
             .amsgrad = options.amsgrad()};
   }
-  bool can_skip_update(const AdamScalars&) const override { return true; }
-  std::int64_t step_count(const State& state) const override { return state.step(); }
-  std::vector<at::Tensor> state_tensors(const State& state) const override {
+  bool can_skip_update(const AdamScalars&) const { return true; }
+  std::int64_t step_count(const State& state) const { return state.step(); }
+  std::vector<at::Tensor> state_tensors(const State& state) const {
     std::vector<at::Tensor> all = {state.exp_avg(), state.exp_avg_sq()};
     if (this->state_names().size() > 2) all.push_back(state.max_exp_avg_sq());
     return all;
   }
-  void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
+  void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const {
     state.step(steps);
     state.exp_avg(states[0]);
     state.exp_avg_sq(states[1]);
@@ -87,7 +87,7 @@ Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& op
            const FusedOptions& fused)
     : torch::optim::Adam(make_param_groups(*gradients, param_group_options<torch::optim::AdamOptions>(groups, "Adam")),
                          to_torch_options<torch::optim::AdamOptions>(options, "Adam")) {
-  auto rule = std::make_unique<AdamUpdateRule>(*this, *gradients, state_names(options, groups));
+  auto rule = std::make_unique<AdamUpdateRule>(*this, *gradients, kernels().adam, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
@@ -108,7 +108,7 @@ AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions&
     : torch::optim::AdamW(
           make_param_groups(*gradients, param_group_options<torch::optim::AdamWOptions>(groups, "AdamW")),
           to_torch_options<torch::optim::AdamWOptions>(options, "AdamW")) {
-  auto rule = std::make_unique<AdamWUpdateRule>(*this, *gradients, state_names(options, groups));
+  auto rule = std::make_unique<AdamWUpdateRule>(*this, *gradients, kernels().adam, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 

@@ -21,18 +21,17 @@ constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer do not justify wa
 
 void require_decay(double decay) { base::check_option(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
 
-bool has_loop(const at::Tensor& weight) {
-  const at::ScalarType dtype = weight.scalar_type();
-  const bool known = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
-  return known && weight.is_cpu() && weight.layout() == at::kStrided && weight.is_non_overlapping_and_dense();
+bool can_use_kernel(const at::Tensor& weight) {
+  return has_kernel(weight.scalar_type()) && weight.is_cpu() && weight.layout() == at::kStrided &&
+         weight.is_non_overlapping_and_dense();
 }
 
 void update_ema_cpu(const at::Tensor& average, const at::Tensor& weight, double decay) {
   auto* to = static_cast<char*>(average.mutable_data_ptr());
   const auto* from = static_cast<const char*>(weight.const_data_ptr());
   at::parallel_for(0, weight.numel(), kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
-    update_ema(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(),
-               static_cast<std::size_t>(end - begin), decay);
+    kernels().update_ema(weight.scalar_type(), to + begin * average.element_size(),
+                         from + begin * weight.element_size(), static_cast<std::size_t>(end - begin), decay);
   });
 }
 
@@ -68,7 +67,7 @@ void Ema::update() {
   require_decay(decay);
   const at::NoGradGuard no_grad;
   for (AveragedTensor& one : averages_) {
-    if (has_loop(one.weight) && one.weight.strides() == one.value.strides())
+    if (can_use_kernel(one.weight) && one.weight.strides() == one.value.strides())
       update_ema_cpu(one.value, one.weight, decay);
     else
       one.value.mul_(decay).add_(one.weight, 1 - decay);

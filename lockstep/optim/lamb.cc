@@ -28,14 +28,14 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<LAMB::Group
   return all;
 }
 
-class LambUpdateRule final : public TorchUpdateRule<LambGroupOptions, LambState, LambScalars> {
+class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOptions, LambState, LambScalars> {
  public:
   LambUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, {"exp_avg", "exp_avg_sq"}) {}
+      : TorchUpdateRule(optimizer, source, kernels().lamb, {"exp_avg", "exp_avg_sq"}) {}
 
   bool needs_norms() const override { return true; }
   SquaredNorms measure_norms(std::size_t index, const KernelArgs& args) const override {
-    return optim::measure_norms(args, scalars(index));
+    return kernels().measure_lamb(args, scalars(index));
   }
   void set_norms(std::size_t index, const SquaredNorms& squares) override {
     LambScalars& values = scalars(index);
@@ -44,9 +44,7 @@ class LambUpdateRule final : public TorchUpdateRule<LambGroupOptions, LambState,
                              : 1;
   }
 
- private:
-  LambScalars make_scalars(const LambGroupOptions& options, std::int64_t steps,
-                           std::vector<double>& numbers) const override {
+  LambScalars make_scalars(const LambGroupOptions& options, std::int64_t steps, std::vector<double>& numbers) const {
     const LAMBOptions& values = options.values;
     visit_options(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
     numbers.push_back(static_cast<double>(steps));
@@ -62,12 +60,10 @@ class LambUpdateRule final : public TorchUpdateRule<LambGroupOptions, LambState,
             .adapt = values.adapt,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const LambScalars&) const override { return true; }
-  std::int64_t step_count(const LambState& state) const override { return state.step(); }
-  std::vector<at::Tensor> state_tensors(const LambState& state) const override {
-    return {state.exp_avg(), state.exp_avg_sq()};
-  }
-  void write_state(LambState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
+  bool can_skip_update(const LambScalars&) const { return true; }
+  std::int64_t step_count(const LambState& state) const { return state.step(); }
+  std::vector<at::Tensor> state_tensors(const LambState& state) const { return {state.exp_avg(), state.exp_avg_sq()}; }
+  void write_state(LambState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const {
     state.step(steps);
     state.exp_avg(states[0]);
     state.exp_avg_sq(states[1]);

@@ -31,14 +31,14 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<LARS::Group
   return all;
 }
 
-class LarsUpdateRule final : public TorchUpdateRule<LarsGroupOptions, LarsState, LarsScalars> {
+class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOptions, LarsState, LarsScalars> {
  public:
   LarsUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, {"momentum_buffer"}) {}
+      : TorchUpdateRule(optimizer, source, kernels().lars, {"momentum_buffer"}) {}
 
   bool needs_norms() const override { return true; }
   SquaredNorms measure_norms(std::size_t index, const KernelArgs& args) const override {
-    return optim::measure_norms(args, scalars(index));
+    return kernels().measure_lars(args, scalars(index));
   }
   void set_norms(std::size_t index, const SquaredNorms& squares) override {
     LarsScalars& values = scalars(index);
@@ -49,9 +49,7 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsGroupOptions, LarsState,
             : 1;
   }
 
- private:
-  LarsScalars make_scalars(const LarsGroupOptions& options, std::int64_t steps,
-                           std::vector<double>& numbers) const override {
+  LarsScalars make_scalars(const LarsGroupOptions& options, std::int64_t steps, std::vector<double>& numbers) const {
     const LARSOptions& values = options.values;
     visit_options(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
     numbers.push_back(static_cast<double>(steps));
@@ -65,10 +63,10 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsGroupOptions, LarsState,
             .first = steps == 0,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const LarsScalars&) const override { return true; }
-  std::int64_t step_count(const LarsState& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
-  std::vector<at::Tensor> state_tensors(const LarsState& state) const override { return {state.momentum_buffer()}; }
-  void write_state(LarsState& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
+  bool can_skip_update(const LarsScalars&) const { return true; }
+  std::int64_t step_count(const LarsState& state) const { return state.momentum_buffer().defined() ? 1 : 0; }
+  std::vector<at::Tensor> state_tensors(const LarsState& state) const { return {state.momentum_buffer()}; }
+  void write_state(LarsState& state, std::int64_t, const std::vector<at::Tensor>& states) const {
     state.momentum_buffer(states[0]);
   }
 };

@@ -30,13 +30,13 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<SGD::Group>
   return all;
 }
 
-class SgdUpdateRule final : public TorchUpdateRule<torch::optim::SGDOptions, torch::optim::SGDParamState, SgdScalars> {
+class SgdUpdateRule final
+    : public TorchUpdateRule<SgdUpdateRule, torch::optim::SGDOptions, torch::optim::SGDParamState, SgdScalars> {
  public:
   using TorchUpdateRule::TorchUpdateRule;
 
- private:
   SgdScalars make_scalars(const torch::optim::SGDOptions& options, std::int64_t steps,
-                          std::vector<double>& numbers) const override {
+                          std::vector<double>& numbers) const {
     if (options.momentum() != 0 && state_names().empty())
       throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) +
                              "; expected 0, because no group had momentum at construction");
@@ -49,18 +49,17 @@ class SgdUpdateRule final : public TorchUpdateRule<torch::optim::SGDOptions, tor
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
-  bool can_skip_update(const SgdScalars& scalars) const override {
+  bool can_skip_update(const SgdScalars& scalars) const {
     // If a first update with dampening were skipped, the next one would no longer be treated as the first.
     return !scalars.first || scalars.dampening == 0;
   }
-  std::int64_t step_count(const torch::optim::SGDParamState& state) const override {
+  std::int64_t step_count(const torch::optim::SGDParamState& state) const {
     return state.momentum_buffer().defined() ? 1 : 0;
   }
-  std::vector<at::Tensor> state_tensors(const torch::optim::SGDParamState& state) const override {
+  std::vector<at::Tensor> state_tensors(const torch::optim::SGDParamState& state) const {
     return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};
   }
-  void write_state(torch::optim::SGDParamState& state, std::int64_t,
-                   const std::vector<at::Tensor>& states) const override {
+  void write_state(torch::optim::SGDParamState& state, std::int64_t, const std::vector<at::Tensor>& states) const {
     if (!states.empty()) state.momentum_buffer(states[0]);
   }
 };
@@ -77,7 +76,7 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
     : torch::optim::SGD(make_param_groups(*gradients, param_group_options(groups)), to_torch_options(options)) {
-  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, state_names(options, groups));
+  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, kernels().sgd, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 

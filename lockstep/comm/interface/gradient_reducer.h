@@ -86,11 +86,9 @@ class FusedReducer {
   virtual ~FusedReducer() = default;
   /// Replaces GradientReducer::finish() if begin() was called with a use other than kAverage. A rank that has joined
   /// gets no chunks, and finish_gradient() only for an update. Throws like finish(). If some rank has a sparse
-  /// gradient, throws UsageError on all ranks, and no sink has received anything (except early; see set_early_sink()).
+  /// gradient, throws UsageError on all ranks, and no sink has received anything (except early; see
+  /// GradientReducer::begin()).
   virtual Participation finish_fused(ChunkSink& sink) = 0;
-  /// Call it after begin() with kUpdateInBackward: from then on ready() may pass chunks to `sink` as well. If a
-  /// gradient turns out to be sparse later, some chunks have been passed already.
-  virtual void set_early_sink(ChunkSink& sink) = 0;
   /// Allocates memory that all ranks of the reducer share. All ranks must call it, between reductions; blocks until
   /// they have. Throws CommError.
   virtual SharedAllocation allocate_shared(std::size_t bytes) = 0;
@@ -105,8 +103,10 @@ class GradientReducer {
   virtual ~GradientReducer() = default;
 
   /// Starts the next reduction. `extra_ops` are broadcasts and reductions to run with it, the same on all ranks; the
-  /// root of a broadcast is the first rank that has not joined. Does not wait for other ranks.
-  virtual void begin(const StepIdentity& step, std::vector<Collective> extra_ops) = 0;
+  /// root of a broadcast is the first rank that has not joined. `early_sink` is null except with kUpdateInBackward,
+  /// where the reducer must be a FusedReducer: ready() may then pass chunks to it before finish_fused(). If a gradient
+  /// turns out to be sparse later, some chunks have been passed already. Does not wait for other ranks.
+  virtual void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) = 0;
 
   /// Reports that gradient `index` is complete on this rank, and starts the operations that can start. `fresh`: the
   /// gradient was computed by this backward(), or by one under no_sync() before it. A gradient that is not fresh

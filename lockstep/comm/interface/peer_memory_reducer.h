@@ -39,6 +39,12 @@ struct SharedAllocation {
   bool is_first = true;        // true on exactly one rank
 };
 
+/// What the ranks have published of one gradient in a round.
+struct GradientPresence {
+  bool dense = false;   ///< some rank published a fresh dense gradient
+  bool sparse = false;  ///< some rank has a fresh sparse gradient
+};
+
 /// The work that ranks may do before the end of a round, on gradients that all ranks have published.
 enum class EarlyWork {
   kNone,
@@ -82,13 +88,11 @@ class PeerMemoryReducer {
   virtual PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) = 0;
 
   // Valid after finish() or finish_consuming() is done, until the next begin_round():
-  /// Returns whether some rank published a fresh dense gradient.
-  virtual bool has_dense(std::size_t index) const = 0;
-  /// Returns whether some rank has a fresh sparse gradient.
-  virtual bool has_sparse(std::size_t index) const = 0;
+  /// Returns what the ranks have published, by gradient. The reference stays valid as long as the reducer.
+  virtual const std::vector<GradientPresence>& presence() const = 0;
   /// Returns where this rank can read the mean of a dense gradient that it has not published itself.
   virtual const void* mean(std::size_t index) const = 0;
-  /// Returns whether some rank has not published a gradient for which has_dense() is true. Such a rank reads mean(),
+  /// Returns whether some rank has not published a gradient that is dense in presence(). Such a rank reads mean(),
   /// and the other ranks must leave that memory unchanged until it has read it.
   virtual bool has_remote_readers() const = 0;
 

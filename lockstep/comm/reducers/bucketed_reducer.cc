@@ -50,7 +50,7 @@ BucketedReducer::BucketedReducer(std::string name, std::vector<GradientSpec> spe
   if (!options_.layout.empty()) restore_layout(options_.layout);
 }
 
-void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops) {
+void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink*) {
   rebuild_buckets_if_needed();
   states_.assign(specs_.size(), {});
   flags_.zero_();

@@ -33,7 +33,7 @@ class BucketedReducer final : public ReducerBase {
   BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
                   ReducerOptions options);
 
-  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override;
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink*) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
   Participation finish(GradientSink& sink) override;

@@ -31,7 +31,7 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
   FaultInjectionReducer(std::unique_ptr<GradientReducer> inner, const job::Injection& injection)
       : ForwardingReducer(std::move(inner)), injection_(injection) {}
 
-  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override {
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) override {
     const auto number = static_cast<std::int64_t>(base::RankPage::this_process().gradient_reductions.load()) + 1;
     if (number >= injection_.step && injection_.fault == Fault::kSlow) std::this_thread::sleep_for(kSlowBy);
     is_due_ = number >= injection_.step && !std::exchange(done_, number >= injection_.step);
@@ -43,7 +43,7 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
     is_due_ &= can;
     StepIdentity injected = step;
     if (is_due_) inject(injected);
-    ForwardingReducer::begin(injected, std::move(extra_ops));
+    ForwardingReducer::begin(injected, std::move(extra_ops), early_sink);
   }
 
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {

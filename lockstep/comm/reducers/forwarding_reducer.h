@@ -15,8 +15,8 @@ class ForwardingReducer : public GradientReducer {
  public:
   explicit ForwardingReducer(std::unique_ptr<GradientReducer> inner) : inner_(std::move(inner)) {}
 
-  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override {
-    inner_->begin(step, std::move(extra_ops));
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) override {
+    inner_->begin(step, std::move(extra_ops), early_sink);
   }
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
     return inner_->ready(index, gradient, fresh);

@@ -34,7 +34,7 @@ InPlaceGradientReducer::~InPlaceGradientReducer() {
   for (State& state : states_) quarantine_tensor(std::move(state.mean));
 }
 
-void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops) {
+void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) {
   start_header(step, 0, std::move(extra_ops));  // throws after a failure; published gradients must then stay
   states_.assign(specs_.size(), {});
   published_.clear();
@@ -44,7 +44,7 @@ void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collect
   reducer_->begin_round(step.use == GradientUse::kAverage            ? EarlyWork::kReduce
                         : step.use == GradientUse::kUpdateInBackward ? EarlyWork::kConsume
                                                                      : EarlyWork::kNone);
-  early_sink_ = nullptr;
+  early_sink_ = early_sink;
   averaged_ = step.already_averaged;
   open_ = true;
 }
@@ -134,11 +134,12 @@ void InPlaceGradientReducer::report_copies() {
 void InPlaceGradientReducer::consume_all(ChunkSink& sink) {
   ++stats_.operations;
   wait(*reducer_->finish_consuming(is_shadow_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
+  const std::vector<GradientPresence>& presence = reducer_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (reducer_->has_sparse(i)) throw_sparse_gradient(specs_[i].name);
+    if (presence[i].sparse) throw_sparse_gradient(specs_[i].name);
   if (is_shadow_ && use_ == GradientUse::kNorm) return;
   for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (reducer_->has_dense(i)) sink.finish_gradient(i);
+    if (presence[i].dense) sink.finish_gradient(i);
 }
 
 void InPlaceGradientReducer::reduce_all() {
@@ -148,8 +149,9 @@ void InPlaceGradientReducer::reduce_all() {
     read_peer_means();
     wait(*start(make_op(CollectiveKind::kBarrier, name_)), name_);
   }
+  const std::vector<GradientPresence>& presence = reducer_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->has_sparse(i)) continue;
+    if (!presence[i].sparse) continue;
     State& state = states_[i];
     const at::Tensor sum =
         average_sparse(i, state.gradient.defined() && !is_strided(state.gradient) ? state.gradient : at::Tensor());
@@ -159,8 +161,9 @@ void InPlaceGradientReducer::reduce_all() {
 
 /// Copies the means of gradients that only other ranks have published.
 void InPlaceGradientReducer::read_peer_means() {
+  const std::vector<GradientPresence>& presence = reducer_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->has_dense(i) || states_[i].mean.defined() || is_shadow_) continue;
+    if (!presence[i].dense || states_[i].mean.defined() || is_shadow_) continue;
     const at::Tensor& example = specs_[i].example;
     const auto options = example.options().requires_grad(false);
     const at::Tensor theirs =
@@ -170,8 +173,9 @@ void InPlaceGradientReducer::read_peer_means() {
 }
 
 void InPlaceGradientReducer::deliver(GradientSink& sink) {
+  const std::vector<GradientPresence>& presence = reducer_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
-    if (!reducer_->has_dense(i) && !reducer_->has_sparse(i)) continue;
+    if (!presence[i].dense && !presence[i].sparse) continue;
     if (active_scale_ != 1) states_[i].mean.mul_(active_scale_);
     sink.consume(i, states_[i].mean);
   }

@@ -22,7 +22,7 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
                          std::unique_ptr<PeerMemoryReducer> reducer);
   ~InPlaceGradientReducer() override;
 
-  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override;
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
   Participation finish(GradientSink& sink) override;
@@ -30,7 +30,6 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
 
   FusedReducer* fused() override { return this; }
   Participation finish_fused(ChunkSink& sink) override;
-  void set_early_sink(ChunkSink& sink) override { early_sink_ = &sink; }
   SharedAllocation allocate_shared(std::size_t bytes) override { return reducer_->allocate_shared(bytes); }
 
  private:
@@ -54,7 +53,7 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   std::vector<State> states_;
   std::unordered_set<const void*> published_;  // addresses, in this reduction: two parameters may share one gradient
   bool open_ = false;
-  ChunkSink* early_sink_ = nullptr;  // from set_early_sink() until consume_early()
+  ChunkSink* early_sink_ = nullptr;  // from begin() until consume_early()
   bool averaged_ = false;            // StepIdentity::already_averaged of this reduction
   std::vector<std::size_t> order_;   // of the last reduction
   std::vector<std::size_t> copied_;  // in this reduction, because they cannot be reduced in place

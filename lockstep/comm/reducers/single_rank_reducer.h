@@ -9,7 +9,7 @@ namespace lockstep::comm {
 class SingleRankReducer final : public GradientReducer {
  public:
   explicit SingleRankReducer(std::vector<GradientSpec> specs) : specs_(std::move(specs)), gradients_(specs_.size()) {}
-  void begin(const StepIdentity& step, std::vector<Collective>) override {
+  void begin(const StepIdentity& step, std::vector<Collective>, ChunkSink*) override {
     gradients_.assign(specs_.size(), {});
     joined_ = step.joined;
   }

@@ -62,7 +62,8 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, const Con
       store_(std::move(store)),
       timeout_(timeout),
       start_sync_op_(std::move(start_sync_op)),
-      states_(gradients.size()) {
+      states_(gradients.size()),
+      presence_(gradients.size()) {
   for (const at::Tensor& gradient : gradients) {
     const auto count = static_cast<std::size_t>(gradient.numel());
     const std::size_t chunk = kChunkBytes / gradient.element_size();
@@ -118,6 +119,7 @@ void GradientTable::begin_round(EarlyWork early) {
   early_ = early;
   early_sink_ = nullptr;
   states_.assign(layouts_.size(), {});
+  presence_.assign(layouts_.size(), {});
   unprocessed_.clear();
   has_remote_readers_ = false;
 }
@@ -238,37 +240,37 @@ PendingPtr GradientTable::finish_consuming(ChunkSink* sink, int divisor, bool fi
   });
 }
 
-/// Reads the entries of all members, after all of them have published, into states_.
+/// Reads the entries of all members, after all of them have published, into states_ and presence_.
 void GradientTable::scan() {
   for (std::size_t i = 0; i < layouts_.size(); ++i) {
-    State& state = states_[i];
+    GradientPresence& presence = presence_[i];
     int num_published = 0;
     for (int member = 0; member < control_blocks_.size(); ++member) {
       const PublishedGradient& peer_entry = entry(member, i);
       if (peer_entry.round.load(std::memory_order_acquire) != round_) continue;
       const bool fresh = (peer_entry.flags & kFresh) != 0;
-      if ((peer_entry.flags & kSparse) != 0) state.sparse |= fresh;
+      if ((peer_entry.flags & kSparse) != 0) presence.sparse |= fresh;
       if ((peer_entry.flags & kDense) == 0) continue;
-      state.dense |= fresh;
-      if (num_published++ == 0) state.source = member;
+      presence.dense |= fresh;
+      if (num_published++ == 0) states_[i].source = member;
     }
-    if (state.dense) has_remote_readers_ |= num_published < control_blocks_.size();
+    if (presence.dense) has_remote_readers_ |= num_published < control_blocks_.size();
   }
 }
 
 void GradientTable::reduce_rest() {
   scan();
   for (std::size_t i = 0; i < layouts_.size(); ++i)
-    if (states_[i].dense)
+    if (presence_[i].dense)
       claim_chunks(i, layouts_[i].num_chunks,
                    [&](std::size_t first, std::size_t count) { reduce_chunk(i, first, count); });
 }
 
 void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) {
-  if (std::any_of(states_.begin(), states_.end(), [](const State& state) { return state.sparse; })) return;
+  if (std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; })) return;
   if (early_ != EarlyWork::kConsume) return consume_batches(sink, divisor, first_only);
   for (std::size_t i = 0; i < layouts_.size(); ++i)
-    if (states_[i].dense)
+    if (presence_[i].dense)
       claim_chunks(i, layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
         consume_chunk(sink, {.gradient_index = i, .offset = first, .count = count, .divisor = divisor}, first_only);
       });
@@ -280,7 +282,7 @@ void GradientTable::consume_batches(ChunkSink& sink, int divisor, bool first_onl
     const WorkBatch& batch = batches_[number];
     for (std::size_t i = batch.first; i < batch.last; ++i) {
       const std::size_t count = batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements;
-      if (states_[i].dense && count > 0)
+      if (presence_[i].dense && count > 0)
         consume_chunk(sink, {.gradient_index = i, .offset = batch.begin, .count = count, .divisor = divisor},
                       first_only);
     }

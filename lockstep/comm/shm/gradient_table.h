@@ -57,8 +57,7 @@ class GradientTable final : public PeerMemoryReducer {
   void publish(std::size_t index, void* data, bool fresh) override;
   PendingPtr finish() override;
   PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) override;
-  bool has_dense(std::size_t index) const override { return states_[index].dense; }
-  bool has_sparse(std::size_t index) const override { return states_[index].sparse; }
+  const std::vector<GradientPresence>& presence() const override { return presence_; }
   const void* mean(std::size_t index) const override;
   bool has_remote_readers() const override { return has_remote_readers_; }
   SharedAllocation allocate_shared(std::size_t bytes) override;
@@ -75,8 +74,6 @@ class GradientTable final : public PeerMemoryReducer {
   struct State {
     std::uint32_t num_claimed = 0;  // chunks that this rank has claimed
     int source = -1;                // the lowest member that has published it
-    bool dense = false;
-    bool sparse = false;
   };
   /// The work that is claimed at once when chunks go to sinks: the whole gradients [first, last), or, if `end` is not
   /// 0, the elements [begin, end) of gradient `first`.
@@ -120,6 +117,7 @@ class GradientTable final : public PeerMemoryReducer {
   int early_divisor_ = 1;
   int num_allocations_ = 0;
   std::vector<State> states_;
+  std::vector<GradientPresence> presence_;
   std::vector<std::size_t> unprocessed_;  // published gradients of which this rank has not done its share
   bool has_remote_readers_ = false;
 };

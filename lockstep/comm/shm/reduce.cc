@@ -2,38 +2,31 @@
 
 #include <cstring>
 
-#include "lockstep/comm/shm/reduce_isa.h"
+#include "lockstep/base/check.h"
+#include "lockstep/comm/shm/reduce_table.h"
 
 namespace lockstep::comm {
-
 namespace {
 
-struct ReduceKernels {
-  void (*reduce)(const Reduction&);
-  void (*convert)(const Conversion&);
-};
-
-ReduceKernels best_kernels() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    return {avx512::reduce, avx512::convert};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return {avx2::reduce, avx2::convert};
-#endif
-  return {baseline::reduce, baseline::convert};
-}
-
-const ReduceKernels& kernels() {
-  static const ReduceKernels best = best_kernels();
-  return best;
+const ReduceTable& chosen_table() {
+  static const ReduceTable& table = reduce_table(base::best_instruction_set());
+  return table;
 }
 
 }  // namespace
 
-void reduce(const Reduction& reduction) { kernels().reduce(reduction); }
+const ReduceTable& reduce_table(base::InstructionSet set) {
+  return base::select(set, baseline::kTable, avx2::kTable, avx512::kTable);
+}
+
+void fail_reduce_dtype(at::ScalarType dtype) {
+  base::check_failed(__FILE__, __LINE__, std::string("no reduction or conversion of ") + c10::toString(dtype));
+}
+
+void reduce(const Reduction& reduction) { chosen_table().reduce(reduction); }
 
 void convert(const Conversion& conversion) {
-  if (conversion.from != conversion.to) return kernels().convert(conversion);
+  if (conversion.from != conversion.to) return chosen_table().convert(conversion);
   if (conversion.count > 0)
     std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
 }

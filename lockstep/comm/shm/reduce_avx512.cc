@@ -1,12 +1,12 @@
-#if defined(__x86_64__)
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-#include "lockstep/comm/shm/reduce.h"
+#include "lockstep/comm/shm/reduce_table.h"
 
 #pragma GCC optimize("O3", "fp-contract=off")
+#if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
+#endif
 #define LOCKSTEP_ISA avx512
 #include "lockstep/comm/shm/reduce_kernels.h"
-#endif

@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lockstep/comm/shm/reduce.h"
+#include "lockstep/comm/shm/reduce_table.h"
 
 #pragma GCC optimize("O3", "fp-contract=off")
 #define LOCKSTEP_ISA baseline

@@ -2,10 +2,14 @@
 // the name of a namespace, and includes all other headers (see element_types.h).
 #pragma once
 
-#include "lockstep/comm/interface/element_types.h"
+#include "lockstep/base/simd/element_types.h"
 
 namespace lockstep::comm::LOCKSTEP_ISA {
 namespace {
+
+using base::LOCKSTEP_ISA::Bfloat16;
+using base::LOCKSTEP_ISA::Half;
+using base::LOCKSTEP_ISA::NativeElement;
 
 // The number of elements that are reduced in cache before they are stored to all outputs.
 constexpr std::size_t kTileElements = 1024;
@@ -109,13 +113,12 @@ void convert_as(const Conversion& c) {
   for (std::size_t k = 0; k < c.count; ++k) to[k] = To::store(From::load(from[k]));
 }
 
-}  // namespace
-
 void convert(const Conversion& c) {
   if (c.from == at::kFloat && c.to == at::kBFloat16) return convert_as<NativeElement<float>, Bfloat16>(c);
   if (c.from == at::kBFloat16 && c.to == at::kFloat) return convert_as<Bfloat16, NativeElement<float>>(c);
   if (c.from == at::kFloat && c.to == at::kHalf) return convert_as<NativeElement<float>, Half>(c);
   if (c.from == at::kHalf && c.to == at::kFloat) return convert_as<Half, NativeElement<float>>(c);
+  fail_reduce_dtype(c.from == at::kFloat ? c.to : c.from);
 }
 
 void reduce(const Reduction& r) {
@@ -129,8 +132,12 @@ void reduce(const Reduction& r) {
     case at::kChar: return reduce_elements<NativeElement<std::int8_t>>(r);
     case at::kByte: return reduce_elements<NativeElement<std::uint8_t>>(r);
     case at::kBool: return reduce_bools(r);
-    default: return;  // Group accepts no other dtype
+    default: fail_reduce_dtype(r.dtype);
   }
 }
+
+}  // namespace
+
+constinit const ReduceTable kTable{.reduce = reduce, .convert = convert};
 
 }  // namespace lockstep::comm::LOCKSTEP_ISA

@@ -288,63 +288,73 @@ void FusedUpdate::run_local_pass() {
   }
 }
 
-KernelArgs FusedUpdate::make_args(const comm::GradientChunk& chunk) const {
-  const bool raw_gradients = gradient_use_ == comm::GradientUse::kNorm && !measuring_norms_;
-  const at::Tensor& tensor = storage_.parameters()[chunk.gradient_index].tensor;
-  return {.dtype = tensor.scalar_type(),
-          .gradients = chunk.gradients,
-          .num_gradients = chunk.num_gradients,
-          .divisor = static_cast<double>(chunk.divisor),
-          .scale = raw_gradients ? 1 : gradient_scale(),
-          .max = raw_gradients ? std::numeric_limits<double>::infinity() : clip_.max,
-          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + chunk.offset * tensor.element_size(),
-          .states = nullptr,
-          .count = chunk.count};
+/// The kernel's arguments for a range of elements of a chunk, and the arrays that these point to. The states are those
+/// of the range if all of it is in this owner's shard; otherwise there are none.
+struct FusedUpdate::RangeArgs {
+  RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range);
+  RangeArgs(const RangeArgs&) = delete;
+  RangeArgs& operator=(const RangeArgs&) = delete;
+
+  c10::SmallVector<const void*, 16> gradients;
+  c10::SmallVector<void*, 4> states;
+  KernelArgs kernel;
+};
+
+FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range)
+    : gradients(chunk.gradients, chunk.gradients + chunk.num_gradients) {
+  const ParameterStorage& storage = update.storage_;
+  const at::Tensor& tensor = storage.parameters()[chunk.gradient_index].tensor;
+  for (const void*& gradient : gradients)
+    gradient = static_cast<const char*>(gradient) + (range.first - chunk.offset) * tensor.element_size();
+  const ElementRange shard = storage.shard_of(chunk.gradient_index);
+  if (range.first >= shard.first && range.first + range.count <= shard.first + shard.count)
+    for (const at::Tensor& state : storage.states(chunk.gradient_index))
+      states.push_back(static_cast<char*>(state.mutable_data_ptr()) +
+                       (range.first - shard.first) * state.element_size());
+  const bool raw_gradients = update.gradient_use_ == comm::GradientUse::kNorm && !update.measuring_norms_;
+  kernel = {.dtype = tensor.scalar_type(),
+            .gradients = gradients.data(),
+            .num_gradients = gradients.size(),
+            .divisor = static_cast<double>(chunk.divisor),
+            .scale = raw_gradients ? 1 : update.gradient_scale(),
+            .max = raw_gradients ? std::numeric_limits<double>::infinity() : update.clip_.max,
+            .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + range.first * tensor.element_size(),
+            .states = states.data(),
+            .count = range.count};
 }
 
-/// Calls act(args) for the elements [first, end) of a chunk, with their state if all of it is here.
-template <typename Act>
-void FusedUpdate::with_args(const comm::GradientChunk& chunk, std::size_t first, std::size_t end,
-                            const Act& act) const {
-  KernelArgs args = make_args(chunk);
-  const std::size_t skipped = (first - chunk.offset) * c10::elementSize(args.dtype);
-  c10::SmallVector<const void*, 16> gradients(chunk.gradients, chunk.gradients + chunk.num_gradients);
-  for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
-  c10::SmallVector<void*, 4> states;
+/// The elements [first, end) of a chunk that are in this owner's shard.
+ElementRange FusedUpdate::owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const {
   const ElementRange shard = storage_.shard_of(chunk.gradient_index);
-  const bool here = first >= shard.first && end <= shard.first + shard.count;
-  for (std::size_t i = 0; here && i < storage_.states(chunk.gradient_index).size(); ++i) {
-    const at::Tensor& state = storage_.states(chunk.gradient_index)[i];
-    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - shard.first) * state.element_size());
-  }
-  args.gradients = gradients.data();
-  args.parameter = static_cast<char*>(args.parameter) + skipped;
-  args.states = states.data();
-  args.count = end - first;
-  act(args);
+  first = std::max(first, shard.first);
+  end = std::min(end, shard.first + shard.count);
+  return {first, first < end ? end - first : 0};
 }
 
 void FusedUpdate::consume(const comm::GradientChunk& chunk) {
-  const ElementRange shard = storage_.shard_of(chunk.gradient_index);
-  const auto with_state = [&](std::size_t first, std::size_t end, const auto& act) {
-    first = std::max(first, shard.first);
-    end = std::min(end, shard.first + shard.count);
-    if (first < end) with_args(chunk, first, end, act);
-  };
+  if (gradient_use_ == comm::GradientUse::kNorm)
+    return measuring_norms_ ? measure_chunk_norms(chunk) : sum_chunk_squares(chunk);
+  const ElementRange range = owned_range(chunk, chunk.offset, chunk.offset + chunk.count);
+  if (range.count > 0) rule_.update(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
+}
+
+void FusedUpdate::sum_chunk_squares(const comm::GradientChunk& chunk) {
+  double* sums = storage_.partial_sums(chunk.gradient_index) + chunk.offset / ParameterStorage::kElementsPerSum;
+  for (std::size_t done = 0; done < chunk.count; done += ParameterStorage::kElementsPerSum) {
+    const std::size_t count = std::min(ParameterStorage::kElementsPerSum, chunk.count - done);
+    *sums++ = kernels().sum_of_squares(RangeArgs(*this, chunk, {chunk.offset + done, count}).kernel);
+  }
+}
+
+void FusedUpdate::measure_chunk_norms(const comm::GradientChunk& chunk) {
   const std::size_t stop = chunk.offset + chunk.count;
-  if (gradient_use_ == comm::GradientUse::kUpdate)
-    return with_state(chunk.offset, stop, [&](const KernelArgs& args) { rule_.update(chunk.gradient_index, args); });
   for (std::size_t first = chunk.offset; first < stop; first += ParameterStorage::kElementsPerSum) {
-    const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop),
-                      place = first / ParameterStorage::kElementsPerSum;
+    const std::size_t place = first / ParameterStorage::kElementsPerSum;
+    const ElementRange range = owned_range(chunk, first, std::min(first + ParameterStorage::kElementsPerSum, stop));
     SquaredNorms squares{};
-    if (measuring_norms_)
-      with_state(first, end,
-                 [&](const KernelArgs& args) { squares = rule_.measure_norms(chunk.gradient_index, args); });
-    else
-      with_args(chunk, first, end, [&](const KernelArgs& args) { squares.parameter = sum_of_squares(args); });
+    if (range.count > 0) squares = rule_.measure_norms(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
     storage_.partial_sums(chunk.gradient_index, 0)[place] = squares.parameter;
-    if (measuring_norms_) storage_.partial_sums(chunk.gradient_index, 1)[place] = squares.step;
+    storage_.partial_sums(chunk.gradient_index, 1)[place] = squares.step;
   }
 }
 

@@ -47,6 +47,7 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 
  private:
+  struct RangeArgs;
   struct OptimizerAttachment {
     OptimizerAttachment(ddp::GradientSource& from, comm::ChunkSink* sink)
         : source(from), can_run_pass(from.attach_optimizer(sink)) {}
@@ -69,11 +70,11 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   void initialize_state(std::size_t index);
   void run_pass(comm::GradientUse use, std::uint64_t options_hash);
   void update_all(std::uint64_t options_hash);
-  template <typename Act>
-  void with_args(const comm::GradientChunk& chunk, std::size_t first, std::size_t end, const Act& act) const;
+  void sum_chunk_squares(const comm::GradientChunk& chunk);
+  void measure_chunk_norms(const comm::GradientChunk& chunk);
   void run_local_pass();
   void run_foreach_pass();
-  KernelArgs make_args(const comm::GradientChunk& chunk) const;
+  ElementRange owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const;
 
   const std::shared_ptr<ddp::GradientSource> source_;
   UpdateRule& rule_;

@@ -77,15 +77,9 @@ ParameterStorage::~ParameterStorage() {
 void ParameterStorage::check_parameter(const Parameter& parameter) const {
   const at::Tensor& tensor = parameter.tensor;
   const std::string start = "lockstep::optim: parameter " + parameter.name + " ";
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kBFloat16:
-    case at::kHalf: break;
-    default:
-      throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
-                       "; expected float, double, bfloat16 or half");
-  }
+  if (!has_kernel(tensor.scalar_type()))
+    throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
+                     "; expected float, double, bfloat16 or half");
   if (!tensor.is_non_overlapping_and_dense())
     throw UsageError(start + "has gaps or overlapping elements in its memory; expected a dense tensor",
                      "use its contiguous()");

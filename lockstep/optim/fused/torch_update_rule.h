@@ -27,14 +27,28 @@ using ParamGroupOptions = std::pair<std::vector<at::Tensor>, std::unique_ptr<tor
 std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
                                                                  std::vector<ParamGroupOptions> param_group_options);
 
-/// `Scalars` holds the arguments of a kernel for one parameter; make_scalars() computes it from torch's `Options` and
-/// the number of earlier updates of the parameter.
-template <typename Options, typename State, typename Scalars>
+/// `Scalars` holds the arguments of a kernel for one parameter; `Options` and `State` are torch's. `Derived` is the
+/// class that derives from this one. It has the following functions, which are not virtual, because a pass calls them
+/// for each parameter.
+///
+/// Returns the kernel's arguments for a parameter that has been updated `steps` times, and appends every value that
+/// must be equal on all ranks to `numbers`. Throws UsageError if the options need state that the optimizer was made
+/// without:
+///     Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const;
+/// Read and write torch's state of one parameter:
+///     std::int64_t step_count(const State& state) const;
+///     std::vector<at::Tensor> state_tensors(const State& state) const;
+///     void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const;
+/// UpdateRule::can_skip() for one parameter:
+///     bool can_skip_update(const Scalars& scalars) const;
+template <typename Derived, typename Options, typename State, typename Scalars>
 class TorchUpdateRule : public UpdateRule {
  public:
-  TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source,
+  using Kernel = void (*)(const KernelArgs&, const Scalars&);
+
+  TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, Kernel kernel,
                   std::vector<std::string> state_names)
-      : optimizer_(optimizer), state_names_(std::move(state_names)) {
+      : optimizer_(optimizer), kernel_(kernel), state_names_(std::move(state_names)) {
     for (const auto& parameter : source.parameters()) {
       index_by_parameter_[parameter.tensor.unsafeGetTensorImpl()] = keys_.size();
       keys_.push_back(parameter.tensor.unsafeGetTensorImpl());
@@ -58,7 +72,7 @@ class TorchUpdateRule : public UpdateRule {
         if (const std::int64_t num_updates = steps(index); num_updates != scalars_steps) {
           ++batch_key;
           numbers_.push_back(static_cast<double>(place));
-          last_scalars = make_scalars(options, scalars_steps = num_updates, numbers_);
+          last_scalars = derived().make_scalars(options, scalars_steps = num_updates, numbers_);
         }
         scalars_[index] = last_scalars;
         batch_keys_[index] = batch_key;
@@ -67,16 +81,17 @@ class TorchUpdateRule : public UpdateRule {
     return fingerprint(numbers_);
   }
 
-  void update(std::size_t index, const KernelArgs& args) const override { optim::update(args, scalars_[index]); }
+  void update(std::size_t index, const KernelArgs& args) const override { kernel_(args, scalars_[index]); }
   void update(std::size_t index, const ForeachArgs& args) const override { optim::update(args, scalars_[index]); }
   std::size_t batch_key(std::size_t index) const override { return batch_keys_[index]; }
   bool can_skip() const override {
-    return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return can_skip_update(one); });
+    return std::all_of(scalars_.begin(), scalars_.end(),
+                       [this](const Scalars& one) { return derived().can_skip_update(one); });
   }
   void on_updated(std::size_t index, const std::vector<at::Tensor>& states) override {
     if (state_names_.empty()) return;  // there is no state
     if (State* state = find_state(index))
-      write_state(*state, step_count(*state) + 1, states);
+      derived().write_state(*state, derived().step_count(*state) + 1, states);
     else
       set_states(index, 1, states);
   }
@@ -84,11 +99,11 @@ class TorchUpdateRule : public UpdateRule {
   std::int64_t steps(std::size_t index) const override {
     if (state_names_.empty()) return 0;
     const State* state = find_state(index);
-    return state ? step_count(*state) : 0;
+    return state ? derived().step_count(*state) : 0;
   }
   std::vector<at::Tensor> states(std::size_t index) const override {
     const State* state = find_state(index);
-    return state ? state_tensors(*state) : std::vector<at::Tensor>(state_names_.size());
+    return state ? derived().state_tensors(*state) : std::vector<at::Tensor>(state_names_.size());
   }
   void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) override {
     if (steps == 0) {
@@ -97,24 +112,15 @@ class TorchUpdateRule : public UpdateRule {
     }
     auto& place = optimizer_.state()[keys_[index]];
     if (!place) place = std::make_unique<State>();
-    write_state(static_cast<State&>(*place), steps, states);
+    derived().write_state(static_cast<State&>(*place), steps, states);
   }
-
- protected:
-  /// Returns the kernel's arguments for a parameter that has been updated `steps` times, and appends every value that
-  /// must be equal on all ranks to `numbers`. Throws UsageError if the options need state that the optimizer was made
-  /// without.
-  virtual Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
-  virtual std::int64_t step_count(const State& state) const = 0;
-  virtual std::vector<at::Tensor> state_tensors(const State& state) const = 0;
-  virtual void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
-  virtual bool can_skip_update(const Scalars&) const { return false; }
 
  protected:
   Scalars& scalars(std::size_t index) { return scalars_[index]; }
   const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
 
  private:
+  const Derived& derived() const { return static_cast<const Derived&>(*this); }
   State* find_state(std::size_t index) const {
     const auto& all = optimizer_.state();
     const auto found = all.find(keys_[index]);
@@ -135,6 +141,7 @@ class TorchUpdateRule : public UpdateRule {
   }
 
   torch::optim::Optimizer& optimizer_;
+  const Kernel kernel_;
   const std::vector<std::string> state_names_;
   std::vector<void*> keys_;  // keys of torch's state, by index
   std::unordered_map<const void*, std::size_t> index_by_parameter_;

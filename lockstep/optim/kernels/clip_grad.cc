@@ -68,9 +68,7 @@ GradientBlocks collect_gradients(const std::vector<at::Tensor>& parameters, cons
     if (found.all.empty()) found.device = gradient.device();
     if (gradient.device() != found.device)
       refuse("on " + gradient.device().str(), "the device of the first gradient, " + found.device.str());
-    const at::ScalarType dtype = gradient.scalar_type();
-    const bool has_loop = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
-    if (has_loop && gradient.is_cpu() && gradient.is_non_overlapping_and_dense())
+    if (has_kernel(gradient.scalar_type()) && gradient.is_cpu() && gradient.is_non_overlapping_and_dense())
       add_blocks(found, gradient);
     else
       found.unblocked.push_back(gradient);
@@ -104,7 +102,7 @@ void for_each_block(const GradientBlocks& gradients, BlockOrder order, const Bod
 double sum_of_squares(const GradientBlocks& gradients) {
   std::vector<double> sums(gradients.blocks.size());
   for_each_block(gradients, BlockOrder::kForwards, [&](std::size_t i, const GradientBlock& block) {
-    sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count);
+    sums[i] = kernels().tensor_sum_of_squares(block.dtype, block.data, block.count);
   });
   double sum = 0;
   for (const double one : sums) sum += one;
@@ -146,7 +144,7 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
   const double coefficient = max_norm / (norm + kEpsilon);
   if (!(coefficient >= 1)) {
     for_each_block(gradients, BlockOrder::kBackwards, [&](std::size_t, const GradientBlock& block) {
-      scale(block.dtype, block.data, block.count, coefficient);
+      kernels().scale(block.dtype, block.data, block.count, coefficient);
     });
     if (!gradients.unblocked.empty()) scale_unblocked(gradients, at::scalar_tensor(coefficient, at::kDouble));
     bump_versions(gradients);
@@ -158,8 +156,9 @@ void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
   base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_value");
-  for_each_block(gradients, BlockOrder::kForwards,
-                 [&](std::size_t, const GradientBlock& block) { clamp(block.dtype, block.data, block.count, max); });
+  for_each_block(gradients, BlockOrder::kForwards, [&](std::size_t, const GradientBlock& block) {
+    kernels().clamp(block.dtype, block.data, block.count, max);
+  });
   if (!gradients.unblocked.empty()) {
     at::_foreach_clamp_max_(gradients.unblocked, max);
     at::_foreach_clamp_min_(gradients.unblocked, -max);

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "lockstep/base/simd/cpu_features.h"
+
 namespace lockstep::optim {
 
 /// The arguments of a kernel: `count` contiguous elements of a parameter, of its state tensors, and of the gradient of
@@ -64,31 +66,54 @@ struct SquaredNorms {
   double parameter, step;
 };
 
-// Each function uses the widest vectors that the processor supports; the results have the same bits with every width.
-// All are thread-safe for disjoint ranges.
-void update(const KernelArgs& args, const SgdScalars& scalars);
-void update(const KernelArgs& args, const AdamScalars& scalars);
-void update(const KernelArgs& args, const AdagradScalars& scalars);
-/// Uses the moments that measure_norms() has updated; does not read the gradients.
-void update(const KernelArgs& args, const LambScalars& scalars);
-void update(const KernelArgs& args, const LarsScalars& scalars);
-/// Updates the moments. `step` is the sum of squares of the step before it is multiplied by the learning rate.
-SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars);
-/// Changes nothing. `step` is the sum of squares of the gradient.
-SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars);
-/// The sum of squares of the gradient. The order of additions depends on `count` alone.
-double sum_of_squares(const KernelArgs& args);
+/// The kernels, compiled for one instruction set. All results have the same bits for every instruction set. All kernels
+/// are thread-safe for disjoint ranges, and abort for a dtype that KernelArgs does not list.
+struct KernelTable {
+  void (*sgd)(const KernelArgs& args, const SgdScalars& scalars);
+  void (*adam)(const KernelArgs& args, const AdamScalars& scalars);
+  void (*adagrad)(const KernelArgs& args, const AdagradScalars& scalars);
+  /// Uses the moments that measure_lamb() has updated; does not read the gradients.
+  void (*lamb)(const KernelArgs& args, const LambScalars& scalars);
+  void (*lars)(const KernelArgs& args, const LarsScalars& scalars);
+  /// Updates the moments. `step` is the sum of squares of the step before it is multiplied by the learning rate.
+  SquaredNorms (*measure_lamb)(const KernelArgs& args, const LambScalars& scalars);
+  /// Changes nothing. `step` is the sum of squares of the gradient.
+  SquaredNorms (*measure_lars)(const KernelArgs& args, const LarsScalars& scalars);
+  /// The sum of squares of the gradient. The order of additions depends on `count` alone.
+  double (*sum_of_squares)(const KernelArgs& args);
 
-// These work in place on `count` elements of one tensor, of the dtypes of KernelArgs.
-/// The order of additions depends on `count` alone.
-double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
-void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
-/// Clamps to [-max, max]; a NaN stays.
-void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
-/// average = decay * average + (1 - decay) * data; `average` has state_dtype(dtype).
-void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay);
+  // These work in place on `count` elements of one tensor, of the dtypes of KernelArgs.
+  /// The order of additions depends on `count` alone.
+  double (*tensor_sum_of_squares)(at::ScalarType dtype, const void* data, std::size_t count);
+  void (*scale)(at::ScalarType dtype, void* data, std::size_t count, double factor);
+  /// Clamps to [-max, max]; a NaN stays.
+  void (*clamp)(at::ScalarType dtype, void* data, std::size_t count, double max);
+  /// average = decay * average + (1 - decay) * data; `average` has state_dtype(dtype).
+  void (*update_ema)(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay);
+};
+
+/// The kernels that this process uses (base::best_instruction_set()). Thread-safe.
+const KernelTable& kernels();
+/// The kernels for `set`, which the CPU must support.
+const KernelTable& kernels(base::InstructionSet set);
 
 /// The dtype of the state of a parameter of `dtype`: double for double, otherwise float.
 at::ScalarType state_dtype(at::ScalarType dtype);
+/// True for the dtypes of KernelArgs.
+bool has_kernel(at::ScalarType dtype);
+
+/// Aborts: there is no kernel for `dtype`.
+[[noreturn]] void fail_kernel_dtype(at::ScalarType dtype);
+
+// kernel_table_body.h defines one of these for each instruction set.
+namespace baseline {
+extern const KernelTable kTable;
+}
+namespace avx2 {
+extern const KernelTable kTable;
+}
+namespace avx512 {
+extern const KernelTable kTable;
+}
 
 }  // namespace lockstep::optim

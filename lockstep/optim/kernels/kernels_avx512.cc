@@ -1,5 +1,4 @@
 // The optimizers' kernels, compiled for AVX-512.
-#if defined(__x86_64__)
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -7,9 +6,8 @@
 #include "lockstep/optim/kernels/kernels.h"
 
 #pragma GCC optimize("O3", "fp-contract=off")
+#if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
-#define LOCKSTEP_ISA avx512
-#include "lockstep/optim/kernels/norm_kernels_body.h"
-#include "lockstep/optim/kernels/tensor_kernels_body.h"
-#include "lockstep/optim/kernels/update_kernels_body.h"
 #endif
+#define LOCKSTEP_ISA avx512
+#include "lockstep/optim/kernels/kernel_table_body.h"

@@ -7,6 +7,4 @@
 
 #pragma GCC optimize("O3", "fp-contract=off")
 #define LOCKSTEP_ISA baseline
-#include "lockstep/optim/kernels/norm_kernels_body.h"
-#include "lockstep/optim/kernels/tensor_kernels_body.h"
-#include "lockstep/optim/kernels/update_kernels_body.h"
+#include "lockstep/optim/kernels/kernel_table_body.h"

@@ -1,5 +1,5 @@
-// The kernels of kernels.h for optimizers that need norms before the update (LAMB, LARS). Included like
-// update_kernels_body.h.
+// The kernels of kernels.h for optimizers that need norms before the update (LAMB, LARS). Included by
+// kernel_table_body.h.
 #pragma once
 
 #include "lockstep/optim/kernels/update_kernels_body.h"
@@ -44,7 +44,7 @@ struct LambStep {
 };
 
 template <typename Element>
-SquaredNorms measure_lamb(const KernelArgs& args, const LambScalars& scalars) {
+SquaredNorms lamb_norms(const KernelArgs& args, const LambScalars& scalars) {
   using Value = typename Element::Value;
   auto* first = static_cast<Value*>(args.states[0]);
   auto* second = static_cast<Value*>(args.states[1]);
@@ -75,12 +75,6 @@ void lamb(const KernelArgs& args, const LambScalars& scalars) {
   }
 }
 
-template <typename Element>
-SquaredNorms measure_lars(const KernelArgs& args, const LarsScalars&) {
-  using Value = typename Element::Value;
-  return measure_norms_each<Element>(args, [](std::size_t, Value gradient, Value) { return gradient; });
-}
-
 template <typename Element, bool nesterov>
 void lars(const KernelArgs& args, const LarsScalars& scalars) {
   using Value = typename Element::Value;
@@ -99,51 +93,26 @@ void lars(const KernelArgs& args, const LarsScalars& scalars) {
   });
 }
 
-template <typename Element>
-void lars_dispatch(const KernelArgs& args, const LarsScalars& scalars) {
-  return scalars.nesterov ? lars<Element, true>(args, scalars) : lars<Element, false>(args, scalars);
+void update_lamb(const KernelArgs& args, const LambScalars& scalars) {
+  with_element(args.dtype, [&]<typename Element>(Element) { lamb<Element>(args, scalars); });
+}
+
+void update_lars(const KernelArgs& args, const LarsScalars& scalars) {
+  with_element(args.dtype, [&]<typename Element>(Element) {
+    scalars.nesterov ? lars<Element, true>(args, scalars) : lars<Element, false>(args, scalars);
+  });
+}
+
+SquaredNorms measure_lamb(const KernelArgs& args, const LambScalars& scalars) {
+  return with_element(args.dtype, [&]<typename Element>(Element) { return lamb_norms<Element>(args, scalars); });
+}
+
+SquaredNorms measure_lars(const KernelArgs& args, const LarsScalars&) {
+  return with_element(args.dtype, [&]<typename Element>(Element) {
+    using Value = typename Element::Value;
+    return measure_norms_each<Element>(args, [](std::size_t, Value gradient, Value) { return gradient; });
+  });
 }
 
 }  // namespace
-
-void update(const KernelArgs& args, const LambScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return lamb<NativeElement<float>>(args, scalars);
-    case at::kDouble: return lamb<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return lamb<Bfloat16>(args, scalars);
-    case at::kHalf: return lamb<Half>(args, scalars);
-    default: return;
-  }
-}
-
-void update(const KernelArgs& args, const LarsScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return lars_dispatch<NativeElement<float>>(args, scalars);
-    case at::kDouble: return lars_dispatch<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return lars_dispatch<Bfloat16>(args, scalars);
-    case at::kHalf: return lars_dispatch<Half>(args, scalars);
-    default: return;
-  }
-}
-
-SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return measure_lamb<NativeElement<float>>(args, scalars);
-    case at::kDouble: return measure_lamb<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return measure_lamb<Bfloat16>(args, scalars);
-    case at::kHalf: return measure_lamb<Half>(args, scalars);
-    default: return {};
-  }
-}
-
-SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return measure_lars<NativeElement<float>>(args, scalars);
-    case at::kDouble: return measure_lars<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return measure_lars<Bfloat16>(args, scalars);
-    case at::kHalf: return measure_lars<Half>(args, scalars);
-    default: return {};
-  }
-}
-
 }  // namespace lockstep::optim::LOCKSTEP_ISA

@@ -1,4 +1,4 @@
-// The kernels of kernels.h that work in place on one tensor. Included after update_kernels_body.h, in the same way.
+// The kernels of kernels.h that work in place on one tensor. Included by kernel_table_body.h.
 #pragma once
 
 #include "lockstep/optim/kernels/update_kernels_body.h"
@@ -57,46 +57,21 @@ void update_ema_typed(void* average, const void* data, std::size_t count, double
   for (std::size_t k = 0; k < count; ++k) averages[k] = old * averages[k] + rest * Element::load(values[k]);
 }
 
-}  // namespace
-
-double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count) {
-  switch (dtype) {
-    case at::kFloat: return sum_of_squares_typed<NativeElement<float>>(data, count);
-    case at::kDouble: return sum_of_squares_typed<NativeElement<double>>(data, count);
-    case at::kBFloat16: return sum_of_squares_typed<Bfloat16>(data, count);
-    case at::kHalf: return sum_of_squares_typed<Half>(data, count);
-    default: return 0;
-  }
+double tensor_sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count) {
+  return with_element(dtype, [&]<typename Element>(Element) { return sum_of_squares_typed<Element>(data, count); });
 }
 
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor) {
-  switch (dtype) {
-    case at::kFloat: return scale_typed<NativeElement<float>>(data, count, factor);
-    case at::kDouble: return scale_typed<NativeElement<double>>(data, count, factor);
-    case at::kBFloat16: return scale_typed<Bfloat16>(data, count, factor);
-    case at::kHalf: return scale_typed<Half>(data, count, factor);
-    default: return;
-  }
+  with_element(dtype, [&]<typename Element>(Element) { scale_typed<Element>(data, count, factor); });
 }
 
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max) {
-  switch (dtype) {
-    case at::kFloat: return clamp_typed<NativeElement<float>>(data, count, max);
-    case at::kDouble: return clamp_typed<NativeElement<double>>(data, count, max);
-    case at::kBFloat16: return clamp_typed<Bfloat16>(data, count, max);
-    case at::kHalf: return clamp_typed<Half>(data, count, max);
-    default: return;
-  }
+  with_element(dtype, [&]<typename Element>(Element) { clamp_typed<Element>(data, count, max); });
 }
 
 void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay) {
-  switch (dtype) {
-    case at::kFloat: return update_ema_typed<NativeElement<float>>(average, data, count, decay);
-    case at::kDouble: return update_ema_typed<NativeElement<double>>(average, data, count, decay);
-    case at::kBFloat16: return update_ema_typed<Bfloat16>(average, data, count, decay);
-    case at::kHalf: return update_ema_typed<Half>(average, data, count, decay);
-    default: return;
-  }
+  with_element(dtype, [&]<typename Element>(Element) { update_ema_typed<Element>(average, data, count, decay); });
 }
 
+}  // namespace
 }  // namespace lockstep::optim::LOCKSTEP_ISA

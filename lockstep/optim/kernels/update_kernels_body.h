@@ -1,15 +1,26 @@
-// The update kernels of kernels.h, compiled once per instruction set: the including file defines LOCKSTEP_ISA as the
-// name of a namespace. This file must not include other headers; element_types.h explains why.
+// The update kernels of kernels.h, compiled once per instruction set. Included by kernel_table_body.h.
 #pragma once
 
-#include "lockstep/comm/interface/element_types.h"
+#include "lockstep/base/simd/element_types.h"
 
 namespace lockstep::optim::LOCKSTEP_ISA {
 namespace {
 
-using comm::LOCKSTEP_ISA::Bfloat16;
-using comm::LOCKSTEP_ISA::Half;
-using comm::LOCKSTEP_ISA::NativeElement;
+using base::LOCKSTEP_ISA::Bfloat16;
+using base::LOCKSTEP_ISA::Half;
+using base::LOCKSTEP_ISA::NativeElement;
+
+/// Returns act(element), where the type of `element` has the loads and stores of `dtype`.
+template <typename Act>
+auto with_element(at::ScalarType dtype, const Act& act) {
+  switch (dtype) {
+    case at::kFloat: return act(NativeElement<float>());
+    case at::kDouble: return act(NativeElement<double>());
+    case at::kBFloat16: return act(Bfloat16());
+    case at::kHalf: return act(Half());
+    default: fail_kernel_dtype(dtype);
+  }
+}
 
 constexpr std::size_t kTile = 1024;  // elements per block when more than two gradients are added; fits in cache
 
@@ -172,59 +183,28 @@ double squares(const KernelArgs& args) {
   return sum.total();
 }
 
-template <typename Element>
-void sgd_dispatch(const KernelArgs& args, const SgdScalars& scalars) {
-  if (scalars.momentum == 0) return sgd<Element, false, false>(args, scalars);
-  return scalars.nesterov ? sgd<Element, true, true>(args, scalars) : sgd<Element, true, false>(args, scalars);
+void update_sgd(const KernelArgs& args, const SgdScalars& scalars) {
+  with_element(args.dtype, [&]<typename Element>(Element) {
+    if (scalars.momentum == 0) return sgd<Element, false, false>(args, scalars);
+    return scalars.nesterov ? sgd<Element, true, true>(args, scalars) : sgd<Element, true, false>(args, scalars);
+  });
 }
 
-template <typename Element>
-void adam_dispatch(const KernelArgs& args, const AdamScalars& scalars) {
-  if (scalars.decoupled)
-    return scalars.amsgrad ? adam<Element, true, true>(args, scalars) : adam<Element, true, false>(args, scalars);
-  return scalars.amsgrad ? adam<Element, false, true>(args, scalars) : adam<Element, false, false>(args, scalars);
+void update_adam(const KernelArgs& args, const AdamScalars& scalars) {
+  with_element(args.dtype, [&]<typename Element>(Element) {
+    if (scalars.decoupled)
+      return scalars.amsgrad ? adam<Element, true, true>(args, scalars) : adam<Element, true, false>(args, scalars);
+    return scalars.amsgrad ? adam<Element, false, true>(args, scalars) : adam<Element, false, false>(args, scalars);
+  });
 }
 
-}  // namespace
-
-void update(const KernelArgs& args, const SgdScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return sgd_dispatch<NativeElement<float>>(args, scalars);
-    case at::kDouble: return sgd_dispatch<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return sgd_dispatch<Bfloat16>(args, scalars);
-    case at::kHalf: return sgd_dispatch<Half>(args, scalars);
-    default: return;  // unreachable: ParameterStorage rejects other dtypes
-  }
-}
-
-void update(const KernelArgs& args, const AdamScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return adam_dispatch<NativeElement<float>>(args, scalars);
-    case at::kDouble: return adam_dispatch<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return adam_dispatch<Bfloat16>(args, scalars);
-    case at::kHalf: return adam_dispatch<Half>(args, scalars);
-    default: return;
-  }
-}
-
-void update(const KernelArgs& args, const AdagradScalars& scalars) {
-  switch (args.dtype) {
-    case at::kFloat: return adagrad<NativeElement<float>>(args, scalars);
-    case at::kDouble: return adagrad<NativeElement<double>>(args, scalars);
-    case at::kBFloat16: return adagrad<Bfloat16>(args, scalars);
-    case at::kHalf: return adagrad<Half>(args, scalars);
-    default: return;
-  }
+void update_adagrad(const KernelArgs& args, const AdagradScalars& scalars) {
+  with_element(args.dtype, [&]<typename Element>(Element) { adagrad<Element>(args, scalars); });
 }
 
 double sum_of_squares(const KernelArgs& args) {
-  switch (args.dtype) {
-    case at::kFloat: return squares<NativeElement<float>>(args);
-    case at::kDouble: return squares<NativeElement<double>>(args);
-    case at::kBFloat16: return squares<Bfloat16>(args);
-    case at::kHalf: return squares<Half>(args);
-    default: return 0;
-  }
+  return with_element(args.dtype, [&]<typename Element>(Element) { return squares<Element>(args); });
 }
 
+}  // namespace
 }  // namespace lockstep::optim::LOCKSTEP_ISA

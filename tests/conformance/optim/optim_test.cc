@@ -141,14 +141,14 @@ TEST(Optim, EqualsSerialReferenceBitwise) {
       std::vector<const void*> pointers;
       for (const auto& one : all) pointers.push_back(one[i].const_data_ptr());
       void* addresses[] = {state[0].mutable_data_ptr(), state[1].mutable_data_ptr()};
-      optim::update({.dtype = at::kFloat,
-                     .gradients = pointers.data(),
-                     .num_gradients = pointers.size(),
-                     .divisor = static_cast<double>(world().size()),
-                     .parameter = item.value().mutable_data_ptr(),
-                     .states = addresses,
-                     .count = static_cast<std::size_t>(item.value().numel())},
-                    rule);
+      optim::kernels().adam({.dtype = at::kFloat,
+                             .gradients = pointers.data(),
+                             .num_gradients = pointers.size(),
+                             .divisor = static_cast<double>(world().size()),
+                             .parameter = item.value().mutable_data_ptr(),
+                             .states = addresses,
+                             .count = static_cast<std::size_t>(item.value().numel())},
+                            rule);
       ++i;
     }
   }

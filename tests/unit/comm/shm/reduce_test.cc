@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "lockstep/comm/shm/reduce_isa.h"
+#include "lockstep/comm/shm/reduce_table.h"
 
 namespace lockstep::comm {
 namespace {
@@ -12,11 +12,9 @@ using ReduceKernel = void (*)(const Reduction&);
 
 /// Returns all kernels that this machine can run, with their names.
 std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
-  std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) kernels.emplace_back("avx2", &avx2::reduce);
-  if (__builtin_cpu_supports("avx512bw")) kernels.emplace_back("avx512", &avx512::reduce);
-#endif
+  std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}};
+  for (const base::InstructionSet set : base::supported_instruction_sets())
+    kernels.emplace_back(base::name(set), reduce_table(set).reduce);
   return kernels;
 }
 
@@ -126,11 +124,8 @@ TEST(Convert, RoundsLikeTorch) {
   values[3] = std::numeric_limits<float>::infinity();
   values[4] = std::numeric_limits<float>::quiet_NaN();
   values[5] = 1e30F;
-  std::vector<void (*)(const Conversion&)> all{&comm::convert, &baseline::convert};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) all.push_back(&avx2::convert);
-  if (__builtin_cpu_supports("avx512bw")) all.push_back(&avx512::convert);
-#endif
+  std::vector<void (*)(const Conversion&)> all{&comm::convert};
+  for (const base::InstructionSet set : base::supported_instruction_sets()) all.push_back(reduce_table(set).convert);
   for (const auto& convert : all)
     for (const at::ScalarType narrow : {at::kBFloat16, at::kHalf}) {
       const at::Tensor there = at::empty({values.numel()}, narrow);
@@ -157,6 +152,18 @@ TEST(Convert, RoundsLikeTorch) {
                  .output = copied.mutable_data_ptr(),
                  .count = 1037});
   EXPECT_TRUE(copied.allclose(values, 0, 0, /*equal_nan=*/true));
+}
+
+TEST(ReduceDeathTest, DtypeWithoutKernelAborts) {
+  const at::Tensor values = at::empty({4}, at::kFloat8_e5m2);
+  for (const auto& [name, kernel] : all_kernels())
+    EXPECT_DEATH(run(kernel, ReduceOp::kSum, {values}), "no reduction or conversion of Float8_e5m2") << name;
+  EXPECT_DEATH(convert({.from = at::kFloat,
+                        .to = at::kLong,
+                        .input = values.const_data_ptr(),
+                        .output = values.mutable_data_ptr(),
+                        .count = 1}),
+               "no reduction or conversion of Long");
 }
 
 }  // namespace

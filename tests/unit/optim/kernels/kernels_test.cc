@@ -1,41 +1,22 @@
 // Compares the kernels of all instruction sets with each other and with formulas.
+#include "lockstep/optim/kernels/kernels.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include "lockstep/optim/kernels/kernels_isa.h"
 
 namespace lockstep::optim {
 namespace {
 
-/// The kernels of one instruction set.
-struct KernelSet {
+struct NamedKernels {
   std::string name;
-  void (*sgd)(const KernelArgs&, const SgdScalars&);
-  void (*adam)(const KernelArgs&, const AdamScalars&);
-  double (*sum_of_squares)(const KernelArgs&);
-  void (*adagrad)(const KernelArgs&, const AdagradScalars&);
-  void (*lamb)(const KernelArgs&, const LambScalars&);
-  void (*lars)(const KernelArgs&, const LarsScalars&);
-  SquaredNorms (*measure_lamb)(const KernelArgs&, const LambScalars&);
-  SquaredNorms (*measure_lars)(const KernelArgs&, const LarsScalars&);
-  double (*tensor_sum_of_squares)(at::ScalarType, const void*, std::size_t);
-  void (*scale)(at::ScalarType, void*, std::size_t, double);
-  void (*clamp)(at::ScalarType, void*, std::size_t, double);
-  void (*update_ema)(at::ScalarType, void*, const void*, std::size_t, double);
+  const KernelTable& table;
 };
-#define LOCKSTEP_OPTIMIZER_KERNELS(name, isa)                                              \
-  {name,        isa::update, isa::update,        isa::sum_of_squares, isa::update,         \
-   isa::update, isa::update, isa::measure_norms, isa::measure_norms,  isa::sum_of_squares, \
-   isa::scale,  isa::clamp,  isa::update_ema}
 
-/// Returns the kernels of every instruction set that this processor supports.
-std::vector<KernelSet> all_kernels() {
-  std::vector<KernelSet> all{LOCKSTEP_OPTIMIZER_KERNELS("baseline", baseline),
-                             LOCKSTEP_OPTIMIZER_KERNELS("chosen", optim)};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) all.push_back(LOCKSTEP_OPTIMIZER_KERNELS("avx2", avx2));
-  if (__builtin_cpu_supports("avx512bw")) all.push_back(LOCKSTEP_OPTIMIZER_KERNELS("avx512", avx512));
-#endif
+/// Returns the kernels of every instruction set that this CPU supports, the baseline first.
+std::vector<NamedKernels> all_kernels() {
+  std::vector<NamedKernels> all;
+  for (const base::InstructionSet set : base::supported_instruction_sets())
+    all.push_back({base::name(set), kernels(set)});
   return all;
 }
 
@@ -90,18 +71,18 @@ TEST(Kernels, SgdAndAdamAreBitEqualOnAllInstructionSets) {
     for (const int ranks : {1, 2, 3, 5})
       for (const std::int64_t count : {1, 17, 1024, 3000}) {
         KernelCase first(dtype, count, ranks);
-        baseline::update(first.args(), kAdam);
-        baseline::update(first.args(), kSgd);
-        const double squares = baseline::sum_of_squares(first.args());
-        for (const KernelSet& kernels : all_kernels()) {
+        baseline::kTable.adam(first.args(), kAdam);
+        baseline::kTable.sgd(first.args(), kSgd);
+        const double squares = baseline::kTable.sum_of_squares(first.args());
+        for (const auto& [name, table] : all_kernels()) {
           KernelCase again(dtype, count, ranks);
-          kernels.adam(again.args(), kAdam);
-          kernels.sgd(again.args(), kSgd);
+          table.adam(again.args(), kAdam);
+          table.sgd(again.args(), kSgd);
           EXPECT_TRUE(torch::equal(first.parameter, again.parameter))
-              << kernels.name << " " << dtype << " " << ranks << " " << count;
+              << name << " " << dtype << " " << ranks << " " << count;
           for (std::size_t i = 0; i < 3; ++i)
-            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << kernels.name << " " << dtype;
-          EXPECT_EQ(squares, kernels.sum_of_squares(again.args())) << kernels.name << " " << dtype << " " << count;
+            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << name << " " << dtype;
+          EXPECT_EQ(squares, table.sum_of_squares(again.args())) << name << " " << dtype << " " << count;
         }
       }
 }
@@ -128,17 +109,17 @@ constexpr LarsScalars kLars{.lr = 0.01,
                             .trust_ratio = 0.3};
 
 /// Runs all kernels except the updates for one case. Returns their results.
-std::vector<double> run_all(const KernelSet& kernels, KernelCase& one) {
+std::vector<double> run_all(const KernelTable& table, KernelCase& one) {
   const KernelArgs args = one.args();
-  kernels.adagrad(args, kAdagrad);
-  const SquaredNorms lamb = kernels.measure_lamb(args, kLamb), lars = kernels.measure_lars(args, kLars);
-  kernels.lamb(args, kLamb);
-  kernels.lars(args, kLars);
+  table.adagrad(args, kAdagrad);
+  const SquaredNorms lamb = table.measure_lamb(args, kLamb), lars = table.measure_lars(args, kLars);
+  table.lamb(args, kLamb);
+  table.lars(args, kLars);
   const at::ScalarType dtype = args.dtype;
-  const double squares = kernels.tensor_sum_of_squares(dtype, args.parameter, args.count);
-  kernels.update_ema(dtype, args.states[2], args.parameter, args.count, 0.9);
-  kernels.scale(dtype, args.parameter, args.count, 0.7);
-  kernels.clamp(dtype, args.parameter, args.count, 0.5);
+  const double squares = table.tensor_sum_of_squares(dtype, args.parameter, args.count);
+  table.update_ema(dtype, args.states[2], args.parameter, args.count, 0.9);
+  table.scale(dtype, args.parameter, args.count, 0.7);
+  table.clamp(dtype, args.parameter, args.count, 0.5);
   return {lamb.parameter, lamb.step, lars.parameter, lars.step, squares};
 }
 
@@ -147,15 +128,15 @@ TEST(Kernels, OtherKernelsAreBitEqualOnAllInstructionSets) {
     for (const int ranks : {1, 2, 3})
       for (const std::int64_t count : {1, 17, 1024, 3000}) {
         KernelCase first(dtype, count, ranks);
-        const auto numbers = run_all(all_kernels()[0], first);
+        const auto numbers = run_all(baseline::kTable, first);
         EXPECT_LE(first.parameter.abs().max().item<double>(), 0.5);
-        for (const KernelSet& kernels : all_kernels()) {
+        for (const auto& [name, table] : all_kernels()) {
           KernelCase again(dtype, count, ranks);
-          EXPECT_EQ(run_all(kernels, again), numbers) << kernels.name << " " << dtype << " " << count;
+          EXPECT_EQ(run_all(table, again), numbers) << name << " " << dtype << " " << count;
           EXPECT_TRUE(torch::equal(first.parameter, again.parameter))
-              << kernels.name << " " << dtype << " " << ranks << " " << count;
+              << name << " " << dtype << " " << ranks << " " << count;
           for (std::size_t i = 0; i < 3; ++i)
-            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << kernels.name << " " << dtype;
+            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << name << " " << dtype;
         }
       }
 }
@@ -170,7 +151,7 @@ TEST(Kernels, SgdMatchesFormula) {
       SgdScalars scalars = kSgd;
       scalars.nesterov = nesterov;
       scalars.first = first;
-      update(one.args(), scalars);
+      kernels().sgd(one.args(), scalars);
       EXPECT_TRUE(torch::allclose(one.states[0], momentum, 1e-13, 1e-13));
       EXPECT_TRUE(torch::allclose(one.parameter, p - 0.01 * (nesterov ? d + 0.9 * momentum : momentum), 1e-13, 1e-13));
       EXPECT_TRUE(torch::equal(one.states[1], KernelCase(at::kDouble, 2050, 3).states[1]));
@@ -190,7 +171,7 @@ TEST(Kernels, AdamMatchesFormula) {
       AdamScalars scalars = kAdam;
       scalars.decoupled = decoupled;
       scalars.amsgrad = amsgrad;
-      update(one.args(), scalars);
+      kernels().adam(one.args(), scalars);
       EXPECT_TRUE(torch::allclose(one.parameter, expected, 1e-12, 1e-12));
       EXPECT_TRUE(torch::allclose(one.states[0], m, 1e-13, 1e-13));
       EXPECT_TRUE(torch::allclose(one.states[1], v, 1e-13, 1e-13));
@@ -203,8 +184,21 @@ TEST(Kernels, SumOfSquaresMatchesGradient) {
       for (const std::int64_t count : {1, 7, 1024, 1031}) {
         KernelCase one(dtype, count, ranks);
         const double expected = one.gradient().to(at::kDouble).pow(2).sum().item<double>();
-        EXPECT_NEAR(sum_of_squares(one.args()), expected, 1e-6 * expected) << dtype << " " << ranks << " " << count;
+        EXPECT_NEAR(kernels().sum_of_squares(one.args()), expected, 1e-6 * expected)
+            << dtype << " " << ranks << " " << count;
       }
+}
+
+TEST(Kernels, ProcessUsesOneOfTheSupportedTables) { EXPECT_EQ(&kernels(), &kernels(base::best_instruction_set())); }
+
+TEST(KernelsDeathTest, DtypeWithoutKernelAborts) {
+  KernelCase one(at::kFloat, 4, 1);
+  KernelArgs args = one.args();
+  args.dtype = at::kLong;
+  for (const auto& [name, table] : all_kernels()) {
+    EXPECT_DEATH(table.sgd(args, kSgd), "no optimizer kernel for Long") << name;
+    EXPECT_DEATH(table.scale(at::kInt, one.parameter.data_ptr(), 4, 2), "no optimizer kernel for Int") << name;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,42 @@
+#include "lockstep/base/simd/cpu_features.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::base {
+namespace {
+
+const std::vector<InstructionSet> kUpToAvx2{InstructionSet::kBaseline, InstructionSet::kAvx2};
+
+TEST(CpuFeatures, WidestSupportedSetIsChosen) {
+  EXPECT_EQ(choose_instruction_set(std::nullopt, kUpToAvx2), InstructionSet::kAvx2);
+  EXPECT_EQ(choose_instruction_set(std::nullopt, {InstructionSet::kBaseline}), InstructionSet::kBaseline);
+  EXPECT_EQ(supported_instruction_sets().front(), InstructionSet::kBaseline);
+}
+
+TEST(CpuFeatures, VariableNamesASupportedSet) {
+  EXPECT_EQ(choose_instruction_set("baseline", kUpToAvx2), InstructionSet::kBaseline);
+  EXPECT_EQ(choose_instruction_set("avx2", kUpToAvx2), InstructionSet::kAvx2);
+}
+
+TEST(CpuFeatures, UnsupportedOrUnknownSetIsAnError) {
+  for (const char* requested : {"avx512", "AVX2", "sse2"}) try {
+      choose_instruction_set(requested, kUpToAvx2);
+      FAIL() << requested;
+    } catch (const UsageError& error) {
+      EXPECT_STREQ(error.what(), (std::string("LOCKSTEP_INSTRUCTION_SET is \"") + requested +
+                                  "\"; expected an instruction set that this CPU supports: baseline, avx2")
+                                     .c_str());
+    }
+}
+
+TEST(CpuFeatures, TableOfTheSetIsSelected) {
+  const int baseline = 0, avx2 = 1, avx512 = 2;
+  EXPECT_EQ(&select(InstructionSet::kBaseline, baseline, avx2, avx512), &baseline);
+  EXPECT_EQ(&select(InstructionSet::kAvx2, baseline, avx2, avx512), &avx2);
+  EXPECT_EQ(&select(InstructionSet::kAvx512, baseline, avx2, avx512), &avx512);
+}
+
+}  // namespace
+}  // namespace lockstep::base
