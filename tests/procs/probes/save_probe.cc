@@ -70,7 +70,7 @@ bool has_leftovers(const std::string& folder) {
   return false;
 }
 
-void print_on_rank_0(const const comm::Group& world, const std::string& line) {
+void print_on_rank_0(const comm::Group& world, const std::string& line) {
   if (world.rank() != 0) return;
   std::puts(line.c_str());
   std::fflush(stdout);
