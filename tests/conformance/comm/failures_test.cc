@@ -266,7 +266,7 @@ TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
   // DDP reports a difference of replicas in this way.
   const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
     if (on_rank(0))
-      GroupAccess::fail(world(),
+      comm::GroupAccess::fail(world(),
                         DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
     world().all_reduce(make_tensor());
   });
