@@ -40,7 +40,7 @@ double median(std::vector<double> values) {
                                 : (values[values.size() / 2 - 1] + values[values.size() / 2]) / 2;
 }
 
-double longest(Group& world, double value) {
+double longest(const Group& world, double value) {
   const at::Tensor all = torch::full({1}, value, torch::kDouble);
   world.all_reduce(all, lockstep::ReduceOp::kMax);
   return all.item<double>();
@@ -55,7 +55,7 @@ struct Options {
 
 class Training {
  public:
-  Training(Group& world, const Options& options) : world_(world), options_(options) {
+  Training(const Group& world, const Options& options) : world_(world), options_(options) {
     torch::manual_seed(1);
     for (std::int64_t i = 0; i < options.layers; ++i) {
       net_->push_back(torch::nn::Linear(options.width, options.width));
@@ -98,7 +98,7 @@ class Training {
   }
 
  private:
-  Group& world_;
+  const Group& world_;
   const Options& options_;
   torch::nn::Sequential net_;
   std::unique_ptr<lockstep::DistributedDataParallel> ddp_;

@@ -78,7 +78,7 @@ void measure_steps(const Forward& forward, torch::optim::Optimizer& optimizer, s
 }
 
 /// Runs `work` on rank 0, on both cores. The other ranks poll every 20 ms for its end, so that they use no CPU time.
-void run_on_rank_0(lockstep::Group& world, const std::filesystem::path& done, const std::function<void()>& work) {
+void run_on_rank_0(const lockstep::Group& world, const std::filesystem::path& done, const std::function<void()>& work) {
   world.barrier();
   if (world.rank() == 0) {
     at::set_num_threads(2);
@@ -92,7 +92,8 @@ void run_on_rank_0(lockstep::Group& world, const std::filesystem::path& done, co
 }
 
 template <typename Net>
-void measure(const std::string& name, bool has_batch_norm, lockstep::Group& world, const std::filesystem::path& done) {
+void measure(const std::string& name, bool has_batch_norm, const lockstep::Group& world,
+             const std::filesystem::path& done) {
   Net together, synced, single, parallel;
   if (has_batch_norm) lockstep::convert_sync_batch_norm(synced, world);
   lockstep::DistributedDataParallel ddp(together, world), synced_ddp(synced, world);

@@ -34,7 +34,7 @@ bool is_fused(const std::string& optimizer) {
 
 /// Returns the seconds of each of `runs` calls. Before the first call, rank 0 prints "ready" and blocks until a line
 /// arrives on stdin.
-std::vector<double> measure(Group& world, int runs, const std::function<void()>& call) {
+std::vector<double> measure(const Group& world, int runs, const std::function<void()>& call) {
   if (world.rank() == 0) {
     std::puts("ready");
     std::fflush(stdout);
@@ -59,7 +59,7 @@ void print(const Group& world, const std::vector<double>& seconds, const std::st
   std::fflush(stdout);
 }
 
-void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire_dtype, int runs) {
+void all_reduce(const Group& world, std::int64_t bytes, at::ScalarType wire_dtype, int runs) {
   const at::Tensor tensor = at::ones({bytes / 4});
   const auto call = [&] { world.all_reduce(tensor, lockstep::ReduceOp::kMean, {.wire_dtype = wire_dtype}); };
   for (int warm = 0; warm < (bytes > (1 << 20) ? 1 : 100); ++warm) call();
@@ -68,7 +68,7 @@ void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire_dtype, int
   print(world, seconds, "");
 }
 
-void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs, bool fused) {
+void steps(const Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs, bool fused) {
   torch::manual_seed(1);
   constexpr int kLayers = 10;
   constexpr std::int64_t kWidth = 1000;

@@ -69,7 +69,7 @@ void expect_equal(const NetImpl& ours, const NetImpl& torchs, const std::string&
 }
 
 template <typename Ours, typename Torchs, typename OurOptions, typename TorchOptions>
-void compare_optimizers(lockstep::Group& world, const std::string& what, const Shape& shape, int rounds,
+void compare_optimizers(const lockstep::Group& world, const std::string& what, const Shape& shape, int rounds,
                         const OurOptions& our_options, const TorchOptions& torch_options) {
   NetImpl our_net(shape), torch_net(shape);
   lockstep::DistributedDataParallel ddp(our_net, world);

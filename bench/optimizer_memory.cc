@@ -36,7 +36,7 @@ double own_memory() {
   return 0;
 }
 
-double mean(Group& world, double value) {
+double mean(const Group& world, double value) {
   const at::Tensor all = torch::full({1}, value, torch::kDouble);
   world.all_reduce(all, lockstep::ReduceOp::kSum);
   return all.item<double>() / world.size();
@@ -52,7 +52,7 @@ std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, torch::nn
 
 /// Returns the bytes of this rank's optimizer state. If the ranks of a host share the state, returns this rank's
 /// fraction of it.
-double state_bytes(torch::optim::Optimizer& optimizer, Group& world) {
+double state_bytes(torch::optim::Optimizer& optimizer, const Group& world) {
   double bytes = 0;
   for (const auto& [key, state] : optimizer.state()) {
     const auto& one = static_cast<const torch::optim::AdamParamState&>(*state);

@@ -42,7 +42,7 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 /// A loader that repeats one batch, so that no step waits for data.
-auto make_loader(lockstep::Group& world) {
+auto make_loader(const lockstep::Group& world) {
   torch::manual_seed(3);
   struct RepeatedBatch {
     Example batch;
@@ -57,7 +57,7 @@ auto make_loader(lockstep::Group& world) {
 /// A plain training loop, run in blocks of steps.
 class PlainLoop {
  public:
-  PlainLoop(lockstep::Group& world, std::int64_t width)
+  PlainLoop(const lockstep::Group& world, std::int64_t width)
       : net_(make_initial_net(width)),
         ddp_(net_, world),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)),

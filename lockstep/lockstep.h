@@ -18,6 +18,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/seed.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/hooks/bf16_compress_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/nn/data_parallel.h"

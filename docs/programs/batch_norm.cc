@@ -31,7 +31,7 @@ torch::Tensor images(const lockstep::Group& world, std::int64_t count) {
   return torch::randn({count, 3, 6, 6});
 }
 
-void train_converted_model(lockstep::Group& world) {
+void train_converted_model(const lockstep::Group& world) {
   // docs: begin convert
   Net net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -48,7 +48,7 @@ void train_converted_model(lockstep::Group& world) {
   if (world.rank() == 0) std::cout << net->norm << std::endl;
 }
 
-void use_as_a_module(lockstep::Group& world) {
+void use_as_a_module(const lockstep::Group& world) {
   // docs: begin module
   torch::nn::Sequential net(torch::nn::Linear(4, 8),
                             lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());

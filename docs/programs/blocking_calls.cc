@@ -127,7 +127,7 @@ class BlockingCallChecker {
 at::Tensor part() { return torch::ones({2}); }
 at::Tensor whole() { return torch::ones({4}); }
 
-std::vector<CallRow> collective_calls(Group& world) {
+std::vector<CallRow> collective_calls(const Group& world) {
   const bool root = world.rank() == 0;
   const auto only_root = [root](const at::Tensor& tensor) { return root ? tensor : at::Tensor(); };
   std::vector<CallRow> rows = {
@@ -144,8 +144,6 @@ std::vector<CallRow> collective_calls(Group& world) {
       {"Group::broadcast_bytes()", WaitsFor::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
       {"Group::all_gather_bytes()", WaitsFor::kRanks, [&world] { world.all_gather_bytes("text"); }},
       {"Group::split()", WaitsFor::kRanks, [&world] { world.split(0); }},
-      {"Group::make_gradient_reducer()", WaitsFor::kRanks,
-       [&world] { world.make_gradient_reducer("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
       {"Group::send()", WaitsFor::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
       {"Group::recv()", WaitsFor::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
       // bounded: by the operation's own deadline
@@ -156,7 +154,7 @@ std::vector<CallRow> collective_calls(Group& world) {
 }
 
 /// Starts the asynchronous form of each operation.
-std::vector<Work> start_all(Group& world, std::vector<at::Tensor>& outputs) {
+std::vector<Work> start_all(const Group& world, std::vector<at::Tensor>& outputs) {
   const bool root = world.rank() == 0;
   const int peer = 1 - world.rank();
   return {world.all_reduce_async(part()),
@@ -173,7 +171,7 @@ std::vector<Work> start_all(Group& world, std::vector<at::Tensor>& outputs) {
           world.recv_async(part(), peer)};
 }
 
-std::vector<CallRow> non_blocking_calls(Group& world, std::optional<Group>& sub) {
+std::vector<CallRow> non_blocking_calls(const Group& world, std::optional<Group>& sub) {
   const auto works = std::make_shared<std::vector<Work>>();
   const auto outputs = std::make_shared<std::vector<at::Tensor>>();
   const auto start = [&world, works, outputs] { *works = start_all(world, *outputs); };
@@ -198,7 +196,6 @@ std::vector<CallRow> non_blocking_calls(Group& world, std::optional<Group>& sub)
        },
        [&world] { world.all_reduce(part()); }, finish},
       both("Group::step(), steps()", [&world] { world.step(), world.steps(); }),
-      both("Group::count_batch()", [&world] { world.count_batch(); }),
       both("Group::alive(), busy()",
            [&world] {
              world.alive();
@@ -237,7 +234,7 @@ void use_local_objects(Training& t) {
   lockstep::optim::Scheduler(t.optimizer, lockstep::optim::constant()).step();
 }
 
-std::vector<CallRow> training_calls(Group& world, Training& t) {
+std::vector<CallRow> training_calls(const Group& world, Training& t) {
   const auto forward = [&t] { t.loss = t.net->forward(torch::ones({3, 2})).sum(); };
   const auto backward = [&t] { t.loss.backward(); };
   t.norm = lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(2));
@@ -289,7 +286,7 @@ std::vector<CallRow> training_calls(Group& world, Training& t) {
   };
 }
 
-std::vector<CallRow> other_calls(Group& world, Training& t, const std::string& file) {
+std::vector<CallRow> other_calls(const Group& world, Training& t, const std::string& file) {
   const auto walk = [&world] {
     auto loader = lockstep::data::make_loader(6, [](std::size_t) { return part(); }, world, {.batch_size = 1});
     for (auto& batch : loader.epoch(0)) batch.sum();
@@ -333,7 +330,7 @@ std::vector<CallRow> other_calls(Group& world, Training& t, const std::string& f
 }
 
 /// Returns the median time of a barrier: the cost of an operation without data, since a barrier only compares calls.
-std::chrono::microseconds measure_barrier(Group& world) {
+std::chrono::microseconds measure_barrier(const Group& world) {
   std::vector<std::chrono::microseconds> times;
   for (int i = 0; i < 501; ++i) {
     const auto begin = std::chrono::steady_clock::now();

@@ -12,7 +12,7 @@ namespace {
 namespace checkpoint = lockstep::checkpoint;
 
 /// Creates a new folder on rank 0. Returns its name on all ranks.
-std::string new_folder(lockstep::Group& world) {
+std::string new_folder(const lockstep::Group& world) {
   char name[] = "/tmp/docs-checkpoints-XXXXXX";
   return world.broadcast_bytes(world.rank() == 0 ? ::mkdtemp(name) : "", 0);
 }
@@ -27,7 +27,7 @@ checkpoint::StateDict tensors_of(const torch::nn::Module& module) {
 // docs: end state
 
 // docs: begin loop
-torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps) {
+torch::Tensor train(const lockstep::Group& world, const std::string& folder, int steps) {
   auto net = make_net();
   checkpoint::Checkpointer checkpoints(world, folder);
   const auto found = checkpoints.latest();

@@ -26,7 +26,7 @@ void write_outside_change_parameters(torch::nn::Sequential& net, torch::optim::O
   }
 }
 
-int end_of_step(lockstep::Group& world, torch::nn::Sequential& net) {
+int end_of_step(const lockstep::Group& world, torch::nn::Sequential& net) {
   // docs: begin leave
   if (world.stop_requested()) {
     if (world.rank() == 0) lockstep::save(net, "net.safetensors");
@@ -47,7 +47,7 @@ void shard_optimizer_state(lockstep::Group world) {
   expect(sharded.state_dict().size() == 4 * 3, "the complete state");
 }
 
-void use_groups(lockstep::Group& world) {
+void use_groups(const lockstep::Group& world) {
   // docs: begin groups
   auto other = make_net();
   lockstep::DistributedDataParallel other_ddp(other, world);

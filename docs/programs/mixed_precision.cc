@@ -10,7 +10,7 @@
 
 namespace {
 
-void train_in_bfloat16(lockstep::Group& world) {
+void train_in_bfloat16(const lockstep::Group& world) {
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.01);
@@ -47,7 +47,7 @@ void train_in_bfloat16(lockstep::Group& world) {
   // docs: end finite
 }
 
-void train_with_a_scaler(lockstep::Group& world) {
+void train_with_a_scaler(const lockstep::Group& world) {
   auto net = make_net();
   // docs: begin scaler
   lockstep::DistributedDataParallel ddp(net, world);
@@ -82,7 +82,7 @@ void train_with_a_scaler(lockstep::Group& world) {
   // docs: end state
 }
 
-void agree_without_ddp(lockstep::Group& world) {
+void agree_without_ddp(const lockstep::Group& world) {
   auto net = make_net();
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   // docs: begin group
@@ -94,7 +94,7 @@ void agree_without_ddp(lockstep::Group& world) {
   scaler.update();
 }
 
-void train_by_a_preset(lockstep::Group& world) {
+void train_by_a_preset(const lockstep::Group& world) {
   // docs: begin preset
   const auto precision = lockstep::amp::parse_precision("bf16", {.master_weights = true});
   auto net = make_net();

@@ -5,6 +5,7 @@
 #include <lockstep/base/env.h>
 #include <lockstep/checkpoint/checkpointer.h>
 #include <lockstep/checkpoint/safetensors/safetensors.h>
+#include <lockstep/comm/group_access.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -46,7 +47,7 @@ void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("expected: " + what);
 }
 
-void branches(Group& world) {
+void branches(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   // docs: begin branches
@@ -62,7 +63,7 @@ void branches(Group& world) {
   if (world.size() == 2) expect(net->right->bias.grad().allclose(bias), "the other branch has half its gradient");
 }
 
-void evaluation_on_one_rank(Group& world) {
+void evaluation_on_one_rank(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.01);
@@ -81,12 +82,12 @@ void evaluation_on_one_rank(Group& world) {
   // docs: end evaluation
 }
 
-void evaluate(Net& net, Group& world) {
+void evaluate(Net& net, const Group& world) {
   const torch::NoGradGuard no_grad;
   net->forward(make_batch(world));
 }
 
-void long_work(Group& world) {
+void long_work(const Group& world) {
   Net net;
   // docs: begin busy
   if (world.rank() == 0) {
@@ -97,7 +98,7 @@ void long_work(Group& world) {
   // docs: end busy
 }
 
-void two_forwards(Group& world) {
+void two_forwards(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   // docs: begin forwards
@@ -110,7 +111,7 @@ void two_forwards(Group& world) {
   // docs: end forwards
 }
 
-void names(Group& world) {
+void names(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   if (world.rank() != 0) return;
@@ -123,7 +124,7 @@ void names(Group& world) {
   expect(saved.size() == net->named_parameters().size() + net->named_buffers().size(), "no other name");
 }
 
-void optimizer_before(Group& world) {
+void optimizer_before(const Group& world) {
   torch::manual_seed(
       world.rank());  // different parameters on each rank; the constructor below broadcasts those of rank 0
   Net net;
@@ -139,7 +140,7 @@ void optimizer_before(Group& world) {
   expect(mine.equal(first), "all ranks hold the same bits");
 }
 
-void uneven(Group& world) {
+void uneven(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   // docs: begin join
@@ -152,7 +153,7 @@ void uneven(Group& world) {
   // docs: end join
 }
 
-void accumulation(Group& world) {
+void accumulation(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   const torch::Tensor x = make_batch(world), y = 2 * x;
@@ -169,7 +170,7 @@ void accumulation(Group& world) {
   expect(mine.equal(first) && mine.item<double>() == 10, "the gradient of both batches on all ranks");
 }
 
-void fine(Group& world) {
+void fine(const Group& world) {
   branches(world);
   evaluation_on_one_rank(world);
   long_work(world);
@@ -184,34 +185,35 @@ void fine(Group& world) {
 void block_until_killed() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends the process
 
 // docs: begin desync
-void desync(Group& world) {
+void desync(const Group& world) {
   if (world.rank() == 0) world.all_reduce(torch::ones({3}));  // the mistake
   world.all_reduce(torch::ones({1}));
 }
 // docs: end desync
 
-void uneven_input(Group& world) {
+void uneven_input(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   for (int batch = 0; batch < 3 - world.rank(); ++batch) net->forward(make_batch(world)).sum().backward();
 }
 
-void other_model(Group& world) {
+void other_model(const Group& world) {
   torch::nn::Linear net(3, 4 + world.rank());
   DistributedDataParallel ddp(net, world);
 }
 
 /// As Trainer does with on_disk_error = kStop: the disk error becomes the first cause of the job.
-void full_disk(Group& world) {
+void full_disk(const Group& world) {
   lockstep::checkpoint::Checkpointer checkpoints(world, "checkpoints");
   try {
     checkpoints.save(1, {{"model", {{"weight", torch::zeros({100000})}}}});
   } catch (const lockstep::Error& error) {
-    world.fail(lockstep::CommError(error.cause(), "checkpoint", world.rank(), -1, error.what()));
+    lockstep::comm::GroupAccess::fail(world,
+                                      lockstep::CommError(error.cause(), "checkpoint", world.rank(), -1, error.what()));
   }
 }
 
-void diverged(Group& world) {
+void diverged(const Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.01);
@@ -223,12 +225,12 @@ void diverged(Group& world) {
   }
 }
 
-void stuck(Group& world) {
+void stuck(const Group& world) {
   if (world.rank() == 1) block_until_killed();
   world.all_reduce(torch::ones({3}), lockstep::ReduceOp::kSum, {.name = "votes"});
 }
 
-void damaged_file(Group& world) {
+void damaged_file(const Group& world) {
   const std::string file = "damaged.safetensors";
   if (world.rank() != 0) return;
   std::ofstream(file) << "this is no safetensors file";
@@ -236,7 +238,7 @@ void damaged_file(Group& world) {
   lockstep::load(net, file);
 }
 
-const std::map<std::string, std::function<void(Group&)>> kCases = {
+const std::map<std::string, std::function<void(const Group&)>> kCases = {
     {"fine", fine},         {"desync", desync},       {"uneven", uneven_input}, {"other-model", other_model},
     {"diverged", diverged}, {"full-disk", full_disk}, {"stuck", stuck},         {"damaged-file", damaged_file},
 };

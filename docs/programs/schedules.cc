@@ -11,14 +11,14 @@
 namespace {
 
 /// Returns the mean loss over all ranks. Collective.
-double validate(lockstep::Group& world, torch::nn::Sequential& net) {
+double validate(const lockstep::Group& world, torch::nn::Sequential& net) {
   const torch::NoGradGuard no_grad;
   torch::Tensor loss = net->forward(batch(world, 1000)).pow(2).mean();
   world.all_reduce(loss, lockstep::ReduceOp::kMean);
   return loss.item<double>();
 }
 
-void large_batches(lockstep::Group& world) {
+void large_batches(const lockstep::Group& world) {
   // docs: begin lamb
   auto large = make_net();
   lockstep::DistributedDataParallel large_ddp(large, world);

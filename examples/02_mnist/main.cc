@@ -94,7 +94,7 @@ struct Score {
 
 // Returns the score over all images. Each rank evaluates its part of them, and each image is evaluated exactly once.
 // Collective.
-Score evaluate(Net& net, const Mnist& images, lockstep::Group& world) {
+Score evaluate(Net& net, const Mnist& images, const lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(
       images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});

@@ -71,7 +71,7 @@ double learning_rate(std::int64_t step, const Options& options) {
 
 /// Returns the mean loss over at most 256 windows that are spread over the text. Each window is evaluated by one rank.
 /// Collective.
-double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
+double evaluate(Gpt& model, const CharDataset& text, const lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   const std::size_t count = std::min<std::size_t>(text.size(), 256);
   const auto window_at = [&](std::size_t i) { return text.get(i * text.size() / count); };
@@ -84,7 +84,7 @@ double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   return sum.item<double>() / static_cast<double>(count);
 }
 
-void train(Gpt& model, const CharDataset& text, const Options& options, lockstep::Group& world) {
+void train(Gpt& model, const CharDataset& text, const Options& options, const lockstep::Group& world) {
   lockstep::DistributedDataParallel ddp(model, world,
                                         {.average_hosts_every = static_cast<int>(options.average_hosts_every)});
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(options.lr).weight_decay(0.01));

@@ -57,7 +57,7 @@ torch::nn::Sequential make_net() {
                                torch::nn::Linear(256, 10), torch::nn::LogSoftmax(1));
 }
 
-double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group& world) {
+double accuracy(torch::nn::Sequential& net, const Mnist& images, const lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(
       images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
@@ -71,7 +71,8 @@ double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group
 // docs: begin watch
 /// The progress bar, loggers and report. All ranks call its methods; only rank 0 writes.
 struct TrainingMonitor {
-  TrainingMonitor(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
+  TrainingMonitor(const lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch,
+                  std::int64_t steps_done)
       : world(group),
         batch_size(options.batch_size),
         loggers(world.rank(), {.directory = options.folder,
@@ -105,7 +106,7 @@ struct TrainingMonitor {
                                     .ranks = records});
   }
 
-  lockstep::Group& world;
+  const lockstep::Group& world;
   std::int64_t batch_size;
   training::LoggerCollection loggers;
   const training::CurveLogger* curves = nullptr;  // owned by loggers
@@ -119,7 +120,7 @@ struct TrainingMonitor {
 
 // docs: begin training
 struct Training {
-  Training(lockstep::Group& group, const Options& options, const Mnist& images)
+  Training(const lockstep::Group& group, const Options& options, const Mnist& images)
       : world(group),
         checkpoints(world, options.folder + "/checkpoints"),
         found(checkpoints.latest()),
@@ -183,7 +184,7 @@ struct Training {
     return parts;
   }
 
-  lockstep::Group& world;
+  const lockstep::Group& world;
   checkpoint::Checkpointer checkpoints;
   std::optional<checkpoint::SavedCheckpoint> found;
   torch::nn::Sequential net;

@@ -49,7 +49,7 @@ json to_json(const std::exception_ptr& error) {
 std::string dump(const json& object) { return object.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 // Collective: all ranks pass a record or an error, and get all records, or the first rank's error as an exception.
-std::vector<json> all_gather_json(comm::Group& group, const std::string& what, json mine,
+std::vector<json> all_gather_json(const comm::Group& group, const std::string& what, json mine,
                                   const std::exception_ptr& error) {
   mine.update(to_json(error));
   std::vector<json> all;
@@ -143,11 +143,11 @@ class CheckpointPublisher {
 
 }  // namespace
 
-void throw_if_any_failed(comm::Group& group, const std::string& what, const std::exception_ptr& error) {
+void throw_if_any_failed(const comm::Group& group, const std::string& what, const std::exception_ptr& error) {
   all_gather_json(group, what, json::object(), error);
 }
 
-SaveReport save_collective(comm::Group& group, const SaveRequest& request, const CheckpointParts& mine) {
+SaveReport save_collective(const comm::Group& group, const SaveRequest& request, const CheckpointParts& mine) {
   const std::string what = "checkpoint of step " + std::to_string(request.step);
   const auto begin = std::chrono::steady_clock::now();
   std::uint64_t my_bytes = 0, num_bytes = 0;

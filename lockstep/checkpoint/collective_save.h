@@ -28,10 +28,10 @@ std::exception_ptr capture_exception(Action action) {
 }
 
 /// Collective: waits for the other ranks. Throws as Checkpointer::save() does. Does not set the report's `stall`.
-SaveReport save_collective(comm::Group& group, const SaveRequest& request, const CheckpointParts& mine);
+SaveReport save_collective(const comm::Group& group, const SaveRequest& request, const CheckpointParts& mine);
 
 /// Collective: exchanges the ranks' errors; null means success. Throws the error of the first rank that failed on all
 /// ranks, prefixed with `what` and that rank.
-void throw_if_any_failed(comm::Group& group, const std::string& what, const std::exception_ptr& error);
+void throw_if_any_failed(const comm::Group& group, const std::string& what, const std::exception_ptr& error);
 
 }  // namespace lockstep::checkpoint

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/stop_signal.h"
 
@@ -230,125 +231,137 @@ int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
 at::Device Group::device() const { return impl_->world->device; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
-void Group::step() { set_steps(steps() + 1); }
+void Group::step() const { GroupAccess::set_steps(*this, steps() + 1); }
 std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
-void Group::set_steps(std::int64_t steps) {
-  impl_->world->steps.store(steps, std::memory_order_relaxed);
-  base::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
-}
-void Group::alive() { base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed); }
-bool Group::stop_requested() {
+void Group::alive() const { base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed); }
+bool Group::stop_requested() const {
   install_stop_signal_handlers();
   return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && has_stop_signal());
 }
-void Group::set_stop_agreed() { impl_->world->stop_agreed = true; }
-void Group::count_batch(std::uint32_t sample_order_hash) {
-  if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size))
-    impl_->world->sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
-  impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
+
+void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
+  group.impl_->world->steps.store(steps, std::memory_order_relaxed);
+  base::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
+}
+
+void GroupAccess::set_stop_agreed(const Group& group) { group.impl_->world->stop_agreed = true; }
+
+void GroupAccess::count_batch(const Group& group, std::uint32_t sample_order_hash) {
+  World& world = *group.impl_->world;
+  if (group.impl_->members.size() == static_cast<std::size_t>(world.identity.world_size))
+    world.sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
+  world.batches.fetch_add(1, std::memory_order_relaxed);
   base::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
-StepIdentity Group::step_identity() const {
-  return {.steps = steps(),
-          .batches = impl_->world->batches.load(std::memory_order_relaxed),
-          .sample_order_hash = impl_->world->sample_order_hash.load(std::memory_order_relaxed),
+StepIdentity GroupAccess::step_identity(const Group& group) {
+  const World& world = *group.impl_->world;
+  return {.steps = world.steps.load(std::memory_order_relaxed),
+          .batches = world.batches.load(std::memory_order_relaxed),
+          .sample_order_hash = world.sample_order_hash.load(std::memory_order_relaxed),
           .stop_requested = has_stop_signal()};
 }
+
+void GroupAccess::fail(const Group& group, const base::CommError& error) { group.impl_->fail(error); }
 
 // Each operation has one function above that makes its CollectiveRequest. The _async form differs only in that it does
 // not wait.
 
-void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
   impl_->run(all_reduce_request(*impl_, tensor, op, options));
 }
-Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
   return impl_->run_async(all_reduce_request(*impl_, tensor, op, options));
 }
 
-void Group::reduce(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
+void Group::reduce(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) const {
   impl_->run(reduce_request(*impl_, tensor, root, op, options));
 }
-Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
+Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) const {
   return impl_->run_async(reduce_request(*impl_, tensor, root, op, options));
 }
 
-void Group::broadcast(const at::Tensor& tensor, int root, const CallOptions& options) {
+void Group::broadcast(const at::Tensor& tensor, int root, const CallOptions& options) const {
   impl_->run(broadcast_request(*impl_, tensor, root, options));
 }
-Work Group::broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options) {
+Work Group::broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options) const {
   return impl_->run_async(broadcast_request(*impl_, tensor, root, options));
 }
 
-void Group::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+void Group::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
   impl_->run(all_gather_request(*impl_, output, input, options));
 }
-Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
   return impl_->run_async(all_gather_request(*impl_, output, input, options));
 }
 
-void Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallOptions& options) {
+void Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                           const CallOptions& options) const {
   impl_->run(reduce_scatter_request(*impl_, output, input, op, options));
 }
 Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                                 const CallOptions& options) {
+                                 const CallOptions& options) const {
   return impl_->run_async(reduce_scatter_request(*impl_, output, input, op, options));
 }
 
-void Group::gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+void Group::gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) const {
   impl_->run(gather_request(*impl_, output, input, root, options));
 }
-Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root,
+                         const CallOptions& options) const {
   return impl_->run_async(gather_request(*impl_, output, input, root, options));
 }
 
-void Group::scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+void Group::scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) const {
   impl_->run(scatter_request(*impl_, output, input, root, options));
 }
-Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root,
+                          const CallOptions& options) const {
   return impl_->run_async(scatter_request(*impl_, output, input, root, options));
 }
 
-void Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+void Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
   impl_->run(all_to_all_request(*impl_, output, input, options));
 }
-Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
   return impl_->run_async(all_to_all_request(*impl_, output, input, options));
 }
 
-void Group::barrier(const CallOptions& options) { impl_->run(barrier_request(*impl_, options)); }
-Work Group::barrier_async(const CallOptions& options) { return impl_->run_async(barrier_request(*impl_, options)); }
+void Group::barrier(const CallOptions& options) const { impl_->run(barrier_request(*impl_, options)); }
+Work Group::barrier_async(const CallOptions& options) const {
+  return impl_->run_async(barrier_request(*impl_, options));
+}
 
-std::vector<at::Tensor> Group::all_gather_unequal(const at::Tensor& input, const CallOptions& options) {
+std::vector<at::Tensor> Group::all_gather_unequal(const at::Tensor& input, const CallOptions& options) const {
   std::vector<at::Tensor> outputs;
   impl_->run(all_gather_unequal_request(*impl_, outputs, input, options));
   return outputs;
 }
 Work Group::all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
-                                     const CallOptions& options) {
+                                     const CallOptions& options) const {
   return impl_->run_async(all_gather_unequal_request(*impl_, outputs, input, options));
 }
 
-void Group::send(const at::Tensor& tensor, int to, const CallOptions& options) {
+void Group::send(const at::Tensor& tensor, int to, const CallOptions& options) const {
   impl_->run_point_to_point(CollectiveKind::kSend, tensor, to, options);
 }
-Work Group::send_async(const at::Tensor& tensor, int to, const CallOptions& options) {
+Work Group::send_async(const at::Tensor& tensor, int to, const CallOptions& options) const {
   return impl_->start_point_to_point(CollectiveKind::kSend, tensor, to, options);
 }
-void Group::recv(const at::Tensor& tensor, int from, const CallOptions& options) {
+void Group::recv(const at::Tensor& tensor, int from, const CallOptions& options) const {
   impl_->run_point_to_point(CollectiveKind::kRecv, tensor, from, options);
 }
-Work Group::recv_async(const at::Tensor& tensor, int from, const CallOptions& options) {
+Work Group::recv_async(const at::Tensor& tensor, int from, const CallOptions& options) const {
   return impl_->start_point_to_point(CollectiveKind::kRecv, tensor, from, options);
 }
 
-std::string Group::broadcast_bytes(const std::string& bytes, int root, const CallOptions& options) {
+std::string Group::broadcast_bytes(const std::string& bytes, int root, const CallOptions& options) const {
   std::string result = rank() == root ? bytes : std::string();
   impl_->run(broadcast_bytes_request(*impl_, result, root, options));
   return result;
 }
 
-std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const CallOptions& options) {
+std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const CallOptions& options) const {
   if (bytes.size() > kMaxByteStringSize)
     throw UsageError("all_gather_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   std::vector<std::string> all;
@@ -357,9 +370,7 @@ std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const
   return all;
 }
 
-void Group::fail(const base::CommError& error) { impl_->fail(error); }
-
-Group Group::split(int color, int key) {
+Group Group::split(int color, int key) const {
   if (color < 0) throw UsageError("split: color is " + std::to_string(color) + "; expected 0 or more");
   const at::Tensor mine = at::tensor({static_cast<std::int64_t>(color), static_cast<std::int64_t>(key)}, at::kLong);
   const at::Tensor all = at::empty({2 * static_cast<std::int64_t>(size())}, at::kLong);
@@ -379,7 +390,7 @@ Group Group::split(int color, int key) {
   return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), child_rank, impl_->split_parent(color)));
 }
 
-Group Group::split_by_host() {
+Group Group::split_by_host() const {
   return split(impl_->world->identity.host_indices[static_cast<std::size_t>(impl_->world->identity.rank)]);
 }
 

@@ -13,8 +13,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/busy_scope.h"
 #include "lockstep/comm/interface/collective.h"
-#include "lockstep/comm/interface/gradient_reducer.h"
-#include "lockstep/comm/reducers/reducer_options.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
@@ -24,7 +22,6 @@ inline constexpr int kPreemptedExitCode = 75;
 
 struct World;
 struct InitOptions;
-class GradientHook;
 
 /// Options that every operation accepts.
 struct CallOptions {
@@ -39,7 +36,9 @@ struct CallOptions {
   at::ScalarType wire_dtype = at::kFloat;
 };
 
-/// A group of ranks and the operations between them. Group is a small value; copies refer to the same group.
+/// A group of ranks and the operations between them. Group is a small value; copies refer to the same group. All member
+/// functions are const, because none changes which group the value refers to: a function that uses a group takes a
+/// `const Group&`.
 ///
 /// Threads: only one thread may use a group at a time. split() makes groups for other threads.
 ///
@@ -88,117 +87,98 @@ class Group {
   // Each operation has two forms. The first blocks until this rank's tensors hold the result. The _async form returns
   // at once with a Work; the tensors must not be used before the Work is done.
 
-  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
-  Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
+  Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
 
   /// Reduces to `root`. On the other ranks, the contents of `tensor` are undefined afterwards.
-  void reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
-  Work reduce_async(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
+  void reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) const;
+  Work reduce_async(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::kSum,
+                    const CallOptions& options = {}) const;
 
-  void broadcast(const at::Tensor& tensor, int root, const CallOptions& options = {});
-  Work broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options = {});
+  void broadcast(const at::Tensor& tensor, int root, const CallOptions& options = {}) const;
+  Work broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options = {}) const;
 
   /// Concatenates the ranks' inputs in rank order. `output` must have size() times as many elements as `input`.
-  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
-  Work all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
+  void all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
+  Work all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
 
   /// Gathers tensors whose shapes may differ between ranks; the dtype must be equal. Returns one tensor per rank, in
   /// that rank's shape.
-  std::vector<at::Tensor> all_gather_unequal(const at::Tensor& input, const CallOptions& options = {});
+  std::vector<at::Tensor> all_gather_unequal(const at::Tensor& input, const CallOptions& options = {}) const;
   /// Fills `outputs` before the Work is done. `outputs` must stay valid until then.
   Work all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
-                                const CallOptions& options = {});
+                                const CallOptions& options = {}) const;
 
   /// Splits `input` into size() equal parts; rank r gets the reduction of the r-th parts. `input` must have size()
   /// times as many elements as `output`.
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
-                      const CallOptions& options = {});
+                      const CallOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
-                            const CallOptions& options = {});
+                            const CallOptions& options = {}) const;
 
   /// Like all_gather(), but only `root` receives the result. `output` is ignored on the other ranks and may be
   /// undefined there.
-  void gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
-  Work gather_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
+  void gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {}) const;
+  Work gather_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {}) const;
 
   /// Splits the `input` of `root` into size() equal parts; rank r gets the r-th part. On `root`, `input` must have
   /// size() times as many elements as `output`. `input` is ignored on the other ranks and may be undefined there.
-  void scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
-  Work scatter_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {});
+  void scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options = {}) const;
+  Work scatter_async(const at::Tensor& output, const at::Tensor& input, int root,
+                     const CallOptions& options = {}) const;
 
   /// Splits both tensors into size() equal parts; part p of `input` goes to rank p.
-  void all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
-  Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
+  void all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
+  Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
 
   /// Sends to, or receives from, one other rank of the group. Before it accepts data, the receiver compares the dtype,
   /// shape and name of both calls and throws a DesyncError if they differ. Messages between two ranks arrive in the
   /// order in which they were sent.
-  void send(const at::Tensor& tensor, int to, const CallOptions& options = {});
-  Work send_async(const at::Tensor& tensor, int to, const CallOptions& options = {});
-  void recv(const at::Tensor& tensor, int from, const CallOptions& options = {});
-  Work recv_async(const at::Tensor& tensor, int from, const CallOptions& options = {});
+  void send(const at::Tensor& tensor, int to, const CallOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, int to, const CallOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, int from, const CallOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, int from, const CallOptions& options = {}) const;
 
   /// Blocks until all ranks have called it. It does not synchronize GPUs.
-  void barrier(const CallOptions& options = {});
-  Work barrier_async(const CallOptions& options = {});
+  void barrier(const CallOptions& options = {}) const;
+  Work barrier_async(const CallOptions& options = {}) const;
 
   /// Sends byte strings of at most 1 GiB, whose lengths may differ between ranks. broadcast_bytes() ignores `bytes` on
   /// ranks other than `root`.
-  std::string broadcast_bytes(const std::string& bytes, int root, const CallOptions& options = {});
-  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CallOptions& options = {});
+  std::string broadcast_bytes(const std::string& bytes, int root, const CallOptions& options = {}) const;
+  std::vector<std::string> all_gather_bytes(const std::string& bytes, const CallOptions& options = {}) const;
 
   /// Returns the group of the ranks that passed the same `color` (0 or more), ordered by (key, rank). All ranks of this
   /// group must call it; blocks until they have.
-  Group split(int color, int key = 0);
+  Group split(int color, int key = 0) const;
 
   /// Returns the group of the ranks on this rank's host, in their order here. All ranks of this group must call it;
   /// blocks until they have.
-  Group split_by_host();
+  Group split_by_host() const;
 
   /// Ends a step. The flight recorder and the checks of reductions use the number of the step. In a program that never
   /// calls it, the backward() of the first model counts steps. Does not block.
-  void step();
+  void step() const;
   std::int64_t steps() const;
-  /// For ddp: sets the number of steps on a rank that has joined and follows the steps of the other ranks.
-  void set_steps(std::int64_t steps);
 
   /// Reports that long work of this rank makes progress: ranks that wait for this one keep waiting, and `lockstep run`
   /// does not treat it as stuck. Loading a batch, a step and an operation report progress by themselves. Takes a few
   /// nanoseconds.
-  void alive();
+  void alive() const;
   /// Reports progress continuously while the returned object exists: `const auto busy = world.busy("evaluate");`
-  [[nodiscard]] BusyScope busy(const std::string& what) { return BusyScope(what); }
+  [[nodiscard]] BusyScope busy(const std::string& what) const { return BusyScope(what); }
 
   /// Returns whether all ranks should save and exit, because one of them has received SIGTERM or SIGUSR1 since its
   /// first call of this function. The first call installs handlers that only set a flag. The next reduction of
   /// gradients sends the flag to all ranks, so all ranks get the same answer in the same step. When it is true, save,
   /// destroy the last Group and return kPreemptedExitCode; `lockstep run` then returns that code too. A world of one
   /// rank reads its own flag. Does not block.
-  bool stop_requested();
-  /// For ddp: records that a finished reduction contained a stop request.
-  void set_stop_agreed();
-
-  /// For data loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with
-  /// this hash. If the ranks' counts, or the sums of the hashes of the world's loaders, differ when gradients are
-  /// reduced, the ranks are not in the same step, and the reduction throws a DesyncError. Does not block.
-  void count_batch(std::uint32_t sample_order_hash = 0);
-
-  /// For ddp: returns a reducer for the gradients `specs` with a channel of its own. All ranks must call it with equal
-  /// arguments; blocks until they have.
-  std::unique_ptr<GradientReducer> make_gradient_reducer(std::string name, std::vector<GradientSpec> specs,
-                                                         ReducerOptions options);
-  /// Returns what this process contributes to the header of the next reduction.
-  StepIdentity step_identity() const;
-
-  /// Closes the group with `error`, publishes it as the job's first cause, and throws it. For layers above comm that
-  /// detect a disagreement between ranks.
-  [[noreturn]] void fail(const base::CommError& error);
+  bool stop_requested() const;
 
  private:
   struct Impl;
   friend Group init(const InitOptions& options);
-  std::unique_ptr<GradientReducer> make_undecorated_reducer(std::string name, std::vector<GradientSpec> specs,
-                                                            ReducerOptions options);
+  friend struct GroupAccess;
   explicit Group(std::shared_ptr<World> world);
   explicit Group(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;

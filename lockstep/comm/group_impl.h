@@ -14,6 +14,8 @@
 #include "lockstep/comm/channel/channel.h"
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/comm/reducers/reducer_options.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
@@ -53,6 +55,9 @@ struct Group::Impl {
   void check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const;
   void check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const;
   [[noreturn]] void fail(const base::CommError& error);
+  /// GroupAccess::make_gradient_reducer() without the decorators. `reducer_name` is the name of the model.
+  std::unique_ptr<GradientReducer> make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
+                                                ReducerOptions options);
 
   const std::shared_ptr<World> world;
   const std::string name;
@@ -61,7 +66,6 @@ struct Group::Impl {
   /// The parent of a group that all ranks of this group split off.
   SplitParent split_parent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
-  int num_reducers = 0;
 
  private:
   struct StartedSend;
@@ -87,6 +91,7 @@ struct Group::Impl {
                                              // transport, which may write to it
   std::shared_ptr<Transport> transport_;
   Channel channel_;
+  int num_reducers_ = 0;
   at::Tensor my_signature_;  // buffers of gather_signatures(), one operation at a time
   at::Tensor all_signatures_;
   std::map<std::pair<bool, int>, std::unique_ptr<PeerChannel>> peer_channels_;  // (sending, peer)

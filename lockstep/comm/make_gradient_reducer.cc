@@ -1,6 +1,6 @@
-// Group::make_gradient_reducer(): chooses the reducer of a list of gradients and its decorators.
+// GroupAccess::make_gradient_reducer(): chooses the reducer of a list of gradients and its decorators.
 #include "lockstep/base/log.h"
-#include "lockstep/comm/group.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/reducers/bucket_size.h"
 #include "lockstep/comm/reducers/bucketed_reducer.h"
@@ -11,40 +11,42 @@
 
 namespace lockstep::comm {
 
-std::unique_ptr<GradientReducer> Group::make_gradient_reducer(std::string name, std::vector<GradientSpec> specs,
-                                                              ReducerOptions options) {
-  std::vector<std::string> names;
-  for (const GradientSpec& spec : specs) names.push_back(spec.name);
-  const bool check_finite = options.check_finite;
-  auto reducer = make_undecorated_reducer(std::move(name), std::move(specs), std::move(options));
-  const int rank = impl_->world->identity.rank;
-  if (check_finite)
-    reducer = with_finite_check(std::move(reducer), std::move(names), rank,
-                                [group = *this](const base::CommError& error) mutable { group.fail(error); });
-  const job::Injection& injection = impl_->world->injection;
-  const bool here = injection.fault != job::Fault::kNone && injection.rank == rank;
-  return here ? with_fault_injection(std::move(reducer), injection) : std::move(reducer);
-}
-
-std::unique_ptr<GradientReducer> Group::make_undecorated_reducer(std::string name, std::vector<GradientSpec> specs,
-                                                                 ReducerOptions options) {
-  if (size() == 1) return std::make_unique<SingleRankReducer>(std::move(specs));
-  const World& world = *impl_->world;
-  const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_reducers++);
-  const auto transport = world.make_transport(id, impl_->members, impl_->split_parent(0));
-  check_wire_dtype(*transport, "make_gradient_reducer", options.wire_dtype);
+std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
+                                                           ReducerOptions options) {
+  if (members.size() == 1) return std::make_unique<SingleRankReducer>(std::move(specs));
+  const std::string id = name + ".ddp" + std::to_string(num_reducers_++);
+  const auto transport = world->make_transport(id, members, split_parent(0));
+  comm::check_wire_dtype(*transport, "make_gradient_reducer", options.wire_dtype);
   std::vector<at::Tensor> examples;
   for (const GradientSpec& spec : specs) examples.push_back(spec.example);
   // A hook requires buckets.
   auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(examples);
-  if (options.hook && rank() == 0)
-    base::log_info("gradients of " + name + " are packed into buckets for the hook " + options.hook->name());
-  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.deadlock_detector);
+  if (options.hook && rank == 0)
+    base::log_info("gradients of " + reducer_name + " are packed into buckets for the hook " + options.hook->name());
+  auto channel = std::make_unique<Channel>(id, members, rank, transport, world->deadlock_detector);
   if (reducer)
-    return std::make_unique<InPlaceGradientReducer>(std::move(name), std::move(specs), std::move(channel),
+    return std::make_unique<InPlaceGradientReducer>(std::move(reducer_name), std::move(specs), std::move(channel),
                                                     std::move(reducer));
   if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel, examples.front().device());
-  return std::make_unique<BucketedReducer>(std::move(name), std::move(specs), std::move(channel), std::move(options));
+  return std::make_unique<BucketedReducer>(std::move(reducer_name), std::move(specs), std::move(channel),
+                                           std::move(options));
+}
+
+std::unique_ptr<GradientReducer> GroupAccess::make_gradient_reducer(const Group& group, std::string name,
+                                                                    std::vector<GradientSpec> specs,
+                                                                    ReducerOptions options) {
+  std::vector<std::string> names;
+  for (const GradientSpec& spec : specs) names.push_back(spec.name);
+  const bool check_finite = options.check_finite;
+  auto reducer = group.impl_->make_reducer(std::move(name), std::move(specs), std::move(options));
+  const World& world = *group.impl_->world;
+  const int rank = world.identity.rank;
+  if (check_finite)
+    reducer = with_finite_check(std::move(reducer), std::move(names), rank,
+                                [group](const base::CommError& error) { fail(group, error); });
+  const job::Injection& injection = world.injection;
+  const bool here = injection.fault != job::Fault::kNone && injection.rank == rank;
+  return here ? with_fault_injection(std::move(reducer), injection) : std::move(reducer);
 }
 
 }  // namespace lockstep::comm

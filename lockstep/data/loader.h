@@ -163,14 +163,6 @@ struct FunctionDataset {
   std::uint64_t size() const { return num_samples; }
 };
 
-inline std::function<void(const LoaderPosition&)> make_batch_counter(const comm::Group& world,
-                                                                     const LoaderOptions& options) {
-  if (!has_equal_batch_counts({world.rank(), world.size()}, options)) return nullptr;
-  return [group = world, mode = options.mode](const LoaderPosition& position) mutable {
-    group.count_batch(order_fingerprint(position, mode));
-  };
-}
-
 template <typename D>
 Loader<DatasetBatch<D>> make_loader(D dataset, DataShard shard, const LoaderOptions& options,
                                     std::function<void(const LoaderPosition&)> on_batch) {

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/group_access.h"
 
 namespace lockstep::data {
 namespace {
@@ -49,6 +50,14 @@ std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode) 
     for (int byte = 0; byte < 8; ++byte, value >>= 8)
       hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
   return hash;
+}
+
+std::function<void(const LoaderPosition&)> detail::make_batch_counter(const comm::Group& world,
+                                                                      const LoaderOptions& options) {
+  if (!has_equal_batch_counts({world.rank(), world.size()}, options)) return nullptr;
+  return [group = world, mode = options.mode](const LoaderPosition& position) {
+    comm::GroupAccess::count_batch(group, order_fingerprint(position, mode));
+  };
 }
 
 void throw_sample_error(std::uint64_t index, std::size_t num_samples) {

@@ -18,6 +18,10 @@
 #include "lockstep/data/ordered_workers.h"
 #include "lockstep/data/sampler.h"
 
+namespace lockstep::comm {
+class Group;
+}
+
 namespace lockstep::data {
 
 struct LoaderOptions {
@@ -44,6 +48,14 @@ bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options);
 /// A hash of the values that must be equal on all ranks for each sample to be drawn once: seed, epoch, number of
 /// samples, shuffle and mode. Pure.
 std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode);
+
+namespace detail {
+
+/// Returns the function that LoaderCore calls for each batch, so that `world` compares the ranks' batches. Returns null
+/// if the ranks draw different numbers of batches.
+std::function<void(const LoaderPosition&)> make_batch_counter(const comm::Group& world, const LoaderOptions& options);
+
+}  // namespace detail
 
 /// A sample could not be loaded. what() is "sample INDEX: " and the message of the dataset's exception, which is
 /// nested.

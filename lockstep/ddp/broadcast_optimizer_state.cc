@@ -99,7 +99,7 @@ void list_tensors(const json& tree, std::vector<json>& entries) {
 
 }  // namespace
 
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& group, int root) {
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, const comm::Group& group, int root) {
   if (group.size() == 1) return;
   json tree;
   std::vector<at::Tensor> tensors;

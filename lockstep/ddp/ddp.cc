@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
@@ -117,13 +118,13 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     compared_tensors_.emplace_back(name, tensor.detach());
   }
   const std::string name = specs.front().name + "..";
-  reducer_ = reduce_group_.make_gradient_reducer(name, std::move(specs),
-                                                 {.bucket_bytes = options_.bucket_bytes,
-                                                  .hook = options_.hook,
-                                                  .gradient_predivide_factor = options_.gradient_predivide_factor,
-                                                  .wire_dtype = host_averager_ ? at::kFloat : options_.wire_dtype,
-                                                  .layout = options_.bucket_layout,
-                                                  .check_finite = options_.check_finite});
+  reducer_ = comm::GroupAccess::make_gradient_reducer(reduce_group_, name, std::move(specs),
+                                                      {.bucket_bytes = options_.bucket_bytes,
+                                                       .hook = options_.hook,
+                                                       .gradient_predivide_factor = options_.gradient_predivide_factor,
+                                                       .wire_dtype = host_averager_ ? at::kFloat : options_.wire_dtype,
+                                                       .layout = options_.bucket_layout,
+                                                       .check_finite = options_.check_finite});
   fused_reducer_ = reducer_->fused();
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
@@ -193,7 +194,8 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!reduction_open_) backward_updater_ ? begin_update() : begin_reduction(group_.step_identity(), nullptr);
+  if (!reduction_open_)
+    backward_updater_ ? begin_update() : begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   if (reducer_->is_ready(index))
     throw UsageError(
         "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
@@ -281,7 +283,7 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
   ++num_reductions_;
   stop_requested_ |= participation.stop_requested;
   if (ends_step) return end_step();
-  if (!host_averager_ && stop_requested_) group_.set_stop_agreed();
+  if (!host_averager_ && stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
 /// Called when parameters have been updated, or when an optimizer of torch is about to update them. Averages the
@@ -290,7 +292,7 @@ void DistributedDataParallel::Impl::end_step() {
   // With average_hosts_every a reduction covers one host; the other hosts receive a stop request when the hosts are
   // averaged.
   const bool all_know = host_averager_ == nullptr || host_averager_->average_if_due(stop_requested_);
-  if (all_know && stop_requested_) group_.set_stop_agreed();
+  if (all_know && stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
 void DistributedDataParallel::Impl::average_hosts() {
@@ -321,7 +323,8 @@ void DistributedDataParallel::Impl::check_replicas() {
   const std::string text =
       describe_divergence(compared_tensors_, {first, first + all_hashes_.numel()}, ranks, outlier_rank);
   if (!text.empty())
-    reduce_group_.fail(
+    comm::GroupAccess::fail(
+        reduce_group_,
         {base::Cause::kReplicaDiverged, "DistributedDataParallel", reduce_group_.global_rank(reduce_group_.rank()),
          outlier_rank, text,
          "call lockstep::broadcast_optimizer_state() for an optimizer that was made before DistributedDataParallel and "
@@ -352,7 +355,7 @@ void DistributedDataParallel::Impl::leave_no_sync() {
 }
 
 void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active) {
-  comm::StepIdentity step{.stop_requested = group_.step_identity().stop_requested};
+  comm::StepIdentity step{.stop_requested = comm::GroupAccess::step_identity(group_).stop_requested};
   step.joined = true;
   step.divide_by_active = divide_by_active;
   reducer_->begin(step, make_extra_ops(), nullptr);
@@ -366,7 +369,7 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   const at::NoGradGuard no_grad;
   const comm::Participation participation =
       keeps_local_gradients() ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
-  if (participation.stop_requested) group_.set_stop_agreed();
+  if (participation.stop_requested) comm::GroupAccess::set_stop_agreed(group_);
   if (participation.active == 0) return false;
   buffers_.unpack(group_.size());
   anyone_joined_ = true;
@@ -380,7 +383,7 @@ void DistributedDataParallel::Impl::finish_join() {
   broadcast_tensors(all_tensors_, group_, first_active_rank_);
   const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
   group_.broadcast(steps, first_active_rank_, {.name = "steps"});
-  group_.set_steps(steps.item<std::int64_t>());
+  comm::GroupAccess::set_steps(group_, steps.item<std::int64_t>());
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
@@ -392,7 +395,7 @@ DistributedDataParallel::~DistributedDataParallel() {
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
-comm::Group& DistributedDataParallel::group() { return impl_->group(); }
+const comm::Group& DistributedDataParallel::group() const { return impl_->group(); }
 comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }
 
 DistributedDataParallel::operator std::shared_ptr<GradientSource>() const { return impl_; }

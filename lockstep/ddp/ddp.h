@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
 
 namespace torch::nn {
 class Module;
@@ -118,7 +119,7 @@ class DistributedDataParallel {
   /// average_hosts_every it does nothing.
   void average_hosts();
 
-  comm::Group& group();
+  const comm::Group& group() const;
   comm::ReducerStats stats() const;
 
   /// Optimizers of lockstep::optim are constructed from a DistributedDataParallel through this conversion.

@@ -50,7 +50,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
 
   // GradientSource
   std::vector<Parameter> parameters() const override;
-  comm::Group& host_group() override { return host_group_ ? *host_group_ : reduce_group_; }
+  const comm::Group& host_group() const override { return host_group_ ? *host_group_ : reduce_group_; }
   bool attach_optimizer(comm::ChunkSink* sink) override;
   ShardOwners shard_owners() override;
   bool has_local_gradients() const override;
@@ -63,7 +63,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void average_gradients() override;
   void run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) override;
 
-  comm::Group& group() { return group_; }
+  const comm::Group& group() const { return group_; }
   comm::ReducerStats stats() const { return reducer_->stats(); }
 
  private:

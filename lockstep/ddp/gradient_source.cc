@@ -2,6 +2,7 @@
 #include "lockstep/ddp/gradient_source.h"
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
@@ -29,7 +30,8 @@ bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
     host_group_ = reduce_group_.split_by_host();
     std::vector<comm::GradientSpec> specs;
     for (const HookedParameter& parameter : parameters_) specs.push_back({parameter.name, parameter.tensor.detach()});
-    host_reducer_ = host_group_->make_gradient_reducer("means", std::move(specs), {.bucket_bytes = {1}});
+    host_reducer_ =
+        comm::GroupAccess::make_gradient_reducer(*host_group_, "means", std::move(specs), {.bucket_bytes = {1}});
   }
   has_optimizer_ = true;  // nothing below throws
   chunk_sink_ = sink;
@@ -89,7 +91,7 @@ void DistributedDataParallel::Impl::check_backward_update() const {
 
 /// Called for the first gradient of a backward() that updates parameters.
 void DistributedDataParallel::Impl::begin_update() {
-  comm::StepIdentity step = group_.step_identity();
+  comm::StepIdentity step = comm::GroupAccess::step_identity(group_);
   const std::uint64_t options_hash = backward_updater_->begin_update();
   if (!keeps_local_gradients()) return begin_reduction(step, nullptr);
   step.use = comm::GradientUse::kUpdateInBackward;
@@ -137,7 +139,7 @@ void DistributedDataParallel::Impl::average_gradients() {
   if (!keeps_local_gradients() || gradients_averaged_) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
-  begin_reduction(group_.step_identity(), nullptr);
+  begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   finish_reduction();
   gradient_fingerprint_.clear();
   gradients_averaged_ = true;
@@ -146,7 +148,7 @@ void DistributedDataParallel::Impl::average_gradients() {
 void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) {
   require_attached();
   const at::NoGradGuard no_grad;
-  comm::StepIdentity step = group_.step_identity();
+  comm::StepIdentity step = comm::GroupAccess::step_identity(group_);
   step.use = use;
   step.options_hash = options_hash;
   if (host_reducer_) return run_pass_on_means(step, sink);

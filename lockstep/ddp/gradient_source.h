@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
 
 namespace lockstep::ddp {
 
@@ -71,7 +72,7 @@ class GradientSource {
 
   // host_group() does not block. The functions after it are collectives of host_group() unless stated otherwise: its
   // ranks call them in the same order, and each call blocks until all of them have made it. They throw CommError.
-  virtual comm::Group& host_group() = 0;
+  virtual const comm::Group& host_group() const = 0;
   /// The parties between which optimizer state can be divided: the ranks, or, where ranks of a host share parameters,
   /// the hosts.
   struct ShardOwners {

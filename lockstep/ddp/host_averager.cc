@@ -10,7 +10,7 @@ constexpr std::size_t kBucketBytes = 25 << 20;
 
 }  // namespace
 
-HostAverager::HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype)
+HostAverager::HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype)
     : group_(group.split(0)), period_(period), wire_dtype_(wire_dtype) {
   const at::Tensor hosts = at::full({1}, group.split_by_host().size() < group.size(), at::kInt);
   group_.all_reduce(hosts, comm::ReduceOp::kMax);

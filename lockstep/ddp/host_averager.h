@@ -17,7 +17,7 @@ class HostAverager {
   /// Splits `group`, so that its operations are independent of the user's; a collective of all ranks. Averages the
   /// floating-point tensors among `tensors` every `period` reductions, sent between hosts as `wire_dtype`. All ranks of
   /// a host hold the same values, so each byte is sent once per host (comm/hierarchy); with one host nothing is sent.
-  HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype);
+  HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype);
 
   /// Counts a reduction of gradients, and averages in every `period`-th call, which blocks until all ranks have called
   /// it. Returns true if it averaged; then `stop_requested` is true on all ranks if it was true on any.

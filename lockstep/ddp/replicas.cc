@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/group_access.h"
 
 namespace lockstep::ddp {
 namespace {
@@ -83,7 +84,7 @@ NamedTensors named_parameters(torch::nn::Module& module) { return unique_tensors
 NamedTensors named_buffers(torch::nn::Module& module) { return unique_tensors(module.named_buffers()); }
 
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
-                    comm::Group& group) {
+                    const comm::Group& group) {
   if (group.size() == 1) return;
   std::vector<std::string> mine = describe_tensors(parameters, "parameter");
   for (std::string& line : describe_tensors(buffers, "buffer")) mine.push_back(std::move(line));
@@ -103,20 +104,20 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
       std::replace(line.begin(), line.end(), '\t', ' ');
       return line.empty() ? "nothing more" : line;
     };
-    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.global_rank(group.rank()),
-                group.global_rank(rank),
-                "the model differs between ranks: " + named(0) + " has " + describe_at(first) + "; " + named(rank) +
-                    " has " + describe_at(theirs),
-                "build the same model with the same options on every rank"});
+    comm::GroupAccess::fail(group, {base::Cause::kConfigMismatch, "DistributedDataParallel",
+                                    group.global_rank(group.rank()), group.global_rank(rank),
+                                    "the model differs between ranks: " + named(0) + " has " + describe_at(first) +
+                                        "; " + named(rank) + " has " + describe_at(theirs),
+                                    "build the same model with the same options on every rank"});
   }
 }
 
-void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root) {
+void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root) {
   if (group.size() == 1) return;
   for_each_flat_batch(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
 }
 
-void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root) {
+void broadcast_parameters(torch::nn::Module& module, const comm::Group& group, int root) {
   NamedTensors tensors = named_parameters(module);
   for (auto& buffer : named_buffers(module)) tensors.push_back(std::move(buffer));
   broadcast_tensors(tensors, group, root);

@@ -30,20 +30,20 @@ NamedTensors named_buffers(torch::nn::Module& module);
 /// ranks. On a difference every rank throws CommError kConfigMismatch with both ranks' values of the first one. Blocks
 /// until all ranks have called it.
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
-                    comm::Group& group);
+                    const comm::Group& group);
 
 /// Overwrites the tensors in place with those of rank `root`, packed into messages of at most 32 MiB. Afterwards all
 /// ranks hold the same bits. Blocks until all ranks have called it.
-void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root = 0);
+void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root = 0);
 
 /// Copies the parameters and buffers of rank `root` to every rank. Blocks until all ranks have called it.
-void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root = 0);
+void broadcast_parameters(torch::nn::Module& module, const comm::Group& group, int root = 0);
 
 /// Copies the state and options of rank `root`'s optimizer to every rank, through the optimizer's own save() and
 /// load(). Needed for optimizers whose state derives from initial parameters (Lookahead, EMA, master weights) and that
 /// were constructed before the parameters were equal. Sends tensors and numbers, never a pickle. Blocks until all ranks
 /// have called it. Throws UsageError on rank `root` for state of any other type.
-void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& group, int root = 0);
+void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, const comm::Group& group, int root = 0);
 
 /// A 64-bit hash (XXH3) of each tensor's values in memory order. Values on a GPU are copied to the host in slices of at
 /// most 32 MiB, which blocks until the GPU has computed them.

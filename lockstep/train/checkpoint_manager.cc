@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/job/identity/identity.h"
 #include "lockstep/train/loggers/run_directory.h"
 
@@ -126,7 +127,8 @@ void CheckpointManager::finish_in_flight_save() {
     newest_step_ = -1;
     // Other ranks may observe the error a step later, so this rank fails the job without waiting for them.
     if (options_.on_disk_error == DiskErrorPolicy::kStop)
-      world_.fail(base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
+      comm::GroupAccess::fail(
+          world_, base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
     handle_disk_error(error);
   }
 }

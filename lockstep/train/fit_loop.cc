@@ -22,6 +22,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/module_io.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/data/seed.h"
 #include "lockstep/nn/module_summary.h"
 #include "lockstep/nn/sync_batch_norm.h"
@@ -376,7 +377,7 @@ class FitLoop final : public FitContext {
     }
     load_fit_progress(progress_, *components_.train, trainer);
     next_time_check_ = progress_.step + 1;
-    world_.set_steps(progress_.step);  // continues the numbering of steps
+    comm::GroupAccess::set_steps(world_, progress_.step);  // continues the numbering of steps
     if (world_.rank() == 0)
       base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + saved.path());
   }

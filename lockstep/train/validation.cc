@@ -52,8 +52,8 @@ void require_exact_sharding(const BatchRunner& batches) {
         "Use make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
 }
 
-NamedValues validate(comm::Group& world, torch::nn::Module& module, BatchRunner& batches, std::int64_t num_batches,
-                     const amp::Precision& precision, ValidationLocation location) {
+NamedValues validate(const comm::Group& world, torch::nn::Module& module, BatchRunner& batches,
+                     std::int64_t num_batches, const amp::Precision& precision, ValidationLocation location) {
   Metrics metrics;
   {
     const EvalModeGuard eval_guard(module);

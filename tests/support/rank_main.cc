@@ -31,7 +31,7 @@ class FailuresOnly final : public ::testing::EmptyTestEventListener {
 
 }  // namespace
 
-comm::Group& world() {
+const comm::Group& world() {
   LOCKSTEP_CHECK(the_world.has_value());
   return *the_world;
 }

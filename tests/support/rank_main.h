@@ -8,7 +8,7 @@ namespace lockstep::tests {
 
 /// Returns the group of all ranks. main() joins it before the first test and leaves it after the last. All ranks run
 /// the same tests in the same order, so a test may call collectives.
-comm::Group& world();
+const comm::Group& world();
 
 /// Leaves the world before main() does, to test how the program and the other ranks behave afterwards. world() must not
 /// be called after this.

@@ -60,7 +60,7 @@ std::string hash_of(const torch::nn::Module& module) {
 /// Records the steps of one rank in a file.
 class StepHistory {
  public:
-  StepHistory(const std::string& folder, lockstep::Group& world)
+  StepHistory(const std::string& folder, const lockstep::Group& world)
       : folder_(folder), rank_(world.rank()), world_size_(world.size()) {
     generation_ = lockstep::job::identify(lockstep::base::Env::this_process()).generation;
     file_.open(folder + "/rank." + std::to_string(rank_) + ".jsonl", std::ios::app);
@@ -175,7 +175,7 @@ struct HistoryCallback : training::Callback {
 
 template <typename Net, typename Dataset>
 int fit(const Words& words, training::Trainer& trainer, std::shared_ptr<RecordedModule<Net>> net, Dataset dataset) {
-  lockstep::Group& world = trainer.world();
+  const lockstep::Group& world = trainer.world();
   StepHistory history(string_argument(words, "history"), world);
   net->history = &history;
   net->kills = string_argument(words, "kill");

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/strides.h>
 
 #include <limits>
 #include <sstream>
@@ -134,7 +135,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
   if (!is_finishing_) ++stats_.started_early;
   if (options_.hook) {
     ++stats_.operations;
-    HookContext context = hook_context(bucket.names.front());
+    ChannelHookContext context = hook_context(bucket.names.front());
     bucket_state.pending = options_.hook->start(bucket, context);
     return;
   }
@@ -224,28 +225,36 @@ void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
   layout_hash_ = layout_hash_ * 31 + 17;
   for (auto& members : plan_buckets(sizes, order_, options_.bucket_bytes)) {
     BucketState bucket_state;
-    bucket_state.bucket.index = buckets_.size();
-    std::int64_t total = 0;
-    std::vector<std::int64_t> offsets;
-    for (const std::size_t i : members) {
-      offsets.push_back(total);
-      total += (specs_[i].example.numel() + kAlign - 1) / kAlign * kAlign;
-      bucket_state.bucket.names.push_back(specs_[i].name);
-      layout_hash_ = (layout_hash_ ^ i) * 1099511628211u;
-    }
-    const at::Tensor& first = specs_[members.front()].example;
-    bucket_state.bucket.buffer = at::zeros({total}, first.options().requires_grad(false));
+    bucket_state.bucket = make_bucket(buckets_.size(), members);
     for (std::size_t k = 0; k < members.size(); ++k) {
-      const at::Tensor& example = specs_[members[k]].example;
-      const at::Tensor memory = bucket_state.bucket.buffer.narrow(0, offsets[k], example.numel());
       placements_[members[k]].bucket = static_cast<int>(buckets_.size());
-      placements_[members[k]].view = example.is_non_overlapping_and_dense()
-                                         ? memory.as_strided(example.sizes(), example.strides(), offsets[k])
-                                         : memory.view(example.sizes());
+      placements_[members[k]].view = bucket_state.bucket.gradient(k);
+      layout_hash_ = (layout_hash_ ^ members[k]) * 1099511628211u;
     }
     bucket_state.gradients = std::move(members);
     buckets_.push_back(std::move(bucket_state));
   }
+  if (!options_.hook) return;
+  std::vector<Bucket> buckets;
+  for (const BucketState& bucket_state : buckets_) buckets.push_back(bucket_state.bucket);
+  options_.hook->buckets_changed(buckets);
+}
+
+Bucket BucketedReducer::make_bucket(std::size_t index, const std::vector<std::size_t>& gradients) const {
+  Bucket bucket{.index = index};
+  std::int64_t total = 0;
+  for (const std::size_t i : gradients) {
+    const at::Tensor& example = specs_[i].example;
+    bucket.names.push_back(specs_[i].name);
+    bucket.shapes.push_back(example.sizes().vec());
+    const c10::DimVector contiguous = c10::contiguous_strides(example.sizes());
+    bucket.strides.push_back(example.is_non_overlapping_and_dense() ? example.strides().vec()
+                                                                    : at::IntArrayRef(contiguous).vec());
+    bucket.offsets.push_back(total);
+    total += (example.numel() + kAlign - 1) / kAlign * kAlign;
+  }
+  bucket.buffer = at::zeros({total}, specs_[gradients.front()].example.options().requires_grad(false));
+  return bucket;
 }
 
 // One line per gradient, in the order of the next reduction: the number of reductions for which no rank has had it, or
@@ -325,7 +334,7 @@ void BucketedReducer::finish_buckets() {
     wait(*bucket_state.pending, bucket_state.bucket.names.front());
     if (wait_start_ns != 0) trace(bucket_state, wait_start_ns);
     if (options_.hook) {
-      HookContext context = hook_context(bucket_state.bucket.names.front());
+      ChannelHookContext context = hook_context(bucket_state.bucket.names.front());
       options_.hook->finish(bucket_state.bucket, context);
     }
     if (sum_scale_ != 1) bucket_state.bucket.buffer.mul_(sum_scale_);

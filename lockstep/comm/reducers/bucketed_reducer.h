@@ -65,6 +65,7 @@ class BucketedReducer final : public ReducerBase {
   };
 
   void build_buckets(const std::vector<std::size_t>& order);
+  Bucket make_bucket(std::size_t index, const std::vector<std::size_t>& gradients) const;
   void restore_layout(const std::string& layout);
   std::vector<std::size_t> next_order() const;
   std::string layout() const;

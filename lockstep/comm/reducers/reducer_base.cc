@@ -39,7 +39,7 @@ Collective ReducerBase::make_op(CollectiveKind kind, std::string name) const {
   return {.kind = kind, .name = std::move(name), .seq = seq_};
 }
 
-HookContext ReducerBase::hook_context(const std::string& label) { return {*channel_, label, seq_}; }
+ChannelHookContext ReducerBase::hook_context(const std::string& label) { return {*channel_, label, seq_}; }
 
 PendingPtr ReducerBase::start(Collective op) {
   ++stats_.operations;
@@ -136,7 +136,7 @@ void ReducerBase::wait_extra_ops() {
 }
 
 at::Tensor ReducerBase::average_sparse(std::size_t index, const at::Tensor& mine) {
-  HookContext context = hook_context(specs_[index].name);
+  ChannelHookContext context = hook_context(specs_[index].name);
   stats_.operations += 3;
   return sum_sparse(mine, specs_[index].example, 1.0 / channel_->size(), context);
 }

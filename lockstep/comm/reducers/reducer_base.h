@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/channel/channel.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/reducers/channel_hook_context.h"
 #include "lockstep/comm/reducers/reduction_header.h"
 #include "lockstep/comm/reducers/straggler_detector.h"
 
@@ -40,7 +40,7 @@ class ReducerBase : public GradientReducer {
   Collective make_op(CollectiveKind kind, std::string name) const;
   PendingPtr start(Collective op);
   void wait(Pending& pending, const std::string& what);
-  HookContext hook_context(const std::string& label);
+  ChannelHookContext hook_context(const std::string& label);
   /// Returns the mean of the ranks' sparse gradients `index`. `mine` is undefined if this rank has none.
   at::Tensor average_sparse(std::size_t index, const at::Tensor& mine);
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_hook.h"
 
 namespace lockstep::comm {
 

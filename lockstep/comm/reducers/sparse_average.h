@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_hook.h"
 
 namespace lockstep::comm {
 

@@ -368,7 +368,7 @@ void FusedUpdate::finish_gradient(std::size_t index) {
 }
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
-  comm::Group& group = source_->host_group();
+  const comm::Group& group = source_->host_group();
   group.barrier({.name = "change_parameters"});  // from here on, no rank reads the parameters
   if (storage_.is_primary()) change();
   group.barrier({.name = "change_parameters"});

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim {
@@ -87,7 +88,7 @@ void StateSharding::check_fingerprints(std::uint64_t options_hash) const {
 void StateSharding::gather_and_check_fingerprints(std::uint64_t options_hash) const {
   at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({owners_.count}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &options_hash, kHeaderBytes);
-  comm::Group(*owners_.group).all_gather(all, mine, {.name = kOperationName});
+  owners_.group->all_gather(all, mine, {.name = kOperationName});
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
     std::memcpy(&other, all.const_data_ptr<std::int64_t>() + owner, kHeaderBytes);
@@ -108,17 +109,18 @@ void StateSharding::copy(void* to, const void* from, std::size_t bytes) const {
 }
 
 void StateSharding::fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options_hash) const {
-  comm::Group group = *owners_.group;
+  const comm::Group& group = *owners_.group;
   const int self = group.global_rank(group.rank()), peer = group.global_rank(owner);
   std::ostringstream text;
   text << "rank " << peer << " has an optimizer whose options or steps have the hash " << other << "; rank " << self
        << " has the hash " << options_hash;
-  group.fail(base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kOperationName + ")", self, peer,
+  comm::GroupAccess::fail(
+      group, base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kOperationName + ")", self, peer,
                                text.str(), "use the same options and the same calls of step() on all ranks"));
 }
 
 void StateSharding::all_gather_rounds(std::uint64_t options_hash) {
-  comm::Group group = *owners_.group;
+  const comm::Group& group = *owners_.group;
   const auto self = static_cast<std::size_t>(owners_.index);
   auto* mine = static_cast<char*>(input_.mutable_data_ptr());
   if (device_.is_cpu())
@@ -151,7 +153,7 @@ void StateSharding::all_gather_parameters(std::uint64_t options_hash) {
 void StateSharding::all_reduce_sums(std::span<double> sums) {
   if (owners_.group) {
     const at::Tensor all = at::from_blob(sums.data(), {static_cast<std::int64_t>(sums.size())}, at::kDouble);
-    comm::Group(*owners_.group).all_reduce(all, comm::ReduceOp::kSum, {.name = "norms of an optimizer"});
+    owners_.group->all_reduce(all, comm::ReduceOp::kSum, {.name = "norms of an optimizer"});
   }
   if (owners_.has_several_ranks) source_.host_group().barrier({.name = "norms of an optimizer"});
 }
@@ -166,8 +168,7 @@ at::Tensor StateSharding::gather_state(std::size_t index, const at::Tensor& shar
     const at::Tensor slice =
         flat.narrow(0, static_cast<std::int64_t>(range.first), static_cast<std::int64_t>(range.count));
     if (static_cast<int>(owner) == owners_.index) slice.copy_(shard);
-    if (owners_.group)
-      comm::Group(*owners_.group).broadcast(slice, static_cast<int>(owner), {.name = "state of an optimizer"});
+    if (owners_.group) owners_.group->broadcast(slice, static_cast<int>(owner), {.name = "state of an optimizer"});
   }
   if (owners_.has_several_ranks && flat.numel() > 0)
     source_.host_group().broadcast(flat, 0, {.name = "state of an optimizer"});

@@ -4,7 +4,7 @@
 
 namespace lockstep::training {
 
-std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine) {
+std::vector<RankRecord> gather_records(const comm::Group& world, const RankRecord& mine) {
   const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "rank records"});
   std::vector<RankRecord> records;
   if (world.rank() == 0)

@@ -10,6 +10,6 @@ namespace lockstep::training {
 
 /// Collective: blocks until all ranks of `world` have called it. Returns the records in rank order on rank 0 and an
 /// empty vector on other ranks. Throws what Group::all_gather_bytes() throws.
-std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine);
+std::vector<RankRecord> gather_records(const comm::Group& world, const RankRecord& mine);
 
 }  // namespace lockstep::training

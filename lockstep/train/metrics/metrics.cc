@@ -101,7 +101,7 @@ std::map<std::string, Metrics::Sum> sums_from_text(const std::string& text) {
   return sums;
 }
 
-NamedValues mean_over_ranks(const Metrics& metrics, comm::Group& group) {
+NamedValues mean_over_ranks(const Metrics& metrics, const comm::Group& group) {
   std::map<std::string, Metrics::Sum> all;
   for (const std::string& text : group.all_gather_bytes(to_text(metrics.sums())))
     for (const auto& [name, sum] : sums_from_text(text)) {

@@ -53,7 +53,7 @@ class Metrics {
 
 /// Returns means over all ranks, in the order of names. Collective, in one operation; ranks may have different names.
 /// Bit-equal on all ranks: sums are added in rank order.
-NamedValues mean_over_ranks(const Metrics& metrics, comm::Group& group);
+NamedValues mean_over_ranks(const Metrics& metrics, const comm::Group& group);
 
 /// Serializes sums as one line "SUM COUNT NAME" per name, with hexadecimal numbers so that they round-trip exactly.
 std::string to_text(const std::map<std::string, Metrics::Sum>& sums);

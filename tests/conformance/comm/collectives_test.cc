@@ -314,7 +314,7 @@ at::Tensor int_values(int rank, std::int64_t count) {
 }
 
 void check_all_operations(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& copy) {
-  Group& w = world();
+  const Group& w = world();
   const int size = w.size(), me = w.rank(), root = size - 1;
   const auto part = [&](const at::Tensor& whole, int r) { return whole.narrow(0, r * n, n); };
   const auto all = [&](const std::function<at::Tensor(int)>& of) {

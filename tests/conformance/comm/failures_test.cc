@@ -10,6 +10,7 @@
 #include <fstream>
 #include <thread>
 
+#include "lockstep/comm/group_access.h"
 #include "lockstep/comm/init.h"
 #include "tests/support/rank_main.h"
 #include "tests/support/temp_dir.h"
@@ -265,7 +266,8 @@ TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
   // DDP reports a difference of replicas in this way.
   const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
     if (on_rank(0))
-      world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
+      comm::GroupAccess::fail(world(),
+                        DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
     world().all_reduce(make_tensor());
   });
   EXPECT_THAT(error.what(), HasSubstr("parameters differ"));

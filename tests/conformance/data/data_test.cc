@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "lockstep/comm/group_access.h"
 #include "lockstep/data/loader.h"
 #include "tests/support/rank_main.h"
 
@@ -39,10 +40,10 @@ TEST(Data, RanksTogetherDrawEverySample) {
 TEST(Data, GroupCountsBatchesWhenRanksDrawEqually) {
   const auto drawn = [](ShardMode mode) {
     auto loader = make_loader(kSamples, sample, world(), {.batch_size = 4, .mode = mode});
-    const auto before = world().step_identity().batches;
+    const auto before = comm::GroupAccess::step_identity(world()).batches;
     std::int64_t batches = 0;
     for (auto& batch : loader.epoch(0)) batches += batch.target.defined();
-    return std::pair(batches, world().step_identity().batches - before);
+    return std::pair(batches, comm::GroupAccess::step_identity(world()).batches - before);
   };
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop}) {
     const auto [batches, counted] = drawn(mode);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/optim/sgd.h"
@@ -172,7 +173,7 @@ TEST(DdpFailures, StepDesyncUsesGlobalRank) {
   if (others.size() < 2) return;
   Mlp net;
   DistributedDataParallel ddp(net, others);
-  if (world().rank() == 2) others.count_batch();
+  if (world().rank() == 2) comm::GroupAccess::count_batch(others);
   expect_error(Cause::kDesync, {"rank 1 has drawn 0 batches, rank 2 has drawn 1 batch"},
                [&] { forward_backward(net, 0); });
 }
@@ -307,7 +308,7 @@ TEST(DdpFailures, ExtraBackwardAfterStepIsDetectedByBatchCount) {
   int done = 0;
   expect_error(Cause::kDesync, {"has drawn"}, [&] {
     for (int number = 0; number < 6; ++number) {
-      world().count_batch();  // as make_loader does
+      comm::GroupAccess::count_batch(world());  // as make_loader does
       optimizer.zero_grad();
       forward_backward(net, number);
       optimizer.step();

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/ddp/ddp.h"
 #include "tests/support/rank_main.h"
 
@@ -44,7 +44,7 @@ std::vector<int> hosts_of_ranks() {
   return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + all.numel()};
 }
 
-void expect_equal_on_all(const at::Tensor& tensor, comm::Group& group, const char* what) {
+void expect_equal_on_all(const at::Tensor& tensor, const comm::Group& group, const char* what) {
   const at::Tensor all = at::empty({group.size() * tensor.numel()}, tensor.options());
   group.all_gather(all, tensor.flatten().contiguous());
   for (int r = 0; r < group.size(); ++r)

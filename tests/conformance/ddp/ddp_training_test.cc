@@ -1,4 +1,4 @@
-// Tests BufferMode, hooks, join(), the state of optimizers, and actions of one rank alone.
+// Tests BufferMode, join(), the state of optimizers, and actions of one rank alone.
 #include <sstream>
 
 #include "lockstep/ddp/replicas.h"
@@ -172,88 +172,6 @@ TEST(DdpTraining, UserHooksReceiveLocalGradients) {
     EXPECT_TRUE(torch::allclose(net->first->weight.grad(), mean[0], 1e-5, 1e-6));
   }
   EXPECT_EQ(calls, 3);
-}
-
-/// Sends and adds gradients as bfloat16.
-class Bf16Hook final : public comm::GradientHook {
- public:
-  std::string name() const override { return "bf16"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
-    sent_.resize(std::max(sent_.size(), bucket.index + 1));
-    sent_[bucket.index] = bucket.buffer.to(at::kBFloat16);
-    return context.all_reduce(sent_[bucket.index]);
-  }
-  void finish(comm::Bucket& bucket, comm::HookContext&) override { bucket.buffer.copy_(sent_[bucket.index]); }
-
- private:
-  std::vector<at::Tensor> sent_;
-};
-
-/// Implements an all-reduce by gathering and adding, so that it has two operations, the second of them in finish().
-class GatherHook final : public comm::GradientHook {
- public:
-  std::string name() const override { return "gather"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
-    all_ = at::empty({context.size() * bucket.buffer.numel()}, bucket.buffer.options());
-    return context.all_gather(all_, bucket.buffer.clone());
-  }
-  void finish(comm::Bucket& bucket, comm::HookContext& context) override {
-    bucket.buffer.copy_(all_.view({context.size(), -1}).sum(0));
-    at::Tensor ones = torch::ones({1});
-    const auto pending = context.all_reduce(ones);
-    context.wait(*pending);
-    EXPECT_EQ(ones.item<float>(), static_cast<float>(context.size()));
-  }
-
- private:
-  at::Tensor all_;
-};
-
-TEST(DdpHooks, SumHookEqualsNoHook) {
-  Mlp with, without;
-  testing::internal::CaptureStderr();
-  DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
-  const std::string output = testing::internal::GetCapturedStderr();
-  const bool reports = world().size() > 1 && world().rank() == 0;
-  EXPECT_EQ(output.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
-                std::string::npos,
-            reports)
-      << output;
-  DistributedDataParallel b(without, world());
-  copy_values(*without, *with);
-  for (int step = 0; step < 4; ++step) {
-    with->zero_grad();
-    without->zero_grad();
-    const at::Tensor x = batch_of(world().rank(), step, {4, 7});
-    with->forward(x).pow(2).sum().backward();
-    without->forward(x).pow(2).sum().backward();
-    const auto p = gradients(*with);
-    const auto q = gradients(*without);
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6));
-      EXPECT_TRUE(same_bits(p[i]));
-    }
-  }
-}
-
-TEST(DdpHooks, CompressedGradientsAreCloseAndIdenticalOnAllRanks) {
-  Mlp net;
-  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16Hook>()});
-  for (int step = 0; step < 4; ++step) {
-    net->zero_grad();
-    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
-    const auto expected = mean_over_ranks([&](int rank) {
-      Mlp alone;
-      copy_values(*net, *alone);
-      alone->forward(batch_of(rank, step, {4, 7})).pow(2).sum().backward();
-      return gradients(*alone);
-    });
-    const auto got = gradients(*net);
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_TRUE(torch::allclose(got[i], expected[i], 3e-2, 3e-2));
-      EXPECT_TRUE(same_bits(got[i]));
-    }
-  }
 }
 
 TEST(DdpJoin, DividesByInitialOrActiveRanks) {

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/telemetry/rank_page.h"
-#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/output/status.h"
 #include "lockstep/optim/adam.h"

@@ -59,7 +59,7 @@ void block_in_kernel() {
 }
 
 /// Works for `seconds`. Reports progress every 20 ms if `reports_progress`.
-void work(Group& world, double seconds, bool reports_progress) {
+void work(const Group& world, double seconds, bool reports_progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -67,7 +67,7 @@ void work(Group& world, double seconds, bool reports_progress) {
   }
 }
 
-void inject_fault(const std::string& what, Group& world, double seconds) {
+void inject_fault(const std::string& what, const Group& world, double seconds) {
   if (what == "loop" || what == "short_deadline") loop_forever();
   if (what == "deadlock") self_deadlock();
   if (what == "kernel") block_in_kernel();

@@ -155,7 +155,7 @@ void self_deadlock() {
 
 /// Reduces a tensor over all ranks, or makes the wrong call of `fault_kind`. Returns the sum; undefined if the call was
 /// left out.
-at::Tensor vote(Group& world, int step, const std::string& fault_kind, std::int64_t num_votes) {
+at::Tensor vote(const Group& world, int step, const std::string& fault_kind, std::int64_t num_votes) {
   const at::Tensor votes = torch::full({fault_kind == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
                                        fault_kind == "dtype" ? at::kDouble : at::kFloat);
   if (fault_kind == "skip" || fault_kind == "order") return {};
@@ -187,7 +187,7 @@ std::string list(const at::Tensor& numbers) {
 }
 
 /// Trains, and writes the hash of the parameters after each step.
-void train_with_fault(Group& world, History& history, int steps, const Fault& fault) {
+void train_with_fault(const Group& world, History& history, int steps, const Fault& fault) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
   DistributedDataParallel ddp(net, world, {.compare_replicas_every = 50});

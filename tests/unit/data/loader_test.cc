@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/data/datasets/char_dataset.h"
 #include "tests/support/temp_dir.h"
 

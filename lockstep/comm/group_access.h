@@ -1,0 +1,46 @@
+// GroupAccess: what modules above comm need of a Group and programs do not. Not included by lockstep.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/comm/reducers/reducer_options.h"
+
+namespace lockstep::comm {
+
+/// Functions of a Group for ddp, data, train, optim and checkpoint. The state that they change belongs to the process
+/// and is shared by all its groups. Threads: as Group, unless stated.
+struct GroupAccess {
+  /// Sets the number of steps: on a rank that has joined and follows the steps of the other ranks, and in a training
+  /// that resumes.
+  static void set_steps(const Group& group, std::int64_t steps);
+
+  /// Records that a finished reduction contained a stop request: Group::stop_requested() returns true from then on.
+  static void set_stop_agreed(const Group& group);
+
+  /// For loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with this
+  /// hash. If the ranks' counts, or the sums of the hashes of the world's loaders, differ when gradients are reduced,
+  /// the ranks are not in the same step, and the reduction throws a DesyncError. Does not block. Any thread may call
+  /// it.
+  static void count_batch(const Group& group, std::uint32_t sample_order_hash = 0);
+
+  /// Returns what this process contributes to the header of the next reduction.
+  static StepIdentity step_identity(const Group& group);
+
+  /// Returns a reducer for the gradients `specs` with a channel of its own. All ranks must call it with equal
+  /// arguments; blocks until they have. Throws UsageError for options that the transport does not support.
+  static std::unique_ptr<GradientReducer> make_gradient_reducer(const Group& group, std::string name,
+                                                                std::vector<GradientSpec> specs,
+                                                                ReducerOptions options);
+
+  /// Closes the group with `error`, publishes it as the job's first cause, and throws it. For a disagreement between
+  /// ranks that a module above comm has detected.
+  [[noreturn]] static void fail(const Group& group, const base::CommError& error);
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,392 @@
+// Tests gradient hooks: the interface that they implement, and those of ddp/hooks.
+#include <algorithm>
+#include <map>
+
+#include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "tests/conformance/ddp/test_models.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ddp::Bf16CompressHook;
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+
+/// Parameters of several dtypes, one of them transposed in memory.
+struct MixedNetImpl : torch::nn::Module {
+  MixedNetImpl() {
+    wide = register_parameter("wide", torch::randn({7, 5}));
+    transposed = register_parameter("transposed", torch::randn({3, 7}).t());
+    exact = register_parameter("exact", torch::randn({6}, at::kDouble));
+    narrow = register_parameter("narrow", torch::randn({9}).to(at::kBFloat16));
+  }
+  at::Tensor forward(const at::Tensor& x) {  // [n, 7] of float32
+    return (torch::tanh(x.mm(wide)).pow(2).sum() + x.mm(transposed).sin().sum()).to(at::kDouble) +
+           (exact * x.to(at::kDouble).sum()).cos().sum() + (narrow * x.to(at::kBFloat16).sum()).sum().to(at::kDouble);
+  }
+  at::Tensor wide, transposed, exact, narrow;
+};
+TORCH_MODULE(MixedNet);
+
+/// Runs backward() on the batch of `rank` in `step`. Rank 1 has an empty batch if `rank_1_is_empty`.
+void backward(MixedNet& net, int rank, int step, bool rank_1_is_empty = false) {
+  if (rank == 1 && rank_1_is_empty) return (net->wide.sum() * 0).backward();
+  net->forward(batch_of(rank, step, {4, 7})).backward();
+}
+
+/// Returns each rank's gradients in `step`, computed without other ranks.
+std::vector<std::vector<at::Tensor>> local_gradients(MixedNet& net, const std::vector<int>& steps,
+                                                     bool rank_1_is_empty = false) {
+  std::vector<std::vector<at::Tensor>> all;
+  for (int rank = 0; rank < world().size(); ++rank) {
+    MixedNet alone;
+    copy_values(*net, *alone);
+    for (const int step : steps) backward(alone, rank, step, rank_1_is_empty);
+    all.push_back(gradients(*alone));
+  }
+  return all;
+}
+
+/// Expects that the gradients of `net` are the means of `locals` within the bound of Bf16CompressHook, and have the
+/// same bits on all ranks.
+void expect_bf16_means(MixedNet& net, const std::vector<std::vector<at::Tensor>>& locals) {
+  const auto named = net->named_parameters();
+  const double n = world().size();
+  for (std::size_t i = 0; i < named.size(); ++i) {
+    const at::Tensor got = named[i].value().grad();
+    at::Tensor mean = torch::zeros(got.sizes(), at::kDouble), mean_size = torch::zeros(got.sizes(), at::kDouble);
+    for (const auto& local : locals) {
+      if (!local[i].defined()) continue;
+      mean += local[i].to(at::kDouble) / n;
+      mean_size += local[i].to(at::kDouble).abs() / n;
+    }
+    const at::Tensor error = (got.to(at::kDouble) - mean).abs();
+    EXPECT_TRUE(error.le(mean_size * n / 256 + 1e-30).all().item<bool>()) << named[i].key() << ": got\n"
+                                                                          << got << "\nexpected\n"
+                                                                          << mean;
+    EXPECT_EQ(got.scalar_type(), named[i].value().scalar_type());
+    EXPECT_TRUE(same_bits(got)) << named[i].key();
+    if (world().size() > 1) {
+      EXPECT_TRUE(torch::equal(got, got.to(at::kBFloat16).to(got.scalar_type())))
+          << named[i].key() << " was not sent as bfloat16";
+    }
+  }
+}
+
+TEST(DdpHooks, Bf16MeansAreCloseAndEqualOnAllRanks) {
+  MixedNet net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16CompressHook>()});
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    backward(net, world().rank(), step);
+    expect_bf16_means(net, local_gradients(net, {step}));
+  }
+}
+
+TEST(DdpHooks, Bf16WithARankWithoutGradients) {
+  MixedNet net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16CompressHook>()});
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    backward(net, world().rank(), step, /*rank_1_is_empty=*/true);
+    expect_bf16_means(net, local_gradients(net, {step}, /*rank_1_is_empty=*/true));
+  }
+}
+
+TEST(DdpHooks, Bf16AfterNoSync) {
+  MixedNet net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16CompressHook>()});
+  for (int step = 0; step < 6; step += 2) {
+    net->zero_grad();
+    {
+      const auto guard = ddp.no_sync();
+      backward(net, world().rank(), step);
+    }
+    backward(net, world().rank(), step + 1);
+    expect_bf16_means(net, local_gradients(net, {step, step + 1}));
+  }
+}
+
+/// Implements an all-reduce by gathering and adding, so that it has two operations, the second of them in finish().
+class GatherHook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "gather"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
+    all_ = at::empty({context.size() * bucket.buffer.numel()}, bucket.buffer.options());
+    return context.all_gather(all_, bucket.buffer.clone());
+  }
+  void finish(comm::Bucket& bucket, comm::HookContext& context) override {
+    bucket.buffer.copy_(all_.view({context.size(), -1}).sum(0));
+    at::Tensor ones = torch::ones({1});
+    const auto pending = context.all_reduce(ones);
+    context.wait(*pending);
+    EXPECT_EQ(ones.item<float>(), static_cast<float>(context.size()));
+  }
+
+ private:
+  at::Tensor all_;
+};
+
+TEST(DdpHooks, SumHookEqualsNoHook) {
+  Mlp with, without;
+  testing::internal::CaptureStderr();
+  DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
+  const std::string output = testing::internal::GetCapturedStderr();
+  const bool reports = world().size() > 1 && world().rank() == 0;
+  EXPECT_EQ(output.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
+                std::string::npos,
+            reports)
+      << output;
+  DistributedDataParallel b(without, world());
+  copy_values(*without, *with);
+  for (int step = 0; step < 4; ++step) {
+    with->zero_grad();
+    without->zero_grad();
+    const at::Tensor x = batch_of(world().rank(), step, {4, 7});
+    with->forward(x).pow(2).sum().backward();
+    without->forward(x).pow(2).sum().backward();
+    const auto p = gradients(*with);
+    const auto q = gradients(*without);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6));
+      EXPECT_TRUE(same_bits(p[i]));
+    }
+  }
+}
+
+/// Sums buckets and records what the reducer passes.
+class RecordingHook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "recording"; }
+  void buckets_changed(const std::vector<comm::Bucket>& changed) override {
+    buckets = changed;
+    ++num_changes;
+  }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
+    EXPECT_GT(num_changes, 0) << "start() before buckets_changed()";
+    EXPECT_TRUE(bucket.buffer.is_same(buckets[bucket.index].buffer));
+    EXPECT_EQ(bucket.names, buckets[bucket.index].names);
+    for (std::size_t k = 0; k < bucket.names.size(); ++k) started[bucket.names[k]] = bucket.gradient(k).clone();
+    return context.all_reduce(bucket.buffer);
+  }
+  void finish(comm::Bucket&, comm::HookContext&) override {}
+
+  std::vector<comm::Bucket> buckets;
+  int num_changes = 0;
+  std::map<std::string, at::Tensor> started;  // this rank's gradients, by name
+};
+
+TEST(DdpHooks, BucketsDescribeTheirGradients) {
+  if (world().size() == 1) return;  // a world of one has no buckets
+  MixedNet net;
+  const auto hook = std::make_shared<RecordingHook>();
+  DistributedDataParallel ddp(net, world(), {.hook = hook});
+  EXPECT_EQ(hook->num_changes, 0) << "the first backward() determines the layout";
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    backward(net, world().rank(), step);
+    EXPECT_EQ(hook->num_changes, 1);
+    const auto local = local_gradients(net, {step})[static_cast<std::size_t>(world().rank())];
+    const auto named = net->named_parameters();
+    ASSERT_EQ(hook->started.size(), named.size());
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const at::Tensor& seen = hook->started.at(named[i].key());
+      EXPECT_TRUE(torch::allclose(seen, local[i] / world().size(), 1e-2, 1e-5)) << named[i].key();
+    }
+  }
+  for (const comm::Bucket& bucket : hook->buckets) {
+    std::int64_t end = 0;
+    for (std::size_t k = 0; k < bucket.names.size(); ++k) {
+      const at::Tensor& parameter = net->named_parameters()[bucket.names[k]];
+      EXPECT_EQ(bucket.shapes[k], parameter.sizes().vec());
+      EXPECT_EQ(bucket.strides[k], parameter.strides().vec());
+      EXPECT_EQ(bucket.offsets[k] % 64, 0);
+      EXPECT_GE(bucket.offsets[k], end);
+      end = bucket.offsets[k] + parameter.numel();
+      EXPECT_EQ(bucket.gradient(k).scalar_type(), parameter.scalar_type());
+      EXPECT_EQ(bucket.gradient(k).const_data_ptr(), parameter.grad().const_data_ptr()) << "no copy is delivered";
+    }
+    EXPECT_LE(end, bucket.buffer.numel());
+  }
+}
+
+TEST(DdpHooks, BucketsChangeWhenAHeadIsNotUsedAnyMore) {
+  if (world().size() == 1) return;  // a world of one has no buckets
+  MultiHead net;
+  const auto hook = std::make_shared<RecordingHook>();
+  DistributedDataParallel ddp(net, world(), {.hook = hook});
+  const auto num_gradients = [&] {
+    std::size_t count = 0;
+    for (const comm::Bucket& bucket : hook->buckets) count += bucket.names.size();
+    return count;
+  };
+  const auto step = [&](int number, int head) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), number, {4, 6}), head).pow(2).sum().backward();
+  };
+  step(0, 0);
+  EXPECT_EQ(hook->num_changes, 1);
+  EXPECT_EQ(num_gradients(), 4U);
+  for (int number = 1; number < 6; ++number) step(number, -1);
+  EXPECT_EQ(hook->num_changes, 2) << "head 0 has lost its place";
+  EXPECT_EQ(num_gradients(), 2U);
+  step(6, 1);  // has no place yet
+  step(7, 1);
+  EXPECT_EQ(hook->num_changes, 3);
+  EXPECT_EQ(num_gradients(), 4U);
+  EXPECT_TRUE(same_bits(at::tensor({hook->num_changes})));
+}
+
+TEST(DdpHooks, RestoredLayoutIsPassedAtConstruction) {
+  if (world().size() == 1) return;  // a world of one has no buckets
+  MixedNet net;
+  std::string layout;
+  {
+    DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<RecordingHook>()});
+    backward(net, world().rank(), 0);
+    layout = ddp.stats().layout;
+  }
+  net->zero_grad();
+  const auto hook = std::make_shared<RecordingHook>();
+  DistributedDataParallel ddp(net, world(), {.bucket_layout = layout, .hook = hook});
+  EXPECT_EQ(hook->num_changes, 1);
+  backward(net, world().rank(), 1);
+  EXPECT_EQ(hook->num_changes, 1);
+}
+
+/// A rank-r approximation with error feedback, in the way of PowerSGD (Vogels et al., NeurIPS 2019): matrices M are
+/// sent as P = M Q and Q' = M^T P. Vectors are sent as they are. What the approximation leaves out is added to the next
+/// gradient.
+class LowRankHook final : public comm::GradientHook {
+ public:
+  explicit LowRankHook(std::int64_t rank) : rank_(rank) {}
+  std::string name() const override { return "low_rank " + std::to_string(rank_); }
+
+  void buckets_changed(const std::vector<comm::Bucket>& buckets) override {
+    std::map<std::string, Matrix> old;
+    for (auto& matrices : matrices_)
+      for (auto& matrix : matrices) old.emplace(matrix.name, std::move(matrix));
+    matrices_.assign(buckets.size(), {});
+    vectors_.assign(buckets.size(), {});
+    for (const comm::Bucket& bucket : buckets)
+      for (std::size_t k = 0; k < bucket.names.size(); ++k) {
+        if (bucket.shapes[k].size() != 2) {
+          vectors_[bucket.index].push_back(bucket.gradient(k));
+          continue;
+        }
+        const auto found = old.find(bucket.names[k]);
+        matrices_[bucket.index].push_back(found == old.end() ? make_matrix(bucket, k) : std::move(found->second));
+        matrices_[bucket.index].back().gradient = bucket.gradient(k);
+      }
+  }
+
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& context) override {
+    std::vector<at::Tensor> sent;
+    for (Matrix& matrix : matrices_[bucket.index]) {
+      matrix.gradient.add_(matrix.error);
+      sent.push_back(matrix.gradient.mm(matrix.q).flatten());
+    }
+    for (const at::Tensor& vector : vectors_[bucket.index]) sent.push_back(vector.flatten());
+    sent_[bucket.index] = at::cat(sent);
+    return context.all_reduce(sent_[bucket.index]);
+  }
+
+  void finish(comm::Bucket& bucket, comm::HookContext& context) override {
+    std::int64_t position = 0;
+    const auto take = [&, all = sent_[bucket.index]](at::IntArrayRef shape) {
+      const std::int64_t count = c10::multiply_integers(shape);
+      return all.narrow(0, std::exchange(position, position + count), count).view(shape);
+    };
+    for (Matrix& matrix : matrices_[bucket.index]) {
+      const at::Tensor p = std::get<0>(at::linalg_qr(take({matrix.gradient.size(0), matrix.q.size(1)})));
+      at::Tensor q = matrix.gradient.t().mm(p);
+      const at::Tensor mine = q.clone();
+      const auto pending = context.all_reduce(q);
+      context.wait(*pending);
+      matrix.error.copy_(matrix.gradient - p.mm(mine.t()));
+      matrix.gradient.copy_(p.mm(q.t()));
+      matrix.q = q;
+    }
+    for (const at::Tensor& vector : vectors_[bucket.index]) vector.copy_(take(vector.sizes()));
+  }
+
+  /// This rank's error of a parameter: what its contributions (gradients divided by the ranks) lack.
+  at::Tensor error_of(const std::string& parameter) const {
+    for (const auto& matrices : matrices_)
+      for (const Matrix& matrix : matrices)
+        if (matrix.name == parameter) return matrix.error;
+    return {};
+  }
+
+ private:
+  struct Matrix {
+    std::string name;
+    at::Tensor gradient;  // a view of the bucket
+    at::Tensor error;
+    at::Tensor q;
+  };
+
+  Matrix make_matrix(const comm::Bucket& bucket, std::size_t k) const {
+    const std::int64_t rows = bucket.shapes[k][0], columns = bucket.shapes[k][1];
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(std::uint64_t{1});
+    const at::Tensor q = at::randn({columns, std::min({rank_, rows, columns})}, generator, at::kDouble);
+    return {.name = bucket.names[k],
+            .gradient = {},
+            .error = at::zeros({rows, columns}, bucket.buffer.options()),
+            .q = q.to(bucket.buffer.scalar_type())};
+  }
+
+  const std::int64_t rank_;
+  std::vector<std::vector<Matrix>> matrices_;     // by bucket
+  std::vector<std::vector<at::Tensor>> vectors_;  // by bucket
+  std::map<std::size_t, at::Tensor> sent_;        // by bucket
+};
+
+/// Returns the mean of the ranks' gradients of an Mlp in `step`.
+std::vector<at::Tensor> mlp_means(Mlp& net, int step) {
+  return mean_over_ranks([&](int rank) {
+    Mlp alone;
+    copy_values(*net, *alone);
+    alone->forward(batch_of(rank, step, {4, 7})).pow(2).sum().backward();
+    return gradients(*alone);
+  });
+}
+
+TEST(DdpHooks, LowRankHookOfFullRankIsExact) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<LowRankHook>(100)});
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    const auto expected = mlp_means(net, step);
+    const auto got = gradients(*net);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(got[i], expected[i], 1e-3, 1e-4)) << i;
+      EXPECT_TRUE(same_bits(got[i]));
+    }
+  }
+}
+
+TEST(DdpHooks, ErrorFeedbackKeepsWhatAnApproximationLeavesOut) {
+  if (world().size() == 1) return;  // a world of one has no buckets
+  Mlp net;
+  const auto hook = std::make_shared<LowRankHook>(1);
+  DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1}, .hook = hook});
+  at::Tensor sent = torch::zeros_like(net->first->weight), exact = torch::zeros_like(sent);
+  for (int step = 0; step < 5; ++step) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    const at::NoGradGuard no_grad;
+    sent += net->first->weight.grad();
+    const at::AutoGradMode with_gradients(true);
+    exact += mlp_means(net, step)[0];
+    EXPECT_TRUE(same_bits(net->first->weight.grad()));
+  }
+  at::Tensor missing = hook->error_of("first.weight").clone();
+  world().all_reduce(missing);
+  EXPECT_GT(missing.abs().max().item<float>(), 1e-3) << "rank 1 cannot represent the gradients";
+  EXPECT_TRUE(torch::allclose(sent + missing, exact, 1e-3, 1e-3));
+}
+
+}  // namespace
+}  // namespace lockstep::tests
