@@ -39,9 +39,9 @@ JobOutcome supervise_output(const std::string& from_agent) {
 }
 
 TEST(Supervisor, InvalidFrameIsAFailureOfAStartedJob) {
-  const JobOutcome outcome =
-      supervise_output(encode({FrameKind::kStarted, 0, encode_numbers({4711})}) +
-                       encode({FrameKind::kCheckpointSaved, 0, encode_numbers({7})}) + std::string(12, '\xff'));
+  const JobOutcome outcome = supervise_output(encode({FrameKind::kStarted, 0, encode_numbers({4711})}) +
+                                              encode({FrameKind::kCheckpointSaved, 0, encode_numbers({7})}) +
+                                              encode({FrameKind::kRankExited, 0, "no exit"}));
   ASSERT_TRUE(outcome.verdict);
   EXPECT_EQ(outcome.verdict->fatal.cause, base::Cause::kProtocol);
   EXPECT_EQ(outcome.verdict->fatal.gen, 1);
