@@ -1,5 +1,5 @@
-# Rules for cmake --install: programs in bin, modules in lib, headers in include/lockstep, and the files for
-# find_package(Lockstep).
+# Rules for cmake --install: programs in bin, modules in lib, headers in include/lockstep, the completion for bash, and
+# the files for find_package(Lockstep).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(config_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
@@ -22,6 +22,11 @@ foreach(target IN LISTS programs)
     install(TARGETS ${target} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   endif()
 endforeach()
+
+install(
+  FILES "${PROJECT_SOURCE_DIR}/programs/completion/lockstep.bash"
+  DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
+  RENAME lockstep)
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" INSTALL_DESTINATION "${config_folder}")

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/fatal.h"
 #include "lockstep/launch/agent/agent.h"
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/doctor/doctor.h"
@@ -36,11 +37,11 @@ int main(int argc, char** argv) {
     }
     return 0;
   } catch (const lockstep::base::Error& error) {
-    std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(launcher::to_fatal(error)).c_str());
+    std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(lockstep::job::to_fatal(error)).c_str());
     return lockstep::base::exit_code(error.cause());
   } catch (const std::exception& error) {
     const lockstep::base::Error internal(lockstep::base::Cause::kInternal, error.what());
-    std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(launcher::to_fatal(internal)).c_str());
+    std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(lockstep::job::to_fatal(internal)).c_str());
     return lockstep::base::exit_code(internal.cause());
   }
 }

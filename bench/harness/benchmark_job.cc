@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -16,7 +15,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::bench {
 namespace {
@@ -36,19 +35,10 @@ void throw_if_interrupted() {
 
 std::vector<std::string> environment_with(const std::map<std::string, std::string>& env) {
   std::vector<std::string> all;
-  for (char** entry = ::environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    if (!env.contains(text.substr(0, text.find('=')))) all.push_back(text);
-  }
+  for (const std::string& variable : launcher::current_environment())
+    if (!env.contains(std::string(launcher::variable_name(variable)))) all.push_back(variable);
   for (const auto& [name, value] : env)
     if (!value.empty()) all.push_back(name + "=" + value);
-  return all;
-}
-
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> all;
-  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
-  all.push_back(nullptr);
   return all;
 }
 
@@ -71,24 +61,17 @@ Implementation replace_prefix(Implementation implementation, const std::string& 
 
 pid_t start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
                     const std::string& output) {
-  const std::vector<std::string> environment = environment_with(env);
-  std::vector<char*> arguments = pointers(argv);
-  std::vector<char*> variables = pointers(environment);
   const base::Fd out(
       ::open(output.empty() ? "/dev/null" : output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const base::Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!out || !in) throw base::SystemError("cannot open " + output, errno);
-  const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) throw base::SystemError("cannot start " + argv[0], errno);
-  if (pid > 0) return pid;
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::_exit(127);
-  ::dup2(in.get(), STDIN_FILENO);
-  ::dup2(out.get(), STDOUT_FILENO);
-  ::dup2(out.get(), STDERR_FILENO);
-  ::execve(arguments[0], arguments.data(), variables.data());
-  ::_exit(127);
+  return launcher::spawn({.path = argv[0],
+                          .argv = argv,
+                          .environment = environment_with(env),
+                          .in = in.get(),
+                          .out = out.get(),
+                          .err = out.get(),
+                          .death_signal = SIGTERM});
 }
 
 bool wait_for(pid_t pid, Deadline deadline, int* status) {

@@ -14,6 +14,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/simd/cpu_features.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/device_selection.h"
 #include "lockstep/comm/uncaught_exception.h"
@@ -159,7 +160,7 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
                                     .detail = error.what(),
                                     .hint = error.hint()});
   // The store ends with this process; the other ranks need time to read from it.
-  if (world.server) std::this_thread::sleep_for(kPeersReadTime);
+  if (world.server) std::this_thread::sleep_for(base::kPeersReadTime);
 }
 
 std::shared_ptr<World> make_world(const InitOptions& options) {

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::comm {
@@ -93,7 +94,7 @@ void report(const UncaughtFailure& failure) noexcept {
     listener.deadlock_detector->publish_failure(*failure.comm);
   else
     listener.deadlock_detector->publish_failure(failure.cause, failure.text, failure.hint);
-  if (listener.serves_store) std::this_thread::sleep_for(kPeersReadTime);
+  if (listener.serves_store) std::this_thread::sleep_for(base::kPeersReadTime);
 }
 
 std::terminate_handler previous_terminate_handler = nullptr;

@@ -12,6 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/cuda/device_transport.h"
 #include "lockstep/comm/device_selection.h"
 #include "lockstep/comm/gloo/gloo.h"
@@ -58,7 +59,7 @@ void World::wait_for_other_ranks() noexcept {
   try {
     std::map<int, base::Deadline> present;  // until when a rank that has lost its connections may reconnect
     for (int rank = 0; rank < identity.world_size; ++rank)
-      if (rank != identity.rank) present.emplace(rank, base::Deadline::in(job::kReconnectGrace));
+      if (rank != identity.rank) present.emplace(rank, base::Deadline::in(base::kReconnectGrace));
     job::Store& table = server->store();
     std::string before;
     base::Deadline limit = base::Deadline::in(timeout);
@@ -66,13 +67,13 @@ void World::wait_for_other_ranks() noexcept {
     while (!present.empty() && !limit.expired()) {
       if (!failed && table.find(job::key::kCause, limit)) {
         failed = true;
-        limit = earlier(limit, base::Deadline::in(kPeersReadTime));
+        limit = earlier(limit, base::Deadline::in(base::kPeersReadTime));
       }
       std::vector<int> others;
       for (auto at = present.begin(); at != present.end();) {
         const int rank = at->first;
         const auto exit = job::find_exit(table, rank, limit);
-        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(job::kReconnectGrace);
+        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(base::kReconnectGrace);
         const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
         at = gone ? present.erase(at) : std::next(at);

@@ -1,9 +1,12 @@
 #include "lockstep/job/fatal.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <climits>
 
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::job {
@@ -66,6 +69,16 @@ std::string format_fields(const Fatal& fatal) {
 }
 
 }  // namespace
+
+Fatal to_fatal(const base::Error& error) {
+  Fatal fatal;
+  fatal.cause = error.cause();
+  fatal.host = base::host_name();
+  fatal.pid = ::getpid();
+  fatal.detail = error.what();
+  fatal.hint = error.hint();
+  return fatal;
+}
 
 std::string format_fatal(const Fatal& fatal) { return "FATAL " + format_fields(fatal); }
 std::string format_warning(const Fatal& fatal) { return "WARN " + format_fields(fatal); }

@@ -2,7 +2,6 @@
 // of the first cause.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,6 +36,9 @@ std::string format_warning(const Fatal& fatal);
 /// an invalid number becomes -1, or 0 for `gen`.
 std::optional<Fatal> parse_fatal(std::string_view line);
 
+/// Returns the fields for an error that ends this process: its cause, text and hint, this host and this process.
+Fatal to_fatal(const base::Error& error);
+
 /// Store keys that the launcher and the ranks share.
 namespace key {
 inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
@@ -44,10 +46,6 @@ std::string exited(int rank);  ///< set when the process of `rank` has ended; an
 std::string left(int rank);    ///< set by a rank that leaves its world in good order
 std::string progress(int rank);  ///< a number that grows, about once per second, while the rank makes progress
 }  // namespace key
-
-/// The time within which a live rank that has lost its connections reconnects: its heartbeat accesses the store every
-/// second.
-inline constexpr std::chrono::seconds kReconnectGrace{2};
 
 /// Publishes `fatal` as the job's first cause unless the store already has one. Returns the first cause in the store,
 /// or `fatal` if the store is lost or does not reply. Blocks until the store replies, for at most 10 s (see Store).

@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/join.h"
@@ -30,7 +31,6 @@ using base::Deadline;
 constexpr std::size_t kMaxUnauthenticated = 64;  // number of connections
 constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
-constexpr auto kUnreachableReportDelay = std::chrono::milliseconds(1500);  // until all connections of a host end
 
 struct ServerConnection {
   ServerConnection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
@@ -209,7 +209,7 @@ struct StoreServer::Impl {
     if (rank < 0) return;
     if (base::is_unreachable(error)) {
       unreachable_ranks.insert(rank);
-      if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(kUnreachableReportDelay);
+      if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(base::kUnreachableReportDelay);
     } else if (last && publish_rank_exits) {
       // bounded: the store is in this process
       store.compare_set(key::exited(rank), "", closed_record(), Deadline::never());

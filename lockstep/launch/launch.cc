@@ -1,14 +1,11 @@
 #include "lockstep/launch/launch.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/identity/identity.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/slurm/step_task.h"
 
 namespace lockstep::launcher {
@@ -54,11 +51,7 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
     arguments.insert(arguments.end(), {"--", self});
     arguments.insert(arguments.end(), argv + 1, argv + argc);
   }
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  ::execv(launcher.c_str(), pointers.data());
-  throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256), errno);
+  throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256), exec_program(launcher, arguments));
 }
 
 }  // namespace lockstep::launcher

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the help texts of the program lockstep with the files in cli/, so that they change only on purpose.
+"""Compares the help texts of the program lockstep with the files in cli/, so that they change only on purpose, and the
+options in these files with those of programs/completion/lockstep.bash.
 
 cli_surface.py --bin DIR          runs the command in the first line of each file ("$ lockstep run --help") and compares
 cli_surface.py --bin DIR --write  writes the program's output into the files
@@ -13,7 +14,8 @@ import subprocess
 import sys
 
 CLI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli")
-TOP = "lockstep.txt"
+COMPLETION = os.path.join(CLI, "..", "..", "..", "programs", "completion", "lockstep.bash")
+UNLISTED = {("run", "-np")}  # mentioned in the text of -n
 
 
 def help_text(bin_dir, command):
@@ -63,7 +65,64 @@ def check(bin_dir, write):
         sys.stdout.writelines(
             difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command)
         )
-    return check_verbs(bin_dir) and good
+    return check_verbs(bin_dir) and check_completion() and good
+
+
+def listed_options(help_text):
+    """Returns the options of a help text: {name: (whether a value follows, the option's text)}."""
+    options, names = {}, []
+    for line in help_text.splitlines():
+        match = re.match(r"  (-[^ ,]+(?:, -[^ ,]+)*)( [^ ]\S*)?(?:  |$)(.*)", line)
+        if match:
+            names = [re.sub(r"\[.*", "", name) for name in match.group(1).split(", ")]
+            options.update({name: (match.group(2) is not None, match.group(3).strip()) for name in names})
+        elif names and line.startswith(" " * 12):
+            options.update({name: (options[name][0], options[name][1] + " " + line.strip()) for name in names})
+        else:
+            names = []
+    return options
+
+
+def completed_options(verb):
+    """Returns the options of a command in the completion: {name: (kind or None, values)}."""
+    script = f'source "$0"; printf %s "$_lockstep_{verb}_options"'
+    done = subprocess.run(["bash", "-c", script, COMPLETION], capture_output=True, text=True, timeout=20, check=True)
+    options = {}
+    for line in done.stdout.splitlines():
+        words = line.split()
+        names = [word for word in words if word.startswith("-")]
+        kind, *values = words[len(names) :] or [None]
+        options.update({name: (kind, values) for name in names})
+    return options
+
+
+def completion_errors(verb, listed, completed):
+    for name in sorted(listed.keys() - completed.keys()):
+        yield f"lockstep {verb} {name} is not completed"
+    for name in sorted(completed.keys() - listed.keys()):
+        if (verb, name) not in UNLISTED:
+            yield f"lockstep {verb} --help does not list {name}"
+    for name in sorted(listed.keys() & completed.keys()):
+        takes_value, text = listed[name]
+        kind, values = completed[name]
+        if takes_value != (kind is not None):
+            yield f"lockstep {verb} {name}: the help text and the completion disagree on whether a value follows"
+        for value in values:
+            if not re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", text):
+                yield f"lockstep {verb} {name}: the help text does not have the value {value}"
+
+
+def check_completion():
+    errors = []
+    for name in sorted(os.listdir(CLI)):
+        verb = name.removeprefix("lockstep_").removesuffix(".txt")
+        if verb == "lockstep":
+            continue
+        with open(os.path.join(CLI, name)) as file:
+            errors += completion_errors(verb, listed_options(file.read()), completed_options(verb))
+    for error in errors:
+        print(f"cli: programs/completion/lockstep.bash: {error}")
+    return not errors
 
 
 def check_verbs(bin_dir):

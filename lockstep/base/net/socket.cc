@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::base {
 namespace {

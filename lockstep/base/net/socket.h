@@ -43,9 +43,6 @@ Address peer_address(int fd);
 /// The connection times out as described at connect_to().
 Fd try_accept(int listener);
 
-/// How long the peer's host may be silent before a connection ends. The kernel of a host answers keepalive probes even
-/// if the process there is stopped.
-inline constexpr std::chrono::seconds kPeerHostTimeout{5};
 /// Returns whether the `error_number` of a SystemError means that the peer's host is unreachable. For all other values,
 /// the host may be up and only the process there may have ended.
 bool is_unreachable(int error_number);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/forbid_collectives.h"
 
 namespace lockstep::comm {
@@ -11,14 +12,11 @@ namespace {
 using base::CommError;
 using base::Deadline;
 
-constexpr auto kFirstPoll = std::chrono::milliseconds(200);
 // A rank in a deadlock detects it after it has read two different beats of the other rank. Every poll sends a store
 // request for every member, so the interval grows with their number.
 constexpr auto kPollIntervalPerMember = std::chrono::milliseconds(20);
 constexpr std::chrono::milliseconds kSuspicionPollInterval{50};
-constexpr std::chrono::milliseconds kMaxPollInterval{1000};
 constexpr std::chrono::milliseconds kMaxPollIntervalSmallGroup{400};
-constexpr auto kFailureCheckInterval = std::chrono::milliseconds(100);  // between checks of whether the job has failed
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -35,7 +33,7 @@ std::atomic<bool> failure_was_reported{false};
 
 /// Returns true once `pending` is done. Returns false at the deadline or when the job has failed.
 bool done_within(Pending& pending, Deadline deadline) {
-  while (!pending.wait_until(earlier(deadline, Deadline::in(kFailureCheckInterval))))
+  while (!pending.wait_until(earlier(deadline, Deadline::in(base::kFailureCheckInterval))))
     if (deadline.expired() || DeadlockDetector::job_has_failed()) return false;
   return true;
 }
@@ -141,12 +139,13 @@ void Channel::synchronize() {
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
   const WaitInfo wait_info{name_, op.seq, label(op), text, &members_, op.deadline};
-  if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstPoll)))) {
+  if (!pending.wait_until(earlier(op.deadline, Deadline::in(base::kFirstWaitPoll)))) {
     DeadlockDetector::PollState poll_state;
     try {
-      std::chrono::milliseconds pause = kFirstPoll;
-      const auto longest = std::clamp<std::chrono::milliseconds>(
-          kPollIntervalPerMember * static_cast<int>(members_.size()), kMaxPollIntervalSmallGroup, kMaxPollInterval);
+      std::chrono::milliseconds pause = base::kFirstWaitPoll;
+      const auto longest =
+          std::clamp<std::chrono::milliseconds>(kPollIntervalPerMember * static_cast<int>(members_.size()),
+                                                kMaxPollIntervalSmallGroup, base::kMaxWaitPollInterval);
       do {
         if (op.deadline.expired()) deadlock_detector_->throw_timeout(wait_info, poll_state);
         deadlock_detector_->poll(wait_info, poll_state);

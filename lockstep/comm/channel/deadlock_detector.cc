@@ -8,6 +8,7 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
@@ -26,12 +27,6 @@ using base::TimeoutError;
 constexpr char kFieldSeparator = '\x1f';
 constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
-constexpr auto kPollOverdue =
-    std::chrono::seconds(5);  // polls are at most a second apart, but a busy store may delay one
-// A rank publishes a wait 200 ms after the wait began. After this time, all ranks that began to wait before this rank
-// have published their waits.
-constexpr auto kPeersPublishTime = std::chrono::milliseconds(300);
-constexpr auto kLauncherVerdictTime = std::chrono::milliseconds(500);
 constexpr job::ExitRecord kCleanExit{job::ExitKind::kCode, 0};
 constexpr const char* kUnevenHint =
     "give every rank the same number of batches, or put the loop under lockstep::join()";
@@ -213,7 +208,7 @@ void DeadlockDetector::check_progress(const WaitInfo& wait_info, PollState& poll
   const auto now = Deadline::Clock::now();
   if (poll_state.last_progress == Deadline::Clock::time_point{}) poll_state.last_progress = poll_state.last_poll = now;
   // Time in which this rank itself was stopped does not count.
-  if (now - poll_state.last_poll > kPollOverdue) poll_state.last_progress += now - poll_state.last_poll;
+  if (now - poll_state.last_poll > base::kPollOverdue) poll_state.last_progress += now - poll_state.last_poll;
   poll_state.last_poll = now;
   std::string progress = read_awaited_progress(wait_info);
   if (progress != poll_state.progress) {
@@ -327,7 +322,7 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
   }
   if (*how != kCleanExit) {
     // The launcher is about to publish which of the ranks that end now failed first.
-    for (const Deadline verdict = Deadline::in(kLauncherVerdictTime); !verdict.expired();
+    for (const Deadline verdict = Deadline::in(base::kLauncherVerdictTime); !verdict.expired();
          std::this_thread::sleep_for(kPause))
       throw_first_cause(wait_info);
     throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, peer,
@@ -342,8 +337,8 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
                     kUnevenHint);
 }
 
-/// Throws if the store has had no connection of `peer` for job::kReconnectGrace and `peer` has neither left nor an exit
-/// status. Until then it may have lost only its connections, and may connect again.
+/// Throws if the store has had no connection of `peer` for base::kReconnectGrace and `peer` has neither left nor an
+/// exit status. Until then it may have lost only its connections, and may connect again.
 void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state) {
   const auto how = job::find_exit(*store_, peer, store_limit(wait_info));
   if (!how || how->kind != job::ExitKind::kClosed || read_peer_record(job::key::left(peer), wait_info)) {
@@ -352,7 +347,7 @@ void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollSta
   }
   const auto now = Deadline::Clock::now();
   const auto since = poll_state.closed_since.try_emplace(peer, now).first->second;
-  if (now - since < job::kReconnectGrace) return;
+  if (now - since < base::kReconnectGrace) return;
   throw_first_cause(wait_info);
   throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, peer,
                       wait_info.label + ": " + describe_exit(peer, *how));
@@ -390,7 +385,8 @@ std::vector<int> DeadlockDetector::find_absent_ranks(const WaitInfo& wait_info) 
 
 void DeadlockDetector::throw_timeout(const WaitInfo& wait_info, PollState& poll_state) {
   // The other ranks may have waited as briefly as this rank: give them time to publish before any rank is named.
-  const Deadline published = Deadline::in(poll_state.is_published ? std::chrono::milliseconds(0) : kPeersPublishTime);
+  const Deadline published =
+      Deadline::in(poll_state.is_published ? std::chrono::milliseconds(0) : base::kPeersPublishTime);
   publish_record(wait_info, poll_state);
   std::vector<int> missing = find_absent_ranks(wait_info);
   while (!missing.empty() && !published.expired()) {
@@ -414,8 +410,8 @@ void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const 
   // The launcher publishes the exit of a peer's process, and a peer that leaves publishes that itself, both almost at
   // once. An exit status takes precedence over a departure, because a program that returns an error from main() leaves
   // its world first.
-  const Deadline limit = Deadline::in(std::chrono::seconds(1));
-  const Deadline exit_status_limit = Deadline::in(kPeersPublishTime);
+  const Deadline limit = Deadline::in(base::kTransportFailureReasonTime);
+  const Deadline exit_status_limit = Deadline::in(base::kPeersPublishTime);
   for (;;) {
     throw_first_cause(wait_info);
     throw_if_abandoned(wait_info);  // a rank that abandoned the channel may have ended since

@@ -23,10 +23,6 @@
 
 namespace lockstep::comm {
 
-/// How long a failing rank keeps serving the store, so that its peers, which poll at most one second apart, can read
-/// the first cause.
-constexpr auto kPeersReadTime = std::chrono::seconds(1);
-
 class SerialExecutor;
 
 /// The operation in which a rank waits.

@@ -6,12 +6,12 @@
 #include <chrono>
 
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/fatal.h"
 
 namespace lockstep::job {
 namespace {
 
-constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
 
 /// Starts a thread that blocks all signals, so that the kernel delivers them to the program's own threads.
@@ -42,7 +42,7 @@ void Heartbeat::run() {
   base::RankPage& page = base::RankPage::this_process();
   std::uint64_t last_published = 0;
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kHeartbeatInterval, [this] { return stop_; })) {
+  while (!changed_.wait_for(lock, base::kHeartbeatInterval, [this] { return stop_; })) {
     page.heartbeats.fetch_add(1, std::memory_order_relaxed);
     if (page.busy_depth.load(std::memory_order_relaxed) > 0) page.alive_count.fetch_add(1, std::memory_order_relaxed);
     const std::uint64_t progress = page.progress();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/cause.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::job {
 
@@ -16,7 +17,7 @@ class StallTimer {
  public:
   using Clock = std::chrono::steady_clock;
   void sample(std::uint64_t count, Clock::time_point now) {
-    if (now - last_sample_ > kMaxSampleGap) since_ += now - last_sample_;
+    if (now - last_sample_ > base::kMaxSampleGap) since_ += now - last_sample_;
     if (count != count_ || last_sample_ == Clock::time_point{}) since_ = now;
     count_ = count;
     last_sample_ = now;
@@ -26,7 +27,6 @@ class StallTimer {
   }
 
  private:
-  static constexpr std::chrono::seconds kMaxSampleGap{5};
   std::uint64_t count_ = 0;
   Clock::time_point since_{};
   Clock::time_point last_sample_{};

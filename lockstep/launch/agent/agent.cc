@@ -1,7 +1,6 @@
 #include "lockstep/launch/agent/agent.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -19,12 +18,15 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
 #include "lockstep/launch/agent/frame_queue.h"
+#include "lockstep/launch/agent/guard.h"
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/slurm/step_task.h"
@@ -35,11 +37,7 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kUnkillableTimeout = 5s;    // after SIGKILL
 constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the scan of /proc and the signal
-constexpr auto kRankHealthInterval = 1s;
-constexpr auto kGuardTimeout = 8s;      // after the end of its channel; the agent kills at once and gives up 5 s later
-constexpr auto kStackDumpTimeout = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
   int rank = -1;
@@ -59,7 +57,7 @@ class Agent {
 
   bool prepare(JobPlan& job);
   void start_ranks(const JobPlan& job);
-  void start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams);
+  void start_rank(const JobPlan& job, const RankPlan& plan, int in, std::uint64_t max_files);
   void add_to_epoll(int fd, std::uint64_t id, unsigned events);
   void poll_once();
   void read_input();
@@ -148,14 +146,35 @@ bool Agent::prepare(JobPlan& job) {
   }
 }
 
-void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams) {
+std::vector<std::string> rank_argv(const JobPlan& job, const RankPlan& plan) {
+  std::vector<std::string> all = job.arguments;
+  all.insert(all.end(), plan.arguments.begin(), plan.arguments.end());
+  return all;
+}
+
+Environment rank_environment(const JobPlan& job, const RankPlan& plan, int page) {
+  Environment all = job.environment;
+  all.insert(all.end(), plan.environment.begin(), plan.environment.end());
+  all.push_back("LOCKSTEP_PAGE=" + std::to_string(page));
+  return all;
+}
+
+void Agent::start_rank(const JobPlan& job, const RankPlan& plan, int in, std::uint64_t max_files) {
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
-  streams.out = out.write.get();
-  streams.err = err.write.get();
   RankProcess process{.rank = plan.rank, .monitor = RankMonitor(plan.rank, job.key)};
-  streams.page = process.monitor.descriptor();
-  process.pid = spawn_rank(job, plan, streams);
+  const int page = process.monitor.descriptor();
+  process.pid = spawn({.path = job.program,
+                       .argv = rank_argv(job, plan),
+                       .environment = rank_environment(job, plan, page),
+                       .in = in,
+                       .out = out.write.get(),
+                       .err = err.write.get(),
+                       .inherited = page,
+                       .cpus = plan.cpus,
+                       .max_files = max_files,
+                       .failure = failures_.write.get(),
+                       .id = plan.rank});
   process.streams = {std::move(out.read), std::move(err.read)};
   for (std::size_t stream = 0; stream < 2; ++stream) {
     base::set_nonblocking(process.streams[stream].get());
@@ -169,15 +188,12 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
 void Agent::start_ranks(const JobPlan& job) {
   fail_grace_ = job.fail_grace;
   run_dir_ = job.run_dir;
-  rank_health_at_ = Deadline::in(kRankHealthInterval);
-  RankStreams streams;
-  streams.max_files = base::raise_fd_limit(3 * job.ranks.size() + 64);
+  rank_health_at_ = Deadline::in(base::kRankHealthInterval);
+  const std::uint64_t max_files = base::raise_fd_limit(3 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  streams.in = null.get();
-  streams.failure = failures_.write.get();
   for (const RankPlan& plan : job.ranks) {
     try {
-      start_rank(job, plan, streams);
+      start_rank(job, plan, null.get(), max_files);
     } catch (const base::SystemError& error) {
       queue_frame(FrameKind::kStartFailed, plan.rank,
                   encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
@@ -261,7 +277,7 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
-  dumps_end_at_ = Deadline::in(kStackDumpTimeout);
+  dumps_end_at_ = Deadline::in(base::kStackDumpTimeout);
   const std::vector<pid_t> descendant_pids = descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
@@ -303,7 +319,7 @@ void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t ma
 void Agent::report_start_failures() {
   StartFailure failure;
   while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
-    queue_frame(FrameKind::kStartFailed, failure.rank, encode_numbers({static_cast<int>(failure.step), failure.error}));
+    queue_frame(FrameKind::kStartFailed, failure.id, encode_numbers({static_cast<int>(failure.step), failure.error}));
 }
 
 void Agent::on_rank_exit(std::size_t index, int status) {
@@ -348,7 +364,7 @@ void Agent::reap_children() {
 void Agent::check_timers() {
   if (rank_health_at_.expired()) {
     send_rank_health();
-    rank_health_at_ = Deadline::in(kRankHealthInterval);
+    rank_health_at_ = Deadline::in(base::kRankHealthInterval);
   }
   if (dumps_end_at_.expired()) {
     for (StackDump& dump : dumps_) dump.give_up();
@@ -362,7 +378,7 @@ void Agent::check_timers() {
   }
   if (kill_at_.expired()) {
     for (const pid_t pid : descendants()) ::kill(pid, SIGKILL);
-    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(kUnkillableTimeout);
+    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(base::kUnkillableTimeout);
     kill_at_ = Deadline::in(kKillRetryInterval);
   }
   if (give_up_at_.expired() && has_children_) {
@@ -424,49 +440,10 @@ int Agent::run() {
   for (std::size_t index = 0; index < ranks_.size(); ++index)
     for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
   queue_frame(FrameKind::kDone, -1);
-  const Deadline deadline = Deadline::in(5s);
+  const Deadline deadline = Deadline::in(base::kLastFramesTimeout);
   while (!launcher_lost_ && queue_.flush() && !queue_.empty() && base::wait_writable(STDOUT_FILENO, deadline)) {
   }
   return 0;
-}
-
-}  // namespace
-
-namespace {
-
-/// Waits for the agent. Kills it if it still runs kGuardTimeout after the end of its channel, because it is stopped or
-/// blocked in the kernel.
-void watch_agent(pid_t agent, int channel, int signals, int& status) {
-  Deadline ends_by = Deadline::never();  // bounded: by the end of the channel
-  while (::waitpid(agent, &status, WNOHANG) == 0) {
-    pollfd entries[] = {{ends_by.is_never() ? channel : -1, POLLRDHUP, 0}, {signals, POLLIN, 0}};
-    ::poll(entries, 2, ends_by.poll_ms());
-    while (read_signal(signals)) {
-    }
-    if (entries[0].revents) ends_by = Deadline::in(kGuardTimeout);
-    if (!ends_by.expired()) continue;
-    ::kill(agent, SIGKILL);
-    ends_by = Deadline::in(kGuardTimeout);
-  }
-}
-
-/// Forks. Returns in the child, which is the agent. The parent remains as its guard: when the agent ends, the guard
-/// kills all processes that the agent has started, and exits with the agent's exit code. The guard ignores signals that
-/// SLURM sends to all processes before it ends a job; the ranks handle them.
-void fork_guarded_agent() {
-  become_subreaper();
-  const pid_t agent = ::fork();
-  if (agent < 0) throw base::SystemError("cannot start the agent", errno);
-  if (agent == 0) return;
-  const base::Fd signals = make_signal_fd({SIGCHLD});
-  const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
-  // Only the agent uses stdin and stdout.
-  const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
-  int status = 0;
-  watch_agent(agent, channel.get(), signals.get(), status);
-  kill_descendants({}, Deadline::in(kUnkillableTimeout));
-  ::_exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/doctor/doctor_responder.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
@@ -20,10 +21,6 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
-
-constexpr auto kJobTimeout = 600s;  // the other hosts may reply slowly
-constexpr auto kConnectTimeout = 5s;
-constexpr auto kMoreRoutesWait = 300ms;  // after the first route was found
 
 struct LauncherLost {};
 
@@ -92,7 +89,7 @@ void NetworkResponder::find_routes(RouteRequest request) {
     }
   }
   phase_ = Phase::kFindingRoutes;
-  deadline_ = Deadline::in(kConnectTimeout);
+  deadline_ = Deadline::in(base::kAgentConnectTimeout);
 }
 
 void NetworkResponder::send_routes() {
@@ -130,7 +127,7 @@ void NetworkResponder::probe_peers(const ProbeRequest& request) {
   for (std::size_t node = 0; node < request.peers.size(); ++node)
     connectivity_->connect_to(request.peers[node], static_cast<int>(node));
   phase_ = Phase::kProbing;
-  deadline_ = Deadline::in(kConnectTimeout);
+  deadline_ = Deadline::in(base::kAgentConnectTimeout);
 }
 
 void NetworkResponder::send_probe_failures() {
@@ -149,7 +146,7 @@ void NetworkResponder::answer_when_due() {
   if (phase_ == Phase::kFindingRoutes &&
       std::any_of(outgoing.begin(), outgoing.end(),
                   [](const ConnectivityProbe::Outgoing& one) { return static_cast<bool>(one.fd) && one.decided; }))
-    deadline_ = earlier(deadline_, Deadline::in(kMoreRoutesWait));
+    deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
   if (!connectivity_->all_decided() && !deadline_.expired()) return;
   connectivity_->fail_undecided();
   if (phase_ == Phase::kFindingRoutes)
@@ -171,7 +168,7 @@ std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
 
   NetworkResponder responder;
   DoctorResponder doctor(send_frame, STDIN_FILENO);
-  const Deadline deadline = Deadline::in(kJobTimeout);
+  const Deadline deadline = Deadline::in(base::kJobTimeout);
   char bytes[1 << 16];
   for (;;) {
     std::vector<pollfd> entries = responder.entries();

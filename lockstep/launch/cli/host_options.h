@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/host_list.h"
 
 namespace CLI {
@@ -19,8 +20,8 @@ struct HostOptions {
   std::string remote_path;  ///< path of the program lockstep on the other hosts; empty: the same path as on this host
   std::string slurm_step;   ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be
                             ///< empty
-  std::chrono::seconds connect_timeout{10};  ///< for ssh
-  std::string directory;                     ///< working directory of the ranks on every host; empty: the launcher's
+  std::chrono::seconds connect_timeout = base::kDefaultConnectTimeout;  ///< for ssh
+  std::string directory;  ///< working directory of the ranks on every host; empty: the launcher's
   std::string interface;  ///< in the syntax of parse_interface_filter(); empty: the one that routes to the launcher
   std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };

@@ -10,17 +10,17 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/diagnosis.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
 #include "lockstep/launch/doctor/findings_table.h"
 #include "lockstep/launch/hosts/agent_query.h"
+#include "lockstep/launch/hosts/network_check.h"
 #include "lockstep/launch/hosts/start_agents.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
-#include "lockstep/launch/protocol/network_messages.h"
 #include "lockstep/launch/slurm/allocation.h"
-#include "lockstep/launch/supervise/run.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -28,9 +28,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;                  // the launcher's number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 10s;            // for short requests; an agent allows 5 s for each connection
-constexpr auto kHostFactsTimeout = 90s;        // the agent allows 60 s for tools and 10 s for hashing a file
-constexpr auto kMeasureReplyTimeout = 15s;     // 5 s to connect and 5 s to measure
 constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 links; with more hosts, only adjacent ones are measured
 
 using HostIndices = std::vector<std::size_t>;
@@ -111,7 +108,7 @@ void DoctorSession::read_clocks() {
         asked[i] = Clock::now();
         return std::string();
       },
-      FrameKind::kClockReply, kReplyTimeout,
+      FrameKind::kClockReply, base::kDoctorReplyTimeout,
       [&](std::size_t i, const std::string& payload) {
         const Clock::time_point there{
             std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
@@ -132,7 +129,7 @@ void DoctorSession::request_host_facts(const LaunchContext& context) {
          .mpi = options_.mpi});
   };
   query_.ask(
-      reachable_hosts(), FrameKind::kHostFactsRequest, make_request, FrameKind::kHostFacts, kHostFactsTimeout,
+      reachable_hosts(), FrameKind::kHostFactsRequest, make_request, FrameKind::kHostFacts, base::kHostFactsTimeout,
       [&](std::size_t i, const std::string& payload) { doctor_facts_.hosts[i].facts = decode_host_facts(payload); });
 }
 
@@ -147,7 +144,8 @@ void DoctorSession::find_routes() {
     request.interface = started_.hosts[i].interface.empty() ? options_.interface : started_.hosts[i].interface;
     return encode_route_request(request);
   };
-  query_.ask(reachable_hosts(), FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply, kReplyTimeout,
+  query_.ask(reachable_hosts(), FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply,
+             base::kDoctorReplyTimeout,
              [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
   choose_routes(replies, own.size());
 }
@@ -182,7 +180,7 @@ void DoctorSession::probe_links(int address_index) {
   std::vector<std::vector<ProbeFailure>> failures(doctor_facts_.hosts.size());
   query_.ask(
       routed, FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(request); },
-      FrameKind::kProbeReply, kReplyTimeout,
+      FrameKind::kProbeReply, base::kDoctorReplyTimeout,
       [&](std::size_t i, const std::string& payload) { failures[i] = decode_probe_failures(payload); });
   const auto why = [&](std::size_t from, std::size_t to) {
     for (const ProbeFailure& failure : failures[from])
@@ -226,7 +224,7 @@ void DoctorSession::measure(LinkReport& link) {
                                   .token = token,
                                   .host = doctor_facts_.hosts[link.to].route->address.host});
   };
-  query_.ask({link.to}, FrameKind::kListenRequest, listen, FrameKind::kListenReply, kMeasureReplyTimeout,
+  query_.ask({link.to}, FrameKind::kListenRequest, listen, FrameKind::kListenReply, base::kLinkReplyTimeout,
              [&](std::size_t, const std::string& payload) { reply = decode_listen_reply(payload); });
   if (!reply.error.empty()) {
     link.speed.error = reply.error;
@@ -239,7 +237,7 @@ void DoctorSession::measure(LinkReport& link) {
                                    .token = token,
                                    .address = reply.address});
   };
-  query_.ask({link.from}, FrameKind::kMeasureRequest, make_request, FrameKind::kLinkSpeed, kMeasureReplyTimeout,
+  query_.ask({link.from}, FrameKind::kMeasureRequest, make_request, FrameKind::kLinkSpeed, base::kLinkReplyTimeout,
              [&](std::size_t, const std::string& payload) { link.speed = decode_link_speed(payload); });
 }
 

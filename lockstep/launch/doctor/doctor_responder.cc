@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
 
@@ -13,9 +14,6 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
-
-constexpr auto kConnectTimeout = 5s;
-constexpr auto kMeasureTimeout = 5s;  // one second each for round trips and bulk data, and a margin for slow networks
 
 /// Polls the connections of `connectivity` once, and the descriptor `also` unless it is -1. Returns false if `also` is
 /// readable or the deadline has passed.
@@ -48,12 +46,12 @@ void DoctorResponder::listen(const std::string& payload) const {
   send_(FrameKind::kListenReply, encode_listen_reply(reply));
   if (!reply.error.empty()) return;
   base::Fd caller;
-  const Deadline deadline = Deadline::in(kConnectTimeout);
+  const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
   do caller = connectivity.take_incoming(request.caller, 0, 0);
   while (!caller && poll_once(connectivity, input_, deadline));
   if (!caller) return;
   try {
-    serve_link(caller.get(), Deadline::in(kMeasureTimeout));
+    serve_link(caller.get(), Deadline::in(base::kLinkMeasureTimeout));
   } catch (const base::Error&) {
     // The connecting host reports the error.
   }
@@ -65,13 +63,13 @@ void DoctorResponder::measure(const std::string& payload) const {
   try {
     ConnectivityProbe connectivity(request.self, request.token);
     connectivity.connect_to(request.address, request.peer);
-    const Deadline deadline = Deadline::in(kConnectTimeout);
+    const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
     while (!connectivity.all_decided() && poll_once(connectivity, -1, deadline)) {
     }
     connectivity.fail_undecided();
     ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
     if (outgoing.fd)
-      speed = measure_link(outgoing.fd.get(), Deadline::in(kMeasureTimeout));
+      speed = measure_link(outgoing.fd.get(), Deadline::in(base::kLinkMeasureTimeout));
     else
       speed.error = outgoing.error;
   } catch (const base::Error& error) {

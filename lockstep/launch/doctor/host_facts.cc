@@ -13,6 +13,7 @@
 
 #include "lockstep/base/host_memory.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 
@@ -115,8 +116,14 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Env
         with_loader_trace(environment),
         request.directory,
         20s}},
-      {&facts.python, {program.python, {program.python, "-c", kPythonScript}, environment, request.directory, 60s}},
-      {&facts.probe, {sibling_program(executable_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
+      {&facts.python,
+       {program.python, {program.python, "-c", kPythonScript}, environment, request.directory, base::kHostToolTimeout}},
+      {&facts.probe,
+       {sibling_program(executable_path(), "lockstep-probe"),
+        {"lockstep-probe"},
+        environment,
+        "",
+        base::kHostToolTimeout}},
       {&facts.nvidia_smi,
        {find_host_tool("nvidia-smi"),
         {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"},

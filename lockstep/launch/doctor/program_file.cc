@@ -13,6 +13,7 @@
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/host_facts.h"
 #include "lockstep/launch/process/program.h"
 
@@ -22,13 +23,11 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kHashTimeout = 10s;
-
 std::string hash_file(const std::string& path) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::vector<char> bytes(std::size_t{1} << 20);
   base::ContentHash hash;
-  const Deadline deadline = Deadline::in(kHashTimeout);
+  const Deadline deadline = Deadline::in(base::kHashTimeout);
   ssize_t size = fd ? 1 : -1;
   while (size > 0 && !deadline.expired()) {
     size = ::read(fd.get(), bytes.data(), bytes.size());

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -17,10 +18,7 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kSecondSilence = 2s;  // waited for after max_silence, in case this process was suspended as well
 constexpr auto kSuspendThreshold = 1s;
-constexpr auto kExitTimeout = 5s;  // after its last frame
-constexpr auto kKillTimeout = 1s;  // a process takes longer to end only if it is blocked in the kernel
 
 }  // namespace
 
@@ -37,7 +35,7 @@ Deadline AgentLink::next_message_due() const {
 
 void AgentLink::send(const Frame& frame) {
   const std::string bytes = encode(frame);
-  const Deadline deadline = Deadline::in(10s);
+  const Deadline deadline = Deadline::in(base::kAgentSendTimeout);
   for (std::size_t done = 0; done < bytes.size() && process_.to;) {
     const ssize_t size = ::write(process_.to.get(), bytes.data() + done, bytes.size() - done);
     const int error = errno;
@@ -91,9 +89,9 @@ bool AgentLink::check_timeouts() {
   }
   if (!message_due_.expired()) return false;
   // If this process was suspended as well, as when the machine sleeps, the agent may have sent data that was not read:
-  // wait for another kSecondSilence.
+  // wait for another base::kSecondAgentSilence.
   const bool we_slept = Deadline::Clock::now() - message_due_.when() > kSuspendThreshold;
-  message_due_ = Deadline::in(kSecondSilence);
+  message_due_ = Deadline::in(base::kSecondAgentSilence);
   if (we_slept || !std::exchange(is_second_silence_, true)) return false;
   message_due_ = Deadline::never();  // bounded: the agent is killed
   ::kill(process_.pid, SIGKILL);
@@ -116,19 +114,20 @@ std::string AgentLink::stderr_text() const {
 
 void AgentLink::kill() {
   process_.to.reset();
+  process_.from.reset();
   ::kill(process_.pid, SIGKILL);
 }
 
 RankExit AgentLink::reap() {
   int status = 0;
   bool killed = false;
-  Deadline deadline = Deadline::in(kExitTimeout);
+  Deadline deadline = Deadline::in(base::kAgentReapTimeout);
   process_.to.reset();
   while (::waitpid(process_.pid, &status, WNOHANG) == 0) {
     if (deadline.expired() && std::exchange(killed, true)) return {.pid = process_.pid, .signal = SIGKILL};
     if (deadline.expired()) {
       ::kill(process_.pid, SIGKILL);
-      deadline = Deadline::in(kKillTimeout);
+      deadline = Deadline::in(base::kAgentKillTimeout);
     }
     ::poll(nullptr, 0, 1);
   }

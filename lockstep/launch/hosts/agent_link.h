@@ -1,6 +1,8 @@
 // The launcher's end of the connection to one agent, which runs on this host or was started through ssh or srun.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -10,12 +12,20 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/launch/hosts/file_staging.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher {
+
+/// The process of an agent, or the ssh or srun that starts one.
+struct AgentProcess {
+  pid_t pid = -1;
+  base::Fd to;    ///< its stdin
+  base::Fd from;  ///< its stdout
+  base::Fd err;   ///< for ssh and srun: an unnamed file that receives their stderr
+};
 
 /// Owns the process of one agent (for a remote host, the ssh or srun client) and its pipes. Not thread-safe. The
 /// destructor closes the pipes but does not wait for the process; call reap().
@@ -70,7 +80,7 @@ class AgentLink {
   /// Returns the text that ssh or srun has written to stderr so far: at most 4 KiB, without trailing newlines.
   std::string stderr_text() const;
 
-  /// Kills the process and does not wait for it.
+  /// Kills the process, closes its pipes, and does not wait for it. descriptor() then returns -1.
   void kill();
   /// Closes the agent's input and waits for the process. After 5 s kills it, and then waits for at most 1 s. Returns
   /// how it ended.

@@ -1,23 +1,23 @@
-// The launcher's side of the network check: every host connects to the launcher and to every other host.
+#include "lockstep/launch/hosts/network_check.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/hosts/agent_query.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
-#include "lockstep/launch/protocol/network_messages.h"
 
 namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;       // the launcher's number in a ConnectivityProbe
-constexpr auto kReplyTimeout = 7s;  // an agent allows 5 s for each connection
+constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
@@ -55,7 +55,7 @@ void NetworkChecker::ask_all(FrameKind request, const AgentQuery::MakePayload& p
                              const AgentQuery::OnReply& take) {
   std::vector<std::size_t> all(agents_.size());
   std::iota(all.begin(), all.end(), 0);
-  query_.ask(all, request, payload, reply, kReplyTimeout, take);
+  query_.ask(all, request, payload, reply, base::kNetworkReplyTimeout, take);
 }
 
 /// Returns the index of the first of the launcher's addresses that all hosts reach.

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -76,8 +77,8 @@ std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds 
   std::vector<std::string> words = {"ssh", "-T",
                                     "-o",  "BatchMode=yes",
                                     "-o",  "ConnectTimeout=" + std::to_string(connect_timeout.count()),
-                                    "-o",  "ServerAliveInterval=2",
-                                    "-o",  "ServerAliveCountMax=3",
+                                    "-o",  "ServerAliveInterval=" + std::to_string(base::kSshAliveInterval.count()),
+                                    "-o",  "ServerAliveCountMax=" + std::to_string(base::kSshAliveCount),
                                     "-o",  "ForwardX11=no",
                                     "-o",  "ClearAllForwardings=yes",
                                     "-o",  "EscapeChar=none",

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/cli/host_list.h"
-#include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/process/environment.h"
 
 namespace lockstep::launcher {
 

@@ -2,9 +2,11 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -13,10 +15,13 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/join.h"
 #include "lockstep/launch/hosts/remote_command.h"
+#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -24,12 +29,36 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentStartTimeout = 10s;   // after the connection to the host
 constexpr auto kPerHostAllowance = 100ms;  // work of this host per agent: 64 ssh clients took 6 s on two cores
+
+/// Starts an agent with two pipes. Its input ends when this process dies.
+AgentProcess start_process(ChildSpec spec) {
+  base::Pipe in = base::make_pipe();
+  base::Pipe out = base::make_pipe();
+  spec.in = in.read.get();
+  spec.out = out.write.get();
+  const pid_t pid = spawn(spec);
+  return {pid, std::move(in.write), std::move(out.read), {}};
+}
+
+/// Starts ssh or srun, which the kernel kills when this process ends. Its stderr goes to a file and is not printed.
+AgentProcess start_remote_process(ChildSpec spec) {
+  base::Fd err(::memfd_create("lockstep-ssh", MFD_CLOEXEC));
+  if (!err) throw base::SystemError("cannot create a file for the messages of ssh", errno);
+  spec.err = err.get();
+  AgentProcess process = start_process(std::move(spec));
+  process.err = std::move(err);
+  return process;
+}
 
 AgentLink start_local_agent(const HostSpec& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
   return {host.name.empty() ? base::host_name() : host.name, "",
-          spawn_agent("/proc/self/exe", {"lockstep", "agent"}, current_environment(), false, max_files), max_silence};
+          start_process({.path = "/proc/self/exe",
+                         .argv = {"lockstep", "agent"},
+                         .environment = current_environment(),
+                         .max_files = max_files,
+                         .death_signal = 0}),
+          max_silence};
 }
 
 AgentLink start_remote_agent(const HostSpec& host, const HostOptions& options, const StagedFiles& staged_files,
@@ -40,11 +69,13 @@ AgentLink start_remote_agent(const HostSpec& host, const HostOptions& options, c
   const std::vector<std::string> words =
       host.is_slurm ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
   const std::string path = find_program(via, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  AgentLink link(
-      host.name, via,
-      spawn_agent(path, words, host.is_slurm ? srun_environment(current_environment()) : current_environment(), true,
-                  max_files),
-      max_silence);
+  AgentLink link(host.name, via,
+                 start_remote_process(
+                     {.path = path,
+                      .argv = words,
+                      .environment = host.is_slurm ? srun_environment(current_environment()) : current_environment(),
+                      .max_files = max_files}),
+                 max_silence);
   if (staged_files) link.stage_files(staged_files);
   return link;
 }
@@ -237,6 +268,13 @@ void require_hosts(StartedAgents& started, std::size_t min_hosts) {
                          first->hint());
 }
 
+std::string resolve_program(const HostOptions& options, const std::string& name) {
+  const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
+  const bool relative = name.find('/') != std::string::npos && name[0] != '/';
+  if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
+  return find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+}
+
 StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
                            std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals) {
   const std::string own = executable_path();
@@ -248,7 +286,7 @@ StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged
     agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
                                          : start_remote_agent(host, options, staged_files, max_silence, max_files));
   const Deadline deadline =
-      Deadline::in(options.connect_timeout + kAgentStartTimeout + agents.size() * kPerHostAllowance +
+      Deadline::in(options.connect_timeout + base::kAgentStartTimeout + agents.size() * kPerHostAllowance +
                    (staged_files ? staging_time(*staged_files) : 0s));
   AgentStartup startup(std::move(hosts), std::move(agents));
   while (!startup.complete() && !deadline.expired()) startup.poll_once(deadline, signals);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -58,5 +59,9 @@ void check_interrupted(int signals);
 /// for a host of a SLURM allocation; otherwise the name is empty, "localhost" or this host's own name, and no user and
 /// no port are given.
 bool is_local_host(const HostSpec& host);
+
+/// Returns the path of the program `name` as a shell on this host would find it; all hosts use the same path. A path
+/// need not exist on this host if no rank runs here. Throws UsageError.
+std::string resolve_program(const HostOptions& options, const std::string& name);
 
 }  // namespace lockstep::launcher

@@ -5,24 +5,13 @@
 #include <cstdio>
 #include <numeric>
 #include <optional>
-#include <set>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::launcher {
 namespace {
-
-constexpr std::chrono::seconds kLauncherHeadStart{10};  // the launcher's limit is this much shorter than the ranks'
-
-std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
-
-std::optional<std::string_view> find_variable(const Environment& environment, std::string_view name) {
-  for (const std::string& variable : environment)
-    if (variable_name(variable) == name && variable.size() > name.size())
-      return std::string_view(variable).substr(name.size() + 1);
-  return std::nullopt;
-}
 
 bool begins_with_one_of(std::string_view name, const auto& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return name.rfind(prefix, 0) == 0; });
@@ -30,15 +19,6 @@ bool begins_with_one_of(std::string_view name, const auto& prefixes) {
 
 bool is_one_of(std::string_view name, const auto& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-/// Returns whether an outer launcher describes, with this variable, the process that it started. Such a variable does
-/// not apply to our ranks.
-bool belongs_to_another_launcher(std::string_view name) {
-  constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
-  constexpr std::array kNames = {"SLURM_PROCID",      "SLURM_LOCALID", "SLURM_NODEID",
-                                 "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"};
-  return begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames);
 }
 
 /// Returns the value of LOCKSTEP_TIMEOUT: the seconds in `limit` + `later`, or 0 if there is no limit.
@@ -75,7 +55,7 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   // The ranks' time limit is longer than the launcher's, so that the launcher, which monitors all ranks, acts first.
   if (options.hang_timeout || !find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
-    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, kLauncherHeadStart));
+    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, base::kLauncherHeadStart));
   // The prefix of each line takes some columns of the terminal.
   std::size_t widest = 0;
   for (const Node& node : nodes)
@@ -204,24 +184,6 @@ Environment apply_exports(Environment environment, const std::vector<std::string
     if (std::none_of(one + 1, set.end(),
                      [&](const std::string& other) { return variable_name(other) == variable_name(*one); }))
       environment.push_back(*one);
-  return environment;
-}
-
-Environment merge_environment(const Environment& own, const Environment& added) {
-  std::set<std::string_view> replaced;
-  for (const std::string& variable : added) replaced.insert(variable_name(variable));
-  Environment all;
-  for (const std::string& variable : own)
-    if (!replaced.contains(variable_name(variable)) && !belongs_to_another_launcher(variable_name(variable)))
-      all.push_back(variable);
-  all.insert(all.end(), added.begin(), added.end());
-  return all;
-}
-
-Environment remove_variables(Environment environment, const Environment& others) {
-  std::set<std::string_view> names;
-  for (const std::string& variable : others) names.insert(variable_name(variable));
-  std::erase_if(environment, [&](const std::string& variable) { return names.contains(variable_name(variable)); });
   return environment;
 }
 

@@ -12,11 +12,9 @@
 #include "lockstep/job/job_key.h"
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/plan/host_info.h"
+#include "lockstep/launch/process/environment.h"
 
 namespace lockstep::launcher {
-
-/// Environment variables in the form of execve(2): "NAME=value".
-using Environment = std::vector<std::string>;
 
 /// The settings that distinguish one rank from the other ranks of its host.
 struct RankPlan {
@@ -84,13 +82,6 @@ Environment apply_exports(Environment environment, const std::vector<std::string
 
 /// Returns whether the launcher sends its variable `name` to other hosts even without -x.
 bool is_forwarded(std::string_view name);
-
-/// Returns the variables of `own` and `added`; those of `added` take precedence. Omits variables of `own` with which
-/// another launcher describes a rank.
-Environment merge_environment(const Environment& own, const Environment& added);
-
-/// Returns `environment` without the variables that `others` has, because their values differ between ranks.
-Environment remove_variables(Environment environment, const Environment& others);
 
 /// Returns the number of ranks of a host if neither -n nor slots are given: one per GPU that --gpus or
 /// CUDA_VISIBLE_DEVICES leaves, else one per core; at least 1.

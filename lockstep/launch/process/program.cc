@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -60,11 +61,9 @@ void exec_companion(const std::string& name, const std::vector<std::string>& arg
     throw base::UsageError(
         "program " + base::quoted(path, 256) +
         ": not found; expected in the directory of the program lockstep, with which it is installed");
-  std::vector<char*> pointers = {const_cast<char*>(name.c_str())};
-  for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
-  pointers.push_back(nullptr);
-  ::execv(path.c_str(), pointers.data());
-  throw base::SystemError("cannot execute " + base::quoted(path, 256), errno);
+  std::vector<std::string> argv = {name};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  throw base::SystemError("cannot execute " + base::quoted(path, 256), exec_program(path, argv));
 }
 
 }  // namespace lockstep::launcher

@@ -1,4 +1,4 @@
-// Finds executable files as a shell does, and replaces this process by a program.
+// Finds executable files as a shell does.
 #pragma once
 
 #include <string>

@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -99,8 +99,12 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
     return;
   }
   const base::Fd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "",
-                     {no_input.get(), file_.get(), file_.get()});
+  tool_ = spawn({.path = command[0],
+                 .argv = command,
+                 .environment = {std::string("PATH=") + kSearchPath, "LC_ALL=C"},
+                 .in = no_input.get(),
+                 .out = file_.get(),
+                 .err = file_.get()});
 }
 
 void StackDump::give_up() {

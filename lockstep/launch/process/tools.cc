@@ -13,8 +13,8 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -78,7 +78,13 @@ class RunningTool {
     if (call.path.empty()) return;
     try {
       const base::Fd in = memory_file(call.input), out = out_.open(), err = err_.open();
-      pid_ = spawn_tool(call.path, call.argv, call.environment, call.directory, {in.get(), out.get(), err.get()});
+      pid_ = spawn({.path = call.path,
+                    .argv = call.argv,
+                    .environment = call.environment,
+                    .directory = call.directory,
+                    .in = in.get(),
+                    .out = out.get(),
+                    .err = err.get()});
     } catch (const base::SystemError& error) {
       result_.err = error.what();
     }
@@ -143,11 +149,8 @@ std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int qui
 ToolResult run_tool(const ToolCommand& call, int quit) { return std::move(run_tools({call}, quit).front()); }
 
 std::string find_tool(const std::string& name, const Environment& environment) {
-  std::string search_path = "/usr/local/bin:/usr/bin:/bin";
-  for (const std::string& variable : environment)
-    if (variable.rfind("PATH=", 0) == 0) search_path = variable.substr(5);
   try {
-    return find_program(name, search_path);
+    return find_program(name, find_variable(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
   } catch (const base::UsageError&) {
     return "";
   }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/process/environment.h"
 
 namespace lockstep::launcher {
 

@@ -1,20 +1,14 @@
-// Checks, before the ranks start, that every host reaches the launcher and every other host at the addresses that the
-// ranks will use.
+// The messages with which launcher and agents check, before the ranks start, that every host reaches the launcher and
+// every other host.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/base/net/socket.h"
 
 namespace lockstep::launcher {
-
-class AgentLink;
 
 /// A request to an agent: connect to the launcher.
 struct RouteRequest {
@@ -50,39 +44,5 @@ struct ProbeFailure {
   int node = 0;
   std::string why;
 };
-
-/// The result of the check.
-struct NetworkPlan {
-  std::string launcher;                ///< address at which all hosts reach the launcher
-  std::vector<Route> routes;           ///< one per host
-  std::vector<base::Fd> liveness_fds;  ///< one connection per agent; it ends within base::kPeerHostTimeout if the host
-                                       ///< becomes unreachable
-};
-
-/// Thrown if hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may do so.
-class Unreachable : public base::Error {
- public:
-  Unreachable(const std::string& what, const std::string& hint, std::vector<std::size_t> agents)
-      : base::Error(base::Cause::kPeerUnreachable, what, hint), agents_(std::move(agents)) {}
-  const std::vector<std::size_t>& agents() const { return agents_; }
-
- private:
-  std::vector<std::size_t> agents_;
-};
-
-/// Returns a small set of hosts without which no failure is left. `failures` has the failures of each host. Repeatedly
-/// removes the host with the most failures; of several, the last. Pure.
-std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures);
-
-/// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` has the
-/// RouteRequest::interface of each agent, and `own` is that of this host. Blocks for at most 15 s. Prints one line for
-/// each host that does not reach the launcher or another host, and then throws Unreachable, whose hint is the remedy.
-/// On a user's signal, throws as check_interrupted(signals) does.
-NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
-                          const std::string& own, int signals);
-
-/// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts; if it
-/// matches no interface of this host, it is ignored. Throws Error kPeerUnreachable if there is no address.
-std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
 
 }  // namespace lockstep::launcher

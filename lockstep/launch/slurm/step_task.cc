@@ -15,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/identity/node_list.h"
 
 namespace lockstep::launcher {
@@ -23,8 +24,6 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentTimeout = 60s;  // the launcher waits 20 s for hosts by default
-constexpr auto kTaskTimeout = 15s;   // the task may load its libraries more slowly than the agent starts
 constexpr int kNoAgentExitCode = 69;
 
 /// Stores an abstract socket name in `address` and returns its length. The name includes SLURM's name of this host,
@@ -77,7 +76,7 @@ int wait_for_agent(const std::string& step) {
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(listener.get(), 8) != 0)
     throw base::SystemError("cannot wait for the agent of step " + base::quoted(step, 80), errno);
-  const Deadline deadline = Deadline::in(kAgentTimeout);
+  const Deadline deadline = Deadline::in(base::kStepAgentTimeout);
   while (base::wait_readable(listener.get(), deadline)) {
     const base::Fd agent(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!agent || !is_same_user(agent.get())) continue;
@@ -90,7 +89,7 @@ int wait_for_agent(const std::string& step) {
 base::Fd connect_to_task(const std::string& step) {
   sockaddr_un address{};
   const socklen_t size = socket_address(step, address);
-  for (const Deadline deadline = Deadline::in(kTaskTimeout); !deadline.expired(); ::poll(nullptr, 0, 20)) {
+  for (const Deadline deadline = Deadline::in(base::kStepTaskTimeout); !deadline.expired(); ::poll(nullptr, 0, 20)) {
     base::Fd fd = make_socket();
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0)
       return is_same_user(fd.get()) ? std::move(fd) : base::Fd();

@@ -10,8 +10,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/job/store_server.h"
-#include "lockstep/launch/protocol/network_messages.h"
-#include "lockstep/launch/supervise/run.h"
+#include "lockstep/launch/hosts/network_check.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -158,7 +157,7 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
     return outcome;
   } catch (const base::Error& error) {
     if (generation == 0) throw;
-    job::Fatal fatal = to_fatal(error);
+    job::Fatal fatal = job::to_fatal(error);
     fatal.gen = generation;
     JobOutcome outcome;
     outcome.verdict = Verdict{std::move(fatal), base::exit_code(error.cause()), {}};

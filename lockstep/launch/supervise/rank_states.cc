@@ -4,20 +4,16 @@
 #include <chrono>
 #include <utility>
 
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/progress_report.h"
 
 namespace lockstep::launcher {
-namespace {
-
-constexpr std::chrono::seconds kSilenceWarning{5};
-
-}  // namespace
-
 bool RankStates::add(const job::RankHealth& health) {
   const auto before = health_.find(health.rank);
   if (before != health_.end() && before->second.is_in_world && !health.is_in_world) last_left_ = Clock::now();
   health_[health.rank] = health;
-  if (health.since_heartbeat >= kSilenceWarning) return limits_.stall.count() > 0 && warned_.insert(health.rank).second;
+  if (health.since_heartbeat >= base::kSilenceWarning)
+    return limits_.stall.count() > 0 && warned_.insert(health.rank).second;
   warned_.erase(health.rank);
   return false;
 }

@@ -18,6 +18,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
@@ -32,7 +33,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kUnreachableExitTime = 10s;  // ranks whose agent has lost the launcher end within this time
 constexpr std::size_t kMaxListedHosts = 8;  // of more hosts, only the number is printed
 
 /// Returns a name that is unique to this run: "train-20261122-091503-4711".
@@ -135,7 +135,7 @@ Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& outcome, Clock::
       backoff_.record_failure(host, now);
     else if (restarts_.made_progress())
       backoff_.record_success(host);
-  if (outcome.has_unreachable_host) next = std::max(next, now + kUnreachableExitTime);
+  if (outcome.has_unreachable_host) next = std::max(next, now + base::kUnreachableExitTime);
   return std::max(next, backoff_.when_available(min_hosts_));
 }
 
@@ -224,32 +224,6 @@ int RestartLoop::run() {
 }
 
 }  // namespace
-
-std::vector<int> handled_signals() {
-  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction action{};
-    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
-  }
-  return handled;
-}
-
-std::string resolve_program(const HostOptions& options, const std::string& name) {
-  const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
-  const bool relative = name.find('/') != std::string::npos && name[0] != '/';
-  if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
-  return find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-}
-
-job::Fatal to_fatal(const base::Error& error) {
-  job::Fatal fatal;
-  fatal.cause = error.cause();
-  fatal.host = base::host_name();
-  fatal.pid = ::getpid();
-  fatal.detail = error.what();
-  fatal.hint = error.hint();
-  return fatal;
-}
 
 int run(RunOptions options) {
   options.hosts = resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());

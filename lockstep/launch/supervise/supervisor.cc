@@ -2,11 +2,8 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <utility>
@@ -14,11 +11,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
+#include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/verdict.h"
@@ -28,24 +27,6 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
-
-constexpr auto kFirstFailureWindow = 100ms;  // all exits because of one failure arrive within a few milliseconds
-constexpr auto kSnapshotTimeout = 1s;        // an agent replies within a few milliseconds
-constexpr auto kFailureNotice = 1s;          // a waiting rank reads the cause within 0.1 s and then exits by itself
-constexpr auto kStackWait = 5s;              // the agent allows 4 s for stacks
-constexpr auto kMinAgentSilence = 5s;        // an agent sends health reports every second
-constexpr int kSshFailed = 255;
-constexpr auto kOrphanTimeout = 5s;
-constexpr auto kAgentExitTimeout = 8s;  // after the time of its SIGKILL; the agent itself gives up after 5 s
-
-job::Fatal make_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
-  job::Fatal fatal;
-  fatal.cause = cause;
-  fatal.rank = rank;
-  fatal.host = std::move(host);
-  fatal.pid = pid;
-  return fatal;
-}
 
 class Supervisor {
  public:
@@ -62,7 +43,7 @@ class Supervisor {
   void handle_frame(std::size_t agent, const Frame& frame);
   void on_rank_exit(RankExit end);
   void conclude_preemption();
-  void on_start_failed(std::size_t agent, int rank, const std::vector<std::int64_t>& report);
+  void on_start_failed(std::size_t agent, int rank, StartStep step, int error);
   void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
   void on_refused(const AgentLink& agent, const std::vector<std::string>& why);
   void on_host_unreachable(std::size_t index);
@@ -80,7 +61,8 @@ class Supervisor {
   void on_agent_silent(std::size_t index);
   void on_agent_lost(std::size_t index);
   std::optional<job::Fatal> published_cause();
-  void conclude(job::Fatal fatal, int exit_code);
+  void conclude(Verdict verdict);
+  RankLocation& location(int rank);
 
   const RunOptions options_;
   const std::vector<pid_t> inherited_children_;
@@ -152,13 +134,13 @@ void Supervisor::broadcast(const Frame& frame) {
 
 void Supervisor::send_stop(const StopRequest& request) {
   broadcast({FrameKind::kStop, -1, encode_stop(request)});
-  const auto stacks = verdict_ && !verdict_->stacks.empty() ? kStackWait : 0s;
+  const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
   for (AgentLink& agent : agents_)
-    agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + kAgentExitTimeout));
+    agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + base::kAgentExitTimeout));
 }
 
-void Supervisor::conclude(job::Fatal fatal, int exit_code) {
-  if (!verdict_) verdict_ = Verdict{std::move(fatal), exit_code, {}};
+void Supervisor::conclude(Verdict verdict) {
+  if (!verdict_) verdict_ = std::move(verdict);
 }
 
 std::optional<job::Fatal> Supervisor::published_cause() {
@@ -194,7 +176,7 @@ void Supervisor::request_snapshots() {
   broadcast({FrameKind::kSnapshotRequest, -1, {}});
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
-  snapshot_deadline_ = Deadline::in(kSnapshotTimeout);
+  snapshot_deadline_ = Deadline::in(base::kSnapshotTimeout);
 }
 
 /// Determines the verdict, publishes it and stops the ranks. Called when all snapshots have arrived or their deadline
@@ -214,7 +196,7 @@ void Supervisor::on_snapshots() {
   request_stack(*verdict_, exits_, run_dir_, locations_);
   job::publish_cause(store_->store(), verdict_->fatal);
   if (!verdict_->stacks.empty()) broadcast({FrameKind::kWriteStacks, -1, encode_ranks(verdict_->stacks)});
-  send_stop({.signal = SIGTERM, .notice_period = kFailureNotice, .grace = options_.fail_grace});
+  send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
 }
 
 void Supervisor::on_rank_health(const job::RankHealth& health) {
@@ -229,6 +211,7 @@ void Supervisor::on_rank_health(const job::RankHealth& health) {
 }
 
 void Supervisor::on_rank_exit(RankExit end) {
+  location(end.rank);  // throws for an unknown rank
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
@@ -236,54 +219,53 @@ void Supervisor::on_rank_exit(RankExit end) {
   rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
   if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
-    decide_at_ = Deadline::in(kFirstFailureWindow);
+    decide_at_ = Deadline::in(base::kFirstFailureWindow);
   if (exits_.size() == locations_.size()) decide();
 }
 
 /// Records that the host has failed, or that its ranks are no longer monitored.
 void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
-void Supervisor::on_start_failed(std::size_t agent, int rank, const std::vector<std::int64_t>& report) {
-  Verdict verdict = judge_start_failure(rank, {.step = to_start_step(report[0]), .error = static_cast<int>(report[1])},
-                                        options_.command.front(), locations_.at(static_cast<std::size_t>(rank)).host);
-  if (verdict.fatal.cause == base::Cause::kResource) mark_host_lost(agent);
-  conclude(std::move(verdict.fatal), verdict.exit_code);
+void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
+  if (step != StartStep::kExec) mark_host_lost(agent);
+  conclude(judge_start_failure(step, error, rank, location(rank).host, options_.command.front()));
   send_stop({.signal = SIGKILL});
 }
 
 void Supervisor::on_refused(const AgentLink& agent, const std::vector<std::string>& why) {
-  job::Fatal fatal = make_fatal(base::Cause::kBadArg, -1, -1, agent.host());
-  fatal.detail = why[0];
-  fatal.hint = why[1];
-  conclude(std::move(fatal), base::exit_code(base::Cause::kBadArg));
+  conclude(judge_refusal(agent.host(), why[0], why[1]));
   send_stop({.signal = SIGKILL});
 }
 
 void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
   mark_host_lost(agent);
-  const std::string& host = agents_[agent].host();
-  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
-                           " on host " + host + " did not exit within 5 s of SIGKILL";
-  const std::string hint = "it is blocked in the kernel: see /proc/" + std::to_string(pid) + "/stack on that host";
+  Verdict unkillable = judge_unkillable(agents_[agent].host(), rank, pid);
   if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // the verdict on an earlier failure stays
-    verdict_->fatal.detail += "; " + what + ": " + hint;
+    verdict_->fatal.detail += "; " + unkillable.fatal.detail + ": " + unkillable.fatal.hint;
     return;
   }
-  job::Fatal fatal = make_fatal(base::Cause::kUnkillable, rank, pid, host);
-  fatal.detail = what;
-  fatal.hint = hint;
-  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};
+  verdict_ = std::move(unkillable);
+}
+
+/// Returns where `rank` runs. Throws Error kProtocol if there is no such rank.
+RankLocation& Supervisor::location(int rank) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= locations_.size())
+    throw base::Error(base::Cause::kProtocol, "launcher and agent: a frame of rank " + std::to_string(rank) +
+                                                  "; expected 0 to " + std::to_string(locations_.size() - 1));
+  return locations_[static_cast<std::size_t>(rank)];
 }
 
 void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kStarted:
-      locations_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0];
-      break;
+    case FrameKind::kStarted: location(frame.rank).pid = decode_numbers(frame.payload, 1)[0]; break;
     case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
     case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
     case FrameKind::kRankExited: on_rank_exit(decode_rank_exit(frame.payload)); break;
-    case FrameKind::kStartFailed: on_start_failed(agent, frame.rank, decode_numbers(frame.payload, 2)); break;
+    case FrameKind::kStartFailed: {
+      const auto numbers = decode_numbers(frame.payload, 2);
+      on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
+      break;
+    }
     case FrameKind::kOutputDropped:
       output_->print_note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
                           " bytes of output dropped: the launcher was suspended");
@@ -328,7 +310,12 @@ void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
 }
 
 void Supervisor::read_agent(std::size_t index) {
-  for (const Frame& frame : agents_[index].read()) handle_frame(index, frame);
+  try {
+    for (const Frame& frame : agents_[index].read()) handle_frame(index, frame);
+  } catch (const base::Error& error) {
+    conclude(judge_invalid_agent(agents_[index].host(), agents_[index].pid(), error));
+    agents_[index].kill();
+  }
   if (agents_[index].descriptor() < 0) on_agent_lost(index);
 }
 
@@ -346,35 +333,22 @@ void Supervisor::on_signal(int signal) {
   }
   output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) +
                       " s" + (signal == SIGINT ? "; press Ctrl-C again to kill them at once" : ""));
-  job::Fatal fatal = make_fatal(base::Cause::kInterrupted, -1, ::getpid());
-  fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + job::signal_name(signal);
-  conclude(std::move(fatal), 128 + signal);
+  conclude(judge_user_stop(signal));
   send_stop({.signal = SIGTERM, .grace = options_.grace});
 }
 
 /// Stops the job, because no process monitors the ranks of this agent or reads their output.
 void Supervisor::on_agent_silent(std::size_t index) {
-  const AgentLink& agent = agents_[index];
   mark_host_lost(index);
-  job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
-  fatal.detail = "the agent, which monitors the ranks, has sent nothing for " +
-                 std::to_string(agent_silence_limit(limits_) / 1s) + " s";
-  fatal.hint = "check whether it was stopped by a signal";
-  conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
+  conclude(judge_silent_agent(agents_[index].host(), agents_[index].pid(), agent_silence_limit(limits_)));
   send_stop({.signal = SIGKILL});
 }
-
-std::string text_of(const std::string& text) { return text.empty() ? "" : ": " + base::quoted(text, 512); }
 
 /// Stops the job, because the connection to the host has timed out. The host's agent detects the same and kills its
 /// ranks.
 void Supervisor::on_host_unreachable(std::size_t index) {
   mark_host_lost(index);
-  job::Fatal fatal = make_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
-  fatal.detail = "host " + agents_[index].host() + " is unreachable: no packet arrived from it for " +
-                 std::to_string(base::kPeerHostTimeout / 1s) + " s";
-  fatal.hint = "its ranks end by themselves within 10 s";
-  conclude(std::move(fatal), base::exit_code(base::Cause::kPeerUnreachable));
+  conclude(judge_unreachable_host(agents_[index].host()));
   agents_[index].kill_after(Deadline::in(0s));
   send_stop({.signal = SIGKILL});
 }
@@ -389,24 +363,15 @@ void Supervisor::on_agent_lost(std::size_t index) {
   if (done_agents_.contains(index)) return;
   mark_host_lost(index);
   outcome_.has_unreachable_host |= !nodes_[index].is_local;
-  job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
-  if (nodes_[index].is_local || (end.signal == 0 && end.code != kSshFailed)) {
-    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard exits
-    fatal.detail = "the agent, which monitors the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
-                   text_of(agents_[index].stderr_text());
-    fatal.hint = "all ranks of this host ended with it";
-  } else {
-    fatal.cause = base::Cause::kPeerUnreachable;
-    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].via() +
-                   " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].stderr_text());
-    fatal.hint = "its ranks end by themselves within 10 s";
-  }
-  const int code = base::exit_code(fatal.cause);
-  conclude(std::move(fatal), code);
+  conclude(judge_lost_agent({.host = agents_[index].host(),
+                             .is_local = nodes_[index].is_local,
+                             .via = agents_[index].via(),
+                             .end = end,
+                             .text = agents_[index].stderr_text()}));
   send_stop({.signal = SIGKILL});
   if (nodes_[index].is_local &&
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_local; }) == 1)
-    for (const pid_t pid : kill_descendants(inherited_children_, Deadline::in(kOrphanTimeout)))
+    for (const pid_t pid : kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
       on_unkillable(index, -1, pid);
 }
 
@@ -457,13 +422,7 @@ JobOutcome Supervisor::run() {
 void Supervisor::conclude_preemption() {
   const bool all = std::all_of(exits_.begin(), exits_.end(), [](const RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  job::Fatal fatal = make_fatal(base::Cause::kPreempted, exits_.front().rank, exits_.front().pid,
-                                locations_.at(static_cast<std::size_t>(exits_.front().rank)).host);
-  add_step_and_operation(fatal, rank_states_.snapshots());
-  fatal.op.clear();
-  fatal.detail = "all ranks exited together because one of them was asked to stop (SIGTERM or SIGUSR1)";
-  fatal.hint = "start the same command again";
-  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kPreempted), {}};
+  verdict_ = judge_preemption(exits_.front(), location(exits_.front().rank).host, rank_states_.snapshots());
 }
 
 /// Sets the exit code of the verdict to that of the culprit. The verdict may be older than its exit: it may have
@@ -488,7 +447,7 @@ std::string Supervisor::failure_report() {
 }  // namespace
 
 std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits) {
-  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kMinAgentSilence) : 0ms;
+  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, base::kMinAgentSilence) : 0ms;
 }
 
 JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,

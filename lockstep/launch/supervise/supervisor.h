@@ -43,8 +43,8 @@ struct JobOutcome {
 
 /// Sends each agent its job and blocks until the processes of the job have ended. `signals` is a descriptor of
 /// make_signal_fd() for handled_signals(). `inherited_children` are descendants of this process that existed before the
-/// job; they are not killed. Throws Error, for example if a host has too few GPUs or an agent sends an invalid frame.
-/// Call it from the main thread.
+/// job; they are not killed. Throws Error before any rank has started, for example if a host has too few GPUs; later
+/// failures, such as an invalid frame of an agent, become the verdict. Call it from the main thread.
 JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children);
 

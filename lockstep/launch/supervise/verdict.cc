@@ -3,8 +3,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
@@ -84,37 +82,6 @@ Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence) {
   fatal.detail = detail_for(end, evidence);
   fatal.hint = hint_for(end, evidence);
   verdict.exit_code = end.exit_code();
-  return verdict;
-}
-
-StartStep to_start_step(std::int64_t number) {
-  for (const StartStep step : {StartStep::kFork, StartStep::kBind, StartStep::kExec})
-    if (number == static_cast<std::int64_t>(step)) return step;
-  throw base::Error(base::Cause::kProtocol,
-                    "launcher and agent: start step " + std::to_string(number) + "; expected 0 to 2");
-}
-
-Verdict judge_start_failure(int rank, const StartFailure& failure, const std::string& program,
-                            const std::string& host) {
-  const std::string why = std::string(": ") + std::strerror(failure.error);
-  Verdict verdict{{.cause = base::Cause::kResource, .rank = rank, .host = host}, 0, {}};
-  job::Fatal& fatal = verdict.fatal;
-  switch (failure.step) {
-    case StartStep::kFork:
-      fatal.detail = "cannot start rank " + std::to_string(rank) + why;
-      fatal.hint = "use fewer ranks, or raise ulimit -u";
-      break;
-    case StartStep::kBind:
-      fatal.detail = "cannot bind the cores of rank " + std::to_string(rank) + why;
-      fatal.hint = "use --bind none";
-      break;
-    case StartStep::kExec:
-      fatal.cause = base::Cause::kBadArg;
-      fatal.detail = "program " + base::quoted(program, 256) + ": cannot be executed" + why;
-      if (failure.error == ENOEXEC) fatal.hint = "start the script with a line such as #!/bin/sh";
-      break;
-  }
-  verdict.exit_code = base::exit_code(fatal.cause);
   return verdict;
 }
 

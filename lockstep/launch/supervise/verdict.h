@@ -38,12 +38,6 @@ struct ExitEvidence {
 /// explains more than the exit of a process. Pure.
 Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence);
 
-/// Returns the step with the number that an agent has sent in kStartFailed. Throws Error kProtocol for another number.
-StartStep to_start_step(std::int64_t number);
-
-/// Returns the verdict on a job in which `rank`, on `host`, could not start `program`. Pure.
-Verdict judge_start_failure(int rank, const StartFailure& failure, const std::string& program, const std::string& host);
-
 /// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no
 /// operation, appends the last one that it finished to the detail. Pure.
 void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks);

@@ -1,7 +1,7 @@
+#include "lockstep/launch/hosts/network_check.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "lockstep/launch/protocol/network_messages.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -49,30 +49,6 @@ TEST(Verdict, ExitCodeIsReturned) {
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
 }
 
-TEST(Verdict, StartFailureIsExplained) {
-  const Verdict exec = judge_start_failure(1, {.step = StartStep::kExec, .error = ENOEXEC}, "./a", "beta");
-  EXPECT_EQ(exec.exit_code, 64);
-  EXPECT_THAT(
-      job::format_fatal(exec.fatal),
-      HasSubstr("cause=BAD_ARG rank=1 host=beta pid=- gen=0 step=- op=- detail=\"program \\\"./a\\\": cannot be "
-                "executed: Exec format error\" hint=\"start the script"));
-  const Verdict fork = judge_start_failure(2, {.step = StartStep::kFork, .error = EAGAIN}, "./a", "beta");
-  EXPECT_EQ(fork.exit_code, 74);
-  EXPECT_THAT(fork.fatal.detail, ::testing::StartsWith("cannot start rank 2: "));
-  EXPECT_EQ(judge_start_failure(2, {.step = StartStep::kBind, .error = EINVAL}, "./a", "b").fatal.hint,
-            "use --bind none");
-}
-
-TEST(Verdict, UnknownStartStepIsAnError) {
-  EXPECT_EQ(to_start_step(2), StartStep::kExec);
-  for (const std::int64_t number : {-1, 3}) try {
-      to_start_step(number);
-      ADD_FAILURE() << number;
-    } catch (const base::Error& error) {
-      EXPECT_EQ(error.cause(), base::Cause::kProtocol);
-    }
-}
-
 TEST(Verdict, AbortMessageIsTheDetail) {
   const auto detail_of = [](const std::string& tail) {
     return judge_exit(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .locations = {}})

@@ -1,0 +1,135 @@
+#include "lockstep/launch/supervise/agent_verdict.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Cause;
+using namespace std::chrono_literals;
+
+constexpr int kSshFailed = 255;
+
+struct Subject {
+  std::string host;
+  int rank = -1;
+  std::int64_t pid = -1;
+};
+
+Verdict make_verdict(Cause cause, Subject subject, std::string detail, std::string hint) {
+  Verdict verdict;
+  verdict.fatal.cause = cause;
+  verdict.fatal.rank = subject.rank;
+  verdict.fatal.host = std::move(subject.host);
+  verdict.fatal.pid = subject.pid;
+  verdict.fatal.detail = std::move(detail);
+  verdict.fatal.hint = std::move(hint);
+  verdict.exit_code = base::exit_code(cause);
+  return verdict;
+}
+
+/// Returns the hint for a host whose ranks cannot be reached.
+std::string unreachable_hint() {
+  return "its ranks end by themselves within " + std::to_string(base::kUnreachableExitTime / 1s) + " s";
+}
+
+std::string ended(const RankExit& end) { return (end.signal != 0 ? "was " : "") + to_text(end); }
+
+}  // namespace
+
+StartStep to_start_step(std::int64_t number) {
+  for (const StartStep step : {StartStep::kFork, StartStep::kBind, StartStep::kExec})
+    if (number == static_cast<std::int64_t>(step)) return step;
+  throw base::Error(Cause::kProtocol, "launcher and agent: start step " + std::to_string(number) + "; expected 0 to 2");
+}
+
+Verdict judge_start_failure(StartStep step, int error, int rank, const std::string& host, const std::string& program) {
+  const Subject subject{.host = host, .rank = rank};
+  const std::string number = std::to_string(rank), why = std::string(": ") + std::strerror(error);
+  switch (step) {
+    case StartStep::kExec:
+      return make_verdict(Cause::kBadArg, subject,
+                          "program " + base::quoted(program, 256) + ": cannot be executed" + why,
+                          error == ENOEXEC ? "start the script with a line such as #!/bin/sh" : "");
+    case StartStep::kBind:
+      return make_verdict(Cause::kResource, subject, "cannot bind the cores of rank " + number + why,
+                          "use --bind none");
+    case StartStep::kFork: break;
+  }
+  return make_verdict(Cause::kResource, subject, "cannot start rank " + number + why,
+                      "use fewer ranks, or raise ulimit -u");
+}
+
+Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint) {
+  return make_verdict(Cause::kBadArg, {.host = host}, why, hint);
+}
+
+Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error) {
+  return make_verdict(error.cause(), {.host = host, .pid = pid}, "the agent on host " + host + ": " + error.what(),
+                      error.hint());
+}
+
+Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence) {
+  return make_verdict(
+      Cause::kInternal, {.host = host, .pid = pid},
+      "the agent, which monitors the ranks, has sent nothing for " + std::to_string(silence / 1s) + " s",
+      "check whether it was stopped by a signal");
+}
+
+Verdict judge_unreachable_host(const std::string& host) {
+  return make_verdict(Cause::kPeerUnreachable, {.host = host},
+                      "host " + host + " is unreachable: no packet arrived from it for " +
+                          std::to_string(base::kPeerHostTimeout / 1s) + " s",
+                      unreachable_hint());
+}
+
+Verdict judge_lost_agent(const LostAgent& agent) {
+  const Subject subject{.host = agent.host, .pid = agent.end.pid};
+  const std::string text = agent.text.empty() ? "" : ": " + base::quoted(agent.text, 512);
+  if (agent.is_local || (agent.end.signal == 0 && agent.end.code != kSshFailed)) {
+    // A guard exits with 128 and the signal that ended its agent.
+    const RankExit end = agent.end.code > 128 ? RankExit{.signal = agent.end.code - 128} : agent.end;
+    return make_verdict(Cause::kInternal, subject, "the agent, which monitors the ranks, " + ended(end) + text,
+                        "all ranks of this host ended with it");
+  }
+  return make_verdict(
+      Cause::kPeerUnreachable, subject,
+      "the connection to the agent on host " + agent.host + " ended: " + agent.via + " " + ended(agent.end) + text,
+      unreachable_hint());
+}
+
+Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid) {
+  const std::string number = std::to_string(pid);
+  return make_verdict(Cause::kUnkillable, {.host = host, .rank = rank, .pid = pid},
+                      "process " + number + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " on host " + host +
+                          " did not exit within " + std::to_string(base::kUnkillableTimeout / 1s) + " s of SIGKILL",
+                      "it is blocked in the kernel: see /proc/" + number + "/stack on that host");
+}
+
+Verdict judge_user_stop(int signal) {
+  Verdict verdict =
+      make_verdict(Cause::kInterrupted, {.host = base::host_name(), .pid = ::getpid()},
+                   signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal), "");
+  verdict.exit_code = 128 + signal;
+  return verdict;
+}
+
+Verdict judge_preemption(const RankExit& first, const std::string& host, const std::vector<base::RankSnapshot>& ranks) {
+  Verdict verdict = make_verdict(Cause::kPreempted, {.host = host, .rank = first.rank, .pid = first.pid}, "",
+                                 "start the same command again");
+  add_step_and_operation(verdict.fatal, ranks);
+  verdict.fatal.op.clear();
+  verdict.fatal.detail = "all ranks exited together because one of them was asked to stop (SIGTERM or SIGUSR1)";
+  return verdict;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,55 @@
+// Verdicts on failures outside the ranks' programs: of a start, of an agent or its host, and on stops by the user.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/process/spawn.h"
+#include "lockstep/launch/protocol/rank_exit.h"
+#include "lockstep/launch/supervise/verdict.h"
+
+namespace lockstep::launcher {
+
+/// Returns the step with the number that an agent has sent in kStartFailed. Throws Error kProtocol for another number.
+StartStep to_start_step(std::int64_t number);
+
+/// Returns the verdict on `rank`, whose start on `host` failed in `step` with errno `error`. Pure.
+Verdict judge_start_failure(StartStep step, int error, int rank, const std::string& host, const std::string& program);
+
+/// Returns the verdict on an agent that has refused its job. Pure.
+Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint);
+
+/// Returns the verdict on an agent that has sent something invalid, which reading reported as `error`. Pure.
+Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error);
+
+/// Returns the verdict on an agent that has sent nothing for `silence`. Pure.
+Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence);
+
+/// Returns the verdict on a host to which the connection has timed out. Pure.
+Verdict judge_unreachable_host(const std::string& host);
+
+/// An agent whose output has ended before its last frame.
+struct LostAgent {
+  std::string host;
+  bool is_local = true;  ///< it ran on the launcher's host, without ssh or srun
+  std::string via;       ///< "ssh", "srun" or empty
+  RankExit end;          ///< how its process, or ssh or srun, ended
+  std::string text;      ///< stderr of ssh or srun
+};
+/// Returns the verdict on a lost agent. It was killed, or its host is unreachable. Pure.
+Verdict judge_lost_agent(const LostAgent& agent);
+
+/// Returns the verdict on a process that SIGKILL did not end. `rank` is -1 if it is not that of a rank. Pure.
+Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid);
+
+/// Returns the verdict on a job that a user has stopped with `signal`.
+Verdict judge_user_stop(int signal);
+
+/// Returns the verdict on a job whose ranks all exited together after a stop request. `first` is the first exit. Pure.
+Verdict judge_preemption(const RankExit& first, const std::string& host, const std::vector<base::RankSnapshot>& ranks);
+
+}  // namespace lockstep::launcher
