@@ -42,3 +42,7 @@ installed=$("$prefix/bin/lockstep" bench all-reduce -n 2 --size 4K --rounds 1 --
 for file in mpi_all_reduce.c ddp_step.py models.py; do
   [ -e "$prefix/share/lockstep/bench/baselines/$file" ] || fail "the baseline $file was not installed"
 done
+
+# bash finds the completion of lockstep.
+bash -c 'source "$1/share/bash-completion/completions/lockstep" && complete -p lockstep' bash "$prefix" >/dev/null ||
+  fail "the completion was not installed"
