@@ -33,6 +33,7 @@ class Event {
   Pending pending_;
 };
 
+/// Includes threads of earlier tests that are just ending.
 std::ptrdiff_t num_threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return std::distance(begin(tasks), end(tasks));
@@ -136,22 +137,20 @@ TEST_F(ProgressEngineTest, OnlyBackgroundOperationsNeedAThread) {
                   })
                   ->wait_until(Deadline::in(20s)));
   EXPECT_EQ(foreground, caller);
-  EXPECT_EQ(num_threads(), before);
+  EXPECT_LE(num_threads(), before);
 
-  std::thread::id background;
+  std::vector<std::thread::id> background;
   Event ran;
-  engine_->add_background([&](Deadline) {
-    background = std::this_thread::get_id();
+  const auto record_thread = [&](Deadline) {
+    background.push_back(std::this_thread::get_id());
     ran.set();
     return true;
-  });
+  };
+  engine_->add_background(record_thread);
   EXPECT_TRUE(ran.wait()) << "it makes progress although no thread waits for it";
-  EXPECT_NE(background, caller);
-  EXPECT_EQ(num_threads(), before + 1);
-  engine_->add_background([](Deadline) { return true; })->wait_until(Deadline::in(20s));
-  EXPECT_EQ(num_threads(), before + 1);
-  destroy();
-  EXPECT_EQ(num_threads(), before);
+  EXPECT_TRUE(engine_->add_background(record_thread)->wait_until(Deadline::in(20s)));
+  EXPECT_NE(background.front(), caller);
+  EXPECT_EQ(background.front(), background.back()) << "an engine has one thread";
 }
 
 TEST_F(ProgressEngineTest, BackgroundOperationRunsThoseBeforeIt) {
@@ -229,7 +228,7 @@ TEST_F(ProgressEngineTest, AbortFinishesQueuedAndLaterOperations) {
   const PendingPtr third = engine_->add(numbered(3));
   const std::ptrdiff_t before = num_threads();
   const PendingPtr fourth = engine_->add_background(numbered(4));
-  EXPECT_EQ(num_threads(), before);
+  EXPECT_LE(num_threads(), before);
   for (const PendingPtr& op : {first, second, third, fourth}) {
     EXPECT_TRUE(op->done());
     EXPECT_EQ(what_of(op->error()), "aborted");
