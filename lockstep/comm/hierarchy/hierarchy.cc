@@ -98,7 +98,7 @@ class HierarchyTransport final : public Transport {
     // Only for large operations, and only if this rank is in a cross-host group.
     std::shared_ptr<Transport> cross_host_transport;
     std::unique_ptr<CrossHostGroup> cross_host_group;
-    ProgressEngine engine;  // last, so that its thread ends before the members that it uses
+    ProgressEngine engine{"hierarchy"};  // last, so that its thread ends before the members that it uses
   };
   // Large operations alternate between the queues, so that the network stays busy between the last chunks of one
   // operation and the first chunks of the next.
@@ -112,15 +112,13 @@ class HierarchyTransport final : public Transport {
   PendingPtr start_small(const Collective& op) {
     auto operation = std::make_shared<SmallCollective>(op, *small_.control_blocks, ++small_.number, plan_, rank_,
                                                        leaders_.get(), result_buffer_);
-    return small_.engine.add([operation](Deadline deadline) { return operation->advance(deadline); },
-                             /*is_background=*/false);
+    return small_.engine.add([operation](Deadline deadline) { return operation->advance(deadline); });
   }
   PendingPtr start_large(const Collective& op) {
     OperationQueue& queue = large_[num_large_++ % kNumLargeQueues];
     auto operation = std::make_shared<LargeCollective>(op, *queue.control_blocks, ++queue.number, plan_, rank_,
                                                        queue.cross_host_group.get());
-    return queue.engine.add([operation](Deadline deadline) { return operation->advance(deadline); },
-                            /*is_background=*/true);
+    return queue.engine.add_background([operation](Deadline deadline) { return operation->advance(deadline); });
   }
 
   const std::shared_ptr<job::Store> store_;

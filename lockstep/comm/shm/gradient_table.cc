@@ -25,12 +25,11 @@ constexpr std::size_t kMaxScanned = 8;
 /// Ends a round whose gradients are reduced.
 class GradientTable::ReduceRound final : public SyncOp {
  public:
-  ReduceRound(GradientTable& table, std::uint32_t number) : SyncOp(table.control_blocks_, number), table_(table) {}
+  ReduceRound(const ControlBlocks& control_blocks, std::uint32_t number, GradientTable& table)
+      : SyncOp(control_blocks, number), table_(table) {}
 
  private:
-  void publish() override {}
   void compute() override { table_.reduce_rest(); }
-  void complete() override {}
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
 };
@@ -38,16 +37,15 @@ class GradientTable::ReduceRound final : public SyncOp {
 /// Ends a round whose chunks go to sinks.
 class GradientTable::ConsumeRound final : public SyncOp {
  public:
-  ConsumeRound(GradientTable& table, ChunkSink* sink, int divisor, bool first_only, std::uint32_t number)
-      : SyncOp(table.control_blocks_, number), table_(table), sink_(sink), divisor_(divisor), first_only_(first_only) {}
+  ConsumeRound(const ControlBlocks& control_blocks, std::uint32_t number, GradientTable& table, ChunkSink* sink,
+               int divisor, bool first_only)
+      : SyncOp(control_blocks, number), table_(table), sink_(sink), divisor_(divisor), first_only_(first_only) {}
 
  private:
-  void publish() override {}
   void compute() override {
     table_.scan();
     if (sink_) table_.consume_rest(*sink_, divisor_, first_only_);
   }
-  void complete() override {}
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
   ChunkSink* const sink_;
@@ -55,13 +53,12 @@ class GradientTable::ConsumeRound final : public SyncOp {
   const bool first_only_;
 };
 
-GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, const ControlBlocks& control_blocks,
-                             std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout,
-                             StartSyncOp start_sync_op)
-    : control_blocks_(control_blocks),
+GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue,
+                             std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout)
+    : queue_(queue),
+      control_blocks_(queue.control_blocks()),
       store_(std::move(store)),
       timeout_(timeout),
-      start_sync_op_(std::move(start_sync_op)),
       states_(gradients.size()),
       presence_(gradients.size()) {
   for (const at::Tensor& gradient : gradients) {
@@ -79,7 +76,7 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, const Con
     new (memory + gradients.size() * sizeof(PublishedGradient) + i * sizeof(std::uint64_t))
         std::atomic<std::uint64_t>(0);
   const base::Deadline deadline = base::Deadline::in(timeout_);
-  for (void* table : control_blocks.exchange_addresses(*store_, memory, bytes, deadline))
+  for (void* table : control_blocks_.exchange_addresses(*store_, memory, bytes, deadline))
     entries_.push_back(static_cast<PublishedGradient*>(table));
   claims_ = reinterpret_cast<std::atomic<std::uint64_t>*>(entries_[0] + gradients.size());
 }
@@ -230,14 +227,10 @@ void GradientTable::process_ready() {
   }
 }
 
-PendingPtr GradientTable::finish() {
-  return start_sync_op_([this](std::uint32_t number) { return std::make_shared<ReduceRound>(*this, number); });
-}
+PendingPtr GradientTable::finish() { return queue_.start<ReduceRound>(*this); }
 
 PendingPtr GradientTable::finish_consuming(ChunkSink* sink, int divisor, bool first_only) {
-  return start_sync_op_([=, this](std::uint32_t number) {
-    return std::make_shared<ConsumeRound>(*this, sink, divisor, first_only, number);
-  });
+  return queue_.start<ConsumeRound>(*this, sink, divisor, first_only);
 }
 
 /// Reads the entries of all members, after all of them have published, into states_ and presence_.

@@ -5,12 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "lockstep/comm/interface/peer_memory_reducer.h"
-#include "lockstep/comm/shm/sync_op.h"
+#include "lockstep/comm/shm/sync_op_queue.h"
 
 namespace lockstep::comm {
 
@@ -43,12 +42,11 @@ class GradientTable final : public PeerMemoryReducer {
  public:
   static constexpr std::size_t kChunkBytes = 512 << 10;
   static_assert(kChunkBytes / sizeof(double) % GradientChunk::kAlignment == 0);
-  using StartSyncOp = std::function<PendingPtr(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>&)>;
 
-  /// Exchanges the addresses of the tables; blocks until all ranks have called it. `start_sync_op` starts an operation
-  /// in the order of the transport's operations. Throws CommError.
-  GradientTable(const std::vector<at::Tensor>& gradients, const ControlBlocks& control_blocks,
-                std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout, StartSyncOp start_sync_op);
+  /// Exchanges the addresses of the tables; blocks until all ranks have called it. Each round ends with an operation of
+  /// `queue`, which must outlive the table. Throws CommError.
+  GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, std::shared_ptr<job::Store> store,
+                std::chrono::milliseconds timeout);
 
   bool is_peer_accessible(const void* address) const override;
   at::Tensor make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) override;
@@ -104,10 +102,10 @@ class GradientTable final : public PeerMemoryReducer {
 
   std::vector<GradientLayout> layouts_;
   std::vector<WorkBatch> batches_;
+  SyncOpQueue& queue_;
   const ControlBlocks& control_blocks_;
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
-  const StartSyncOp start_sync_op_;
   std::vector<PublishedGradient*> entries_;  // the table of each member
   // In the first member's table: one word per gradient, then one for the batches.
   std::atomic<std::uint64_t>* claims_ = nullptr;

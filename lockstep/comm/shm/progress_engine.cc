@@ -1,17 +1,12 @@
 #include "lockstep/comm/shm/progress_engine.h"
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 
 namespace lockstep::comm {
-namespace {
 
 using base::Deadline;
-
-// A waiting thread checks this often whether another thread still runs a foreground operation.
-constexpr auto kRetryInterval = std::chrono::milliseconds(1);
-
-}  // namespace
 
 class ProgressEngine::QueuedOp final : public Pending {
  public:
@@ -19,11 +14,9 @@ class ProgressEngine::QueuedOp final : public Pending {
       : engine_(engine), advance_fn_(std::move(advance_fn)), is_background_(is_background) {}
 
   bool done() override {
-    if (is_finished()) return true;
-    if (engine_.num_background_.load() == 0 && engine_.advance_mutex_.try_lock()) {
-      const std::lock_guard lock(engine_.advance_mutex_, std::adopt_lock);
-      while (!is_finished() && engine_.advance(Deadline::in(std::chrono::milliseconds(0)))) {
-      }
+    if (!is_finished() && engine_.mutex_.try_lock()) {
+      const std::lock_guard lock(engine_.mutex_, std::adopt_lock);
+      engine_.advance_until_done(*this, Deadline::in(std::chrono::milliseconds(0)));
     }
     return is_finished();
   }
@@ -31,14 +24,12 @@ class ProgressEngine::QueuedOp final : public Pending {
   bool wait_until(Deadline deadline) override {
     while (!is_finished() && !deadline.expired()) {
       const Deadline slice = earlier(deadline, Deadline::in(kAbortCheckInterval));
-      // The thread that holds the mutex may keep it for a whole background operation; this operation may end earlier.
-      if (engine_.num_background_.load() > 0 || !engine_.advance_mutex_.try_lock()) {
-        Pending::wait_until(
-            earlier(slice, Deadline::in(engine_.num_background_.load() > 0 ? kAbortCheckInterval : kRetryInterval)));
+      if (engine_.num_background_.load(std::memory_order_relaxed) > 0) {
+        Pending::wait_until(slice);  // the engine's thread runs this operation
         continue;
       }
-      const std::lock_guard lock(engine_.advance_mutex_, std::adopt_lock);
-      while (!is_finished() && !slice.expired()) engine_.advance(slice);
+      const std::lock_guard lock(engine_.mutex_);
+      engine_.advance_until_done(*this, slice);
     }
     return is_finished();
   }
@@ -52,7 +43,9 @@ class ProgressEngine::QueuedOp final : public Pending {
 
 ProgressEngine::~ProgressEngine() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);  // blocks while another thread advances an operation
+    if (aborted_.load(std::memory_order_acquire)) finish_aborted();
+    LOCKSTEP_CHECK(items_.empty());
     stop_ = true;
   }
   changed_.notify_all();
@@ -60,73 +53,104 @@ ProgressEngine::~ProgressEngine() {
     thread_.join();  // bounded: the owner has called abort(), and an AdvanceFn checks for the owner's abort every 20 ms
 }
 
-PendingPtr ProgressEngine::add(AdvanceFn advance_fn, bool is_background) {
-  auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), is_background);
-  {
-    const std::lock_guard lock(mutex_);
-    if (abort_cause_) {
-      item->finish(abort_cause_);
-      return item;
-    }
-    items_.push_back(item);
-    if (is_background) {
-      ++num_background_;
-      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-      changed_.notify_all();
-    }
-  }
-  item->done();  // publishes this rank's data if nothing is queued before it
+PendingPtr ProgressEngine::add(AdvanceFn advance_fn) {
+  auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), /*is_background=*/false);
+  const std::lock_guard lock(mutex_);
+  items_.push_back(item);
+  advance_until_done(*item, Deadline::in(std::chrono::milliseconds(0)));
   return item;
 }
 
-void ProgressEngine::abort(const std::exception_ptr& cause) {
+PendingPtr ProgressEngine::add_background(AdvanceFn advance_fn) {
+  auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), /*is_background=*/true);
   const std::lock_guard lock(mutex_);
-  if (!abort_cause_) abort_cause_ = cause;
-  for (const auto& item : items_) item->finish(cause);
+  items_.push_back(item);
+  ++num_background_;
+  if (aborted_.load(std::memory_order_acquire)) {
+    finish_aborted();
+    return item;
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { run_in_background(); });
+  changed_.notify_all();
+  return item;
+}
+
+void ProgressEngine::abort(const std::exception_ptr& cause) noexcept {
+  if (aborted_.load(std::memory_order_relaxed)) return;
+  abort_cause_ = cause;
+  aborted_.store(true, std::memory_order_release);
+  // If another thread holds the mutex, that thread or the next one that waits for an operation finishes the operations.
+  if (!mutex_.try_lock()) return;
+  const std::lock_guard lock(mutex_, std::adopt_lock);
+  finish_aborted();
+}
+
+/// Advances `op`. Returns true when it has ended, with `error` if that is not null.
+bool ProgressEngine::run(QueuedOp& op, Deadline deadline, std::exception_ptr& error) const {
+  try {
+    return op.advance_fn_(deadline);
+  } catch (const ArenaFull& full) {
+    error = std::make_exception_ptr(base::CommError(base::Cause::kResource, name_, -1, -1, full.what()));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  return true;
+}
+
+/// Advances the first operation on this thread. Returns true when it has ended. The caller holds mutex_.
+bool ProgressEngine::advance_front(Deadline deadline) {
+  std::exception_ptr error;
+  if (!run(*items_.front(), deadline, error)) return false;
+  finish_front(error);
+  return true;
+}
+
+/// Advances the operations up to `target`, in order, until `deadline`. Does nothing while background operations are
+/// queued. The caller holds mutex_.
+void ProgressEngine::advance_until_done(const QueuedOp& target, Deadline deadline) {
+  const auto may_advance = [&] {
+    return !target.is_finished() && num_background_.load(std::memory_order_relaxed) == 0 &&
+           !aborted_.load(std::memory_order_acquire);
+  };
+  while (may_advance() && advance_front(deadline)) {
+  }
+  if (aborted_.load(std::memory_order_acquire)) finish_aborted();
+}
+
+/// The caller holds mutex_. The operation releases its resources before a waiting thread continues.
+void ProgressEngine::finish_front(const std::exception_ptr& error) {
+  const std::shared_ptr<QueuedOp> item = std::move(items_.front());
+  items_.pop_front();
+  item->advance_fn_ = nullptr;
+  if (item->is_background_) --num_background_;
+  item->finish(error);
+}
+
+/// Finishes all operations with the cause of the abort. The caller holds mutex_ and has read aborted_ as true.
+void ProgressEngine::finish_aborted() {
+  for (const auto& item : items_) item->finish(abort_cause_);
   items_.clear();
   num_background_ = 0;
 }
 
-std::shared_ptr<ProgressEngine::QueuedOp> ProgressEngine::front() const {
-  const std::lock_guard lock(mutex_);
-  return items_.empty() ? nullptr : items_.front();
-}
-
-/// Makes progress on the first operation. Returns true when it has ended. The caller holds advance_mutex_.
-bool ProgressEngine::advance(Deadline deadline) {
-  const auto item = front();
-  if (!item) return false;
-  std::exception_ptr error;
-  try {
-    if (!item->advance_fn_(deadline)) return false;
-  } catch (const ArenaFull& full) {
-    error = std::make_exception_ptr(base::CommError(base::Cause::kResource, "hierarchy", -1, -1, full.what()));
-  } catch (...) {
-    error = std::current_exception();
-  }
-  item->advance_fn_ = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!items_.empty() && items_.front() == item) {
-      items_.pop_front();
-      if (item->is_background_) --num_background_;
-    }
-  }
-  item->finish(error);
-  return true;
-}
-
-void ProgressEngine::run() {
+void ProgressEngine::run_in_background() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || num_background_ > 0; });  // bounded: the destructor sets stop_
     if (stop_) return;
-    lock.unlock();
-    {
-      const std::lock_guard advance_lock(advance_mutex_);
-      if (num_background_ > 0) advance(Deadline::in(kAbortCheckInterval));
+    // While a background operation is queued, only this thread removes operations, except after an abort.
+    const std::shared_ptr<QueuedOp> item = items_.front();
+    std::exception_ptr error;
+    bool ended = false;
+    if (!aborted_.load(std::memory_order_acquire)) {
+      lock.unlock();
+      ended = run(*item, Deadline::in(kAbortCheckInterval), error);
+      lock.lock();
     }
-    lock.lock();
+    if (aborted_.load(std::memory_order_acquire))
+      finish_aborted();
+    else if (ended)
+      finish_front(error);
   }
 }
 

@@ -1,4 +1,4 @@
-// A queue that runs operations in order, on the threads that wait for them or on a thread of its own.
+// ProgressEngine: a queue that runs operations in order, on the threads that wait for them or on a thread of its own.
 #pragma once
 
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "lockstep/comm/interface/pending.h"
@@ -20,43 +21,70 @@ constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
 
 /// A foreground operation makes progress while a thread waits for it or for a later one. This has the lowest latency. A
 /// background operation must make progress while this rank computes, so the engine's thread runs it and all operations
-/// before it. The first background operation starts that thread.
+/// before it. The first background operation starts that thread. While a background operation is queued, no other
+/// thread runs an operation.
 ///
-/// Memory ordering: only the thread that holds advance_mutex_ calls an AdvanceFn, so an operation may pass from one
-/// thread to another without further synchronization. QueuedOp::finish() is a release store and done() an acquire load
-/// (see Pending): a caller that reads "done" reads the results of the operation. num_background_ changes under mutex_
-/// and is also read without it, as a hint: a waiting thread that reads an old value at worst takes advance_mutex_ and
-/// runs the operation itself, or polls once more. No data depends on it.
+/// Threads: any thread may call every function except the destructor, and may use the Pending of an operation. A call
+/// that finds another thread in a foreground operation blocks until that thread pauses, which it does every
+/// kAbortCheckInterval. Only abort() and Pending::done() never block.
+///
+/// Memory ordering: an operation runs with mutex_ held, or on the engine's thread between two critical sections of
+/// mutex_, so it may pass from one thread to another without further synchronization. Pending::finish() is a release
+/// store and done() an acquire load: a caller that reads "done" reads the results of the operation. abort() writes
+/// abort_cause_ before it sets aborted_ (release), and abort_cause_ is read only after aborted_ was read as true
+/// (acquire). num_background_ changes under mutex_ and is also read without it, as a hint: a waiting thread that reads
+/// an old value checks it again under mutex_, or sleeps once more. No data depends on it.
 class ProgressEngine {
  public:
   /// Makes progress until the deadline; only a background operation may take longer. Returns true when the operation is
-  /// finished. An exception becomes the error of the Pending.
+  /// finished. An exception becomes the error of the Pending, with `name` as the operation if it is ArenaFull.
   using AdvanceFn = std::function<bool(base::Deadline)>;
 
-  ProgressEngine() = default;
+  /// `name` is the name of the transport, for errors.
+  explicit ProgressEngine(std::string name) : name_(std::move(name)) {}
+  /// Blocks until no operation runs any more: an operation that another thread advances, or that the engine's thread
+  /// runs, continues to its end or to the end of its interval. Queued operations must have been aborted, and no thread
+  /// may begin to wait for an operation. Afterwards no AdvanceFn is called.
   ~ProgressEngine();
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
-  /// Queues an operation; does not wait for it. One thread at a time.
-  PendingPtr add(AdvanceFn advance_fn, bool is_background);
-  /// Finishes all queued and later operations with `cause`. No AdvanceFn is called any more, but one that is running
-  /// continues to its end. Must be called before the destructor. May be called from any thread; does not wait.
-  void abort(const std::exception_ptr& cause);
+  /// Queues a foreground operation. Advances it once, without waiting, if nothing is queued before it.
+  PendingPtr add(AdvanceFn advance_fn);
+  /// Queues a background operation.
+  PendingPtr add_background(AdvanceFn advance_fn);
+
+  /// Runs a foreground operation at once if nothing is queued: returns the result of `advance()`, which must not block.
+  /// Does not allocate. Returns false without calling it if operations are queued or the engine was aborted. An
+  /// operation that is not finished must be passed to add(). Throws what `advance` throws.
+  template <typename Advance>
+  bool try_now(const Advance& advance) {
+    const std::lock_guard lock(mutex_);
+    return items_.empty() && !aborted_.load(std::memory_order_relaxed) && advance();
+  }
+
+  /// Finishes all queued and later operations with `cause`. Does not wait: an operation that is running continues to
+  /// its end or to the end of its interval, but no AdvanceFn is called any more after that. Only the first call has an
+  /// effect. One thread at a time may call it.
+  void abort(const std::exception_ptr& cause) noexcept;
 
  private:
   class QueuedOp;
-  bool advance(base::Deadline deadline);
-  void run();
-  std::shared_ptr<QueuedOp> front() const;
+  bool run(QueuedOp& op, base::Deadline deadline, std::exception_ptr& error) const;
+  bool advance_front(base::Deadline deadline);
+  void advance_until_done(const QueuedOp& target, base::Deadline deadline);
+  void finish_front(const std::exception_ptr& error);
+  void finish_aborted();
+  void run_in_background();
 
-  std::mutex advance_mutex_;  // held while an AdvanceFn runs; acquired before mutex_
-  mutable std::mutex mutex_;  // guards the members below
+  const std::string name_;
+  std::mutex mutex_;  // guards the members below, except the atomic ones; held while a foreground operation runs
   std::condition_variable changed_;
   std::deque<std::shared_ptr<QueuedOp>> items_;
-  std::exception_ptr abort_cause_;
   bool stop_ = false;
-  std::atomic<int> num_background_{0};  // the number of background operations in items_; changes under mutex_
+  std::atomic<int> num_background_{0};  // the number of background operations in items_
+  std::atomic<bool> aborted_{false};
+  std::exception_ptr abort_cause_;  // see "Memory ordering"
   std::thread thread_;
 };
 

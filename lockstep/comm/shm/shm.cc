@@ -1,105 +1,20 @@
 #include "lockstep/comm/shm/shm.h"
 
 #include <atomic>
-#include <deque>
-#include <map>
 #include <mutex>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/control_block.h"
 #include "lockstep/comm/shm/gradient_table.h"
 #include "lockstep/comm/shm/messages.h"
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/shm_collective.h"
+#include "lockstep/comm/shm/sync_op_queue.h"
 
 namespace lockstep::comm {
 namespace {
 
 using base::Deadline;
-
-/// Runs operations in order, on the threads that wait for them. A waiting thread releases the mutex of the queue every
-/// kAbortCheckInterval.
-class ProgressQueue {
- public:
-  /// Makes progress until `deadline`. Returns true when the operation is finished.
-  using AdvanceFn = std::function<bool(Deadline)>;
-
-  class QueuedOp final : public Pending {
-   public:
-    QueuedOp(ProgressQueue& queue, AdvanceFn advance_fn) : queue_(queue), advance_fn_(std::move(advance_fn)) {}
-    bool done() override { return is_finished() || queue_.advance(*this, Deadline::in(std::chrono::milliseconds(0))); }
-    bool wait_until(Deadline deadline) override {
-      while (!is_finished() && !deadline.expired())
-        queue_.advance(*this, earlier(deadline, Deadline::in(kAbortCheckInterval)));
-      return is_finished();
-    }
-    bool is_complete() const { return is_finished(); }
-
-   private:
-    friend class ProgressQueue;
-    ProgressQueue& queue_;
-    AdvanceFn advance_fn_;
-  };
-
-  PendingPtr add(AdvanceFn advance_fn) {
-    auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn));
-    const std::lock_guard lock(mutex_);
-    if (abort_cause_) {
-      item->finish(abort_cause_);  // aborted since start() checked
-      return item;
-    }
-    items_.push_back(item);
-    advance_locked(*item, Deadline::in(std::chrono::milliseconds(0)));
-    return item;
-  }
-
-  /// Completes `sync_op` at once if the queue is empty and its waits end while this thread spins. Returns false
-  /// otherwise; `sync_op` may then have begun, and the caller must add() it.
-  bool try_complete(SyncOp& sync_op) {
-    const std::lock_guard lock(mutex_);
-    try {
-      return items_.empty() && sync_op.advance_spinning();
-    } catch (const ArenaFull&) {
-      return false;  // it has not begun; add() reports the error
-    }
-  }
-
-  /// Finishes all queued and later operations with `cause`. They make no further progress.
-  void abort(const std::exception_ptr& cause) {
-    const std::lock_guard lock(mutex_);
-    abort_cause_ = cause;
-    for (const auto& item : items_) item->finish(cause);
-    items_.clear();
-  }
-
- private:
-  bool advance(const QueuedOp& target, Deadline deadline) {
-    const std::lock_guard lock(mutex_);
-    return target.is_complete() || advance_locked(target, deadline);
-  }
-
-  bool advance_locked(const QueuedOp& target, Deadline deadline) {
-    while (!items_.empty() && !target.is_complete()) {
-      QueuedOp& first = *items_.front();
-      try {
-        if (!first.advance_fn_(deadline)) return false;
-        first.finish();
-      } catch (const ArenaFull& full) {
-        first.finish(std::make_exception_ptr(base::CommError(base::Cause::kResource, "shm", -1, -1, full.what())));
-      } catch (...) {
-        first.finish(std::current_exception());
-      }
-      first.advance_fn_ = nullptr;
-      items_.pop_front();
-    }
-    return target.is_complete();
-  }
-
-  std::mutex mutex_;  // guards items_ and abort_cause_; held for at most kAbortCheckInterval
-  std::deque<std::shared_ptr<QueuedOp>> items_;
-  std::exception_ptr abort_cause_;
-};
 
 class ShmTransport final : public Transport {
  public:
@@ -145,8 +60,7 @@ class ShmTransport final : public Transport {
 
   std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, *control_blocks_, std::move(store), timeout_,
-                                           [this](const auto& make) { return start_sync_op(make); });
+    return std::make_unique<GradientTable>(parts, collectives_, std::move(store), timeout_);
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -154,7 +68,6 @@ class ShmTransport final : public Transport {
     if (aborted_.load()) return;
     cause_ = std::move(cause);
     aborted_.store(true);
-    // A waiting thread releases its queue within kAbortCheckInterval.
     collectives_.abort(cause_);
     for (const auto& messages : peer_messages_) {
       messages->sends.abort(cause_);
@@ -165,9 +78,7 @@ class ShmTransport final : public Transport {
  private:
   /// Reserves a number for the operation and for each sub-operation that it may need.
   std::uint32_t reserve_sequence_numbers(const Collective& op) {
-    const std::uint32_t number = ++number_;
-    number_ += ShmCollective::num_sub_operations(op);
-    return number;
+    return collectives_.reserve_numbers(1 + ShmCollective::num_sub_operations(op));
   }
 
   /// Queues the operation, followed by its sub-operations if it needs them.
@@ -192,17 +103,13 @@ class ShmTransport final : public Transport {
     return operation;
   }
 
-  PendingPtr start_sync_op(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>& make) {
-    return collectives_.add([sync_op = make(++number_)](Deadline deadline) { return sync_op->advance(deadline); });
-  }
-
   struct PeerMessages {
     PeerMessages(const ControlBlocks& control_blocks, int peer)
         : sender(control_blocks, peer), receiver(control_blocks, peer) {}
     MessageSender sender;
     MessageReceiver receiver;
-    ProgressQueue sends;
-    ProgressQueue receives;
+    ProgressEngine sends{"shm"};
+    ProgressEngine receives{"shm"};
   };
 
   PendingPtr send(const Collective& op) {
@@ -233,8 +140,7 @@ class ShmTransport final : public Transport {
   const std::unique_ptr<ControlBlocks> control_blocks_;
   int num_reducers_ = 0;
   const PendingPtr completed_pending_ = make_finished_pending();
-  std::uint32_t number_ = 0;  // of the last collective; the same on all ranks
-  ProgressQueue collectives_;
+  SyncOpQueue collectives_{"shm", *control_blocks_};
   std::vector<std::unique_ptr<PeerMessages>> peer_messages_;
   std::mutex abort_mutex_;  // held while the members below change; cause_ is read only after aborted_ is true
   std::atomic<bool> aborted_{false};

@@ -32,12 +32,12 @@ class SyncOp {
   bool advance_spinning();
 
  protected:
-  /// Writes the data that the other members read.
-  virtual void publish() = 0;
+  /// Writes the data that the other members read. By default there is none.
+  virtual void publish() {}
   /// Called when all members have published.
   virtual void compute() = 0;
-  /// Called when all members have computed.
-  virtual void complete() = 0;
+  /// Called when all members have computed. Does nothing by default.
+  virtual void complete() {}
   /// True if no member reads or writes another member's memory after compute(), so that the second wait is unnecessary.
   virtual bool is_complete_after_compute() const = 0;
 
