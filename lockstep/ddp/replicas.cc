@@ -116,9 +116,9 @@ void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root
   for_each_flat_batch(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
 }
 
-void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root) {
-  NamedTensors tensors = named_parameters(module);
-  for (auto& buffer : named_buffers(module)) tensors.push_back(std::move(buffer));
+void broadcast_parameters(nn::ModuleRef module, comm::Group& group, int root) {
+  NamedTensors tensors = named_parameters(*module);
+  for (auto& buffer : named_buffers(*module)) tensors.push_back(std::move(buffer));
   broadcast_tensors(tensors, group, root);
 }
 

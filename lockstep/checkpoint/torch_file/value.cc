@@ -21,6 +21,7 @@ std::string_view kind_of(const Value& value) {
                                                 "bytes", "a list", "a dictionary", "a tensor"};
   if (const auto* const sequence = value.as<Sequence>(); sequence && sequence->kind != Sequence::Kind::kList)
     return sequence->kind == Sequence::Kind::kTuple ? "a tuple" : "a set";
+  if (const auto* const dict = value.as<Dict>(); dict && dict->module) return "a module of C++";
   return kKinds[value.any.index()];
 }
 
