@@ -55,12 +55,12 @@ TEST(ModuleArguments, AllFormsAreAccepted) {
     EXPECT_TRUE(checkpoint::load(net, folder / "x").missing.empty());
     EXPECT_NE(training::module_summary(net).find("layer"), std::string::npos);
     amp::cast(net, amp::parse_precision("32"));
-    const amp::FiniteChecker finite(net);
+    amp::FiniteChecker(net).check(torch::ones({1}));
     optim::Ema ema(net, {.decay = 0.5});
     ema.update();
     ddp::broadcast_parameters(net, world);
     EXPECT_FALSE(nn::has_sync_batch_norm(net));
-    const ddp::DistributedDataParallel ddp(net, world, {.overlap = false});
+    EXPECT_EQ(ddp::DistributedDataParallel(net, world, {.overlap = false}).group().size(), 1);
     torch::optim::SGD optimizer(nn::ModuleRef(net)->parameters(), 0.1);
     checkpoint::load_optimizer_state_dict(optimizer, net, checkpoint::optimizer_state_dict(optimizer, net));
     training::TrainingSetup setup(world, *nn::ModuleRef(net), {}, 1, 1);
