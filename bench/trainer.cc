@@ -82,7 +82,7 @@ class PlainLoop {
   torch::optim::SGD optimizer_;
   lockstep::data::Loader<Example> loader_;
   lockstep::data::Epoch<Example> epoch_;
-  lockstep::data::Epoch<Example>::Iterator iterator_;
+  lockstep::data::LoaderIterator<Example> iterator_;
 };
 
 double ms_each(Clock::duration time) {

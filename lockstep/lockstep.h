@@ -25,8 +25,8 @@
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip_grad.h"
 #include "lockstep/optim/ema.h"
-#include "lockstep/optim/kernels/clip_grad.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lars.h"
 #include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
@@ -76,6 +76,9 @@ using nn::DataParallelOptions;
 using nn::SyncBatchNorm;
 
 using data::seed_everything;
+
+using optim::clip_grad_norm;
+using optim::clip_grad_value;
 
 using checkpoint::load;
 using checkpoint::save;

@@ -73,7 +73,7 @@ int train(int, char**) {
     optimizer.zero_grad();
     auto loss = net->forward(batch(world, step)).pow(2).mean();
     loss.backward();
-    optimizer.clip_grad_norm(1.0);  // the norm of the averaged gradients
+    lockstep::clip_grad_norm(optimizer, 1.0);  // the norm of the averaged gradients
     optimizer.step();
   }
   // docs: end optimizer

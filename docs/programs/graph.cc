@@ -37,7 +37,7 @@ int main() {
                                    });
 
   for (int epoch = 0; epoch < 3; ++epoch)
-    for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) last = step({batch.data, batch.target})[0];
+    for (auto& batch : loader) last = step({batch.data, batch.target})[0];
   // docs: end graph
 
   std::cout << "loss " << last.item<double>() << " on " << world.device() << ", " << step.stats().replayed << " of "

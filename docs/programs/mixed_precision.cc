@@ -58,8 +58,8 @@ void train_with_a_scaler(const lockstep::Group& world) {
     optimizer.zero_grad();
     const auto loss = net->forward(batch(world, step)).pow(2).mean();
     scaler.scale(loss).backward();
-    scaler.unscale_(optimizer);     // only before an access to gradients
-    optimizer.clip_grad_norm(1.0);  // the norm of the unscaled gradients
+    scaler.unscale_(optimizer);                // only before an access to gradients
+    lockstep::clip_grad_norm(optimizer, 1.0);  // the norm of the unscaled gradients
     scaler.step(optimizer);
     scaler.update();
   }

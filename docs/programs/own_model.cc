@@ -51,7 +51,7 @@ void train(const std::string& file) {
   auto loader = lockstep::data::make_loader(Products(), world, {.batch_size = 20, .seed = 1});
 
   for (int epoch = 0; epoch < 20; ++epoch) {
-    for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
+    for (auto& batch : loader) {
       optimizer.zero_grad();
       net->loss(batch.data, batch.target).backward();
       optimizer.step();

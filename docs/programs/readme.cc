@@ -30,7 +30,7 @@ int main() {
   auto loader = lockstep::data::make_loader(Points(), world, {.batch_size = 64, .seed = 1});
 
   for (int epoch = 0; epoch < 3; ++epoch)
-    for (auto& batch : loader.epoch(epoch)) {  // each rank has its own part, shuffled in each epoch
+    for (auto& batch : loader) {  // one epoch of this rank's part of the data, in a new order
       optimizer.zero_grad();
       auto loss = torch::nll_loss(net->forward(batch.data), batch.target);
       loss.backward();  // on return, gradients are the means over all ranks

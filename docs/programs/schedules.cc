@@ -48,7 +48,7 @@ int train(int, char**) {
   for (int step = 0; step < 100; ++step) {
     optimizer.zero_grad();
     net->forward(batch(world, step)).pow(2).mean().backward();
-    optim::clip_grad_norm(net->parameters(), 1.0);  // clips the averaged gradients
+    lockstep::clip_grad_norm(optimizer, 1.0);  // clips the averaged gradients
     optimizer.step();
     scheduler.step();
     ema.update();

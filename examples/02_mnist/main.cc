@@ -140,7 +140,7 @@ void train(const Options& options) {
       world.rank(),
       {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
   for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
-    for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
+    for (auto& batch : loader) {
       const double done = static_cast<double>(++step) /
                           static_cast<double>(num_steps);  // warm-up for a tenth of the steps, then linear decay
       for (auto& group : optimizer.param_groups()) group.options().set_lr(options.lr * std::min(10 * done, 1 - done));

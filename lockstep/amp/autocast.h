@@ -10,9 +10,9 @@
 namespace lockstep::amp {
 
 struct AutocastOptions {
-  at::DeviceType device = at::kCPU;     ///< cpu or cuda
-  std::optional<at::ScalarType> dtype;  ///< bfloat16 or float16; empty: torch's current autocast dtype, by default
-                                        ///< bfloat16 on cpu and float16 on cuda
+  at::DeviceType device = at::kCPU;          ///< cpu or cuda
+  std::optional<at::ScalarType> dtype = {};  ///< bfloat16 or float16; empty: torch's current autocast dtype, by default
+                                             ///< bfloat16 on cpu and float16 on cuda
   bool enabled = true;  ///< false: operations compute in the dtype of their inputs, even inside another Autocast
   bool cache = true;    ///< cast each weight once instead of once per use
 };

@@ -199,7 +199,7 @@ void FiniteChecker::Observer::check_outputs(const char* operation, const std::ve
   }
 }
 
-FiniteChecker::FiniteChecker(const torch::nn::Module& module) : observer_(std::make_unique<Observer>(module)) {}
+FiniteChecker::FiniteChecker(nn::ConstModuleRef module) : observer_(std::make_unique<Observer>(*module)) {}
 FiniteChecker::~FiniteChecker() = default;
 
 void FiniteChecker::check(const at::Tensor& result) const {

@@ -5,16 +5,14 @@
 
 #include <memory>
 
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::amp {
 
 /// While it exists, checks the results of all operations of this thread, and attributes each operation to the module
 /// whose parameters or buffers it uses.
 ///
-///   const FiniteChecker finite(*net);
+///   const FiniteChecker finite(net);
 ///   const auto loss = loss_of(net->forward(input));
 ///   finite.check(loss);
 ///
@@ -25,7 +23,7 @@ namespace lockstep::amp {
 /// are not checked. The module must outlive it.
 class [[nodiscard]] FiniteChecker {
  public:
-  explicit FiniteChecker(const torch::nn::Module& module);
+  explicit FiniteChecker(nn::ConstModuleRef module);
   ~FiniteChecker();
   FiniteChecker(const FiniteChecker&) = delete;
   FiniteChecker& operator=(const FiniteChecker&) = delete;

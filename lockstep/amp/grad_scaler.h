@@ -29,7 +29,7 @@ struct GradScalerOptions {
   /// Ranks that must agree on whether gradients are finite. Required if gradients are not averaged over all ranks:
   /// without a DistributedDataParallel, and with DdpOptions.average_hosts_every. Then unscale_(), and a step() without
   /// it, are collectives of this group. Otherwise an infinity reaches all ranks through the averaged gradients.
-  std::optional<comm::Group> group;
+  std::optional<comm::Group> group = {};
 };
 
 /// The result of GradScaler::step(): converts to true if the optimizer made a step. If the result is only on a device,

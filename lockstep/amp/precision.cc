@@ -70,19 +70,20 @@ Precision parse_precision(const std::string& name, const PrecisionOverrides& ove
   return precision;
 }
 
-void cast(torch::nn::Module& module, const Precision& precision) {
+void cast(nn::ModuleRef module, const Precision& precision) {
   const at::NoGradGuard no_grad;
   // Other classes, such as SyncBatchNorm, are recognised by their running statistics or their name.
-  const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() ||
-                          module.as<torch::nn::BatchNorm3d>() || module.named_buffers(false).contains("running_var") ||
-                          module.name().find("BatchNorm") != std::string::npos;
+  const bool batch_norm = module->as<torch::nn::BatchNorm1d>() || module->as<torch::nn::BatchNorm2d>() ||
+                          module->as<torch::nn::BatchNorm3d>() ||
+                          module->named_buffers(false).contains("running_var") ||
+                          module->name().find("BatchNorm") != std::string::npos;
   const at::ScalarType dtype = batch_norm && precision.batch_norm_fp32 ? at::kFloat : precision.weights;
   const auto move = [&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_floating_point()) tensor.set_data(tensor.to(dtype));
   };
-  for (auto& item : module.named_parameters(false)) move(item.value());
-  for (auto& item : module.named_buffers(false)) move(item.value());
-  for (const auto& child : module.children()) cast(*child, precision);
+  for (auto& item : module->named_parameters(false)) move(item.value());
+  for (auto& item : module->named_buffers(false)) move(item.value());
+  for (const auto& child : module->children()) cast(child, precision);
 }
 
 }  // namespace lockstep::amp

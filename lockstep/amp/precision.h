@@ -6,24 +6,22 @@
 #include <optional>
 #include <string>
 
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::amp {
 
 struct Precision {
-  std::optional<at::ScalarType> autocast;  ///< dtype of an Autocast around forward pass and loss; empty: no Autocast
-  at::ScalarType weights = at::kFloat;     ///< dtype of parameters and buffers
-  bool batch_norm_fp32 = true;             ///< parameters and buffers of BatchNorm stay float32
-  bool master_weights = false;             ///< the optimizer updates float32 copies (MasterWeights)
-  bool loss_scaling = false;               ///< use a GradScaler
+  std::optional<at::ScalarType> autocast = {};  ///< dtype of an Autocast around forward and loss; empty: no Autocast
+  at::ScalarType weights = at::kFloat;          ///< dtype of parameters and buffers
+  bool batch_norm_fp32 = true;                  ///< parameters and buffers of BatchNorm stay float32
+  bool master_weights = false;                  ///< the optimizer updates float32 copies (MasterWeights)
+  bool loss_scaling = false;                    ///< use a GradScaler
   bool operator==(const Precision&) const = default;
 };
 
 /// Settings that replace those of the preset.
 struct PrecisionOverrides {
-  std::optional<bool> batch_norm_fp32, master_weights, loss_scaling;
+  std::optional<bool> batch_norm_fp32 = {}, master_weights = {}, loss_scaling = {};
 };
 
 /// | name             | autocast | weights | BatchNorm | master weights | loss scaling |
@@ -42,6 +40,6 @@ Precision parse_precision(const std::string& name, const PrecisionOverrides& ove
 /// Casts floating-point parameters and buffers to `precision.weights`; those of BatchNorm layers (modules with running
 /// statistics) stay float32 if `precision.batch_norm_fp32`. Call it before constructing a DistributedDataParallel or an
 /// optimizer.
-void cast(torch::nn::Module& module, const Precision& precision);
+void cast(nn::ModuleRef module, const Precision& precision);
 
 }  // namespace lockstep::amp

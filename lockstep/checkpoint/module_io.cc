@@ -86,24 +86,55 @@ TensorSource open_safetensors(const std::string& path, const LoadOptions& option
   return source;
 }
 
-TensorSource open_torch_file(const std::string& path, const LoadOptions& options) {
-  const auto throw_usage_error = [&](const std::string& what) {
-    throw base::UsageError("cannot load " + path + ": it contains " + what + "; expected a state_dict of named tensors",
-                           "use load_torch_file() to read everything in it", base::Cause::kBadFile);
-  };
-  const Value value = load_torch_file(path, {.verify = options.verify});
-  const auto* const dict = value.as<Dict>();
-  if (!dict) throw_usage_error(std::string(kind_of(value)));
-  const auto tensors = std::make_shared<TensorMap>();
-  TensorSource source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
-  for (const auto& item : dict->items) {
-    const auto* const name = item.key.as<std::string>();
-    const auto* const tensor = item.value.as<at::Tensor>();
-    if (!name) throw_usage_error("a dictionary with a key that is " + std::string(kind_of(item.key)));
-    if (!tensor) throw_usage_error(std::string(kind_of(item.value)) + " under the name " + base::quoted(*name, 80));
-    source.entries.emplace(*name, TensorSource::Entry{tensor->sizes().vec(), tensor->scalar_type()});
-    tensors->emplace(*name, *tensor);
+// Collects the tensors of a file of PyTorch by name.
+class TorchFileTensors {
+ public:
+  explicit TorchFileTensors(const std::string& path) : path_(path) {}
+
+  TensorMap collect(const Value& value) {
+    const auto* const dict = value.as<Dict>();
+    if (!dict) throw_usage_error(std::string(kind_of(value)));
+    if (dict->module && dict->find("param_groups"))
+      throw base::UsageError("cannot load " + path_ + ": it contains an optimizer; expected a module",
+                             "use torch::load(optimizer, path)", base::Cause::kBadFile);
+    add(*dict, "");
+    return std::move(tensors_);
   }
+
+ private:
+  [[noreturn]] void throw_usage_error(const std::string& what) const {
+    throw base::UsageError("cannot load " + path_ + ": it contains " + what +
+                               "; expected a state_dict of named tensors, or a module of torch::save()",
+                           "use load_torch_file() to read everything in it", base::Cause::kBadFile);
+  }
+
+  // A module has the names of its tensors and of its submodules; a state_dict has complete names.
+  void add(const Dict& dict, const std::string& prefix) {
+    for (const auto& item : dict.items) {
+      const auto* const key = item.key.as<std::string>();
+      const auto* const tensor = item.value.as<at::Tensor>();
+      const auto* const submodule = item.value.as<Dict>();
+      if (!key) throw_usage_error("a dictionary with a key that is " + std::string(kind_of(item.key)));
+      const std::string name = prefix + *key;
+      if (dict.module && submodule && submodule->module)
+        add(*submodule, name + ".");
+      else if (!tensor)
+        throw_usage_error(std::string(kind_of(item.value)) + " under the name " + base::quoted(name, 80));
+      else if (!tensors_.emplace(name, *tensor).second)
+        throw_usage_error("two tensors under the name " + base::quoted(name, 80));
+    }
+  }
+
+  const std::string& path_;
+  TensorMap tensors_;
+};
+
+TensorSource open_torch_file(const std::string& path, const LoadOptions& options) {
+  const Value value = load_torch_file(path, {.verify = options.verify});
+  const auto tensors = std::make_shared<const TensorMap>(TorchFileTensors(path).collect(value));
+  TensorSource source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
+  for (const auto& [name, tensor] : *tensors)
+    source.entries.emplace(name, TensorSource::Entry{tensor.sizes().vec(), tensor.scalar_type()});
   return source;
 }
 
@@ -172,8 +203,8 @@ void check_plan(const LoadPlan& plan, const std::string& path, const LoadOptions
 
 }  // namespace
 
-void save(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
-  const TensorMap state = module_state(module);
+void save(nn::ConstModuleRef module, const std::string& path, const SaveOptions& options) {
+  const TensorMap state = module_state(*module);
   if (!has_torch_extension(path)) return save_tensors(state, path, options);
   if (!options.metadata.empty())
     throw base::UsageError(
@@ -184,9 +215,9 @@ void save(const torch::nn::Module& module, const std::string& path, const SaveOp
   save_torch_file(dict, path);
 }
 
-LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
+LoadReport load(nn::ModuleRef module, const std::string& path, const LoadOptions& options) {
   TensorSource source = is_torch_file(path) ? open_torch_file(path, options) : open_safetensors(path, options);
-  LoadPlan plan = plan_load(source.entries, module_state(module), options);
+  LoadPlan plan = plan_load(source.entries, module_state(*module), options);
   check_plan(plan, path, options);
   std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : plan.pairs) values.push_back(source.read(name));

@@ -363,17 +363,16 @@ void add_python_options(StateDict& state, const std::string& prefix, const Dict&
 StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedParameters& parameters) {
   return export_state(optimizer, name_lookup(parameters));
 }
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
-  return optimizer_state_dict(optimizer, parameters_of(module));
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, nn::ConstModuleRef module) {
+  return optimizer_state_dict(optimizer, parameters_of(*module));
 }
 
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state) {
   apply_state(optimizer, parse_state(optimizer, state, name_lookup(parameters)));
 }
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
-                               const StateDict& state) {
-  load_optimizer_state_dict(optimizer, parameters_of(module), state);
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, nn::ConstModuleRef module, const StateDict& state) {
+  load_optimizer_state_dict(optimizer, parameters_of(*module), state);
 }
 
 Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {

@@ -8,10 +8,8 @@
 
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/checkpoint/torch_file/value.h"
+#include "lockstep/nn/module_ref.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
@@ -23,13 +21,12 @@ namespace lockstep::checkpoint {
 /// another program may pass the parameters to its optimizer in another order. The tensors are those that the optimizer
 /// uses. The optimizers of lockstep::optim have their own state_dict(). Not collective. Throws UsageError for another
 /// optimizer, and for a parameter that `module` does not have.
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, nn::ConstModuleRef module);
 
 /// Loads what optimizer_state_dict() returned; copies the values to the parameters' devices. Throws UsageError for
 /// missing or unknown names, for values of another type, and for tensors whose shape differs from their parameter's;
 /// the optimizer is then unchanged.
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
-                               const StateDict& state);
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, nn::ConstModuleRef module, const StateDict& state);
 
 /// The same for an optimizer whose parameters belong to no module, such as float32 copies (amp::MasterWeights), with
 /// explicit names.

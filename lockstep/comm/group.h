@@ -26,10 +26,10 @@ struct InitOptions;
 /// Options that every operation accepts.
 struct CallOptions {
   /// Name of the operation in error messages. It must be equal on all ranks and must not contain control characters.
-  std::string name;
+  std::string name = {};
   /// The operation ends with a TimeoutError at this deadline, even if the other ranks make progress. Without a
   /// deadline, only InitOptions.timeout applies.
-  std::optional<base::Deadline> deadline;
+  std::optional<base::Deadline> deadline = {};
   /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16 or float16). Each
   /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Data that stays within
   /// a host is not rounded. The transports gloo and mpi accept float32 only.

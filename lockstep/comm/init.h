@@ -12,31 +12,31 @@ namespace lockstep::comm {
 /// Options of init(). The defaults fit a program that is started by `lockstep run`, srun, mpirun, torchrun or by hand.
 struct InitOptions {
   /// This process's rank. With world_size and address it replaces the launcher's environment variables.
-  std::optional<int> rank;
-  std::optional<int> world_size;
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
   /// "host:port" of rank 0, for explicit ranks.
-  std::string address;
+  std::string address = {};
   /// The launcher whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm"
   /// or "pmi". Defaults to LOCKSTEP_ENV_FROM, else "auto".
-  std::string env_from;
+  std::string env_from = {};
   /// "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
   /// on GPUs use NCCL with "auto" if every rank has a GPU of its own, and with "nccl", which equals "auto" for CPU
   /// tensors. With any other name, GPU tensors are copied through host memory.
-  std::string transport;
+  std::string transport = {};
   /// Device of this rank, see Group::device(): "auto" (a GPU if one is visible), "cpu", "cuda" or "cuda:N". Defaults to
   /// LOCKSTEP_DEVICE, else "auto".
-  std::string device;
+  std::string device = {};
   /// The transport between hosts, for the transport hierarchy: "auto", "gloo" or "mpi". Defaults to
   /// LOCKSTEP_CROSS_HOST_TRANSPORT, else "auto".
-  std::string cross_host_transport;
+  std::string cross_host_transport = {};
   /// Whether CPU tensors that are created after init() are allocated in the arena (arena/arena.h). Defaults to
   /// LOCKSTEP_ARENA, else to true with the transports shm and hierarchy.
-  std::optional<bool> arena;
+  std::optional<bool> arena = {};
   /// How long init() waits for all ranks to join. Defaults to LOCKSTEP_JOIN_TIMEOUT (seconds), else 60 s.
-  std::optional<std::chrono::milliseconds> join_timeout;
+  std::optional<std::chrono::milliseconds> join_timeout = {};
   /// How long a rank waits for ranks that make no progress; 0 means no limit. Defaults to LOCKSTEP_TIMEOUT (seconds),
   /// else 300 s.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 /// Joins the job and returns the group of all ranks; blocks until all ranks have joined.

@@ -21,36 +21,44 @@
 
 namespace lockstep::data {
 
+/// An input iterator over the remaining batches of one epoch. Its constructor and operator++ block until the next batch
+/// is ready: with worker threads at most LoaderOptions::timeout; with num_workers = 0, they load the batch on the
+/// calling thread, without a limit. Both throw SampleError if the dataset threw, and TimeoutError. A batch is valid
+/// until operator++; the copies of an iterator advance together.
+///
+/// When the last copy, and the Epoch if there is one, is destroyed before the end, for example because the program
+/// leaves a loop early, the worker threads stop. This blocks until each has returned from its current call of get() or
+/// get_batch(), at most LoaderOptions::timeout.
+template <typename Batch>
+class LoaderIterator {
+ public:
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  explicit LoaderIterator(std::shared_ptr<BatchIterator> batches) : batches_(std::move(batches)) { ++*this; }
+  Batch& operator*() const { return *static_cast<Batch*>(batch_.get()); }
+  Batch* operator->() const { return static_cast<Batch*>(batch_.get()); }
+  LoaderIterator& operator++() {
+    batch_ = nullptr;  // the caller no longer uses the batch, so the next one can reuse its memory
+    batch_ = batches_->next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+ private:
+  std::shared_ptr<BatchIterator> batches_;
+  std::shared_ptr<void> batch_;
+};
+
 /// One pass over an epoch: an input range that one thread can iterate once.
 ///   for (auto& batch : loader.epoch(3)) ...
-/// Leaving the loop early stops the worker threads, which blocks until each has returned from its current call of get()
-/// or get_batch(), at most LoaderOptions::timeout.
 template <typename Batch>
 class Epoch {
  public:
-  class Iterator {
-   public:
-    explicit Iterator(BatchIterator& batches) : batches_(&batches) { ++*this; }
-    Batch& operator*() const { return *static_cast<Batch*>(batch_.get()); }
-    Batch* operator->() const { return static_cast<Batch*>(batch_.get()); }
-    Iterator& operator++() {
-      batch_ = nullptr;  // the caller no longer uses the batch, so the next one can reuse its memory
-      batch_ = batches_->next();
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+  explicit Epoch(std::shared_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
 
-   private:
-    BatchIterator* batches_;
-    std::shared_ptr<void> batch_;
-  };
-
-  explicit Epoch(std::unique_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
-
-  /// Blocks until the first batch is ready; operator++ does so for the other batches. With worker threads, both block
-  /// at most LoaderOptions::timeout; with num_workers = 0, they load the batch on the calling thread, without a limit.
-  /// Both throw SampleError if the dataset threw, and TimeoutError.
-  Iterator begin() { return Iterator(*batches_); }
+  LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(batches_); }
   std::default_sentinel_t end() const { return {}; }
   /// The number of batches in this pass: fewer than batches_per_epoch() after restore().
   std::uint64_t size() const { return batches_->size(); }
@@ -58,7 +66,7 @@ class Epoch {
   std::vector<std::size_t> indices() const { return batches_->indices(); }
 
  private:
-  std::unique_ptr<BatchIterator> batches_;
+  std::shared_ptr<BatchIterator> batches_;
 };
 
 /// Created by make_loader(). Copies share one state. Not thread-safe.
@@ -70,6 +78,13 @@ class Loader {
   /// Returns the batches of epoch number `epoch`: the remaining ones if restore() set a position in this epoch,
   /// otherwise all.
   Epoch<Batch> epoch(std::uint64_t epoch) { return Epoch<Batch>(core_->start(epoch)); }
+
+  /// The loader as a range: `for (auto& batch : loader)` iterates over the remaining batches of the epoch in
+  /// position(), or over the next epoch if no batch remains. The first loop is thus epoch(0), each complete loop is
+  /// followed by that over the next epoch, and a loop that follows a break or restore() continues at the next batch.
+  /// epoch(n) instead begins epoch n anew after a break, and the loop that follows it continues from there.
+  LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(core_->resume()); }
+  std::default_sentinel_t end() const { return {}; }
   /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
 

@@ -123,12 +123,22 @@ void LoaderCore::restore(const LoaderPosition& position) {
   restored_ = position;
 }
 
-std::unique_ptr<BatchIterator> LoaderCore::start(std::uint64_t epoch) {
+std::shared_ptr<BatchIterator> LoaderCore::start(std::uint64_t epoch) {
   const bool is_resumed = restored_ && restored_->epoch == epoch;
   position_.epoch = epoch;
   position_.samples_drawn = is_resumed ? restored_->samples_drawn : 0;
   restored_.reset();
-  return std::make_unique<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
+  return std::make_shared<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
+}
+
+std::shared_ptr<BatchIterator> LoaderCore::resume() {
+  // With kExact, this rank may have no batch left while another has one, and all ranks must choose the same epoch.
+  const bool is_complete = options_.mode == ShardMode::kExact
+                               ? position_.samples_drawn == position_.num_samples
+                               : plan(position_.epoch, position_.samples_drawn).num_batches() == 0;
+  if (is_complete) return start(position_.epoch + 1);
+  restored_ = position_;
+  return start(position_.epoch);
 }
 
 BatchIterator::BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start)

@@ -92,7 +92,9 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
   /// Starts a pass over `epoch`: at the restored position if that is in this epoch, otherwise at the beginning.
-  std::unique_ptr<BatchIterator> start(std::uint64_t epoch);
+  std::shared_ptr<BatchIterator> start(std::uint64_t epoch);
+  /// Starts a pass over the batches that remain of the current epoch, or over the next epoch if none remains.
+  std::shared_ptr<BatchIterator> resume();
 
   bool is_exact() const {
     return options_.mode != ShardMode::kPad ||

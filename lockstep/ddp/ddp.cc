@@ -388,8 +388,8 @@ void DistributedDataParallel::Impl::finish_join() {
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
-DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options)
-    : impl_(std::make_shared<Impl>(module, std::move(group), std::move(options))) {}
+DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
+    : impl_(std::make_shared<Impl>(*module, std::move(group), std::move(options))) {}
 DistributedDataParallel::~DistributedDataParallel() {
   if (impl_) impl_->detach_module();
 }

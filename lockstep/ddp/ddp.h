@@ -13,10 +13,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::ddp {
 
@@ -38,10 +35,10 @@ struct DdpOptions {
   /// stats().layout of the same model in the run that this run resumes: gradients use the same buckets from the first
   /// backward() on, so that sums have the same bits. Empty: the first backward() determines the layout. All ranks must
   /// pass the same value.
-  std::string bucket_layout;
+  std::string bucket_layout = {};
   BufferMode buffers = BufferMode::kBroadcast;
-  std::vector<std::string> ignore;  ///< names of parameters and buffers that are neither broadcast nor averaged
-  std::shared_ptr<comm::GradientHook> hook;  ///< reduces each bucket; default: a plain sum
+  std::vector<std::string> ignore = {};  ///< names of parameters and buffers that are neither broadcast nor averaged
+  std::shared_ptr<comm::GradientHook> hook = nullptr;  ///< reduces each bucket; default: a plain sum
   /// Dtype in which float32 gradients are sent between hosts: float32, bfloat16 or float16. Each host's sum is rounded
   /// once and the result is rounded once; additions are in float32, and all ranks hold the same bits. Used by the
   /// transport hierarchy only; nothing is rounded within a host. Cannot be combined with a hook, which chooses its own
@@ -89,12 +86,7 @@ struct DdpOptions {
 /// carry no graph. Only one thread may call backward().
 class DistributedDataParallel {
  public:
-  DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options = {});
-  /// For a torch::nn::ModuleHolder or a shared_ptr.
-  template <typename Holder>
-    requires requires(Holder& holder) { static_cast<torch::nn::Module&>(*holder); }
-  DistributedDataParallel(Holder& holder, comm::Group group, DdpOptions options = {})
-      : DistributedDataParallel(static_cast<torch::nn::Module&>(*holder), std::move(group), std::move(options)) {}
+  DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options = {});
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
 

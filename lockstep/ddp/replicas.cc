@@ -117,9 +117,9 @@ void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, in
   for_each_flat_batch(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
 }
 
-void broadcast_parameters(torch::nn::Module& module, const comm::Group& group, int root) {
-  NamedTensors tensors = named_parameters(module);
-  for (auto& buffer : named_buffers(module)) tensors.push_back(std::move(buffer));
+void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root) {
+  NamedTensors tensors = named_parameters(*module);
+  for (auto& buffer : named_buffers(*module)) tensors.push_back(std::move(buffer));
   broadcast_tensors(tensors, group, root);
 }
 

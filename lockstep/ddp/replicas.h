@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/nn/module_ref.h"
 
-namespace torch::nn {
-class Module;
-}
 namespace torch::optim {
 class Optimizer;
 }
@@ -37,7 +35,7 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
 void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root = 0);
 
 /// Copies the parameters and buffers of rank `root` to every rank. Blocks until all ranks have called it.
-void broadcast_parameters(torch::nn::Module& module, const comm::Group& group, int root = 0);
+void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root = 0);
 
 /// Copies the state and options of rank `root`'s optimizer to every rank, through the optimizer's own save() and
 /// load(). Needed for optimizers whose state derives from initial parameters (Lookahead, EMA, master weights) and that

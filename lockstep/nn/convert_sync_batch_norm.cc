@@ -126,11 +126,11 @@ void find_norms(const std::string& name, torch::nn::Module& module, std::vector<
 
 }  // namespace
 
-int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group) {
+int convert_sync_batch_norm(ModuleRef module, const comm::Group& group) {
   std::vector<FoundNorm> norms;
-  find_norms("", module, norms);
+  find_norms("", *module, norms);
   if (norms.empty())
-    throw base::UsageError("convert_sync_batch_norm(): " + module.name() +
+    throw base::UsageError("convert_sync_batch_norm(): " + module->name() +
                            " contains no BatchNorm1d, BatchNorm2d or BatchNorm3d; expected at least one");
   for (const FoundNorm& norm : norms) {
     if (!norm.key.defined())
@@ -149,10 +149,10 @@ int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group)
   return static_cast<int>(norms.size());
 }
 
-bool has_sync_batch_norm(const torch::nn::Module& module) {
-  if (dynamic_cast<const ConversionMarker*>(&module) || dynamic_cast<const SyncBatchNormImpl*>(&module)) return true;
-  for (const auto& child : module.children())
-    if (has_sync_batch_norm(*child)) return true;
+bool has_sync_batch_norm(ConstModuleRef module) {
+  if (dynamic_cast<const ConversionMarker*>(&*module) || dynamic_cast<const SyncBatchNormImpl*>(&*module)) return true;
+  for (const auto& child : module->children())
+    if (has_sync_batch_norm(child)) return true;
   return false;
 }
 

@@ -21,13 +21,14 @@ namespace {
 /// The submodules, parameters and buffers of a module, in the same order in all replicas. The tensors are the module's
 /// own; values are assigned to them.
 struct ModuleTensors {
-  explicit ModuleTensors(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
+  explicit ModuleTensors(const std::shared_ptr<torch::nn::Module>& of)
+      : module(of), modules(of->modules(/*include_self=*/false)) {
     for (const auto& item : of->named_parameters()) add(item, parameters);
     for (const auto& item : of->named_buffers())
       if (item.value().defined()) add(item, buffers);
   }
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  // without `module`, which no shared_ptr may own
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
   std::vector<std::string> names;
@@ -42,7 +43,7 @@ struct ModuleTensors {
 
 void check_module(const ModuleTensors& original, at::Device device) {
   if (original.names.empty()) throw base::UsageError("DataParallel: the module has neither parameters nor buffers");
-  if (has_sync_batch_norm(*original.module))
+  if (has_sync_batch_norm(original.module))
     throw base::UsageError("DataParallel: the module contains a SyncBatchNorm, which all ranks must call equally often",
                            "use DistributedDataParallel");
   for (std::size_t i = 0; i < original.names.size(); ++i) {
@@ -149,10 +150,14 @@ void DataParallel::Impl::update_replicas(std::size_t count) {
                                                    : copy_to_device(buffer, devices_[r], transfers_),
                   buffer);
   }
-  for (std::size_t r = 0; r < count; ++r)
+  const auto copy_mode = [](const torch::nn::Module& from, torch::nn::Module& to) {
+    if (to.is_training() != from.is_training()) to.train(from.is_training());
+  };
+  for (std::size_t r = 0; r < count; ++r) {
+    copy_mode(*original_.module, *replicas_[r].module);
     for (std::size_t i = 0; i < original_.modules.size(); ++i)
-      if (const bool on = original_.modules[i]->is_training(); replicas_[r].modules[i]->is_training() != on)
-        replicas_[r].modules[i]->train(on);
+      copy_mode(*original_.modules[i], *replicas_[r].modules[i]);
+  }
 }
 
 std::vector<at::Tensor> DataParallel::Impl::scatter(const at::Tensor& input) {

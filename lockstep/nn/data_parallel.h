@@ -15,21 +15,18 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/nn/device_usage.h"
-
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::nn {
 
 struct DataParallelOptions {
-  std::vector<at::Device>
-      devices;  ///< one replica per entry; a device may be listed several times. The module is on the first
-  std::optional<at::Device> output_device;  ///< default: the first
-  std::int64_t dim = 0;                     ///< the dimension along which inputs are split and outputs are joined
+  /// One replica per entry; a device may be listed several times. The module is on the first.
+  std::vector<at::Device> devices = {};
+  std::optional<at::Device> output_device = {};  ///< default: the first
+  std::int64_t dim = 0;                          ///< the dimension along which inputs are split and outputs are joined
   /// Returns a new module of the same class and structure; its values do not matter. Default: the module's clone(),
   /// which torch::nn::Cloneable provides.
-  std::function<std::shared_ptr<torch::nn::Module>()> make_replica;
+  std::function<std::shared_ptr<torch::nn::Module>()> make_replica = nullptr;
 };
 
 /// Thrown when forward() of a replica throws. what() names the replica and its device; the original exception is nested
@@ -68,18 +65,21 @@ class DataParallel {
  public:
   using ForwardFunction = std::function<at::Tensor(torch::nn::Module& replica, const at::Tensor& input)>;
 
-  /// For a torch::nn::ModuleHolder or a shared_ptr of a module with forward(tensor).
-  template <typename Holder>
-  DataParallel(const Holder& module, DataParallelOptions options)
+  /// `module` is a module with forward(tensor), or a handle of one. A module that is passed by reference, or by a plain
+  /// pointer, must outlive this object.
+  template <typename M>
+    requires ModuleClass<M> || ModuleHandle<M>
+  DataParallel(M&& module, DataParallelOptions options)
       : DataParallel(
             module, [](auto& replica, const at::Tensor& input) { return replica.forward(input); }, std::move(options)) {
   }
   /// Calls `call(replica, part)` instead of forward(), for example
   /// [](NetImpl& net, const torch::Tensor& x) { return net.loss(x); }.
-  template <typename Holder, typename Function>
-  DataParallel(const Holder& module, Function call, DataParallelOptions options)
-      : DataParallel(to_shared_ptr(module), erase_type<std::remove_reference_t<decltype(*module)>>(std::move(call)),
-                     std::move(options), ErasedTag()) {}
+  template <typename M, typename Function>
+    requires ModuleClass<M> || ModuleHandle<M>
+  DataParallel(M&& module, Function call, DataParallelOptions options)
+      : DataParallel(to_shared_ptr(module), erase_type<ModuleOf<M>>(std::move(call)), std::move(options), ErasedTag()) {
+  }
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 
@@ -94,12 +94,15 @@ class DataParallel {
  private:
   struct ErasedTag {};
   DataParallel(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options, ErasedTag);
-  template <typename Holder>
-  static std::shared_ptr<torch::nn::Module> to_shared_ptr(const Holder& module) {
-    if constexpr (requires { module.ptr(); })
+  template <typename M>
+  static std::shared_ptr<torch::nn::Module> to_shared_ptr(M& module) {
+    auto& found = module_of(module);
+    if constexpr (ModuleHandle<M> && requires { module.ptr(); })
       return module.ptr();
-    else
+    else if constexpr (std::is_convertible_v<M&, std::shared_ptr<torch::nn::Module>>)
       return module;
+    else
+      return {std::shared_ptr<void>(), &found};  // owns nothing
   }
   template <typename Module, typename Function>
   static ForwardFunction erase_type(Function call) {

@@ -70,11 +70,11 @@ void add_children(const torch::nn::Module& module, int depth, const std::string&
 
 }  // namespace
 
-std::string module_summary(const torch::nn::Module& module, int depth) {
-  const ParameterCounts all = count_parameters(module.parameters()), buffers = count_parameters(module.buffers());
+std::string module_summary(nn::ConstModuleRef module, int depth) {
+  const ParameterCounts all = count_parameters(module->parameters()), buffers = count_parameters(module->buffers());
   std::vector<TableRow> rows = {{"module", "kind", "parameters", "memory"}};
-  add_children(module, depth, "", rows);
-  rows.push_back({"all", module_type(module), with_thousands_separators(all.elements), format_bytes(all.bytes)});
+  add_children(*module, depth, "", rows);
+  rows.push_back({"all", module_type(*module), with_thousands_separators(all.elements), format_bytes(all.bytes)});
   std::size_t widths[4] = {};
   for (const TableRow& row : rows)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::nn {
 
@@ -52,15 +53,9 @@ TORCH_MODULE(SyncBatchNorm);
 /// - Assigning another tensor to the member running_mean reverts the conversion. Loading and moving a module write into
 ///   the existing tensor and do not revert it.
 /// - torch still requires that a rank's batch is empty or has more than one value per channel. SyncBatchNorm does not.
-int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group);
-/// For a torch::nn::ModuleHolder or a shared_ptr.
-template <typename Holder>
-  requires requires(Holder& holder) { static_cast<torch::nn::Module&>(*holder); }
-int convert_sync_batch_norm(Holder& holder, const comm::Group& group) {
-  return convert_sync_batch_norm(static_cast<torch::nn::Module&>(*holder), group);
-}
+int convert_sync_batch_norm(ModuleRef module, const comm::Group& group);
 
 /// True if `module` or one of its submodules is a SyncBatchNorm or was converted. Pure.
-bool has_sync_batch_norm(const torch::nn::Module& module);
+bool has_sync_batch_norm(ConstModuleRef module);
 
 }  // namespace lockstep::nn

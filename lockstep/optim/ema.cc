@@ -42,13 +42,13 @@ std::function<double(std::int64_t)> ema_warmup(double decay) {
   return [decay](std::int64_t n) { return std::min(decay, static_cast<double>(1 + n) / static_cast<double>(10 + n)); };
 }
 
-Ema::Ema(torch::nn::Module& module, EmaOptions options) : options_(std::move(options)) {
+Ema::Ema(nn::ModuleRef module, EmaOptions options) : options_(std::move(options)) {
   require_decay(options_.decay);
   const at::NoGradGuard no_grad;
-  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module->named_parameters()) add(item.key(), item.value());
   if (averages_.empty()) throw UsageError("Ema: the module has no floating-point parameters; expected at least one");
   if (options_.buffers)
-    for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+    for (const auto& item : module->named_buffers()) add(item.key(), item.value());
 }
 
 void Ema::add(const std::string& name, const at::Tensor& weight) {

@@ -9,16 +9,14 @@
 #include <utility>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
+#include "lockstep/nn/module_ref.h"
 
 namespace lockstep::optim {
 
 struct EmaOptions {
   double decay = 0.999;  ///< 0 to 1: the fraction of an average that each update keeps
   /// Replaces `decay`: a function of the number of earlier updates, for example ema_warmup(0.999).
-  std::function<double(std::int64_t)> decay_schedule;
+  std::function<double(std::int64_t)> decay_schedule = nullptr;
   bool buffers = false;  ///< also average floating-point buffers, such as running means
 };
 /// min(decay, (1 + n) / (10 + n)): gives early, untrained weights little influence. Throws UsageError for a decay
@@ -33,7 +31,7 @@ std::function<double(std::int64_t)> ema_warmup(double decay);
 class Ema {
  public:
   /// Throws UsageError for a decay outside 0 to 1, and for a module without floating-point parameters.
-  explicit Ema(torch::nn::Module& module, EmaOptions options = {});
+  explicit Ema(nn::ModuleRef module, EmaOptions options = {});
 
   /// Updates the averages; call it after each optimizer.step(). Throws UsageError, and changes nothing, if the averages
   /// are swapped in or if decay_schedule returns a value outside 0 to 1.

@@ -94,7 +94,7 @@ class LoaderBatchRunner final : public BatchRunner {
   data::Loader<Batch> loader_;
   Step step_;
   std::optional<data::Epoch<Batch>> epoch_;
-  std::optional<typename data::Epoch<Batch>::Iterator> iterator_;
+  std::optional<data::LoaderIterator<Batch>> iterator_;
 };
 
 template <typename Batch, typename Step>

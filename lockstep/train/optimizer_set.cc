@@ -8,8 +8,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/optim/clip_grad.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
-#include "lockstep/optim/kernels/clip_grad.h"
 
 namespace lockstep::training {
 namespace {
@@ -130,13 +130,8 @@ void OptimizerSet::end_epoch() {
 }
 
 void OptimizerSet::clip(OptimizerEntry& entry) const {
-  if (entry.fused) {
-    if (options_.clip_norm > 0) entry.fused->clip_grad_norm(options_.clip_norm);
-    if (options_.clip_value > 0) entry.fused->clip_grad_value(options_.clip_value);
-  } else {
-    if (options_.clip_norm > 0) optim::clip_grad_norm(entry.parameters, options_.clip_norm);
-    if (options_.clip_value > 0) optim::clip_grad_value(entry.parameters, options_.clip_value);
-  }
+  if (options_.clip_norm > 0) optim::clip_grad_norm(*entry.optimizer, options_.clip_norm);
+  if (options_.clip_value > 0) optim::clip_grad_value(*entry.optimizer, options_.clip_value);
 }
 
 /// The parameters of the module by name, or their master weights under the same names.

@@ -7,9 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/module_io.h"
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader.h"
+#include "lockstep/nn/module_ref.h"
 #include "lockstep/train/fit_loop.h"
 #include "lockstep/train/step_error.h"
 
@@ -68,29 +69,25 @@ class Trainer {
   /// call it, and it blocks until training ends. The runs of later fit() calls of the same Trainer are named NAME.2,
   /// NAME.3 and so on. Throws UsageError, StepError, and CommError when another rank fails.
   template <typename H, typename Batch>
-    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
-             Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch>
-  FitResult fit(H&& holder, data::Loader<Batch> loader) {
-    auto& module = checkpoint::detail::module_of(holder);
+    requires Trainable<nn::ModuleOf<H>, Batch>
+  FitResult fit(H&& module_or_handle, data::Loader<Batch> loader) {
+    auto& module = nn::module_of(module_or_handle);
     return run_fit(world_, options_, make_components(module, loader));
   }
   /// The same with validation. The validation loader must not repeat samples: ShardMode::kExact or kDrop.
   template <typename H, typename Batch, typename ValBatch>
-    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
-             Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch> &&
-             Validatable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, ValBatch>
-  FitResult fit(H&& holder, data::Loader<Batch> loader, data::Loader<ValBatch> validation) {
-    auto& module = checkpoint::detail::module_of(holder);
+    requires Trainable<nn::ModuleOf<H>, Batch> && Validatable<nn::ModuleOf<H>, ValBatch>
+  FitResult fit(H&& module_or_handle, data::Loader<Batch> loader, data::Loader<ValBatch> validation) {
+    auto& module = nn::module_of(module_or_handle);
     FitComponents all = make_components(module, loader);
     all.val = make_validation_runner(module, std::move(validation));
     return run_fit(world_, options_, std::move(all));
   }
   /// Runs one validation of at most `limit_val_batches` and returns means over the samples of all ranks.
   template <typename H, typename ValBatch>
-    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
-             Validatable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, ValBatch>
-  NamedValues validate(H&& holder, data::Loader<ValBatch> validation) {
-    auto& module = checkpoint::detail::module_of(holder);
+    requires Validatable<nn::ModuleOf<H>, ValBatch>
+  NamedValues validate(H&& module_or_handle, data::Loader<ValBatch> validation) {
+    auto& module = nn::module_of(module_or_handle);
     FitComponents all{.module = module};
     all.val = make_validation_runner(module, std::move(validation));
     return run_validation(world_, options_, std::move(all));

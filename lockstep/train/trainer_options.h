@@ -33,9 +33,9 @@ class Devices {
 /// Options of a Trainer.
 struct TrainerOptions {
   // Ranks. Used when no launcher has started the program, so that the Trainer starts its own ranks.
-  int nodes = 1;    ///< hosts of the SLURM allocation; 1: this host. A value above 1 must equal the number of hosts of
-                    ///< the job, also under a launcher
-  Devices devices;  ///< used only when the Trainer starts the ranks
+  int nodes = 1;  ///< hosts of the SLURM allocation; 1: this host. A value above 1 must equal the number of hosts of
+                  ///< the job, also under a launcher
+  Devices devices = {};  ///< used only when the Trainer starts the ranks
   int max_restarts = 0;  ///< likewise; as `lockstep run --max-restarts`
 
   // Duration. Training ends at the first limit that it reaches; without any limit, after 1000 epochs.
@@ -45,15 +45,15 @@ struct TrainerOptions {
                                      ///< step, with a checkpoint; the program's exit code is 0
 
   // Training.
-  std::string precision = "32";       ///< a name of amp::parse_precision()
-  int accumulate_grad_batches = 1;    ///< batches whose gradients make one step
-  double clip_norm = 0;               ///< maximum norm of all gradients together, before each step; 0: off
-  double clip_value = 0;              ///< maximum absolute value of each element; 0: off
-  bool sync_batch_norm = false;       ///< batch norm statistics over all ranks
-  double ema = 0;                     ///< decay of averaged weights, which validation then uses; 0: off
-  std::optional<std::uint64_t> seed;  ///< seeds all generators at the start of fit(), differently on each rank
-                                      ///< (seed_everything()); modules exist before that
-  bool deterministic = false;         ///< operations without a deterministic implementation throw
+  std::string precision = "32";            ///< a name of amp::parse_precision()
+  int accumulate_grad_batches = 1;         ///< batches whose gradients make one step
+  double clip_norm = 0;                    ///< maximum norm of all gradients together, before each step; 0: off
+  double clip_value = 0;                   ///< maximum absolute value of each element; 0: off
+  bool sync_batch_norm = false;            ///< batch norm statistics over all ranks
+  double ema = 0;                          ///< decay of averaged weights, which validation then uses; 0: off
+  std::optional<std::uint64_t> seed = {};  ///< seeds all generators at the start of fit(), differently on each rank
+                                           ///< (seed_everything()); modules exist before that
+  bool deterministic = false;              ///< operations without a deterministic implementation throw
 
   // Amount of data.
   CountOrFraction limit_train_batches = 1.0;  ///< of this rank's batches in an epoch
@@ -70,11 +70,12 @@ struct TrainerOptions {
   // Files. All ranks must be able to access the same directory.
   std::string folder = "runs";  ///< each run creates a directory in it, with checkpoints, metrics and a report; "":
                                 ///< write nothing
-  std::string name;  ///< name of the run's directory; "": --name of `lockstep run` or LOCKSTEP_NAME, else the program's
-                     ///< name. A new run whose name is taken gets the next number: mnist, mnist-2, mnist-3
-  std::string resume;  ///< "": start a new training; "auto": resume from the latest valid checkpoint of the newest run
-                       ///< of that name, if there is one; or the path of a checkpoint or of a run's directory. A job
-                       ///< that its launcher restarts resumes automatically
+  /// Name of the run's directory; "": --name of `lockstep run` or LOCKSTEP_NAME, else the program's name. A new run
+  /// whose name is taken gets the next number: mnist, mnist-2, mnist-3.
+  std::string name = {};
+  std::string resume = {};  ///< "": start a new training; "auto": resume from the latest valid checkpoint of the newest
+                            ///< run of that name, if there is one; or the path of a checkpoint or of a run's directory.
+                            ///< A job that its launcher restarts resumes automatically
   std::int64_t save_every_n_steps = 0;   ///< additional checkpoints between the ends of epochs; 0: none
   std::int64_t save_every_n_epochs = 1;  ///< 0: no checkpoints at the ends of epochs
   int keep_checkpoints = 2;              ///< number of valid checkpoints to keep; at least 2

@@ -20,8 +20,8 @@ namespace lockstep::training {
 
 /// The position at which the run starts, and its length.
 struct ReporterOptions {
-  std::string folder;     ///< directory of the run; empty: no files
-  std::int64_t step = 0;  ///< updates of earlier runs
+  std::string folder = {};  ///< directory of the run; empty: no files
+  std::int64_t step = 0;    ///< updates of earlier runs
   std::int64_t steps_per_epoch = 1;
   std::int64_t num_epochs = 1;
   bool is_resumed = false;  ///< remove metrics of later steps that a failed run wrote

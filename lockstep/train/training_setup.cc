@@ -19,14 +19,14 @@ TrainingSetup::TrainingSetup(comm::Group world, torch::nn::Module& module, std::
 
 ddp::DistributedDataParallel& TrainingSetup::ddp() { return ddp(module_); }
 
-ddp::DistributedDataParallel& TrainingSetup::ddp(torch::nn::Module& part, const ddp::DdpOptions& options) {
-  const auto there = std::find(modules_.begin(), modules_.end(), &part);
+ddp::DistributedDataParallel& TrainingSetup::ddp(nn::ModuleRef part, const ddp::DdpOptions& options) {
+  const auto there = std::find(modules_.begin(), modules_.end(), &*part);
   if (there != modules_.end()) return *models_[static_cast<std::size_t>(there - modules_.begin())];
   ddp::DdpOptions same = options;
   if (same.bucket_layout.empty() && models_.size() < bucket_layouts_.size())
     same.bucket_layout = bucket_layouts_[models_.size()];
   models_.push_back(std::make_unique<ddp::DistributedDataParallel>(part, world_, same));
-  modules_.push_back(&part);
+  modules_.push_back(&*part);
   return *models_.back();
 }
 

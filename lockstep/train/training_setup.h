@@ -20,7 +20,7 @@ namespace lockstep::training {
 
 /// An optimizer of torch or of lockstep::optim with its learning rate schedule.
 struct OptimizerConfig {
-  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
   optim::Schedule schedule = nullptr;  ///< a function of the number of its updates; null: constant rates
   bool schedule_by_epoch = false;      ///< call the schedule with the number of epochs instead
 };
@@ -41,12 +41,7 @@ class TrainingSetup {
   /// model and ignores `options`. Gradients outside these parts are not reduced; without any call, the gradients of the
   /// whole module are reduced. Collective.
   ddp::DistributedDataParallel& ddp();
-  ddp::DistributedDataParallel& ddp(torch::nn::Module& part, const ddp::DdpOptions& options = {});
-  template <typename Holder>
-    requires requires(Holder& holder) { static_cast<torch::nn::Module&>(*holder); }
-  ddp::DistributedDataParallel& ddp(Holder& holder, const ddp::DdpOptions& options = {}) {
-    return ddp(static_cast<torch::nn::Module&>(*holder), options);
-  }
+  ddp::DistributedDataParallel& ddp(nn::ModuleRef part, const ddp::DdpOptions& options = {});
 
   std::int64_t steps_per_epoch() const { return steps_per_epoch_; }
   std::int64_t total_steps() const { return total_steps_; }  ///< -1: unknown

@@ -21,6 +21,22 @@ grep -q 'weights of rank 0 of 1: ' "$work/alone" || fail "the program alone did 
 [ "$(grep -c 'weights of rank [01] of 2: ' "$work/two")" = 2 ] || fail "two ranks did not report their weights"
 [ "$(sed -n 's/.* of 2: //p' "$work/two" | sort -u | wc -l)" = 1 ] || fail "the ranks' weights differ"
 
+[ "$("$work/build/names")" = "names: as expected" ] || fail "the program names did not call its own functions"
+if cmake --build "$work/build" --target both_directives >"$work/ambiguous" 2>&1; then
+  fail "using namespace lockstep and torch together compiled; docs/how-to/from-libtorch.md says that it does not"
+fi
+grep -q "‘nn’ is ambiguous\|'nn' is ambiguous" "$work/ambiguous" || fail "unexpected error: $(cat "$work/ambiguous")"
+
+# find_package(Torch) beside Lockstep. That of a CUDA build of libtorch requires nvcc.
+torch=$(sed -n 's/^set(LOCKSTEP_TORCH_HINT "\(.*\)")$/\1/p' "$prefix"/lib*/cmake/Lockstep/LockstepConfig.cmake)
+if [ ! -e "$torch/lib/libtorch_cuda.so" ] || command -v nvcc >/dev/null; then
+  cmake -B "$work/build" -S "$here/consumer" -DWITH_TORCH_PACKAGE=ON -DTorch_DIR="$torch/share/cmake/Torch"
+  cmake --build "$work/build" -j 1 --target with_torch_package
+  "$work/build/with_torch_package" | grep -q 'weights of rank 0 of 1: ' || fail "with find_package(Torch): no weights"
+else
+  echo "not tested: find_package(Torch) of $torch, which requires nvcc"
+fi
+
 # A libtorch of another version is rejected with an error that names both versions.
 minor=12
 if grep -q 'built with libtorch 2\.12\.' "$prefix"/lib*/cmake/Lockstep/LockstepConfig.cmake; then minor=13; fi

@@ -22,10 +22,10 @@ struct Pickle {
   struct ByteString {
     std::string_view bytes;
   };
-  enum class Kind : std::uint8_t { kList, kTuple, kSet, kDict, kOrderedDict };
+  enum class Kind : std::uint8_t { kList, kTuple, kSet, kDict, kOrderedDict, kModule };
   struct Container {
     Kind kind;
-    std::vector<Index> items;  ///< for dictionaries: key, value, key, value ...
+    std::vector<Index> items;  ///< for dictionaries and modules: key, value, key, value ...
   };
   struct Storage {
     std::string key;                    ///< its record in the archive is data/KEY
@@ -62,8 +62,10 @@ struct Pickle {
   struct StorageRef {
     std::uint32_t index;  ///< index in `storages`
   };
+  /// The class of a module in an archive of torch::save() in C++.
+  struct ModuleClass {};
   using Value = std::variant<None, bool, std::int64_t, double, std::string_view, ByteString, Container, TensorRef,
-                             Callable, StorageType, StorageRef, const TorchDtype*>;
+                             Callable, StorageType, StorageRef, const TorchDtype*, ModuleClass>;
 
   std::vector<Value> values;
   std::vector<std::uint32_t> offsets;  ///< offset of each value in the pickle
@@ -76,7 +78,9 @@ struct Pickle {
 /// Parses a pickle of protocol 2 with the opcodes and globals that torch.load(weights_only=True) accepts. Accepted
 /// values are None, bools, numbers, strings, bytes, lists, tuples, sets, dictionaries and dense tensors; accepted
 /// globals are collections.OrderedDict and Counter, torch.Size, _codecs.encode, set, the functions that rebuild tensors
-/// and parameters, storages and dtypes. Rejects everything else. The result is validated: with shared values expanded
+/// and parameters, storages and dtypes. In addition accepts the modules of torch::save() in C++: an object without
+/// arguments of a class in the package __torch__, whose attributes have names. Rejects everything else. The result is
+/// validated: with shared values expanded
 /// it is a tree of at most 64 levels and 128 MiB (limits.h) without duplicate keys; tensors lie inside their storages;
 /// strings are UTF-8. `bytes` must outlive the result. Throws FormatError "FILE:OFFSET: reason"; `begin` is the offset
 /// of the pickle in the file.

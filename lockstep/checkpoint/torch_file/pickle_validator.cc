@@ -53,7 +53,9 @@ class PickleValidator {
   }
 
   void check_keys(Pickle::Index index, const Pickle::Container& container) const {
-    if (container.kind != Pickle::Kind::kDict && container.kind != Pickle::Kind::kOrderedDict) return;
+    using Kind = Pickle::Kind;
+    if (container.kind != Kind::kDict && container.kind != Kind::kOrderedDict && container.kind != Kind::kModule)
+      return;
     std::set<std::string_view> names;
     std::set<std::int64_t> numbers;
     for (std::size_t i = 0; i < container.items.size(); i += 2) {

@@ -45,7 +45,10 @@ const TorchDtype* find_torch_dtype(std::string_view name) {
 }
 
 const TorchDtype* find_torch_storage(std::string_view storage) {
-  return find([&](const TorchDtype& dtype) { return !storage.empty() && dtype.storage == storage; });
+  const auto cpp_name = [](ScalarType type) { return std::string(c10::toString(type)) + "Storage"; };
+  return find([&](const TorchDtype& dtype) {
+    return dtype.storage.empty() ? storage == cpp_name(dtype.type) : storage == dtype.storage;
+  });
 }
 
 const TorchDtype* find_torch_dtype(ScalarType type) {

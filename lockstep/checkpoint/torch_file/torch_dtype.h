@@ -11,13 +11,14 @@ namespace lockstep::checkpoint {
 
 struct TorchDtype {
   std::string_view name;     ///< torch.NAME
-  std::string_view storage;  ///< torch.NAME of its storage class; "" for newer dtypes, which have no such class and are
-                             ///< stored in untyped storages
+  std::string_view storage;  ///< torch.NAME of its storage class; "" for newer dtypes, which have no such class in
+                             ///< Python and are stored in untyped storages there
   c10::ScalarType type;
   std::uint64_t num_bytes;  ///< size of one element
 };
 
-/// Returns the dtype with that name, storage class or type, or null.
+/// Returns the dtype with that name, storage class or type, or null. The storage class may also be that of an archive
+/// of C++, where newer dtypes have one: "UInt16Storage".
 const TorchDtype* find_torch_dtype(std::string_view name);
 const TorchDtype* find_torch_storage(std::string_view storage);
 const TorchDtype* find_torch_dtype(c10::ScalarType type);

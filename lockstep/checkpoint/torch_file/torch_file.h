@@ -1,4 +1,5 @@
-// Reads and writes PyTorch's own files (.pt), as torch.save() and torch.load(path, weights_only=True) do in Python.
+// Reads and writes PyTorch's own files (.pt), as torch.save() and torch.load(path, weights_only=True) do in Python, and
+// reads those of torch::save() in C++.
 #pragma once
 
 #include <string>
@@ -8,13 +9,13 @@
 
 namespace lockstep::checkpoint {
 
-/// Reads a file that torch.save() wrote in the format since PyTorch 1.6, as torch.load(weights_only=True) does: nothing
-/// in it is executed, and everything that parse_pickle() does not accept is rejected. Tensors are newly allocated on
+/// Reads a file that torch.save() wrote in the format since PyTorch 1.6, as torch.load(weights_only=True) does, or an
+/// archive that torch::save() wrote in C++, which becomes a Dict with `module` set. Nothing in a file is executed, and
+/// everything that parse_pickle() does not accept is rejected. Tensors are newly allocated on
 /// the CPU; tensors that share memory in the file share it here, and strides are kept. Reads the bytes of every storage
 /// once; with `verify` compares their CRC-32. Memory: the file's storages, and at most 256 MiB for all other values
 /// (limits.h). Throws SystemError if the file cannot be read, FormatError "FILE:OFFSET: reason", which names the
 /// storage if one is damaged, and UsageError if `path` is not a regular file or not an archive of torch.save().
-/// torch::save() in C++ writes another format.
 Value load_torch_file(const std::string& path, const ReadOptions& options = {});
 
 /// Writes a file for torch.load(path, weights_only=True). The file is replaced atomically (see AtomicFile). Tensors may

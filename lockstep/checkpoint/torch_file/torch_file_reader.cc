@@ -54,12 +54,11 @@ class TorchFileReader {
       root_ = name.substr(0, slash + 1);
       ++num_found;
     }
-    if (num_found == 1 && !zip_.records().contains(root_ + "constants.pkl")) return;
+    if (num_found == 1) return;
     throw base::UsageError("cannot load " + zip_.file().path() +
-                               (num_found == 1 ? ": it is a file of TorchScript or of torch::save() in C++"
-                                               : ": it is a zip archive, but not of torch.save()") +
-                               "; expected a file of torch.save() in Python",
-                           num_found == 1 ? "use torch::load() to read it" : "", base::Cause::kBadFile);
+                               ": it is a zip archive, but not of torch.save(); expected a file of torch.save() in "
+                               "Python or of torch::save() in C++",
+                           "", base::Cause::kBadFile);
   }
 
   std::string read_text(const std::string& name) const {
@@ -110,8 +109,8 @@ class TorchFileReader {
 
   Value convert_container(const Pickle::Container& from) {
     using Kind = Pickle::Kind;
-    if (from.kind == Kind::kDict || from.kind == Kind::kOrderedDict) {
-      Dict dict{{}, from.kind == Kind::kOrderedDict};
+    if (from.kind == Kind::kDict || from.kind == Kind::kOrderedDict || from.kind == Kind::kModule) {
+      Dict dict{{}, from.kind == Kind::kOrderedDict, from.kind == Kind::kModule};
       dict.items.reserve(from.items.size() / 2);
       for (std::size_t i = 0; i < from.items.size(); i += 2)
         dict.add(convert(from.items[i]), convert(from.items[i + 1]));

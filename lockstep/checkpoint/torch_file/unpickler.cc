@@ -164,6 +164,7 @@ void Unpickler::push_global() {
   }
   if (name == "UntypedStorage" && (module == "torch.storage" || module == "torch"))
     return push_value(Pickle::StorageType{nullptr});
+  if (module == "__torch__" || module.starts_with("__torch__.")) return push_value(Pickle::ModuleClass{});
   throw_format_error(
       "unsupported global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
       "; expected one of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
@@ -191,12 +192,26 @@ void Unpickler::push_storage() {
   push_value(Pickle::StorageRef{found->second});
 }
 
-// Drops the attributes of an OrderedDict: a state_dict has "_metadata" with the versions of Python's modules.
+void Unpickler::push_module() {
+  if (!as_items(pop(), Pickle::Kind::kTuple, "a tuple of arguments").items.empty())
+    throw_format_error("a module with arguments");
+  as<Pickle::ModuleClass>(pop(), "the class of a module");
+  push_value(Pickle::Container{Pickle::Kind::kModule, {}});
+}
+
+// Sets the attributes of a module. Drops those of an OrderedDict: a state_dict has "_metadata" with the versions of
+// Python's modules.
 void Unpickler::build() {
-  pop();
-  const auto* const built = std::get_if<Pickle::Container>(&pickle_.values[top()]);
-  if (!built || built->kind != Pickle::Kind::kOrderedDict)
-    throw_format_error("attributes of a value that is not an OrderedDict");
+  const Index attributes = pop();
+  auto* const built = std::get_if<Pickle::Container>(&pickle_.values[top()]);
+  if (!built || (built->kind != Pickle::Kind::kOrderedDict && built->kind != Pickle::Kind::kModule))
+    throw_format_error("attributes of a value that is neither an OrderedDict nor a module");
+  if (built->kind == Pickle::Kind::kOrderedDict) return;
+  const auto& items = as_items(attributes, Pickle::Kind::kDict, "a dictionary of attributes").items;
+  for (std::size_t i = 0; i < items.size(); i += 2) as<std::string_view>(items[i], "the name of an attribute");
+  if (!built->items.empty()) throw_format_error("a module whose attributes are set twice");
+  charge(items.size() * sizeof(Index));
+  built->items = items;
 }
 
 void Unpickler::memo_put(std::uint64_t key) {
@@ -247,6 +262,7 @@ void Unpickler::execute(unsigned char opcode) {
     case 'u': return append_items(true, pop_mark());
     case 'c': return push_global();
     case 'R': return reduce();
+    case 0x81: return push_module();
     case 'b': return build();
     case 'Q': return push_storage();
     case 'q': return memo_put(read_uint(1));

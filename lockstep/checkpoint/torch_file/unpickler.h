@@ -48,6 +48,7 @@ class Unpickler {
   void append_items(bool is_dict, std::size_t first);
   void push_global();
   void push_storage();
+  void push_module();
   void build();
   void memo_put(std::uint64_t key);
   void memo_get(std::uint64_t key);

@@ -22,6 +22,7 @@ std::string_view kind_of(const Value& value) {
   static_assert(std::size(kKinds) == std::variant_size_v<decltype(value.any)>, "one name per kind");
   if (const auto* const sequence = value.as<Sequence>(); sequence && sequence->kind != Sequence::Kind::kList)
     return sequence->kind == Sequence::Kind::kTuple ? "a tuple" : "a set";
+  if (const auto* const dict = value.as<Dict>(); dict && dict->module) return "a module of C++";
   return kKinds[value.any.index()];
 }
 

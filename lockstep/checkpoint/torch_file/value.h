@@ -32,6 +32,8 @@ struct Dict {
   struct Item;
   std::vector<Item> items;
   bool ordered = false;  ///< collections.OrderedDict, which a module's state_dict() is
+  bool module = false;   ///< a module, optimizer or other object of torch::save() in C++, with its members by name; is
+                         ///< saved as a dictionary
 
   /// Returns the value of a string or integer key, or null.
   const Value* find(std::string_view key) const;

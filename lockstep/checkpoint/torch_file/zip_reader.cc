@@ -19,6 +19,7 @@ constexpr std::uint32_t kLocalHeader = 0x04034b50, kEntry = 0x02014b50, kEndOfDi
 constexpr std::uint64_t kLocalHeaderBytes = 30, kEntryBytes = 46, kEndOfDirectoryBytes = 22,
                         kZip64EndOfDirectoryBytes = 56, kZip64LocatorBytes = 20;
 constexpr std::uint64_t kMax16 = 0xffff, kMax32 = 0xffffffff;
+constexpr std::uint64_t kDeflated = 8;  // a compression method
 constexpr std::uint16_t kZip64ExtraId = 1;
 constexpr std::uint64_t kReadChunkBytes = std::uint64_t{1} << 20;  // each chunk is summed while it is in cache
 
@@ -144,23 +145,26 @@ void ZipReader::read_directory(const Directory& directory) {
     if (name.empty() || name.size() > kMaxNameBytes || !base::is_utf8(name) || records_.contains(name))
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
                                                  " is a duplicate, or its name is not UTF-8 of 1 to 1024 bytes");
-    if (read_field(text, at + 10, 2) != 0 || (read_field(text, at + 8, 2) & 1) != 0)
+    const std::uint64_t method = read_field(text, at + 10, 2);
+    if ((method != 0 && method != kDeflated) || (read_field(text, at + 8, 2) & 1) != 0)
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
-                                                 " is compressed or encrypted; expected an uncompressed record");
+                                                 " is encrypted or compressed by method " + std::to_string(method) +
+                                                 "; expected an uncompressed record");
     Zip64Fields zip64 = read_zip64_fields(file_, entry_offset, text.substr(at + kEntryBytes + name_bytes, extra_bytes));
     const std::uint64_t num_bytes = zip64.resolve(read_field(text, at + 24, 4)),
                         stored = zip64.resolve(read_field(text, at + 20, 4)),
                         header = zip64.resolve(read_field(text, at + 42, 4));
-    if (num_bytes != stored)
+    if (method == 0 && num_bytes != stored)
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) + " has " +
                                                  std::to_string(num_bytes) + " bytes, but is stored in " +
                                                  std::to_string(stored));
     const std::uint64_t begin = record_begin(name, header, directory.begin);
-    if (num_bytes > directory.begin - begin)
+    if (stored > directory.begin - begin)
       file_.throw_format_error(entry_offset,
                                "the record " + base::quoted(name, 80) + " ends after the beginning of the directory");
-    records_.emplace(name, Record{begin, num_bytes, static_cast<std::uint32_t>(read_field(text, at + 16, 4))});
-    used.emplace_back(header, begin + num_bytes);
+    const auto crc32 = static_cast<std::uint32_t>(read_field(text, at + 16, 4));
+    records_.emplace(name, Record{begin, stored, crc32, method != 0});
+    used.emplace_back(header, begin + stored);
     at += kEntryBytes + name_bytes + extra_bytes + comment_bytes;
   }
   if (at != text.size()) file_.throw_format_error(directory.begin + at, "the directory continues after its last entry");
@@ -185,6 +189,8 @@ std::uint64_t ZipReader::record_begin(const std::string& name, std::uint64_t hea
 }
 
 void ZipReader::read(const Record& record, void* bytes, bool verify, const std::string& what) const {
+  if (record.is_compressed)
+    file_.throw_format_error(record.begin, what + " is compressed; expected an uncompressed record");
   auto* to = static_cast<unsigned char*>(bytes);
   uLong sum = ::crc32(0, nullptr, 0);
   for (std::uint64_t at = 0; at < record.num_bytes;) {

@@ -11,11 +11,11 @@
 namespace lockstep::comm {
 
 struct DeviceTransportOptions {
-  std::shared_ptr<Transport> host;  ///< the transport for tensors on the CPU
+  std::shared_ptr<Transport> host = nullptr;  ///< the transport for tensors on the CPU
   /// Creates an NCCL transport with the name `part` for `ranks`, which are indices in this transport. Called when an
   /// operation first needs it. Null if NCCL is not used.
-  std::function<std::shared_ptr<Transport>(const std::string& part, const std::vector<int>& ranks)> make_nccl;
-  std::shared_ptr<Transport> nccl;  ///< the NCCL transport of all ranks, if it exists already
+  std::function<std::shared_ptr<Transport>(const std::string& part, const std::vector<int>& ranks)> make_nccl = nullptr;
+  std::shared_ptr<Transport> nccl = nullptr;  ///< the NCCL transport of all ranks, if it exists already
   int rank = 0;
   int size = 1;
   bool spans_hosts = false;  ///< true if the ranks are on several hosts

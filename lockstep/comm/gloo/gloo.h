@@ -11,11 +11,11 @@
 namespace lockstep::comm {
 
 struct GlooOptions {
-  std::shared_ptr<job::Store> store;  ///< used by this transport alone, for its rendezvous
+  std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, for its rendezvous
   int rank = 0;
   int size = 1;
-  std::string address;                  ///< numeric address of this host
-  std::string interface;                ///< network interface; if not empty, `address` is not used
+  std::string address = {};             ///< numeric address of this host
+  std::string interface = {};           ///< network interface; if not empty, `address` is not used
   std::chrono::milliseconds timeout{};  ///< for connecting
   int threads = 2;                      ///< the number of operations that run concurrently
 };

@@ -20,15 +20,15 @@ enum class Scope {
 };
 
 struct HierarchyOptions {
-  std::shared_ptr<const LocalPeers> local_peers;
-  std::shared_ptr<job::Store> store;    // used by this transport alone
-  std::vector<int> members;             // world ranks
-  std::vector<int> hosts;               // identifies the host of each member by a number; at least two hosts
-  int rank = 0;                         // index of this rank in `members`
-  std::chrono::milliseconds timeout{};  // for connecting the members
+  std::shared_ptr<const LocalPeers> local_peers = nullptr;
+  std::shared_ptr<job::Store> store = nullptr;  // used by this transport alone
+  std::vector<int> members = {};                // world ranks
+  std::vector<int> hosts = {};                  // identifies the host of each member by a number; at least two hosts
+  int rank = 0;                                 // index of this rank in `members`
+  std::chrono::milliseconds timeout{};          // for connecting the members
   /// Connects `members`, which are world ranks and include this one. All of them call it with the same name.
   std::function<std::shared_ptr<Transport>(Scope scope, const std::string& name, const std::vector<int>& members)>
-      make_cross_host;
+      make_cross_host = nullptr;
 };
 
 /// all_reduce, reduce, reduce_scatter and broadcast are done host by host: each byte is sent once per host, however the

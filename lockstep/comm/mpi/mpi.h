@@ -12,8 +12,8 @@
 namespace lockstep::comm {
 
 struct MpiOptions {
-  std::shared_ptr<job::Store> store;                  ///< used by this transport alone
-  std::vector<int> members;                           ///< world ranks, equal to the ranks of MPI_COMM_WORLD
+  std::shared_ptr<job::Store> store = nullptr;        ///< used by this transport alone
+  std::vector<int> members = {};                      ///< world ranks, equal to the ranks of MPI_COMM_WORLD
   int rank = 0;                                       ///< index of this rank in `members`
   base::Deadline deadline = base::Deadline::never();  ///< for connecting the members
 };

@@ -13,15 +13,15 @@
 namespace lockstep::comm {
 
 struct NcclOptions {
-  std::shared_ptr<job::Store> store;  ///< used by this transport alone, to exchange NCCL's unique id
-  std::vector<int> members;           ///< world ranks
-  int rank = 0;                       ///< index of this rank in `members`
-  Gpu gpu;                            ///< the GPU of this rank, which no other member uses
-  std::string host;                   ///< name of this host, for error messages
-  std::string address;                ///< address of this host for the other ranks, for error messages
+  std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, to exchange NCCL's unique id
+  std::vector<int> members = {};                ///< world ranks
+  int rank = 0;                                 ///< index of this rank in `members`
+  Gpu gpu = {};                                 ///< the GPU of this rank, which no other member uses
+  std::string host = {};                        ///< name of this host, for error messages
+  std::string address = {};                     ///< address of this host for the other ranks, for error messages
   /// A connected NCCL transport that contains all members. If set, the communicator is split from it without a
   /// rendezvous.
-  std::shared_ptr<Transport> parent;
+  std::shared_ptr<Transport> parent = nullptr;
   int color = 0;  ///< with `parent`: the members are the ranks of `parent` that pass the same color
 };
 

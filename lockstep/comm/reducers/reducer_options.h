@@ -17,8 +17,8 @@ namespace lockstep::comm {
 struct ReducerOptions {
   /// Minimum size in bytes of the first bucket and of all other buckets. If empty, the sizes are measured when the
   /// reducer is made, and logged.
-  std::vector<std::int64_t> bucket_bytes;
-  std::shared_ptr<GradientHook> hook;  ///< reduces buckets; if null, all_reduce sums them
+  std::vector<std::int64_t> bucket_bytes = {};
+  std::shared_ptr<GradientHook> hook = nullptr;  ///< reduces buckets; if null, all_reduce sums them
   /// Gradients are divided by this factor before they are added, and their sum by the number of ranks over the factor.
   /// 0 means the number of ranks: everything is divided before the addition.
   double gradient_predivide_factor = 0;
@@ -26,7 +26,7 @@ struct ReducerOptions {
   /// ReducerStats.layout of a reducer of the same gradients whose run this one continues: buckets have that layout from
   /// the first reduction on. If empty, the order in which the first backward() computes gradients determines the
   /// layout.
-  std::string layout;
+  std::string layout = {};
   bool check_finite = false;  ///< a gradient with an infinity or a NaN ends the job; the error has its name
 };
 

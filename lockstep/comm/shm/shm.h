@@ -12,11 +12,11 @@
 namespace lockstep::comm {
 
 struct ShmOptions {
-  std::shared_ptr<const LocalPeers> local_peers;
-  std::shared_ptr<job::Store> store;    // used by this transport alone
-  std::vector<int> members;             // world ranks, all of them on this host
-  int rank = 0;                         // index of this rank in `members`
-  std::chrono::milliseconds timeout{};  // for connecting the members
+  std::shared_ptr<const LocalPeers> local_peers = nullptr;
+  std::shared_ptr<job::Store> store = nullptr;  // used by this transport alone
+  std::vector<int> members = {};                // world ranks, all of them on this host
+  int rank = 0;                                 // index of this rank in `members`
+  std::chrono::milliseconds timeout{};          // for connecting the members
 };
 
 /// Tensors in the arena are used without a copy; other tensors are copied into it. The transport has no threads:

@@ -34,7 +34,7 @@ struct ImageOptions {
   /// side is scaled to `resize`.
   bool augment = false;
   std::int64_t resize = 0;  ///< `size` to 8192; 0: 8/7 of size, which is 256 for 224
-  CropOptions crop;         ///< used with augment
+  CropOptions crop = {};    ///< used with augment
   std::uint64_t seed = 0;   ///< seed of crops and flips
   BrokenImagePolicy broken_images = BrokenImagePolicy::kThrow;
   /// With augment, the decoder reduces a crop that is at least twice as large as a sample to 1/2, 1/4 or 1/8 of its

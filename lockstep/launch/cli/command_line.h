@@ -16,30 +16,30 @@ struct RunOptions : HostOptions {
   /// Total number of ranks. 0: all slots of the hosts; a host without slots gets one rank per visible GPU, else one per
   /// physical core.
   int ranks = 0;
-  bool ship = false;                 ///< copy this program, and the one to run, to hosts that lack them
-  std::vector<std::string> exports;  ///< environment variables for all ranks: NAME or NAME=VALUE
-  std::string gpus;                  ///< CUDA_VISIBLE_DEVICES for the ranks; empty: unchanged
-  bool isolate_gpus = false;         ///< each rank sees only its own GPU
-  bool share_gpus = false;           ///< several ranks may use one GPU
-  std::string transport;             ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
-  std::string join_timeout;          ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
+  bool ship = false;                      ///< copy this program, and the one to run, to hosts that lack them
+  std::vector<std::string> exports = {};  ///< environment variables for all ranks: NAME or NAME=VALUE
+  std::string gpus = {};                  ///< CUDA_VISIBLE_DEVICES for the ranks; empty: unchanged
+  bool isolate_gpus = false;              ///< each rank sees only its own GPU
+  bool share_gpus = false;                ///< several ranks may use one GPU
+  std::string transport = {};             ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
+  std::string join_timeout = {};          ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   /// Maximum time without progress of any rank. 0: no limit; default 300 s.
-  std::optional<std::chrono::milliseconds> hang_timeout;
+  std::optional<std::chrono::milliseconds> hang_timeout = {};
   /// Maximum time without a heartbeat of a rank. 0: no limit; default 30 s, or 0 if hang_timeout is 0.
-  std::optional<std::chrono::milliseconds> stall_timeout;
-  std::string name;    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time
-  bool trace = false;  ///< LOCKSTEP_TRACE for the ranks
-  std::string inject;  ///< LOCKSTEP_INJECT for the ranks: a fault to inject; empty: none
-  bool bind = true;    ///< bind every rank to cores of its own
-  std::string local_rank_argument;  ///< if not empty, every rank gets --NAME=<local rank> as its last argument
-  std::string output_dir;           ///< directory for rank.N.out and rank.N.err; empty: none
-  bool quiet_ranks = false;         ///< print the output of rank 0 only
-  int max_restarts = 0;             ///< maximum number of restarts after failures that may be transient
+  std::optional<std::chrono::milliseconds> stall_timeout = {};
+  std::string name = {};    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time
+  bool trace = false;       ///< LOCKSTEP_TRACE for the ranks
+  std::string inject = {};  ///< LOCKSTEP_INJECT for the ranks: a fault to inject; empty: none
+  bool bind = true;         ///< bind every rank to cores of its own
+  std::string local_rank_argument = {};  ///< if not empty, every rank gets --NAME=<local rank> as its last argument
+  std::string output_dir = {};           ///< directory for rank.N.out and rank.N.err; empty: none
+  bool quiet_ranks = false;              ///< print the output of rank 0 only
+  int max_restarts = 0;                  ///< maximum number of restarts after failures that may be transient
   std::chrono::milliseconds restart_pause{1000};  ///< pause before the first restart; see Restarts
   int min_hosts = 0;  ///< minimum number of hosts for a restart, perhaps with fewer ranks; 0: all hosts
   std::chrono::milliseconds grace{10000};      ///< time from SIGTERM to SIGKILL when the user stops the job
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL after a rank has failed
-  std::vector<std::string> command;            ///< the program and its arguments; never empty
+  std::vector<std::string> command = {};       ///< the program and its arguments; never empty
 };
 
 enum class Subcommand {
@@ -54,10 +54,10 @@ enum class Subcommand {
 
 /// The options of `lockstep agent`.
 struct AgentOptions {
-  bool guarded = false;        ///< a guard process kills the agent's processes if the agent dies
-  std::string staged_program;  ///< path of the program to run instead of the job's; empty: the job's
-  std::string slurm_step;      ///< a task of this SLURM step waits until the agent ends; empty: none
-  std::string waits_in_step;   ///< this process is the waiting task of this SLURM step; empty: it is an agent
+  bool guarded = false;             ///< a guard process kills the agent's processes if the agent dies
+  std::string staged_program = {};  ///< path of the program to run instead of the job's; empty: the job's
+  std::string slurm_step = {};      ///< a task of this SLURM step waits until the agent ends; empty: none
+  std::string waits_in_step = {};   ///< this process is the waiting task of this SLURM step; empty: it is an agent
 };
 
 /// The parsed command line. Only the members that `subcommand` mentions are set.

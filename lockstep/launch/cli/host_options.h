@@ -16,19 +16,23 @@ namespace lockstep::launcher {
 
 /// The checked options.
 struct HostOptions {
-  std::vector<HostSpec> hosts;  ///< empty: all hosts of our SLURM allocation, or this host if there is no allocation
-  std::string remote_path;  ///< path of the program lockstep on the other hosts; empty: the same path as on this host
-  std::string slurm_step;   ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be
-                            ///< empty
+  /// Empty: all hosts of our SLURM allocation, or this host if there is no allocation.
+  std::vector<HostSpec> hosts = {};
+  /// Path of the program lockstep on the other hosts; empty: the same path as on this host.
+  std::string remote_path = {};
+  std::string slurm_step = {};  ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends;
+                                ///< may be empty
   std::chrono::seconds connect_timeout = base::kDefaultConnectTimeout;  ///< for ssh
-  std::string directory;  ///< working directory of the ranks on every host; empty: the launcher's
-  std::string interface;  ///< in the syntax of parse_interface_filter(); empty: the one that routes to the launcher
+  std::string directory = {};  ///< working directory of the ranks on every host; empty: the launcher's
+  /// In the syntax of parse_interface_filter(); empty: the one that routes to the launcher.
+  std::string interface = {};
   std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };
 
 /// The options as text, before check_host_options() has checked them.
 struct RawHostOptions {
-  std::string hosts, host_file, env_from, remote_path, connect_timeout, interface, cwd;
+  std::string hosts = {}, host_file = {}, env_from = {}, remote_path = {}, connect_timeout = {}, interface = {},
+              cwd = {};
 };
 
 inline constexpr const char* kHostGroup = "Hosts";  ///< heading of these options in a help text

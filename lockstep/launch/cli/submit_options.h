@@ -12,26 +12,26 @@ namespace lockstep::launcher {
 /// The options of `lockstep submit`. Texts are those of the command line, and have been checked. An empty text means
 /// that the option is not given and that SLURM decides.
 struct SubmitOptions {
-  std::string nodes;          ///< "16", or "2-4"
-  int ranks = 0;              ///< total number of ranks; 0: not given
-  int ranks_per_node = 0;     ///< 0: not given; one per GPU if GPUs are requested and `ranks` is not given
-  std::string gpus_per_node;  ///< "8", or "a100:8"
-  int cpus_per_rank = 0;      ///< 0: not given
-  std::string mem;            ///< memory per node
-  std::string time;           ///< the time limit, in one of SLURM's forms
-  std::string partition;
-  std::string account;
-  std::string array;
-  std::string name;                      ///< name of the job; never empty
-  std::string output = "logs";           ///< directory of the logs
-  bool requeue = true;                   ///< requeue the job if it ends with exit code 75
-  int signal_before = 120;               ///< seconds between the signal to stop and the time limit; 0: no signal
-  std::string remote_path;               ///< path of lockstep on the nodes; empty: its path on this host
-  std::vector<std::string> run_options;  ///< options for `lockstep run`
-  std::vector<std::vector<std::string>> sbatch_options;  ///< options for sbatch, one or two words each
-  bool dry_run = false;                                  ///< print the script only
-  bool follow = false;                                   ///< print the job's output until it has ended
-  std::vector<std::string> command;                      ///< the program and its arguments; never empty
+  std::string nodes = {};          ///< "16", or "2-4"
+  int ranks = 0;                   ///< total number of ranks; 0: not given
+  int ranks_per_node = 0;          ///< 0: not given; one per GPU if GPUs are requested and `ranks` is not given
+  std::string gpus_per_node = {};  ///< "8", or "a100:8"
+  int cpus_per_rank = 0;           ///< 0: not given
+  std::string mem = {};            ///< memory per node
+  std::string time = {};           ///< the time limit, in one of SLURM's forms
+  std::string partition = {};
+  std::string account = {};
+  std::string array = {};
+  std::string name = {};                      ///< name of the job; never empty
+  std::string output = "logs";                ///< directory of the logs
+  bool requeue = true;                        ///< requeue the job if it ends with exit code 75
+  int signal_before = 120;                    ///< seconds between the signal to stop and the time limit; 0: no signal
+  std::string remote_path = {};               ///< path of lockstep on the nodes; empty: its path on this host
+  std::vector<std::string> run_options = {};  ///< options for `lockstep run`
+  std::vector<std::vector<std::string>> sbatch_options = {};  ///< options for sbatch, one or two words each
+  bool dry_run = false;                                       ///< print the script only
+  bool follow = false;                                        ///< print the job's output until it has ended
+  std::vector<std::string> command = {};                      ///< the program and its arguments; never empty
 };
 
 struct SubmitCommand {

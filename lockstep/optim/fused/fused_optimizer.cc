@@ -27,8 +27,8 @@ at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure
 }
 
 void FusedOptimizer::average_gradients() { update_->average_gradients(); }
-at::Tensor FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
-void FusedOptimizer::clip_grad_value(double max) { update_->clip_grad_value(max); }
+at::Tensor FusedOptimizer::clip_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
+void FusedOptimizer::clip_value(double max) { update_->clip_grad_value(max); }
 void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
 void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
 bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }

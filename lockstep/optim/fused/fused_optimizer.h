@@ -15,10 +15,17 @@ namespace lockstep::ddp {
 class GradientSource;
 }
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace lockstep::optim {
 
 class FusedUpdate;
 class UpdateRule;
+
+at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
+void clip_grad_value(torch::optim::Optimizer& optimizer, double max);
 
 /// Options of a fused optimizer as a whole, in addition to those of its parameter groups.
 struct FusedOptions {
@@ -70,16 +77,6 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   /// Makes each .grad() the mean over the ranks, if backward() has not done so. Afterwards gradients may be read, and
   /// changed if all ranks change them alike.
   void average_gradients();
-  /// Returns the 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it: a float64
-  /// scalar on the gradients' device. The next step() multiplies the gradients by min(1, max_norm / (norm + 1e-6)); a
-  /// backward() before that step() cancels the request. Does not change .grad(), except in foreach mode, which scales
-  /// .grad() at once. After amp::GradScaler::unscale_(), the norm is that of the unscaled gradients.
-  at::Tensor clip_grad_norm(double max_norm);
-  /// The next step() clamps all averaged gradients to [-max, max]; a backward() before that step() cancels the request.
-  /// A NaN stays. Does not change .grad() and makes no extra pass over it, except in foreach mode, which clamps .grad()
-  /// at once. Clamping happens after the scaling of clip_grad_norm() and GradScaler::unscale_(); call these two before
-  /// clip_grad_value(). Does not block.
-  void clip_grad_value(double max);
   /// Calls `change` once per copy of the parameters, on one of the ranks that share it; `change` may write the
   /// parameters. It must not call a collective.
   void change_parameters(const std::function<void()>& change);
@@ -120,6 +117,12 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   void sync_step_counts() const;
 
  private:
+  // For clip_grad_norm() and clip_grad_value() of optim/clip_grad.h.
+  friend at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
+  friend void clip_grad_value(torch::optim::Optimizer& optimizer, double max);
+  at::Tensor clip_norm(double max_norm);
+  void clip_value(double max);
+
   amp::UnscaleResult unscale(double inverse_scale) override;
   bool step_unless_found_inf(const at::Tensor& found_inf) override;
   void skip_step() override;

@@ -205,7 +205,7 @@ void FusedUpdate::require_clippable(const std::string& call) const {
 at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   base::check_option(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   require_clippable("clip_grad_norm");
-  if (foreach_pass_) return optim::clip_grad_norm(tensors_of(storage_), max_norm);
+  if (foreach_pass_) return clip_norm(tensors_of(storage_), max_norm);
   check_not_scaled_twice();
   if (clip_.backward != source_->num_backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
@@ -223,7 +223,7 @@ at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
 void FusedUpdate::clip_grad_value(double max) {
   base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   require_clippable("clip_grad_value");
-  if (foreach_pass_) return optim::clip_grad_value(tensors_of(storage_), max);
+  if (foreach_pass_) return clip_value(tensors_of(storage_), max);
   check_not_scaled_twice();
   if (clip_.backward != source_->num_backwards()) clip_ = {};
   clip_.max = std::min(clip_.max, max);

@@ -129,7 +129,7 @@ void scale_unblocked(const GradientBlocks& gradients, const at::Tensor& coeffici
 
 }  // namespace
 
-at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
+at::Tensor clip_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
   base::check_option(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   const at::NoGradGuard no_grad;
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_norm");
@@ -152,7 +152,7 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
   return at::scalar_tensor(norm, at::kDouble);
 }
 
-void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
+void clip_value(const std::vector<at::Tensor>& parameters, double max) {
   base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_value");

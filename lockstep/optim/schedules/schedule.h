@@ -25,7 +25,7 @@ struct StepDecayOptions {
 Schedule step_decay(const StepDecayOptions& options);
 
 struct MultiStepDecayOptions {
-  std::vector<std::int64_t> milestones;  ///< in ascending order; a repeated milestone counts twice
+  std::vector<std::int64_t> milestones = {};  ///< in ascending order; a repeated milestone counts twice
   double factor = 0.1;
 };
 /// Multiplies the rate by `factor` at each milestone: MultiStepLR.

@@ -20,7 +20,7 @@ enum class DiskErrorPolicy {
 };
 
 struct LoggerOptions {
-  std::string directory;                        ///< "runs/mnist": created with the first value
+  std::string directory = {};                   ///< "runs/mnist": created with the first value
   bool csv = true;                              ///< metrics.csv: scalars
   bool json_lines = false;                      ///< metrics.jsonl: scalars, texts, histograms
   bool tensorboard = true;                      ///< events.out.tfevents.*: all kinds of data

@@ -6,10 +6,10 @@
 namespace lockstep::training {
 
 struct RunDirectoryOptions {
-  std::string folder;          ///< "runs": parent of the run directories
-  std::string name;            ///< "mnist"
+  std::string folder = {};     ///< "runs": parent of the run directories
+  std::string name = {};       ///< "mnist"
   bool resume_newest = false;  ///< resume in the newest run of that name, if there is one
-  std::string job;             ///< name of the job, from the launcher
+  std::string job = {};        ///< name of the job, from the launcher
   int generation = 0;          ///< restarts of the job so far; above 0 the run resumes in the directory of this job
 };
 

@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip_grad.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lars.h"
 #include "lockstep/optim/sgd.h"
@@ -81,9 +82,9 @@ void process_gradients(const StepPlan& plan, torch::optim::Optimizer& optimizer,
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
   if (plan.clip_norm)
-    norms.push_back(fused ? fused->clip_grad_norm(0.5).item<double>()
+    norms.push_back(fused ? optim::clip_grad_norm(*fused, 0.5).item<double>()
                           : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
-  if (plan.clip_by_optimizer && fused) fused->clip_grad_value(0.02);
+  if (plan.clip_by_optimizer && fused) optim::clip_grad_value(*fused, 0.02);
   if (plan.clip_by_optimizer && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
 
@@ -329,7 +330,7 @@ TEST(Amp, UnsupportedUseOfFusedOptimizersIsRejected) {
     optimizer.zero_grad();
   }
   backward(0);
-  optimizer.clip_grad_norm(1e-3);
+  optim::clip_grad_norm(optimizer, 1e-3);
   expect_usage_error("has been called before", [&] { scaler.step(optimizer); });
   optimizer.zero_grad();
   backward(0);
@@ -354,7 +355,7 @@ TEST(Amp, JoinedRanksShadowOthers) {
       optimizer.zero_grad();
       scaler.scale(loss_of(net, step, 0, is_bad(step))).backward();
       scaler.unscale_(optimizer);
-      optimizer.clip_grad_norm(1);
+      optim::clip_grad_norm(optimizer, 1);
       EXPECT_EQ(scaler.step(optimizer), !is_bad(step)) << step;
       scaler.update();
     }

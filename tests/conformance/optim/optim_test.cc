@@ -1,5 +1,6 @@
 // Tests that fused optimizers compute what torch::optim computes from the mean gradients, over each transport.
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip_grad.h"
 #include "lockstep/optim/kernels/kernels.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
@@ -307,7 +308,7 @@ TEST(Optim, ClipNormUsesMeanGradients) {
     const double limit = step == 2 ? 1e6 : 1e-3;  // in one step nothing is clipped
     fused.zero_grad();
     net.loss(world().rank(), step).backward();
-    const double norm = fused.clip_grad_norm(limit).item<double>();
+    const double norm = optim::clip_grad_norm(fused, limit).item<double>();
     fused.step();
     set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     const double expected = torch::nn::utils::clip_grad_norm_(reference.parameters(), limit);
@@ -321,7 +322,7 @@ TEST(Optim, ClipNormUsesMeanGradients) {
   }
   // A clip_grad_norm() whose gradients are then discarded must not scale the next gradients.
   net.loss(world().rank(), 7).backward();
-  fused.clip_grad_norm(1e-9);
+  optim::clip_grad_norm(fused, 1e-9);
   fused.zero_grad();
   net.loss(world().rank(), 8).backward();
   fused.step();
@@ -343,7 +344,7 @@ TEST(Optim, ClipValueUsesMeanGradients) {
       net.loss(world().rank(), step).backward();
       set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
       if (by_norm) {
-        fused.clip_grad_norm(1.0);
+        optim::clip_grad_norm(fused, 1.0);
         torch::nn::utils::clip_grad_norm_(reference.parameters(), 1.0);
       }
       const double limit =
@@ -352,8 +353,8 @@ TEST(Optim, ClipValueUsesMeanGradients) {
                     .max()
                     .item<double>();
       if (step != 2) {
-        fused.clip_grad_value(2 * limit);
-        fused.clip_grad_value(limit);  // the smaller limit applies
+        optim::clip_grad_value(fused, 2 * limit);
+        optim::clip_grad_value(fused, limit);  // the smaller limit applies
         torch::nn::utils::clip_grad_value_(reference.parameters(), limit);
       }
       fused.step();
@@ -364,7 +365,7 @@ TEST(Optim, ClipValueUsesMeanGradients) {
     }
     // A clip_grad_value() whose gradients are then discarded must not clip the next gradients.
     net.loss(world().rank(), 7).backward();
-    fused.clip_grad_value(1e-9);
+    optim::clip_grad_value(fused, 1e-9);
     fused.zero_grad();
     net.loss(world().rank(), 8).backward();
     fused.step();
@@ -390,7 +391,7 @@ TEST(Optim, AverageGradientsWritesMeansToGrad) {
     expect_gradients(*net, gradients(*reference));
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
     torch::nn::utils::clip_grad_value_(reference->parameters(), 0.5);
-    EXPECT_NEAR(fused.clip_grad_norm(0.7).item<double>(),
+    EXPECT_NEAR(optim::clip_grad_norm(fused, 0.7).item<double>(),
                 torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
     fused.step();
     plain.step();
@@ -407,7 +408,7 @@ TEST(Optim, NormCoversOnlyCurrentGradients) {
   for (int step = 0; step < 3; ++step) {  // head 0, head 1, and head 0 again with the same values
     fused.zero_grad();
     net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
-    norms[step] = fused.clip_grad_norm(1e9).item<double>();
+    norms[step] = optim::clip_grad_norm(fused, 1e9).item<double>();
   }
   EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // near, because buckets may have been planned again in between
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);

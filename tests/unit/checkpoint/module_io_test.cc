@@ -88,8 +88,15 @@ TEST(ModuleIo, AcceptsHoldersPointersAndReferences) {
   const torch::nn::Module& base = *net;
   save(base, path);
   EXPECT_TRUE(loads());
+  NetImpl plain;  // owned by no shared_ptr
+  load(plain, path);
+  EXPECT_TRUE(equal_state(*net, plain));
+  save(plain, path);
+  EXPECT_TRUE(loads());
   EXPECT_THAT(message_of<base::UsageError>([&] { save(Net(nullptr), path); }), HasSubstr("holder is empty"));
   EXPECT_THAT(message_of<base::UsageError>([&] { save(std::shared_ptr<NetImpl>(), path); }), HasSubstr("is null"));
+  Net empty(nullptr);
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(empty, path); }), HasSubstr("holder is empty"));
 }
 
 TEST(ModuleIo, ListsMismatchesAndLeavesModuleUnchanged) {

@@ -278,6 +278,59 @@ TEST(Loader, PositionAppliesToItsEpochOnly) {
   EXPECT_EQ(collect_batches(loader, 4).size(), 5u);
 }
 
+// The targets of the first `limit` batches of a loop over the loader itself.
+template <typename L>
+std::vector<std::vector<std::int64_t>> loop(L& loader, std::size_t limit = 1000) {
+  std::vector<std::vector<std::int64_t>> batches;
+  for (auto& batch : loader) {
+    batches.push_back(targets(batch.target));
+    if (batches.size() == limit) break;
+  }
+  return batches;
+}
+
+TEST(Loader, IsARangeOverOneEpochAfterAnother) {
+  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 4, .seed = 1});
+  static_assert(std::input_iterator<decltype(loader.begin())>);
+  static_assert(std::sentinel_for<std::default_sentinel_t, decltype(loader.begin())>);
+  auto by_number = make_loader(Numbers(10), DataShard{}, {.batch_size = 4, .seed = 1});
+  for (const std::uint64_t epoch : {0, 1, 2}) {
+    EXPECT_EQ(loop(loader), collect_batches(by_number, epoch));
+    EXPECT_EQ(loader.position(), by_number.position());
+  }
+  EXPECT_EQ(collect_batches(loader, 7), collect_batches(by_number, 7));
+  EXPECT_EQ(loop(loader), collect_batches(by_number, 8)) << "the epoch that follows epoch(7)";
+}
+
+TEST(Loader, LoopAfterBreakContinuesInTheSameEpoch) {
+  for (const int num_workers : {0, 2}) {
+    const LoaderOptions options{.batch_size = 2, .seed = 1, .num_workers = num_workers};
+    auto loader = make_loader(Numbers(10), DataShard{}, options);
+    auto by_number = make_loader(Numbers(10), DataShard{}, options);
+    const auto whole = collect_batches(by_number, 0);
+    EXPECT_EQ(loop(loader, 2), std::vector(whole.begin(), whole.begin() + 2));
+    const LoaderPosition saved = loader.position();
+    EXPECT_EQ(loop(loader, 3), std::vector(whole.begin() + 2, whole.end())) << "a break at the last batch";
+    EXPECT_EQ(loop(loader), collect_batches(by_number, 1));
+    auto resumed = make_loader(Numbers(10), DataShard{}, options);
+    resumed.restore(saved);
+    EXPECT_EQ(loop(resumed), std::vector(whole.begin() + 2, whole.end()));
+    EXPECT_EQ(loop(resumed, 1).size(), 1u);
+    EXPECT_EQ(collect_batches(resumed, 1), collect_batches(by_number, 1)) << "epoch() begins it anew";
+  }
+}
+
+TEST(Loader, RanksWithoutARemainingBatchStayInTheEpoch) {
+  for (const auto mode : {ShardMode::kPad, ShardMode::kDrop, ShardMode::kExact})
+    for (int rank = 0; rank < 2; ++rank) {
+      auto loader = make_loader(Numbers(5), DataShard{rank, 2}, {.batch_size = 1, .mode = mode});
+      loader.restore({.samples_drawn = 4, .num_samples = 5});
+      loop(loader);
+      // kDrop omits the fifth sample, so that the position is that of a complete epoch.
+      EXPECT_EQ(loader.position().epoch, mode == ShardMode::kDrop ? 1u : 0u) << rank;
+    }
+}
+
 TEST(Loader, RejectsPositionOfAnotherLoader) {
   auto loader = make_loader(Numbers(10), DataShard{}, {.seed = 1});
   EXPECT_THROW(loader.restore({.seed = 2, .samples_drawn = 6, .num_samples = 10}), base::UsageError);

@@ -127,18 +127,37 @@ TEST(Pickle, RejectsUnknownGlobalsAndOpcodes) {
        {"os\nsystem", "posix\nsystem", "builtins\neval", "__builtin__\neval", "builtins\ngetattr", "torch\nload",
         "torch._utils\n_rebuild_qtensor", "torch\nQInt8Storage", "collections\nordereddict", "torch.jit\nload"})
     EXPECT_THAT(pickle_error("c" + global + "\n"), HasSubstr("unsupported global \"")) << global;
-  // INST, OBJ, NEWOBJ, EXT1, STACK_GLOBAL, REDUCE of a string, of a list, frames and out-of-band buffers.
+  // INST, OBJ, EXT1, STACK_GLOBAL, REDUCE of a string, of a list, frames and out-of-band buffers.
   for (const std::string opcode :
-       {"i", "o", "\x81", "\x82", "\x93", "\x95", "\x97", "P", "S", "V",    "I",    "F",    "L",
-        "d", "l", "p",    "g",    "0",    "1",    "2",    "B", "C", "\x8b", "\x8c", "\x90", "\x94"})
+       {"i", "o", "\x82", "\x93", "\x95", "\x97", "P", "S", "V",    "I",    "F",    "L",   "d",
+        "l", "p", "g",    "0",    "1",    "2",    "B", "C", "\x8b", "\x8c", "\x90", "\x94"})
     EXPECT_THAT(pickle_error("N" + opcode), HasSubstr("unsupported opcode ")) << opcode;
   EXPECT_THAT(pickle_error("NR"), HasSubstr("expected a tuple of arguments"));
   EXPECT_THAT(pickle_error(text("x") + ")R"), HasSubstr("expected a function to call"));
   EXPECT_THAT(pickle_error("ccollections\nOrderedDict\n(NtR"), HasSubstr("a call with 1 arguments"));
-  EXPECT_THAT(pickle_error("}}b"), HasSubstr("attributes of a value that is not an OrderedDict"));
+  EXPECT_THAT(pickle_error("}}b"), HasSubstr("attributes of a value that is neither an OrderedDict nor a module"));
   EXPECT_THAT(pickle_error("ccollections\nOrderedDict\n"),
               HasSubstr("found a function, a storage or a dtype; expected a value"));
   EXPECT_THAT(pickle_error("ctorch\nfloat32\n"), HasSubstr("expected a value"));
+}
+
+TEST(Pickle, ParsesModulesOfCpp) {
+  const std::string module = "c__torch__.___torch_mangle_1\nModule\n)\x81";
+  const auto parsed = only<Pickle::Container>(module + "}(" + text("a") + "N" + text("b") + "\x88ub");
+  EXPECT_EQ(parsed.kind, Pickle::Kind::kModule);
+  EXPECT_EQ(parsed.items.size(), 4u);
+  EXPECT_EQ(only<Pickle::Container>("c__torch__\nModule\n)\x81").items.size(), 0u);
+  EXPECT_THAT(pickle_error("c__torch__\nModule\n"), HasSubstr("found a function, a storage or a dtype"));
+  EXPECT_THAT(pickle_error("c__torch__x\nModule\n)\x81"), HasSubstr("unsupported global"));
+  EXPECT_THAT(pickle_error("c__torch__\nModule\n)R"), HasSubstr("expected a function to call"));
+  EXPECT_THAT(pickle_error("ccollections\nOrderedDict\n)\x81"), HasSubstr("expected the class of a module"));
+  EXPECT_THAT(pickle_error("c__torch__\nModule\nN\x81"), HasSubstr("expected a tuple of arguments"));
+  EXPECT_THAT(pickle_error("c__torch__\nModule\nN\x85\x81"), HasSubstr("a module with arguments"));
+  EXPECT_THAT(pickle_error(module + "Nb"), HasSubstr("expected a dictionary of attributes"));
+  EXPECT_THAT(pickle_error(module + "}(K\x01Nub"), HasSubstr("expected the name of an attribute"));
+  EXPECT_THAT(pickle_error(module + "}(" + text("a") + "N" + text("a") + "Nub"), HasSubstr("duplicate key \"a\""));
+  EXPECT_THAT(pickle_error(module + "}(" + text("a") + "Nub}(" + text("a") + "Nub"), HasSubstr("are set twice"));
+  EXPECT_THAT(pickle_error(module + "q\x01}(" + text("a") + "h\x01ub"), HasSubstr("or contain themselves"));
 }
 
 TEST(Pickle, RejectsStackUnderflowAndTruncation) {

@@ -102,11 +102,24 @@ TEST(ZipReader, ReadsZip64Fields) {
   EXPECT_THAT(zip_error(archive({spec})), HasSubstr("a 64-bit size is missing"));
 }
 
+TEST(ZipReader, AllowsCompressedRecordsThatAreNotRead) {
+  const TempDir folder;
+  const RecordSpec code{.name = "a/code/x.py", .method = 8, .size = 1000, .header = RecordSpec().local().size()};
+  const ZipReader reader(folder.write("x", archive({RecordSpec(), code})));
+  std::string bytes(2, '\0');
+  reader.read(reader.records().at("a/data.pkl"), bytes.data(), false, "it");
+  EXPECT_THAT(tests::message_of<base::FormatError>(
+                  [&] { reader.read(reader.records().at("a/code/x.py"), bytes.data(), false, "it"); }),
+              HasSubstr("it is compressed; expected an uncompressed record"));
+  EXPECT_THAT(zip_error(archive({{.method = 8, .stored = 3, .size = 3}})),
+              HasSubstr("ends after the beginning of the directory"));
+}
+
 TEST(ZipReader, RejectsArchivesTorchSaveDoesNotWrite) {
   EXPECT_THAT(zip_error(""), HasSubstr(":0: the file has 0 bytes"));
   EXPECT_THAT(zip_error(archive({}).substr(1) + "x"), HasSubstr("expected the end of a zip archive here"));
-  EXPECT_THAT(zip_error(archive({{.method = 8}})), HasSubstr("is compressed or encrypted"));
-  EXPECT_THAT(zip_error(archive({{.flags = 1}})), HasSubstr("is compressed or encrypted"));
+  EXPECT_THAT(zip_error(archive({{.method = 12}})), HasSubstr("is encrypted or compressed by method 12"));
+  EXPECT_THAT(zip_error(archive({{.flags = 1}})), HasSubstr("is encrypted or compressed by method 0"));
   EXPECT_THAT(zip_error(archive({{.stored = 1}})), HasSubstr("has 2 bytes, but is stored in 1"));
   EXPECT_THAT(zip_error(archive({{.stored = 3, .size = 3}})), HasSubstr("ends after the beginning of the directory"));
   EXPECT_THAT(zip_error(archive({{.header = 1}})), HasSubstr("expected the header of record"));

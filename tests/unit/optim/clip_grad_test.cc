@@ -1,5 +1,5 @@
 // Compares gradient clipping with torch.
-#include "lockstep/optim/kernels/clip_grad.h"
+#include "lockstep/optim/clip_grad.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -90,6 +90,18 @@ TEST(ClipGradNorm, BumpsVersionOnlyWhenScaling) {
   EXPECT_EQ(version(), before);  // nothing was written
   clip_grad_norm(parameters, 1);
   EXPECT_GT(version(), before);
+}
+
+TEST(Clip, AcceptsAnOptimizerInsteadOfItsParameters) {
+  const Parameters list = make(at::kFloat, false), first = make(at::kFloat, false);
+  const std::size_t half = first.size() / 2;
+  const auto middle = first.begin() + static_cast<std::ptrdiff_t>(half);
+  torch::optim::SGD optimizer({{Parameters(first.begin(), middle)}, {Parameters(middle, first.end())}}, 0.1);
+  EXPECT_EQ(clip_grad_norm(optimizer, 0.5).item<double>(), clip_grad_norm(list, 0.5).item<double>());
+  expect_gradients(first, list, 0);
+  clip_grad_value(optimizer, 1e-3);
+  clip_grad_value(list, 1e-3);
+  expect_gradients(first, list, 0);
 }
 
 /// A meta tensor has no values, so code that reads one, which would block on a device, fails.

@@ -1,0 +1,1 @@
+// CMake compiles the precompiled header with the options of this source.
