@@ -33,6 +33,7 @@
 #include "lockstep/optim/schedules/scheduler.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/train/trainer.h"
+#include "lockstep/train/training_state.h"
 
 namespace lockstep {
 
@@ -81,6 +82,7 @@ using checkpoint::save;
 
 using training::Trainer;
 using training::TrainerOptions;
+using training::TrainingState;
 
 using launcher::launch;
 using launcher::LaunchOptions;
