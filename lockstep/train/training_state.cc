@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -42,16 +43,13 @@ constexpr std::size_t kMaxNameLength = 60;
 std::string text_of(const checkpoint::StateValue& value) {
   if (const auto* const it = std::get_if<bool>(&value)) return *it ? "true" : "false";
   if (const auto* const it = std::get_if<std::int64_t>(&value)) return std::to_string(*it);
-  if (const auto* const it = std::get_if<double>(&value)) return c10::str(*it);
+  if (const auto* const it = std::get_if<double>(&value)) {
+    char text[32];  // the shortest form that is read as the same number
+    const std::string number(text, std::to_chars(text, text + sizeof text, *it).ptr);
+    return number.find_first_not_of("-0123456789") == std::string::npos ? number + ".0" : number;
+  }
   if (const auto* const it = std::get_if<std::string>(&value)) return "\"" + *it + "\"";
   return "a tensor";
-}
-
-/// Compares all alternatives but tensors.
-bool is_equal(const checkpoint::StateValue& a, const checkpoint::StateValue& b) {
-  if (std::holds_alternative<at::Tensor>(a) || std::holds_alternative<at::Tensor>(b)) return false;
-  return a.index() == b.index() && text_of(a) == text_of(b) &&
-         (!std::holds_alternative<double>(a) || std::get<double>(a) == std::get<double>(b));
 }
 
 std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
@@ -265,7 +263,7 @@ void TrainingState::check_settings() const {
   for (const auto& [name, value] : options_.settings) {
     const auto found = saved.find(kSettingPrefix + name);
     if (found == saved.end()) fail(name, text_of(value), "no such setting");
-    if (!is_equal(found->second, value)) fail(name, text_of(value), text_of(found->second));
+    if (text_of(found->second) != text_of(value)) fail(name, text_of(value), text_of(found->second));
   }
   for (const auto& [key, value] : saved) {
     if (!key.starts_with(kSettingPrefix)) continue;

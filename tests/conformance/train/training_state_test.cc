@@ -206,7 +206,8 @@ TEST(TrainingState, RefusesAnotherSetting) {
   };
   EXPECT_THAT(error_with({{"batch_size", std::int64_t{128}}, {"precision", "32"}}),
               HasSubstr("the setting \"batch_size\" is 128; expected 64, as in the checkpoint " + dir.path()));
-  EXPECT_THAT(error_with({{"batch_size", 64.0}, {"precision", "32"}}), HasSubstr("\"batch_size\" is 64; expected 64"));
+  EXPECT_THAT(error_with({{"batch_size", 64.0}, {"precision", "32"}}),
+              HasSubstr("\"batch_size\" is 64.0; expected 64, as"));
   EXPECT_THAT(error_with({{"precision", "32"}}), HasSubstr("\"batch_size\" is missing; expected 64"));
   EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}, {"lr", 0.1}}),
               HasSubstr("\"lr\" is 0.1; expected no such setting"));
