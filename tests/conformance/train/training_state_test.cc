@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 
 #include <functional>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/base/error.h"
@@ -12,6 +15,7 @@
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/ema.h"
 #include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
+#include "lockstep/optim/schedules/scheduler.h"
 #include "tests/conformance/train/resumable.h"
 #include "tests/support/shared_dir.h"
 
