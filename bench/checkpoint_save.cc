@@ -82,11 +82,10 @@ class Training {
   checkpoint::CheckpointParts parts() {
     const bool all = options_.writers == "all";
     checkpoint::StateDict state;
-    if (fused_) {
-      for (auto& [name, tensor] : fused_->state_dict(false)) state.emplace(name, tensor);
-    } else {
+    if (fused_)
+      state = fused_->state_dict();
+    else
       state = checkpoint::optimizer_state_dict(*optimizer_, *net_);
-    }
     checkpoint::CheckpointParts parts;
     int number = 0;
     const auto mine = [&] { return all ? number++ % world_.size() == world_.rank() : world_.rank() == 0; };

@@ -34,6 +34,7 @@
 #include "lockstep/optim/schedules/scheduler.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/train/trainer.h"
+#include "lockstep/train/training_state.h"
 
 namespace lockstep {
 
@@ -85,6 +86,7 @@ using checkpoint::save;
 
 using training::Trainer;
 using training::TrainerOptions;
+using training::TrainingState;
 
 using launcher::launch;
 using launcher::LaunchOptions;

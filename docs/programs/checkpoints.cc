@@ -3,7 +3,9 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "docs/programs/small_training.h"
 
@@ -17,48 +19,41 @@ std::string new_folder(const lockstep::Group& world) {
   return world.broadcast_bytes(world.rank() == 0 ? ::mkdtemp(name) : "", 0);
 }
 
-// docs: begin state
-checkpoint::StateDict tensors_of(const torch::nn::Module& module) {
-  checkpoint::StateDict state;
-  for (const auto& item : module.named_parameters()) state[item.key()] = item.value().detach();
-  for (const auto& item : module.named_buffers()) state[item.key()] = item.value();
-  return state;
-}
-// docs: end state
-
 // docs: begin loop
 torch::Tensor train(const lockstep::Group& world, const std::string& folder, int steps) {
   auto net = make_net();
-  checkpoint::Checkpointer checkpoints(world, folder);
-  const auto found = checkpoints.latest();
-  if (found) lockstep::load(net, found->path() + "/model.safetensors");
-  lockstep::DistributedDataParallel ddp(*net, world);
+  lockstep::TrainingState state(world, folder, {.settings = {{"lr", 1e-2}}});
+  lockstep::DistributedDataParallel ddp(*net, world, {.bucket_layout = state.bucket_layout("ddp")});
   lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});
-  int step = 0;
-  if (found) {
-    std::vector<std::pair<std::string, torch::Tensor>> state;
-    for (const auto& [name, value] : found->read("optimizer")) state.emplace_back(name, std::get<at::Tensor>(value));
-    optimizer.load_state_dict(state);
-    step = static_cast<int>(checkpoint::value_of<std::int64_t>(found->read("trainer"), "step"));
-  }
-  for (; step < steps; ++step) {
+  double best = std::numeric_limits<double>::infinity();
+  state.add("model", net).add("ddp", ddp).add("optimizer", optimizer).add("best", best);
+  state.add_random_state();
+  state.resume();
+  for (std::int64_t step = state.step(); step < steps;) {
     optimizer.zero_grad();
-    net->forward(batch(world, step)).pow(2).mean().backward();
+    const torch::Tensor loss = net->forward(batch(world, static_cast<int>(step))).pow(2).mean();
+    loss.backward();
     optimizer.step();
-    if ((step + 1) % 5 != 0) continue;
-    checkpoint::CheckpointParts parts = {{"random", {{"seed", std::int64_t{step + 1}}}}};  // differs on each rank
-    auto optimizer_state = optimizer.state_dict(false);                                    // collective; without a copy
-    if (world.rank() == 0) {
-      parts["model"] = tensors_of(*net);
-      parts["optimizer"] = {optimizer_state.begin(), optimizer_state.end()};
-      parts["trainer"] = {{"step", std::int64_t{step + 1}}};
-    }
-    checkpoints.save_async(step + 1, parts);  // copies the parts; a thread writes them
+    torch::Tensor mean_loss = loss.detach().clone();
+    world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);
+    best = std::min(best, mean_loss.item<double>());
+    if (++step % 5 == 0) state.save_async(step);  // copies the state; a thread writes it
   }
-  checkpoints.wait();
+  state.wait();
   return torch::nn::utils::parameters_to_vector(net->parameters()).detach().clone();
 }
 // docs: end loop
+
+// docs: begin parts
+/// Writes the parts of this rank: here rank 0 those that are equal on all ranks, and each rank its own.
+void save_parts(lockstep::Group& world, checkpoint::Checkpointer& checkpoints, std::int64_t step,
+                torch::nn::Sequential& net) {
+  checkpoint::CheckpointParts parts = {{"seed", {{"seed", step + world.rank()}}}};  // differs on each rank
+  if (world.rank() == 0)
+    for (const auto& item : net->named_parameters()) parts["model"][item.key()] = item.value().detach();
+  checkpoints.save(step, parts);
+}
+// docs: end parts
 
 void interchange(const std::string& folder) {
   auto net = make_net();
@@ -95,6 +90,12 @@ int run_rank(int, char**) {
   const torch::Tensor expected = train(world, uninterrupted, 20);
   train(world, resumed, 12);  // the newest checkpoint is that of step 10
   expect(train(world, resumed, 20).equal(expected), "a resumed training equals an uninterrupted one");
+  auto net = make_net();
+  checkpoint::Checkpointer checkpoints(world, new_folder(world));
+  save_parts(world, checkpoints, 7, net);
+  const int last = world.size() - 1;
+  expect(checkpoint::value_of<std::int64_t>(checkpoints.latest()->read("seed", last), "seed") == 7 + last,
+         "any rank reads the parts of any rank");
   if (world.rank() == 0) interchange(uninterrupted);
   world.barrier();
   if (world.rank() == 0) {

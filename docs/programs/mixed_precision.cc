@@ -77,8 +77,8 @@ void train_with_a_scaler(const lockstep::Group& world) {
   expect(scaler.get_scale() == scale / 2, "the scale is halved");
 
   // docs: begin state
-  const std::string text = lockstep::amp::to_json(scaler.state_dict());  // as json.dumps(scaler.state_dict()) in Python
-  scaler.load_state_dict(lockstep::amp::scaler_state_from_json(text));
+  const lockstep::checkpoint::StateDict state = scaler.state_dict();  // the entries of scaler.state_dict() in Python
+  scaler.load_state_dict(state);
   // docs: end state
 }
 

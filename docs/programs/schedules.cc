@@ -65,12 +65,13 @@ int train(int, char**) {
   // docs: end compose
 
   // docs: begin resume
-  const optim::Scheduler::Position position = scheduler.position();  // .step, .base_lrs
-  scheduler.resume(position);
-  const optim::Ema::State averages = ema.state();  // .updates, .averages by name
-  ema.resume(averages);
+  const lockstep::checkpoint::StateDict position = scheduler.state_dict();  // "step", "base_rate.0", ...
+  scheduler.load_state_dict(position);
+  const lockstep::checkpoint::StateDict averages = ema.state_dict();  // averages by name, "n_averaged"
+  ema.load_state_dict(averages);
   // docs: end resume
-  expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100,
+  expect(lockstep::checkpoint::value_of<std::int64_t>(position, "step") == 100 && averages.size() == 4 + 1 &&
+             lockstep::checkpoint::value_of<std::int64_t>(averages, "n_averaged") == 100,
          "the values for a checkpoint");
 
   // docs: begin plateau

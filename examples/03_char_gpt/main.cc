@@ -9,9 +9,7 @@
 #include <lockstep/lockstep.h>
 #include <lockstep/train/report/progress_bar.h>
 
-#include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 
 #include "examples/03_char_gpt/gpt.h"
@@ -23,17 +21,9 @@ using lockstep::data::CharDataset;
 using lockstep::data::Vocabulary;
 
 struct Options {
-  std::string corpus;
-  std::int64_t steps = 600;
-  std::int64_t batch_size = 16;
-  std::int64_t block = 128;
+  std::string corpus, precision = "32", device, save;
+  std::int64_t steps = 600, batch_size = 16, block = 128, average_hosts_every = 1, seed = 1, sample = 300;
   double lr = 3e-3;
-  std::string precision = "32";
-  std::string device;
-  std::int64_t average_hosts_every = 1;
-  std::int64_t seed = 1;
-  std::int64_t sample = 300;
-  std::string save;
 };
 
 Options read_options(int argc, char** argv) {
@@ -48,8 +38,7 @@ Options read_options(int argc, char** argv) {
   arguments.text("--device", options.device, "auto (default: a GPU if there is one), cpu, cuda or cuda:N");
   arguments.integer("--host-sync-every", options.average_hosts_every, 1, 1000000,
                     "between hosts, average parameters every so many steps instead of gradients");
-  arguments.integer("--seed", options.seed, 0, 1000000000,
-                    "seed of the initial weights, the order of the windows and the sample");
+  arguments.integer("--seed", options.seed, 0, 1000000000, "seed of the weights, the windows and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to generate at the end");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
   arguments.parse(argc, argv);
@@ -59,14 +48,6 @@ Options read_options(int argc, char** argv) {
   if (options.corpus.empty())
     throw lockstep::UsageError("--corpus is missing; expected a text file or a directory with text files");
   return options;
-}
-
-/// Returns the learning rate of `step`: linear warm-up for a tenth of the steps, then cosine decay to a tenth of the
-/// maximum.
-double learning_rate(std::int64_t step, const Options& options) {
-  const double done = static_cast<double>(step) / static_cast<double>(options.steps);
-  const double decayed = 0.55 + 0.45 * std::cos(M_PI * done);
-  return options.lr * std::min(10 * (done + 1.0 / static_cast<double>(options.steps)), decayed);
 }
 
 /// Returns the mean loss over at most 256 windows that are spread over the text. Each window is evaluated by one rank.
@@ -100,25 +81,23 @@ void train(Gpt& model, const CharDataset& text, const Options& options, const lo
         {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
     return model->loss(batch.data, batch.target);
   };
+  // A linear warm-up for a tenth of the steps, then a cosine decay towards a tenth of the maximum.
+  const auto decay = lockstep::optim::cosine_decay({.steps = options.steps, .min_lr = options.lr / 10});
+  lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::warmup(options.steps / 10, decay, 0.01));
   lockstep::training::ProgressBar progress(world.rank(),
                                            {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
   for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {
-      if (step == options.steps) break;
-      for (auto& group : optimizer.param_groups()) group.options().set_lr(learning_rate(step, options));
+      if (step++ == options.steps) break;
       optimizer.zero_grad();
       const torch::Tensor loss = loss_of(batch);
       scaler.scale(loss).backward();
       scaler.unscale_(optimizer);
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-      scaler.step(optimizer);
+      if (scaler.step(optimizer)) schedule.step();
       scaler.update();
-
-      const torch::Tensor mean_loss = loss.detach();
-      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the progress line
-      progress.step({{"loss", mean_loss.item<double>()}});
-      ++step;
+      progress.step([&] { return lockstep::training::NamedValues{{"loss", loss.item<double>()}}; });
     }
   ddp.average_hosts();
 }
@@ -149,19 +128,11 @@ void run(const Options& options) {
   if (vocabulary.size() > 256) vocabulary = Vocabulary::bytes();
   const auto [training, validation] =
       CharDataset(vocabulary.encode(text), {.block_size = static_cast<std::size_t>(options.block)}).split(0.95);
-
   lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
   Gpt model(GptOptions{.vocabulary = static_cast<std::int64_t>(vocabulary.size()), .block = options.block});
   model->to(world.device());
-  lockstep::broadcast_parameters(*model, world);
-  std::int64_t num_parameters = 0;
-  for (const auto& parameter : model->parameters()) num_parameters += parameter.numel();
-  if (first)
-    std::printf("%zu characters, %zu distinct; %.2f M parameters; %d ranks\n", text.size(), vocabulary.size(),
-                static_cast<double>(num_parameters) / 1e6, world.size());
-
+  if (first) std::printf("%zu characters, %zu distinct; %d ranks\n", text.size(), vocabulary.size(), world.size());
   const double before = evaluate(model, validation, world);
-  if (first) std::printf("validation loss before: %.4f\n", before);
   train(model, training, options, world);
   const double after = evaluate(model, validation, world);
   if (!first) return;

@@ -4,12 +4,14 @@
 #include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
+#include <cmath>
 #include <sstream>
 #include <utility>
 
 #include "lockstep/amp/unscaling.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/option_check.h"
 
 namespace lockstep::amp {
 namespace {
@@ -23,6 +25,14 @@ constexpr const char* kCallOrder =
 [[noreturn]] void throw_usage_error(const std::string& operation, const std::string& what,
                                     const char* hint = kCallOrder) {
   throw UsageError("GradScaler::" + operation + "(): " + what, hint);
+}
+
+/// Returns the value under `name`, which Python may have saved as an integer.
+double number_of(const checkpoint::StateDict& state, const std::string& name) {
+  const auto found = state.find(name);
+  if (found != state.end())
+    if (const auto* const integer = std::get_if<std::int64_t>(&found->second)) return static_cast<double>(*integer);
+  return checkpoint::value_of<double>(state, name);
 }
 
 void reject_half(const at::Tensor& tensor) {
@@ -93,8 +103,18 @@ GradScaler::GradScaler(const GradScalerOptions& options)
             "GradScaler");
 }
 
-void GradScaler::set_state(const ScalerState& state, const char* operation) {
-  check(state, operation);
+void GradScaler::set_state(const State& state, const char* operation) {
+  const auto require = [&](bool good, const char* name, double value, const char* expected) {
+    base::check_option(good, operation, name, value, expected);
+  };
+  // The scale may have fallen to 0 after many non-finite gradients.
+  require(state.scale >= 0 && std::isfinite(state.scale), "scale", state.scale, "a finite number, 0 or more");
+  require(state.growth_factor > 1 && std::isfinite(state.growth_factor), "growth_factor", state.growth_factor,
+          "a finite number, more than 1");
+  require(state.backoff_factor > 0 && state.backoff_factor < 1, "backoff_factor", state.backoff_factor,
+          "more than 0 and less than 1");
+  require(state.growth_interval >= 1, "growth_interval", static_cast<double>(state.growth_interval), "1 or more");
+  require(state.growth_tracker >= 0, "growth_tracker", static_cast<double>(state.growth_tracker), "0 or more");
   state_ = state;
 }
 
@@ -232,40 +252,52 @@ double GradScaler::get_scale() const {
 }
 
 void GradScaler::set_growth_factor(double factor) {
-  ScalerState state = state_;
+  State state = state_;
   state.growth_factor = factor;
   set_state(state, "GradScaler::set_growth_factor()");
 }
 
 void GradScaler::set_backoff_factor(double factor) {
-  ScalerState state = state_;
+  State state = state_;
   state.backoff_factor = factor;
   set_state(state, "GradScaler::set_backoff_factor()");
 }
 
 void GradScaler::set_growth_interval(std::int64_t interval) {
-  ScalerState state = state_;
+  State state = state_;
   state.growth_interval = interval;
   set_state(state, "GradScaler::set_growth_interval()");
 }
 
-std::optional<ScalerState> GradScaler::state_dict() const {
-  if (!enabled_) return std::nullopt;
-  ScalerState state = state_;
-  state.scale = get_scale();
-  if (tracker_.defined()) state.growth_tracker = tracker_.item<std::int64_t>();
-  return state;
+checkpoint::StateDict GradScaler::state_dict() const {
+  if (!enabled_) return {};
+  return {{"scale", get_scale()},
+          {"growth_factor", state_.growth_factor},
+          {"backoff_factor", state_.backoff_factor},
+          {"growth_interval", state_.growth_interval},
+          {"_growth_tracker", tracker_.defined() ? tracker_.item<std::int64_t>() : state_.growth_tracker}};
 }
 
-void GradScaler::load_state_dict(const std::optional<ScalerState>& state) {
+void GradScaler::load_state_dict(const checkpoint::StateDict& state) {
   if (!enabled_) return;
-  if (!state)
+  if (state.empty())
     throw_usage_error("load_state_dict", "the state is that of a disabled scaler; expected that of an enabled one",
                       "do not load it, or construct this scaler with enabled = false");
-  set_state(*state, "GradScaler::load_state_dict()");
+  const State loaded{.scale = number_of(state, "scale"),
+                     .growth_factor = number_of(state, "growth_factor"),
+                     .backoff_factor = number_of(state, "backoff_factor"),
+                     .growth_interval = checkpoint::value_of<std::int64_t>(state, "growth_interval"),
+                     .growth_tracker = checkpoint::value_of<std::int64_t>(state, "_growth_tracker")};
+  if (state.size() != 5)
+    throw_usage_error("load_state_dict",
+                      "the state has " + std::to_string(state.size()) +
+                          " entries; expected scale, growth_factor, backoff_factor, growth_interval and "
+                          "_growth_tracker",
+                      "");
+  set_state(loaded, "GradScaler::load_state_dict()");
   if (!scale_.defined()) return;
-  scale_.fill_(state->scale);
-  tracker_.fill_(state->growth_tracker);
+  scale_.fill_(loaded.scale);
+  tracker_.fill_(loaded.growth_tracker);
 }
 
 }  // namespace lockstep::amp

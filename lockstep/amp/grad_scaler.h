@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/amp/scaler_state.h"
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
 
 namespace torch::optim {
@@ -65,7 +65,7 @@ class StepResult {
 /// unscale_() checks the means in one pass that does not store them, and step() unscales them. .grad() remains this
 /// rank's own, scaled gradient unless average_gradients() is called before or after. clip_grad_norm() after unscale_()
 /// needs no further pass. The check is exact except for float64 gradients above 1e154, whose squares count as infinite.
-class GradScaler {
+class GradScaler final : public checkpoint::Stateful {
  public:
   /// Throws UsageError for an option outside its range.
   explicit GradScaler(const GradScalerOptions& options = {});
@@ -97,19 +97,29 @@ class GradScaler {
   void set_backoff_factor(double factor);
   void set_growth_interval(std::int64_t interval);
 
-  /// Call it between steps. Returns nullopt if disabled.
-  std::optional<ScalerState> state_dict() const;
-  /// Does nothing if disabled. Throws UsageError for nullopt and for values outside their range.
-  void load_state_dict(const std::optional<ScalerState>& state);
+  /// Returns the entries of state_dict() of PyTorch's GradScaler: "scale", "growth_factor", "backoff_factor",
+  /// "growth_interval" and "_growth_tracker", the number of steps since the scale changed. Call it between steps.
+  /// Returns no entries if disabled.
+  checkpoint::StateDict state_dict() const override;
+  /// Does nothing if disabled. Throws UsageError, and changes nothing, for entries that are missing, unknown or of
+  /// another type, and for values outside their range. The first three may also be integers.
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
+  struct State {
+    double scale = 65536;
+    double growth_factor = 2;
+    double backoff_factor = 0.5;
+    std::int64_t growth_interval = 2000;
+    std::int64_t growth_tracker = 0;  // steps since the scale changed, all with finite gradients
+  };
   enum class Stage { kReady, kUnscaled, kStepped };
   struct PerOptimizerState {
     Stage stage = Stage::kReady;
     std::vector<at::Tensor> found_inf;  // by device: 1 if a gradient on it was not finite
   };
 
-  void set_state(const ScalerState& state, const char* operation);
+  void set_state(const State& state, const char* operation);
   void require_scale(const char* operation) const;
   std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer) const;
   std::vector<at::Tensor> all_reduce_found_inf(const std::vector<at::Tensor>& found_inf);
@@ -118,7 +128,7 @@ class GradScaler {
   const bool enabled_;
   const double warn_below_;
   std::optional<comm::Group> group_;
-  ScalerState state_;           // scale and growth_tracker are valid until the first loss
+  State state_;                 // scale and growth_tracker are valid until the first loss
   at::Tensor scale_, tracker_;  // valid from the first loss on, on its device
   std::map<torch::optim::Optimizer*, PerOptimizerState> optimizers_;
   bool warned_ = false;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/loader_core.h"
@@ -60,7 +61,7 @@ class Epoch {
 
   LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(batches_); }
   std::default_sentinel_t end() const { return {}; }
-  /// The number of batches in this pass: fewer than batches_per_epoch() after restore().
+  /// The number of batches in this pass: fewer than batches_per_epoch() after load_state_dict().
   std::uint64_t size() const { return batches_->size(); }
   /// The dataset indices of the batch that was returned last; empty before the first.
   std::vector<std::size_t> indices() const { return batches_->indices(); }
@@ -71,11 +72,11 @@ class Epoch {
 
 /// Created by make_loader(). Copies share one state. Not thread-safe.
 template <typename Batch>
-class Loader {
+class Loader final : public checkpoint::Stateful {
  public:
   explicit Loader(std::shared_ptr<LoaderCore> core) : core_(std::move(core)) {}
 
-  /// Returns the batches of epoch number `epoch`: the remaining ones if restore() set a position in this epoch,
+  /// Returns the batches of epoch number `epoch`: the remaining ones if load_state_dict() set a position in this epoch,
   /// otherwise all.
   Epoch<Batch> epoch(std::uint64_t epoch) { return Epoch<Batch>(core_->start(epoch)); }
 
@@ -95,9 +96,11 @@ class Loader {
   /// The current position; the batch that the loop holds counts as drawn. Between two steps, the position is the same
   /// on all ranks.
   const LoaderPosition& position() const { return core_->position(); }
-  /// Makes the next call of epoch(position.epoch) resume at `position`, which may have been saved with another world
-  /// size. Throws UsageError if the position belongs to another dataset, seed or order.
-  void restore(const LoaderPosition& position) { core_->restore(position); }
+  /// Returns the current position.
+  checkpoint::StateDict state_dict() const override { return to_state_dict(core_->position()); }
+  /// Makes the next call of epoch(position().epoch) resume at the saved position, which may have been saved with
+  /// another world size. Throws UsageError if the position belongs to another dataset, seed or order.
+  void load_state_dict(const checkpoint::StateDict& state) override { core_->restore(position_from_state_dict(state)); }
 
  private:
   std::shared_ptr<LoaderCore> core_;

@@ -112,11 +112,11 @@ void LoaderCore::restore(const LoaderPosition& position) {
                                 .num_samples = sampler_.num_samples(),
                                 .shuffle = options_.shuffle};
   if (position != expected)
-    throw base::UsageError("Loader::restore: the position \"" + to_text(position) +
+    throw base::UsageError("Loader::load_state_dict: the position \"" + to_text(position) +
                            "\" belongs to another loader; expected \"" + to_text(expected) +
                            "\", with any epoch and samples");
   if (position.samples_drawn > position.num_samples)
-    throw base::UsageError("Loader::restore: the position \"" + to_text(position) +
+    throw base::UsageError("Loader::load_state_dict: the position \"" + to_text(position) +
                            "\" is beyond the end of its dataset; expected at most " +
                            std::to_string(position.num_samples) + " samples");
   position_ = position;

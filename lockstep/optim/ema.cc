@@ -6,7 +6,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <map>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/option_check.h"
@@ -17,6 +16,7 @@ namespace {
 
 using base::UsageError;
 
+constexpr const char* kUpdatesKey = "n_averaged";     // as in PyTorch's AveragedModel
 constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer do not justify waking a thread
 
 void require_decay(double decay) { base::check_option(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
@@ -52,6 +52,8 @@ Ema::Ema(nn::ModuleRef module, EmaOptions options) : options_(std::move(options)
 }
 
 void Ema::add(const std::string& name, const at::Tensor& weight) {
+  if (name == kUpdatesKey)
+    throw UsageError("Ema: a parameter is named \"n_averaged\"; expected another name, because the state uses it");
   const auto same = [&](const AveragedTensor& one) { return one.weight.is_same(weight); };
   if (!weight.defined() || !weight.is_floating_point() || std::any_of(averages_.begin(), averages_.end(), same)) return;
   const bool low = weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf;
@@ -96,29 +98,30 @@ Ema::SwapGuard Ema::swap() {
   return SwapGuard(*this);
 }
 
-Ema::State Ema::state() const {
-  State all{updates_, {}};
-  for (const AveragedTensor& one : averages_) all.averages.emplace_back(one.name, one.value.clone());
-  return all;
+checkpoint::StateDict Ema::state_dict() const {
+  checkpoint::StateDict state = {{kUpdatesKey, updates_}};
+  for (const AveragedTensor& one : averages_) state[one.name] = one.value;
+  return state;
 }
 
-void Ema::resume(const State& state) {
-  std::map<std::string, at::Tensor> left(state.averages.begin(), state.averages.end());
-  base::check_option(state.updates >= 0, "Ema", "updates", static_cast<double>(state.updates), "0 or more");
+void Ema::load_state_dict(const checkpoint::StateDict& state) {
+  const auto updates = checkpoint::value_of<std::int64_t>(state, kUpdatesKey);
+  base::check_option(updates >= 0, "Ema", kUpdatesKey, static_cast<double>(updates), "0 or more");
   for (const AveragedTensor& one : averages_) {
-    const auto found = left.find(one.name);
-    if (found == left.end()) throw UsageError("Ema: resume(): \"" + one.name + "\" is missing");
-    if (found->second.sizes() != one.value.sizes())
-      throw UsageError("Ema: resume(): \"" + one.name + "\" has another shape than its parameter");
+    if (!state.contains(one.name)) throw UsageError("Ema: load_state_dict(): \"" + one.name + "\" is missing");
+    if (checkpoint::value_of<at::Tensor>(state, one.name).sizes() != one.value.sizes())
+      throw UsageError("Ema: load_state_dict(): \"" + one.name + "\" has another shape than its parameter");
   }
-  if (left.size() > averages_.size()) {
-    for (const AveragedTensor& one : averages_) left.erase(one.name);
-    throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" does not belong to a parameter; " +
-                     std::to_string(left.size()) + " names are unexpected");
+  if (state.size() > averages_.size() + 1) {
+    checkpoint::StateDict unexpected = state;
+    unexpected.erase(kUpdatesKey);
+    for (const AveragedTensor& one : averages_) unexpected.erase(one.name);
+    throw UsageError("Ema: load_state_dict(): \"" + unexpected.begin()->first + "\" does not belong to a parameter; " +
+                     std::to_string(unexpected.size()) + " names are unexpected");
   }
   const at::NoGradGuard no_grad;
-  for (AveragedTensor& one : averages_) one.value.copy_(left.at(one.name));
-  updates_ = state.updates;
+  for (AveragedTensor& one : averages_) one.value.copy_(checkpoint::value_of<at::Tensor>(state, one.name));
+  updates_ = updates;
 }
 
 }  // namespace lockstep::optim

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/nn/module_ref.h"
 
 namespace lockstep::optim {
@@ -28,9 +28,10 @@ std::function<double(std::int64_t)> ema_warmup(double decay);
 /// of bfloat16 and half weights are in float, so that small changes accumulate. Each rank keeps its own averages, which
 /// have the same bits on all ranks if the weights do. While this object exists, the module's parameters must remain the
 /// same objects on the same devices. Does not block. Not thread-safe.
-class Ema {
+class Ema final : public checkpoint::Stateful {
  public:
-  /// Throws UsageError for a decay outside 0 to 1, and for a module without floating-point parameters.
+  /// Throws UsageError for a decay outside 0 to 1, for a module without floating-point parameters, and for a parameter
+  /// named "n_averaged".
   explicit Ema(nn::ModuleRef module, EmaOptions options = {});
 
   /// Updates the averages; call it after each optimizer.step(). Throws UsageError, and changes nothing, if the averages
@@ -56,14 +57,11 @@ class Ema {
   /// writes to memory that ranks share. Throws UsageError if the averages are already swapped in.
   [[nodiscard]] SwapGuard swap();
 
-  /// The state to save in a checkpoint: copies of the averages, under the module's names for the parameters.
-  struct State {
-    std::int64_t updates = 0;
-    std::vector<std::pair<std::string, at::Tensor>> averages;
-  };
-  State state() const;
-  /// Restores a state. Throws UsageError, and changes nothing, for missing or unknown names and for other shapes.
-  void resume(const State& state);
+  /// Returns the averages, under the module's names for the parameters, and "n_averaged", the number of updates. The
+  /// tensors are the ones in use: copy or write them before the next update().
+  checkpoint::StateDict state_dict() const override;
+  /// Restores that state. Throws UsageError, and changes nothing, for missing or unknown names and for other shapes.
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
   struct AveragedTensor {

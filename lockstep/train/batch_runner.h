@@ -29,13 +29,11 @@ class BatchRunner {
   virtual void end_epoch() = 0;
   virtual std::int64_t num_samples() const = 0;          ///< of the current batch
   virtual std::vector<std::size_t> indices() const = 0;  ///< of its samples in the dataset
-  /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after a restore()
-  /// to a position inside the epoch.
+  /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after the
+  /// loader's position inside the epoch has been restored.
   virtual std::int64_t batches_this_epoch() const = 0;
-  virtual const data::LoaderPosition& position() const = 0;
-  /// The next begin_epoch() of that epoch starts at `position`. Throws UsageError if the position belongs to another
-  /// dataset, seed or order.
-  virtual void restore(const data::LoaderPosition& position) = 0;
+  /// The loader, whose state is its position.
+  virtual checkpoint::Stateful& loader() = 0;
   /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
   /// void.
   virtual at::Tensor run_step(StepLog& log) = 0;
@@ -74,8 +72,7 @@ class LoaderBatchRunner final : public BatchRunner {
   }
   std::vector<std::size_t> indices() const override { return epoch_->indices(); }
   std::int64_t batches_this_epoch() const override { return static_cast<std::int64_t>(epoch_->size()); }
-  const data::LoaderPosition& position() const override { return loader_.position(); }
-  void restore(const data::LoaderPosition& position) override { loader_.restore(position); }
+  checkpoint::Stateful& loader() override { return loader_; }
   at::Tensor run_step(StepLog& log) override {
     if constexpr (std::is_void_v<decltype(step_(**iterator_, log))>) {
       step_(**iterator_, log);

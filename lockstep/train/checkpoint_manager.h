@@ -1,15 +1,13 @@
-// The directory of a run, its checkpoints, and the checkpoint that it resumes from.
+// The directory of a run, and when and how its checkpoints are saved.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
 
-#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/train/trainer_options.h"
+#include "lockstep/train/training_state.h"
 
 namespace lockstep::training {
 
@@ -17,24 +15,23 @@ namespace lockstep::training {
 /// stated otherwise: all ranks construct it and call them in the same order. Used by one thread.
 class CheckpointManager {
  public:
-  /// Rank 0 chooses the directory and, when the run resumes, finds its latest valid checkpoint. Blocks until all ranks
-  /// have the result. Throws UsageError for a path without a checkpoint and SystemError for a file system error, on all
-  /// ranks. `fit_number` counts the fit() calls of the Trainer, from 1.
+  /// Rank 0 chooses the directory. Blocks until all ranks have the result. Throws UsageError for a path without a
+  /// checkpoint and SystemError for a file system error, on all ranks. `fit_number` counts the fit() calls of the
+  /// Trainer, from 1.
   CheckpointManager(comm::Group world, const TrainerOptions& options, int fit_number);
 
   /// Directory of this run; empty when nothing is written. Local.
   const std::string& folder() const { return folder_; }
-  /// The checkpoint that the run resumes from; nullopt for a new run. Local.
-  const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint() const { return resume_checkpoint_; }
+  /// The state of the run, with the checkpoint that it resumes from. Local.
+  TrainingState& state() { return state_; }
 
   /// Local; returns the same on all ranks.
   bool should_save_after_step(std::int64_t step) const;
   bool should_save_after_epoch(std::int64_t epochs) const;
-  /// Saves a checkpoint of `step`; `parts` returns the parts that this rank writes. With `durable`, or without
-  /// TrainerOptions.save_async, it blocks until the checkpoint is on the disk. A disk error is a warning or, with
-  /// TrainerOptions.on_disk_error kStop, a SystemError on all ranks. Throws UsageError for parts that cannot be saved.
-  /// Returns the seconds for which this rank was blocked.
-  double save(std::int64_t step, const std::function<checkpoint::CheckpointParts()>& parts, bool durable);
+  /// Saves a checkpoint of `step`. With `durable`, or without TrainerOptions.save_async, it blocks until the checkpoint
+  /// is on the disk. A disk error is a warning or, with TrainerOptions.on_disk_error kStop, a SystemError on all ranks.
+  /// Throws UsageError for state that cannot be saved.
+  void save(std::int64_t step, bool durable, const SaveStateOptions& options);
   /// Checks, without blocking, whether an asynchronous save has finished; called in each step. A disk error is a
   /// warning or, with kStop, a CommError that fails the job, because ranks may observe it in different steps.
   void check_in_flight_save();
@@ -43,7 +40,7 @@ class CheckpointManager {
   /// Returns whether a checkpoint is due at the end of fit(): true unless checkpoints are disabled or the latest one is
   /// of this step. Local.
   bool should_save_at_end(std::int64_t step) const {
-    return checkpoints_ && newest_step_ != step &&
+    return !folder_.empty() && newest_step_ != step &&
            (options_.save_every_n_steps > 0 || options_.save_every_n_epochs > 0);
   }
 
@@ -52,15 +49,14 @@ class CheckpointManager {
   bool write_on_rank_0(const std::string& what, const std::function<void()>& write);
 
  private:
-  void find_resume_checkpoint(const std::string& resume, bool is_resumed);
+  std::string open_folder(int fit_number);
   void finish_in_flight_save();
   void handle_disk_error(const base::SystemError& error);
 
   comm::Group world_;
   const TrainerOptions options_;
-  std::string folder_;
-  std::unique_ptr<checkpoint::Checkpointer> checkpoints_;
-  std::optional<checkpoint::SavedCheckpoint> resume_checkpoint_;
+  const std::string folder_;
+  TrainingState state_;
   bool in_flight_ = false;
   std::int64_t newest_step_ = -1;  // step of the latest save that did not fail; -1: none
 };

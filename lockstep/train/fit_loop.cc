@@ -46,20 +46,8 @@ constexpr const char* kStopReasonTexts[] = {"all epochs completed", "max_steps",
                                             "stopped by a callback"};  // indexed by StopReason
 
 // Names of the parts of a checkpoint.
-constexpr const char* kModelPart = "model";
-constexpr const char* kTrainerPart = "trainer";
-constexpr const char* kEmaPart = "ema";
-constexpr const char* kEmaUpdatesKey = "ema_updates";  // key in kTrainerPart
-constexpr const char* kRankPart = "rank";              // one per rank
-constexpr const char* kUserPartPrefix = "user-";       // one per rank, followed by the registered name
-
-StateDict model_weights(const torch::nn::Module& module) {
-  StateDict weights;
-  for (const auto& item : module.named_parameters()) weights[item.key()] = item.value().detach();
-  for (const auto& item : module.named_buffers())
-    if (item.value().defined()) weights[item.key()] = item.value();
-  return weights;
-}
+constexpr const char* kRankPart = "rank";         // one per rank
+constexpr const char* kUserPartPrefix = "user-";  // one per rank, followed by the registered name
 
 /// Returns the unqualified class name, such as "EarlyStopping", as part of a file name.
 std::string class_name(const std::type_info& type) {
@@ -82,15 +70,15 @@ class FitLoop final : public FitContext {
         checkpoint_manager_(world_, options_, components_.fit_number) {
     prepare_module();
     optimizer_set_.emplace(world_, components_.module, options_, components_.configure_optimizers, plan_.steps,
-                           total_steps(), checkpoint_manager_.resume_checkpoint());
+                           total_steps(), state());
     if (options_.ema > 0) ema_.emplace(components_.module, optim::EmaOptions{.decay = options_.ema});
-    if (checkpoint_manager_.resume_checkpoint()) load_training(*checkpoint_manager_.resume_checkpoint());
+    resume_training();
     reporter_.emplace(world_, options_,
                       ReporterOptions{.folder = checkpoint_manager_.folder(),
                                       .step = progress_.step,
                                       .steps_per_epoch = plan_.steps,
                                       .num_epochs = std::max<std::int64_t>(1, num_epochs()),
-                                      .is_resumed = checkpoint_manager_.resume_checkpoint().has_value()});
+                                      .is_resumed = state().found().has_value()});
   }
 
   FitResult run() {
@@ -98,9 +86,8 @@ class FitLoop final : public FitContext {
     if (options_.model_summary && world_.rank() == 0)
       std::fputs(module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : components_.callbacks) callback->on_fit_start(*this);
-    if (checkpoint_manager_.resume_checkpoint())
-      load_user_and_rank_state(*checkpoint_manager_.resume_checkpoint());
-    else if (components_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)
+    add_user_and_rank_state();
+    if (!state().found() && components_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)
       validate(world_, components_.module, *components_.val,
                std::min<std::int64_t>(options_.num_sanity_val_steps, plan_.val_batches), precision_, {});
     reporter_->resume_step_timing();
@@ -157,10 +144,6 @@ class FitLoop final : public FitContext {
     module.to(world_.device());
     if (!module.is_training()) module.train();
     if (components_.val) require_exact_sharding(*components_.val);
-    // Loads the weights before they are copied to other ranks or shared with them.
-    if (checkpoint_manager_.resume_checkpoint())
-      checkpoint::load(module, checkpoint_manager_.resume_checkpoint()->path() + "/" +
-                                   checkpoint::part_file_name(kModelPart, 0, "safetensors"));
   }
 
   void run_epoch() {
@@ -331,25 +314,15 @@ class FitLoop final : public FitContext {
   }
 
   void save(bool durable) {
-    checkpoint_manager_.save(progress_.step, [this] { return checkpoint_parts(); }, durable);
+    checkpoint_manager_.save(progress_.step, durable, {.finished = is_finished()});
     reporter_->resume_step_timing();
   }
 
-  /// The parts of a checkpoint that this rank writes.
-  checkpoint::CheckpointParts checkpoint_parts() const {
-    checkpoint::CheckpointParts parts = {{kRankPart, rank_state_dict(progress_, world_.device())}};
-    for (const auto& [name, state] : components_.states) parts[kUserPartPrefix + name] = state->state_dict();
-    optimizer_set_->append_state(parts);
-    if (world_.rank() != 0) return parts;
-    parts[kModelPart] = model_weights(components_.module);
-    parts[kTrainerPart] = to_state_dict(progress_, *components_.train, seconds());
-    if (ema_) {
-      optim::Ema::State state = ema_->state();
-      for (auto& [name, tensor] : state.averages) parts[kEmaPart][name] = std::move(tensor);
-      parts[kTrainerPart][kEmaUpdatesKey] = state.updates;
-    }
-    for (const auto& [name, state] : callback_states()) parts[name] = state->state_dict();
-    return parts;
+  /// Returns whether a run that resumes here has nothing left to do.
+  bool is_finished() const {
+    if (stop_reason_) return *stop_reason_ == StopReason::kMaxSteps || *stop_reason_ == StopReason::kCallback;
+    return (options_.max_steps >= 0 && progress_.step >= options_.max_steps) ||
+           (options_.max_epochs >= 0 && progress_.epoch >= options_.max_epochs);
   }
 
   /// The stateful callbacks as "callback-CLASS-0", ..., numbered in their order within a class.
@@ -365,39 +338,45 @@ class FitLoop final : public FitContext {
   }
 
   /// Restores the state that must exist before the first callback.
-  void load_training(const checkpoint::SavedCheckpoint& saved) {
-    optimizer_set_->load_state(saved);
-    const StateDict trainer = saved.read(kTrainerPart);
-    if (ema_) {
-      optim::Ema::State state{.updates = value_of<std::int64_t>(trainer, kEmaUpdatesKey)};
-      const StateDict averages = saved.read(kEmaPart);
-      for (const auto& [name, value] : averages)
-        state.averages.emplace_back(name, value_of<at::Tensor>(averages, name));
-      ema_->resume(state);
-    }
-    load_fit_progress(progress_, *components_.train, trainer);
+  void resume_training() {
+    state().add("model", components_.module);
+    optimizer_set_->add_to(state());
+    if (ema_) state().add("ema", *ema_);
+    state().add("trainer",
+                {.state_dict = [this] { return to_state_dict(progress_, seconds()); },
+                 .load_state_dict = [this](const StateDict& saved) { load_fit_progress(progress_, saved); }});
+    state().add(
+        "loader",
+        {.state_dict = [this] { return progress_.in_epoch ? components_.train->loader().state_dict() : StateDict(); },
+         .load_state_dict =
+             [this](const StateDict& saved) {
+               if (!saved.empty()) components_.train->loader().load_state_dict(saved);
+             }});
+    // The checkpoint also has the state of callbacks that this run may not have.
+    if (!state().resume({.allow_unknown = true})) return;
     next_time_check_ = progress_.step + 1;
-    comm::GroupAccess::set_steps(world_, progress_.step);  // continues the numbering of steps
     if (world_.rank() == 0)
-      base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + saved.path());
+      base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + state().found()->path());
   }
 
-  /// Restores the state of callbacks, of the user and of this rank. Must run last: a random number drawn between this
-  /// call and the first step would change the random numbers of that step.
-  void load_user_and_rank_state(const checkpoint::SavedCheckpoint& saved) {
-    const std::set<std::string> parts = saved.part_names();
-    for (const auto& [name, state] : callback_states()) {
-      if (parts.contains(name))
-        state->load_state_dict(saved.read(name));
-      else if (world_.rank() == 0)
-        base::log_warning(saved.path() + " has no state of " + name + ", which starts without saved state");
-    }
-    for (const auto& [name, state] : components_.states)
-      state->load_state_dict(
-          saved.read(kUserPartPrefix + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
-    load_rank_state(progress_, saved, kRankPart, world_);
+  /// Adds the state of callbacks, of the user and of this rank, and restores it. Must run last: a random number drawn
+  /// between this call and the first step would change the random numbers of that step.
+  void add_user_and_rank_state() {
+    for (const auto& [name, object] : callback_states())
+      state().add(name,
+                  {.state_dict = [object = object] { return object->state_dict(); },
+                   .load_state_dict = [object = object](const StateDict& saved) { object->load_state_dict(saved); },
+                   .optional = true});
+    for (const auto& [name, object] : components_.states) state().add_each_rank(kUserPartPrefix + name, *object);
+    state().add(kRankPart, {.state_dict = [this] { return metric_sums(progress_); },
+                            .load_state_dict =
+                                [this](const StateDict&) { load_metric_sums(progress_, state(), kRankPart, world_); },
+                            .each_rank = true});
+    state().add_random_state();
     progress_.unlogged_metrics.take_non_finite_names();  // the previous run warned about these
   }
+
+  TrainingState& state() { return checkpoint_manager_.state(); }
 
   comm::Group world_;
   const TrainerOptions options_;

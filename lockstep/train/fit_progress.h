@@ -3,18 +3,17 @@
 
 #include <cstdint>
 
-#include "lockstep/checkpoint/saved_checkpoint.h"
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/train/batch_runner.h"
 #include "lockstep/train/metrics/metrics.h"
+#include "lockstep/train/training_state.h"
 
 namespace lockstep::training {
 
 /// Counters and metrics of a training run that are saved in its checkpoints.
 struct FitProgress {
   std::int64_t epoch = 0, step = 0;         ///< completed
-  bool in_epoch = false;                    ///< the data position is inside `epoch`
+  bool in_epoch = false;                    ///< the loader's position is inside `epoch`
   bool validation_due = false;              ///< the run stopped just before a validation
   double seconds = 0;                       ///< total duration of the earlier runs that this run continues
   std::int64_t last_logged_step = 0;        ///< step of the last log_metrics()
@@ -23,16 +22,15 @@ struct FitProgress {
 };
 
 /// Returns the state that is equal on all ranks. `seconds` is the total duration, including the current run.
-checkpoint::StateDict to_state_dict(const FitProgress& progress, const BatchRunner& data, double seconds);
-/// Restores that state and moves `data` to its position. Throws UsageError for missing keys, and if the position
-/// belongs to another dataset, seed or order.
-void load_fit_progress(FitProgress& progress, BatchRunner& data, const checkpoint::StateDict& state);
+checkpoint::StateDict to_state_dict(const FitProgress& progress, double seconds);
+/// Restores that state. Throws UsageError for missing keys.
+void load_fit_progress(FitProgress& progress, const checkpoint::StateDict& state);
 
-/// Returns the state of this rank: its metric sums and the random number generators.
-checkpoint::StateDict rank_state_dict(const FitProgress& progress, at::Device device);
-/// Restores that state from the parts that all ranks of the previous job wrote. With a different number of ranks, the
-/// sums are redistributed so that none is lost, and a rank that did not exist before seeds its own generators.
-void load_rank_state(FitProgress& progress, const checkpoint::SavedCheckpoint& saved, const std::string& part,
-                     const comm::Group& world);
+/// Returns the metric sums of this rank.
+checkpoint::StateDict metric_sums(const FitProgress& progress);
+/// Restores the sums from the parts that all ranks of the previous job wrote. With a different number of ranks, the
+/// sums are redistributed so that none is lost.
+void load_metric_sums(FitProgress& progress, const TrainingState& state, const std::string& part,
+                      const comm::Group& world);
 
 }  // namespace lockstep::training

@@ -23,9 +23,10 @@ std::string numbered(const std::string& name, std::size_t number) {
 
 constexpr const char* kBucketLayoutsPart = "buckets";  // bucket layout of each model
 
-std::vector<std::string> saved_bucket_layouts(const checkpoint::SavedCheckpoint& saved) {
-  const StateDict state = saved.read(kBucketLayoutsPart);
+std::vector<std::string> saved_bucket_layouts(const TrainingState& training) {
   std::vector<std::string> layouts;
+  if (!training.found()) return layouts;
+  const StateDict state = training.read(kBucketLayoutsPart);
   for (std::size_t i = 0; i < state.size(); ++i)
     layouts.push_back(checkpoint::value_of<std::string>(state, std::to_string(i)));
   return layouts;
@@ -35,7 +36,7 @@ std::vector<std::string> saved_bucket_layouts(const checkpoint::SavedCheckpoint&
 
 OptimizerSet::OptimizerSet(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
                            const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
-                           const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint)
+                           const TrainingState& state)
     : world_(std::move(world)),
       module_(module),
       options_(options),
@@ -43,8 +44,7 @@ OptimizerSet::OptimizerSet(comm::Group world, torch::nn::Module& module, const T
       scaler_({.enabled = precision_.loss_scaling}) {
   if (precision_.master_weights) master_weights_.emplace(module.parameters());
   TrainingSetup setup(world_, module_, master_weights_ ? master_weights_->parameters() : module_.parameters(),
-                      steps_per_epoch, total_steps,
-                      resume_checkpoint ? saved_bucket_layouts(*resume_checkpoint) : std::vector<std::string>());
+                      steps_per_epoch, total_steps, saved_bucket_layouts(state));
   for (OptimizerConfig& config : configure(setup)) {
     if (!config.optimizer) throw UsageError("configure_optimizers() returned a null optimizer; expected an optimizer");
     OptimizerEntry& entry = entries_.emplace_back();
@@ -135,65 +135,51 @@ void OptimizerSet::clip(OptimizerEntry& entry) const {
 }
 
 /// The parameters of the module by name, or their master weights under the same names.
-std::vector<std::pair<std::string, at::Tensor>> OptimizerSet::named_parameters() const {
-  std::vector<std::pair<std::string, at::Tensor>> named;
+checkpoint::NamedParameters OptimizerSet::named_parameters() const {
+  checkpoint::NamedParameters named;
   for (const auto& item : module_.named_parameters()) named.emplace_back(item.key(), item.value());
   if (master_weights_)
     for (std::size_t i = 0; i < named.size(); ++i) named[i].second = master_weights_->parameters()[i];
   return named;
 }
 
-void OptimizerSet::append_state(checkpoint::CheckpointParts& parts) const {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const OptimizerEntry& entry = entries_[i];
-    StateDict state;
-    if (entry.fused) {
-      for (auto& [name, tensor] : entry.fused->state_dict(/*copies=*/false)) state[name] = std::move(tensor);
-    } else {
-      state = checkpoint::optimizer_state_dict(*entry.optimizer, named_parameters());
-    }
-    if (world_.rank() != 0) continue;
-    parts[numbered("optimizer", i)] = std::move(state);
-    StateDict& schedule = parts[numbered("schedule", i)];
-    if (!entry.scheduler) continue;
-    const optim::Scheduler::Position position = entry.scheduler->position();
-    schedule["step"] = position.step;
-    for (std::size_t group = 0; group < position.base_lrs.size(); ++group)
-      schedule["base_rate." + std::to_string(group)] = position.base_lrs[group];
-  }
-  if (world_.rank() != 0) return;
-  StateDict& layouts = parts[kBucketLayoutsPart];
-  for (std::size_t i = 0; i < models_.size(); ++i) layouts[std::to_string(i)] = models_[i]->stats().layout;
-  parts["scaler"] = {{"state", to_json(scaler_.state_dict())}};
+void OptimizerSet::add_to(TrainingState& state) {
   if (master_weights_)
-    for (const auto& [name, tensor] : named_parameters()) parts["master"][name] = tensor;
-}
-
-void OptimizerSet::load_state(const checkpoint::SavedCheckpoint& saved) {
-  if (master_weights_) {
-    const StateDict copies = saved.read("master");
-    const torch::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : named_parameters()) tensor.copy_(checkpoint::value_of<at::Tensor>(copies, name));
-  }
+    state.add("master", {.state_dict =
+                             [this] {
+                               StateDict weights;
+                               for (const auto& [name, tensor] : named_parameters()) weights[name] = tensor;
+                               return weights;
+                             },
+                         .load_state_dict = [this](const StateDict& weights) { load_master_weights(weights); }});
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     OptimizerEntry& entry = entries_[i];
-    const StateDict state = saved.read(numbered("optimizer", i));
-    if (entry.fused) {
-      std::vector<std::pair<std::string, at::Tensor>> tensors;
-      for (const auto& [name, value] : state) tensors.emplace_back(name, checkpoint::value_of<at::Tensor>(state, name));
-      entry.fused->load_state_dict(tensors);
-    } else {
-      checkpoint::load_optimizer_state_dict(*entry.optimizer, named_parameters(), state);
-    }
-    const StateDict schedule = saved.read(numbered("schedule", i));
-    if (!entry.scheduler || schedule.empty()) continue;
-    optim::Scheduler::Position position{.step = checkpoint::value_of<std::int64_t>(schedule, "step")};
-    for (std::size_t group = 0; group + 1 < schedule.size(); ++group)
-      position.base_lrs.push_back(checkpoint::value_of<double>(schedule, "base_rate." + std::to_string(group)));
-    entry.scheduler->resume(position);
+    if (entry.fused)
+      state.add(numbered("optimizer", i), *entry.fused);
+    else
+      state.add(numbered("optimizer", i), *entry.optimizer, named_parameters());
+    // A run may resume with a schedule that the previous run did not have, and without one that it had.
+    state.add(numbered("schedule", i),
+              {.state_dict = [&entry] { return entry.scheduler ? entry.scheduler->state_dict() : StateDict(); },
+               .load_state_dict =
+                   [&entry](const StateDict& schedule) {
+                     if (entry.scheduler && !schedule.empty()) entry.scheduler->load_state_dict(schedule);
+                   }});
   }
-  scaler_.load_state_dict(
-      amp::scaler_state_from_json(checkpoint::value_of<std::string>(saved.read("scaler"), "state")));
+  state.add(kBucketLayoutsPart, {.state_dict =
+                                     [this] {
+                                       StateDict layouts;
+                                       for (std::size_t i = 0; i < models_.size(); ++i)
+                                         layouts[std::to_string(i)] = models_[i]->stats().layout;
+                                       return layouts;
+                                     },
+                                 .load_state_dict = [](const StateDict&) {}});  // read at construction
+  state.add("scaler", scaler_);
+}
+
+void OptimizerSet::load_master_weights(const StateDict& weights) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : named_parameters()) tensor.copy_(checkpoint::value_of<at::Tensor>(weights, name));
 }
 
 }  // namespace lockstep::training

@@ -11,11 +11,11 @@
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/precision.h"
-#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/optim/schedules/scheduler.h"
 #include "lockstep/train/loggers/named_values.h"
 #include "lockstep/train/trainer_options.h"
 #include "lockstep/train/training_setup.h"
+#include "lockstep/train/training_state.h"
 
 namespace lockstep::optim {
 class FusedOptimizer;
@@ -29,11 +29,11 @@ using ConfigureOptimizers = std::function<std::vector<OptimizerConfig>(TrainingS
 /// torch or of lockstep::optim. All ranks construct it and call its functions in the same order. Used by one thread.
 class OptimizerSet {
  public:
-  /// The module must be on its device. `resume_checkpoint` is the checkpoint that load_state() will load. Throws
+  /// The module must be on its device. `state` has the bucket layouts of the run that this run resumes. Throws
   /// UsageError if configure_optimizers() returns no optimizer or an invalid one.
   OptimizerSet(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
                const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
-               const std::optional<checkpoint::SavedCheckpoint>& resume_checkpoint);
+               const TrainingState& state);
   OptimizerSet(const OptimizerSet&) = delete;
   OptimizerSet& operator=(const OptimizerSet&) = delete;
 
@@ -68,11 +68,8 @@ class OptimizerSet {
   /// Advances the schedules that count epochs.
   void end_epoch();
 
-  /// Appends rank 0's parts of a checkpoint. Collective, because optimizer state may be sharded over the ranks.
-  void append_state(checkpoint::CheckpointParts& parts) const;
-  /// Restores the state from a checkpoint. Throws UsageError if the checkpoint has no state for an optimizer, or if the
-  /// state does not fit.
-  void load_state(const checkpoint::SavedCheckpoint& saved);
+  /// Adds the optimizers, schedules, bucket layouts, master weights and the scaler to `state`.
+  void add_to(TrainingState& state);
 
  private:
   /// One optimizer with its schedule and parameters.
@@ -84,7 +81,8 @@ class OptimizerSet {
     std::vector<at::Tensor> parameters;
   };
   void clip(OptimizerEntry& entry) const;
-  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
+  checkpoint::NamedParameters named_parameters() const;
+  void load_master_weights(const checkpoint::StateDict& weights);
 
   comm::Group world_;
   torch::nn::Module& module_;

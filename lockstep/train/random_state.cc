@@ -26,19 +26,19 @@ void set_generator_state(at::Device device, const at::Tensor& state) {
 
 }  // namespace
 
-checkpoint::StateDict random_state(at::Device device) {
+checkpoint::StateDict RandomState::state_dict() const {
   checkpoint::StateDict state = {{"cpu", get_generator_state(at::kCPU)}};
-  if (!device.is_cpu()) state["device"] = get_generator_state(device);
+  if (!device_.is_cpu()) state["device"] = get_generator_state(device_);
   return state;
 }
 
-void load_random_state(const checkpoint::StateDict& state, at::Device device) {
+void RandomState::load_state_dict(const checkpoint::StateDict& state) {
   set_generator_state(at::kCPU, checkpoint::value_of<at::Tensor>(state, "cpu"));
-  if (!device.is_cpu() && state.contains("device"))
-    set_generator_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
+  if (!device_.is_cpu() && state.contains("device"))
+    set_generator_state(device_, checkpoint::value_of<at::Tensor>(state, "device"));
 }
 
-void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank) {
+void RandomState::derive(const checkpoint::StateDict& state, std::uint64_t rank) {
   const at::Tensor bytes = checkpoint::value_of<at::Tensor>(state, "cpu").contiguous();
   std::uint64_t seed = rank;
   const auto size = static_cast<std::size_t>(bytes.nbytes());

@@ -9,15 +9,22 @@
 
 namespace lockstep::training {
 
-/// Returns the state of libtorch's default generators of the CPU and of `device`.
-checkpoint::StateDict random_state(at::Device device);
+/// libtorch's default generators of the CPU and of a device. Holds no state of its own.
+class RandomState final : public checkpoint::Stateful {
+ public:
+  explicit RandomState(at::Device device) : device_(device) {}
 
-/// Restores that state. A generator that the state does not contain is not changed. Throws UsageError for an invalid
-/// state.
-void load_random_state(const checkpoint::StateDict& state, at::Device device);
+  /// Returns the state of the generators: "cpu" and, unless the device is the CPU, "device".
+  checkpoint::StateDict state_dict() const override;
+  /// Restores that state. A generator that the state does not contain is not changed. Throws UsageError for an invalid
+  /// state.
+  void load_state_dict(const checkpoint::StateDict& state) override;
+  /// Seeds the generators of a rank that did not exist in the previous job. The result is a function of `state` and
+  /// `rank`, and differs from the state of the rank that saved `state`.
+  void derive(const checkpoint::StateDict& state, std::uint64_t rank);
 
-/// Seeds the generators of a rank that did not exist in the previous job. The result is a function of `state` and
-/// `rank`, and differs from the state of the rank that saved `state`.
-void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank);
+ private:
+  at::Device device_;
+};
 
 }  // namespace lockstep::training

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills or stops trainings at random times, resumes them, and compares the result with an uninterrupted training.
 
-Usage: kill_and_resume.py kill|term|stop|restart|old --lockstep PATH --program training_resumable [--runs N]
+Usage: kill_and_resume.py kill|term|stop|restart|old|loop --lockstep PATH --program training_resumable [--runs N]
            [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--epochs N] [--seed N]
 
 kill:    two ranks, one of which receives SIGKILL in a random step; resumed with resume=auto. The final weights are
@@ -16,6 +16,9 @@ restart: one job with --max-restarts, whose ranks receive SIGKILL in --kills ran
 old:     resumes from a checkpoint that version 0.1.0 wrote (version_0_1_0/), before the project's names changed. The
          weights that are read equal the saved ones. The final weights are bit-equal too if this machine computes the
          steps before the checkpoint with the same bits as the machine that wrote it.
+
+loop:    the program is 05_custom_loop, a handwritten loop; one of its two ranks receives SIGKILL at a random time,
+         three times. All files of the last checkpoint are bit-equal. --data is a directory with MNIST.
 
 Checks the histories of the ranks of every run (resume_history.py). Prints a line per run; the exit code is 1 if a run
 was wrong.
@@ -205,9 +208,81 @@ def run_old(args, root, number, rng, ref):
     return f"{found[0]}; compared with the uninterrupted training: {same_machine}", wrong
 
 
+def loop_command(args, folder):
+    words = ["--data", args.data, "--folder", folder, "--epochs", "1", "--save-every", str(args.save_every)]
+    return [args.lockstep, "run", "-n", "2", "--bind", "none", "--", args.program, *words, "--batch-size", "64"]
+
+
+def loop_ranks(args, folder):
+    """Returns the process ids of the ranks that write into the folder."""
+    pids = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf8", errors="replace") as file:
+                words = file.read().split("\0")
+        except OSError:
+            continue
+        if words[0] == args.program and folder in words:
+            pids.append(int(pid))
+    return pids
+
+
+def newest_checkpoint(folder):
+    """Returns the name and the files of the newest checkpoint, or None and no files."""
+    checkpoints = os.path.join(folder, "checkpoints")
+    names = [name for name in os.listdir(checkpoints) if "-step-" in name] if os.path.isdir(checkpoints) else []
+    if not names:
+        return None, {}
+    path, files = os.path.join(checkpoints, max(names)), {}
+    for name in os.listdir(path):
+        if name != "MANIFEST.json":  # it contains no state
+            with open(os.path.join(path, name), "rb") as file:
+                files[name] = file.read()
+    return max(names).split("-", 1)[1], files
+
+
+def run_loop(args, rng, folder):
+    """Kills the loop three times, each time after a new checkpoint, resumes it, and returns its last checkpoint."""
+    kills = []
+    for _ in range(3):
+        before = newest_checkpoint(folder)[0]
+        job = subprocess.Popen(
+            loop_command(args, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        while newest_checkpoint(folder)[0] == before and job.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.1)
+        kills.append(newest_checkpoint(folder)[0])
+        ranks = loop_ranks(args, folder)
+        if ranks:
+            os.kill(rng.choice(ranks), signal.SIGKILL)
+        job.wait(timeout=LIMIT_S)
+    finished = subprocess.run(loop_command(args, folder), capture_output=True, text=True, timeout=LIMIT_S)
+    wrong = [] if finished.returncode == 0 else [f"exit code {finished.returncode}: {finished.stderr[-500:]}"]
+    return f"killed at {', '.join(map(str, kills))}", wrong
+
+
+def check_loop(args, root, rng):
+    """Runs the loop without an interruption and then killed; returns the number of runs with a wrong result."""
+    reference = os.path.join(root, "reference")
+    subprocess.run(loop_command(args, reference), check=True, capture_output=True, timeout=LIMIT_S)
+    expected, failed = newest_checkpoint(reference), 0
+    for number in range(args.runs):
+        folder = os.path.join(root, f"killed-{number}")
+        what, wrong = run_loop(args, rng, folder)
+        got = newest_checkpoint(folder)
+        different = sorted(name for name in expected[1] if got[1].get(name) != expected[1][name])
+        if got[0] != expected[0] or got[1].keys() != expected[1].keys() or different:
+            wrong.append(f"the last checkpoint is {got[0]} instead of {expected[0]}; different files: {different}")
+        failed += bool(wrong)
+        print(f"run {number}: {what}{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
+    print(f"{args.runs - failed} of {args.runs} runs were correct", flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["kill", "term", "stop", "restart", "old"])
+    parser.add_argument("kind", choices=["kill", "term", "stop", "restart", "old", "loop"])
     parser.add_argument("--lockstep", required=True)
     parser.add_argument("--program", required=True)
     parser.add_argument("--runs", type=int, default=20)
@@ -225,6 +300,8 @@ def main():
     rng = random.Random(seed)
     root = tempfile.mkdtemp(prefix="lockstep-kill-and-resume-")
     try:
+        if args.kind == "loop":
+            return 1 if check_loop(args, root, rng) else 0
         ref = run_reference(args, root)
         print(f"seed {seed}; uninterrupted: {ref[0]}", flush=True)
         kinds = {

@@ -40,11 +40,7 @@ void FusedOptimizer::sync_step_counts() const { update_->sync_step_counts(); }
 void FusedOptimizer::skip_step() { update_->skip_step(); }
 void FusedOptimizer::import_loaded_state() { update_->import_loaded_state(); }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const {
-  return update_->state_dict(copies);
-}
-void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
-  update_->load_state_dict(state);
-}
+checkpoint::StateDict FusedOptimizer::state_dict() const { return update_->state_dict(); }
+void FusedOptimizer::load_state_dict(const checkpoint::StateDict& state) { update_->load_state_dict(state); }
 
 }  // namespace lockstep::optim

@@ -5,11 +5,9 @@
 
 #include <functional>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lockstep/amp/unscaling.h"
+#include "lockstep/checkpoint/stateful.h"
 
 namespace lockstep::ddp {
 class GradientSource;
@@ -69,7 +67,7 @@ struct FusedOptions {
 /// bfloat16 and half, sums and state are in float. If options differ between ranks that share parameters or divide
 /// state, step() throws DesyncError. An update bumps the parameters' version counters: backward() through a graph that
 /// was built before the update fails, as in Python. step() also ends the step of the group (Group::step()).
-class FusedOptimizer : public amp::UnscalingOptimizer {
+class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Stateful {
  public:
   FusedOptimizer(const FusedOptimizer&) = delete;
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
@@ -99,12 +97,12 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   /// Returns the state of all parameters that have been updated, as "fc.weight.exp_avg", "fc.weight.step" and so on, in
   /// whole tensors that can be loaded with any number of ranks. Does not wait for other ranks, except with
   /// FusedOptions.shard_state, where it is a collective. Waits for a device only if updates may have been skipped
-  /// there. `copies` false: tensors that this rank holds as a whole alias the optimizer's state, and the caller must
-  /// copy them before the next step, as Checkpointer::save_async() does.
-  std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies = true) const;
+  /// there. Tensors that this rank holds as a whole alias the optimizer's state: the caller must copy them before the
+  /// next step, as Checkpointer::save_async() does, and must not use them after the destruction of the optimizer.
+  checkpoint::StateDict state_dict() const override;
   /// Loads what state_dict() returned; all ranks pass the same values. Throws UsageError, and changes nothing, for
   /// missing or unknown names and for other shapes.
-  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  protected:
   FusedOptimizer();

@@ -402,24 +402,23 @@ void FusedUpdate::import_loaded_state() {
       if (loaded[index][i].defined()) storage_.set_state(index, i, loaded[index][i]);
 }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict(bool copies) {
+checkpoint::StateDict FusedUpdate::state_dict() {
   sync_step_counts();
-  std::vector<std::pair<std::string, at::Tensor>> all;
+  checkpoint::StateDict all;
   for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
     if (rule_.steps(index) == 0) continue;
     const std::string& name = storage_.parameters()[index].name;
-    all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(index), at::kLong));
+    all[name + ".step"] = at::scalar_tensor(rule_.steps(index), at::kLong);
     for (std::size_t i = 0; i < storage_.states(index).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i],
-                       shards_  ? shards_->gather_state(index, storage_.states(index)[i])
-                       : copies ? storage_.states(index)[i].clone()
-                                : storage_.states(index)[i].detach());
+      all[name + "." + rule_.state_names()[i]] =
+          shards_ ? shards_->gather_state(index, storage_.states(index)[i]) : storage_.states(index)[i].detach();
   }
   return all;
 }
 
-void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
-  std::map<std::string, at::Tensor> left(state.begin(), state.end());
+void FusedUpdate::load_state_dict(const checkpoint::StateDict& state) {
+  std::map<std::string, at::Tensor> left;
+  for (const auto& [name, value] : state) left.emplace(name, checkpoint::value_of<at::Tensor>(state, name));
   const auto take_tensor = [&](const std::string& name, at::IntArrayRef sizes) {
     const auto found = left.find(name);
     if (found == left.end()) throw UsageError("load_state_dict: \"" + name + "\" is missing");

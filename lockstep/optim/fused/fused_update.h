@@ -43,8 +43,8 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   /// Copies the state that torch's Optimizer::load() has read into this object's memory. Throws UsageError for state of
   /// another shape.
   void import_loaded_state();
-  std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies);
-  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
+  checkpoint::StateDict state_dict();
+  void load_state_dict(const checkpoint::StateDict& state);
 
  private:
   struct RangeArgs;

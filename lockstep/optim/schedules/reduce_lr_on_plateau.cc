@@ -4,12 +4,16 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "lockstep/base/option_check.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
 namespace lockstep::optim {
 namespace {
+
+const std::string kRatePrefix = "rate.";  // followed by the number of the group
 
 bool is_better(const ReduceLROnPlateauOptions& options, double value, double best) {
   const double margin = options.absolute_threshold ? options.threshold : 0;
@@ -70,11 +74,23 @@ bool ReduceLROnPlateau::step(double value) {
   return changed;
 }
 
-ReduceLROnPlateau::Position ReduceLROnPlateau::position() const { return {state_, get_learning_rates(optimizer_)}; }
+checkpoint::StateDict ReduceLROnPlateau::state_dict() const {
+  checkpoint::StateDict state = {
+      {"best", state_.best}, {"num_bad_values", state_.num_bad_values}, {"cooldown_left", state_.cooldown_left}};
+  const std::vector<double> rates = get_learning_rates(optimizer_);
+  for (std::size_t i = 0; i < rates.size(); ++i) state[kRatePrefix + std::to_string(i)] = rates[i];
+  return state;
+}
 
-void ReduceLROnPlateau::resume(const Position& position) {
-  set_learning_rates(optimizer_, position.rates, "ReduceLROnPlateau");
-  state_ = position.state;
+void ReduceLROnPlateau::load_state_dict(const checkpoint::StateDict& state) {
+  const PlateauState loaded{.best = checkpoint::value_of<double>(state, "best"),
+                            .num_bad_values = checkpoint::value_of<std::int64_t>(state, "num_bad_values"),
+                            .cooldown_left = checkpoint::value_of<std::int64_t>(state, "cooldown_left")};
+  std::vector<double> rates;
+  for (std::size_t i = 0; i + 3 < state.size(); ++i)
+    rates.push_back(checkpoint::value_of<double>(state, kRatePrefix + std::to_string(i)));
+  set_learning_rates(optimizer_, rates, "ReduceLROnPlateau");
+  state_ = loaded;
 }
 
 }  // namespace lockstep::optim

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 #include <limits>
-#include <vector>
+
+#include "lockstep/checkpoint/stateful.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -38,7 +39,7 @@ PlateauDecision evaluate_plateau(const ReduceLROnPlateauOptions& options, Platea
 
 /// Reduces the learning rates of all groups of an optimizer, which must outlive this object. All ranks must pass the
 /// same values, for example a mean computed with all_reduce().
-class ReduceLROnPlateau {
+class ReduceLROnPlateau final : public checkpoint::Stateful {
  public:
   /// Throws UsageError for an option outside its range.
   ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
@@ -46,15 +47,11 @@ class ReduceLROnPlateau {
   /// Call it after each evaluation. Returns true if rates were reduced. Does not block.
   bool step(double value);
 
-  /// The state to save in a checkpoint.
-  struct Position {
-    PlateauState state;
-    std::vector<double> rates;  ///< by group
-  };
-  Position position() const;
-  /// Restores a position and overwrites the optimizer's rates. Throws UsageError, and changes nothing, unless there is
-  /// one rate per group.
-  void resume(const Position& position);
+  /// Returns the fields of PlateauState and "rate.0", ..., the rate of each group.
+  checkpoint::StateDict state_dict() const override;
+  /// Restores that state and overwrites the optimizer's rates. Throws UsageError, and changes nothing, for missing
+  /// values and unless there is one rate per group.
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
   torch::optim::Optimizer& optimizer_;

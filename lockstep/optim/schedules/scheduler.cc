@@ -3,11 +3,18 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <string>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/option_check.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
 namespace lockstep::optim {
+namespace {
+
+const std::string kBaseRatePrefix = "base_rate.";  // followed by the number of the group
+
+}  // namespace
 
 Scheduler::Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
     : Scheduler(optimizer, std::vector<Schedule>(optimizer.param_groups().size(), std::move(schedule))) {}
@@ -21,20 +28,33 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> s
     throw base::UsageError("Scheduler: there are " + std::to_string(schedules_.size()) + " schedules; expected " +
                            std::to_string(optimizer.param_groups().size()) +
                            ", the number of groups of the optimizer, or one for all groups");
-  resume({0, get_learning_rates(optimizer)});
+  set_step(0, get_learning_rates(optimizer));
 }
 
-void Scheduler::step() { resume({position_.step + 1, position_.base_lrs}); }
+void Scheduler::step() { set_step(step_ + 1, base_rates_); }
 
 std::vector<double> Scheduler::rates() const { return get_learning_rates(optimizer_); }
 
-void Scheduler::resume(const Position& position) {
-  base::check_option(position.step >= 0, "Scheduler", "step", static_cast<double>(position.step), "0 or more");
-  std::vector<double> rates = position.base_lrs;
-  for (std::size_t i = 0; i < rates.size() && i < schedules_.size(); ++i)
-    rates[i] = schedules_[i](position.step, rates[i]);
+checkpoint::StateDict Scheduler::state_dict() const {
+  checkpoint::StateDict state = {{"step", step_}};
+  for (std::size_t i = 0; i < base_rates_.size(); ++i) state[kBaseRatePrefix + std::to_string(i)] = base_rates_[i];
+  return state;
+}
+
+void Scheduler::load_state_dict(const checkpoint::StateDict& state) {
+  std::vector<double> base_rates;
+  for (std::size_t i = 0; i + 1 < state.size(); ++i)
+    base_rates.push_back(checkpoint::value_of<double>(state, kBaseRatePrefix + std::to_string(i)));
+  set_step(checkpoint::value_of<std::int64_t>(state, "step"), base_rates);
+}
+
+void Scheduler::set_step(std::int64_t step, const std::vector<double>& base_rates) {
+  base::check_option(step >= 0, "Scheduler", "step", static_cast<double>(step), "0 or more");
+  std::vector<double> rates = base_rates;
+  for (std::size_t i = 0; i < rates.size() && i < schedules_.size(); ++i) rates[i] = schedules_[i](step, rates[i]);
   set_learning_rates(optimizer_, rates, "Scheduler");
-  position_ = position;
+  step_ = step;
+  base_rates_ = base_rates;
 }
 
 }  // namespace lockstep::optim

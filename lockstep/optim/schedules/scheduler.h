@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/optim/schedules/schedule.h"
 
 namespace torch::optim {
@@ -14,7 +15,7 @@ namespace lockstep::optim {
 
 /// Sets the learning rates of all groups of an optimizer, of torch or of this library, which must outlive this object.
 /// A group's rate at construction is its base rate. All ranks must make the same calls. Does not block.
-class Scheduler {
+class Scheduler final : public checkpoint::Stateful {
  public:
   /// Sets the rates of step 0. Throws UsageError for an empty schedule.
   Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
@@ -27,20 +28,19 @@ class Scheduler {
   /// The current rate of each group.
   std::vector<double> rates() const;
 
-  /// The state to save in a checkpoint.
-  struct Position {
-    std::int64_t step = 0;
-    std::vector<double> base_lrs;  ///< by group
-  };
-  Position position() const { return position_; }
-  /// Restores a position and overwrites the optimizer's rates. Throws UsageError, and changes nothing, for a step below
+  /// Returns "step", the number of step() calls, and "base_rate.0", ..., the base rate of each group.
+  checkpoint::StateDict state_dict() const override;
+  /// Restores that state and overwrites the optimizer's rates. Throws UsageError, and changes nothing, for a step below
   /// 0, or unless there is one base rate per group.
-  void resume(const Position& position);
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
+  void set_step(std::int64_t step, const std::vector<double>& base_rates);
+
   torch::optim::Optimizer& optimizer_;
   const std::vector<Schedule> schedules_;
-  Position position_;
+  std::int64_t step_ = 0;
+  std::vector<double> base_rates_;  // by group
 };
 
 }  // namespace lockstep::optim

@@ -58,8 +58,6 @@ LoggerCollection::~LoggerCollection() {
   }
 }
 
-void LoggerCollection::add(std::unique_ptr<Logger> logger) { loggers_.push_back({std::move(logger)}); }
-
 bool LoggerCollection::call_logger(LoggerState& entry, const std::function<void(Logger&)>& action) {
   try {
     action(*entry.logger);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/train/loggers/logger.h"
@@ -41,8 +43,13 @@ class LoggerCollection {
   LoggerCollection(const LoggerCollection&) = delete;
   LoggerCollection& operator=(const LoggerCollection&) = delete;
 
-  /// Adds a logger.
-  void add(std::unique_ptr<Logger> logger);
+  /// Adds a logger and returns it.
+  template <std::derived_from<Logger> L>
+  L& add(std::unique_ptr<L> logger) {
+    L& added = *logger;
+    loggers_.push_back({std::move(logger)});
+    return added;
+  }
   /// Returns whether calls have an effect; if not, the caller can skip computing expensive values.
   bool is_active() const { return rank_ == 0 && !loggers_.empty(); }
 

@@ -169,10 +169,10 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   for (const auto& [key, state] : optimizer.state())
     EXPECT_EQ(static_cast<const torch::optim::AdamWParamState&>(*state).step(), made);
   int counts = 0;
-  for (const auto& [name, tensor] : optimizer.state_dict())
+  for (const auto& [name, value] : optimizer.state_dict())
     if (name.ends_with(".step")) {
       ++counts;
-      EXPECT_EQ(tensor.item<int>(), made) << name;
+      EXPECT_EQ(std::get<at::Tensor>(value).item<int>(), made) << name;
     }
   EXPECT_EQ(counts, static_cast<int>(net->parameters().size()));
 }

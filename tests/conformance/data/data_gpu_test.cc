@@ -127,19 +127,19 @@ TEST(DataGpu, WorksOnAnyCurrentStream) {
 
 TEST(DataGpu, ResumesInsideEpoch) {
   for (const int workers : {0, 2}) {
-    LoaderPosition position;
+    checkpoint::StateDict position;
     auto first = make_loader(IndexDataset(), world(), options(workers, world().device()));
     int drawn = 0;
     for (auto& batch : first.epoch(1)) {
       EXPECT_TRUE(batch.data.defined());
       if (++drawn < 3) continue;
-      position = first.position();
+      position = first.state_dict();
       break;
     }
     auto host = make_loader(IndexDataset(), world(), options(0, at::kCPU)),
          gpu = make_loader(IndexDataset(), world(), options(workers, world().device()));
-    host.restore(position);
-    gpu.restore(position);
+    host.load_state_dict(position);
+    gpu.load_state_dict(position);
     const auto expected = collect_batches(host.epoch(1));
     expect_same(collect_batches(gpu.epoch(1)), expected);
     // The loader whose epoch was abandoned continues with another epoch.

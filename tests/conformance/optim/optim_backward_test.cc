@@ -196,7 +196,9 @@ TEST(OptimBackward, JoinedRanksShadowOthers) {
   });
   for (const auto& item : net->named_parameters()) EXPECT_TRUE(same_bits(item.value().detach())) << item.key();
   for (const auto& [name, state] : optimizer.state_dict())
-    EXPECT_TRUE(!on_shm() || !name.ends_with(".step") || state.item<std::int64_t>() == 2 + world().size()) << name;
+    EXPECT_TRUE(!on_shm() || !name.ends_with(".step") ||
+                std::get<at::Tensor>(state).item<std::int64_t>() == 2 + world().size())
+        << name;
 }
 
 }  // namespace

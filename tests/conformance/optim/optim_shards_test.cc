@@ -70,8 +70,8 @@ TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
   const auto state = plain.state_dict();
   const auto gathered = sharded.state_dict();
   ASSERT_EQ(gathered.size(), state.size());
-  for (std::size_t i = 0; i < state.size(); ++i)
-    EXPECT_TRUE(torch::equal(gathered[i].second, state[i].second)) << state[i].first;
+  for (const auto& [name, value] : state)
+    EXPECT_TRUE(torch::equal(std::get<at::Tensor>(gathered.at(name)), std::get<at::Tensor>(value))) << name;
 }
 
 template <typename Options>
@@ -150,17 +150,17 @@ TEST(OptimShards, StateRoundTrip) {
   for (const bool first : {true, false}) {
     WideImpl net;
     DistributedDataParallel ddp(net, world());
-    std::vector<std::pair<std::string, at::Tensor>> saved;
+    checkpoint::StateDict saved;
     std::vector<at::Tensor> middle, after;
     {
       optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = first});
       for (int step = 0; step < 3; ++step) train_step(net, optimizer, step);
-      saved = optimizer.state_dict();
+      saved = checkpoint::clone_state(optimizer.state_dict());
       for (const at::Tensor& parameter : net.parameters()) middle.push_back(parameter.detach().clone());
       for (int step = 3; step < 5; ++step) train_step(net, optimizer, step);
       for (const at::Tensor& parameter : net.parameters()) after.push_back(parameter.detach().clone());
     }
-    for (const auto& [name, tensor] : saved) EXPECT_TRUE(same_bits(tensor.contiguous())) << name;
+    for (const auto& [name, value] : saved) EXPECT_TRUE(same_bits(std::get<at::Tensor>(value).contiguous())) << name;
     ASSERT_EQ(saved.size(), net.parameters().size() * 3);
     optim::AdamW again(ddp, {.lr = 0.01}, {}, {.shard_state = !first});
     again.change_parameters([&] {

@@ -212,7 +212,7 @@ TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
       EXPECT_TRUE(same_bits(item.value().detach()));
     }
     for (const auto& [name, state] : fused.state_dict())
-      EXPECT_EQ(state.scalar_type(), name.ends_with(".step") ? at::kLong : at::kFloat) << name;
+      EXPECT_EQ(std::get<at::Tensor>(state).scalar_type(), name.ends_with(".step") ? at::kLong : at::kFloat) << name;
   }
 }
 
@@ -259,17 +259,19 @@ TEST(Optim, UnusedAndPartlyUsedParameters) {
   for (const auto& [name, state] : fused.state_dict()) {
     EXPECT_FALSE(name.starts_with("head2")) << name;
     if (name == "head1.weight.step") {
-      EXPECT_EQ(state.item<std::int64_t>(), 3);
+      EXPECT_EQ(std::get<at::Tensor>(state).item<std::int64_t>(), 3);
     }
     any |= name == "head1.weight.step";
   }
   EXPECT_TRUE(any);
-  const auto copies = fused.state_dict(), in_use = fused.state_dict(false), again = fused.state_dict(false);
-  ASSERT_EQ(in_use.size(), copies.size());
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    EXPECT_TRUE(in_use[i].second.equal(copies[i].second)) << copies[i].first;
-    EXPECT_FALSE(copies[i].second.is_alias_of(in_use[i].second));
-    EXPECT_EQ(in_use[i].second.is_alias_of(again[i].second), !copies[i].first.ends_with(".step")) << copies[i].first;
+  const checkpoint::StateDict in_use = fused.state_dict(), again = fused.state_dict(),
+                              copies = checkpoint::clone_state(in_use);
+  ASSERT_EQ(copies.size(), in_use.size());
+  for (const auto& [name, value] : in_use) {
+    const at::Tensor& tensor = std::get<at::Tensor>(value);
+    EXPECT_EQ(tensor.is_alias_of(std::get<at::Tensor>(again.at(name))), !name.ends_with(".step")) << name;
+    EXPECT_FALSE(tensor.is_alias_of(std::get<at::Tensor>(copies.at(name)))) << name;
+    EXPECT_TRUE(tensor.equal(std::get<at::Tensor>(copies.at(name)))) << name;
   }
 }
 

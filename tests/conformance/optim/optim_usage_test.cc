@@ -248,7 +248,7 @@ TEST(OptimUsage, StateDictRoundTrip) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  std::vector<std::pair<std::string, at::Tensor>> saved;
+  checkpoint::StateDict saved;
   std::vector<at::Tensor> after;
   const auto steps = [&](torch::optim::Optimizer& optimizer, int from, int to) {
     for (int step = from; step < to; ++step) {
@@ -262,7 +262,7 @@ TEST(OptimUsage, StateDictRoundTrip) {
     optim::AdamW fused(ddp, {.lr = 0.01});
     EXPECT_TRUE(fused.state_dict().empty());
     steps(fused, 0, 3);
-    saved = fused.state_dict();
+    saved = checkpoint::clone_state(fused.state_dict());
     for (const at::Tensor& p : net->parameters()) middle.push_back(p.detach().clone());
     steps(fused, 3, 6);
     for (const at::Tensor& p : net->parameters()) after.push_back(p.detach().clone());
@@ -274,10 +274,10 @@ TEST(OptimUsage, StateDictRoundTrip) {
     for (std::size_t i = 0; i < middle.size(); ++i) net->parameters()[i].copy_(middle[i]);
   });
   auto broken = saved;
-  broken.emplace_back("unknown.exp_avg", at::zeros({1}));
+  broken["unknown.exp_avg"] = at::zeros({1});
   EXPECT_THROW(again.load_state_dict(broken), base::UsageError);
   broken = saved;
-  broken.pop_back();
+  broken.erase(std::prev(broken.end()));
   EXPECT_THROW(again.load_state_dict(broken), base::UsageError);
   EXPECT_TRUE(again.state_dict().empty());
   again.load_state_dict(saved);
@@ -290,7 +290,7 @@ TEST(OptimUsage, TorchArchiveAndStateBroadcast) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   std::stringstream bytes;
-  std::vector<std::pair<std::string, at::Tensor>> saved;
+  checkpoint::StateDict saved;
   {
     optim::SGD fused(ddp, {.lr = 0.01, .momentum = 0.9});
     for (int step = 0; step < 3; ++step) {
@@ -298,7 +298,7 @@ TEST(OptimUsage, TorchArchiveAndStateBroadcast) {
       backward(*net, world().rank(), step);
       fused.step();
     }
-    saved = fused.state_dict();
+    saved = checkpoint::clone_state(fused.state_dict());
     torch::serialize::OutputArchive out;
     fused.save(out);
     out.save_to(bytes);
@@ -312,8 +312,8 @@ TEST(OptimUsage, TorchArchiveAndStateBroadcast) {
   EXPECT_EQ(again.param_groups()[0].options().get_lr(), 0.01);
   const auto loaded = again.state_dict();
   ASSERT_EQ(loaded.size(), saved.size());
-  for (std::size_t i = 0; i < saved.size(); ++i)
-    EXPECT_TRUE(torch::equal(loaded[i].second, saved[i].second)) << saved[i].first;
+  for (const auto& [name, value] : saved)
+    EXPECT_TRUE(torch::equal(std::get<at::Tensor>(loaded.at(name)), std::get<at::Tensor>(value))) << name;
   world().barrier();
   backward(*net, world().rank(), 9);
   again.step();
@@ -341,7 +341,7 @@ TEST(OptimUsage, JoinedRanksShadowOthers) {
   for (const auto& item : net->named_parameters()) EXPECT_TRUE(same_bits(item.value().detach())) << item.key();
   for (const auto& [name, state] : fused.state_dict()) {
     if (on_shm() && name.ends_with(".step")) {
-      EXPECT_EQ(state.item<std::int64_t>(), 1 + world().size());
+      EXPECT_EQ(std::get<at::Tensor>(state).item<std::int64_t>(), 1 + world().size());
     }
   }
 }

@@ -181,7 +181,7 @@ TEST(Resume, InvalidPathIsRejected) {
       run(sgd(), {.max_epochs = 1, .folder = dir.path() + "/runs", .resume = path}, -1);
       FAIL() << path;
     } catch (const base::UsageError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("TrainerOptions.resume is \"" + path + "\", which contains no checkpoint"));
+      EXPECT_THAT(error.what(), HasSubstr("\"" + path + "\" contains no checkpoint"));
     }
   }
 }

@@ -242,7 +242,7 @@ TEST(Loader, ResumesInAnotherWorldSizeWithoutDuplicates) {
       auto loader =
           make_loader(Numbers(101), DataShard{rank, world},
                       {.batch_size = batch_size, .seed = 3, .mode = ShardMode::kExact, .num_workers = rank % 2});
-      if (!saved.empty()) loader.restore(parse_position(saved));
+      if (!saved.empty()) loader.load_state_dict(to_state_dict(parse_position(saved)));
       int step = 0;
       for (auto& batch : loader.epoch(5)) {
         for (const auto i : targets(batch.target)) ++draw_counts[i];
@@ -265,15 +265,15 @@ TEST(Loader, ResumesInAnotherWorldSizeWithoutDuplicates) {
 TEST(Loader, PositionAppliesToItsEpochOnly) {
   auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2, .seed = 1});
   const auto whole = collect_batches(loader, 3);
-  loader.restore({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10});
+  loader.load_state_dict(to_state_dict({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10}));
   auto rest = loader.epoch(3);
   EXPECT_EQ(rest.size(), 2u);
   EXPECT_EQ(loader.batches_per_epoch(), 5u);
-  loader.restore({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10});
+  loader.load_state_dict(to_state_dict({.seed = 1, .epoch = 3, .samples_drawn = 6, .num_samples = 10}));
   EXPECT_EQ(collect_batches(loader, 3), std::vector(whole.begin() + 3, whole.end()));
   EXPECT_EQ(collect_batches(loader, 3), whole);
   // A position at the end of its epoch leaves no batch.
-  loader.restore(loader.position());
+  loader.load_state_dict(loader.state_dict());
   EXPECT_TRUE(collect_batches(loader, 3).empty());
   EXPECT_EQ(collect_batches(loader, 4).size(), 5u);
 }
@@ -333,10 +333,11 @@ TEST(Loader, RanksWithoutARemainingBatchStayInTheEpoch) {
 
 TEST(Loader, RejectsPositionOfAnotherLoader) {
   auto loader = make_loader(Numbers(10), DataShard{}, {.seed = 1});
-  EXPECT_THROW(loader.restore({.seed = 2, .samples_drawn = 6, .num_samples = 10}), base::UsageError);
-  EXPECT_THROW(loader.restore({.seed = 1, .samples_drawn = 6, .num_samples = 11}), base::UsageError);
-  EXPECT_THROW(loader.restore({.seed = 1, .samples_drawn = 11, .num_samples = 10}), base::UsageError);
-  EXPECT_THROW(loader.restore({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
+  const auto load = [&](const LoaderPosition& position) { loader.load_state_dict(to_state_dict(position)); };
+  EXPECT_THROW(load({.seed = 2, .samples_drawn = 6, .num_samples = 10}), base::UsageError);
+  EXPECT_THROW(load({.seed = 1, .samples_drawn = 6, .num_samples = 11}), base::UsageError);
+  EXPECT_THROW(load({.seed = 1, .samples_drawn = 11, .num_samples = 10}), base::UsageError);
+  EXPECT_THROW(load({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
   EXPECT_EQ(collect_batches(loader, 0).size(), 10u);
 }
 

@@ -259,6 +259,15 @@ TEST(LoaderPosition, RoundTrips) {
       .seed = 0xffffffffffffffffULL, .epoch = 3, .samples_drawn = 42, .num_samples = 100, .shuffle = false};
   EXPECT_EQ(to_text(position), "seed=18446744073709551615 epoch=3 samples=42 num_samples=100 shuffle=0");
   EXPECT_EQ(parse_position(to_text(position)), position);
+  const checkpoint::StateDict state = to_state_dict(position);
+  EXPECT_EQ(position_from_state_dict(state), position);
+  for (const auto& [name, value] : state) {
+    checkpoint::StateDict incomplete = state, longer = state;
+    incomplete.erase(name);
+    longer[name + "s"] = value;
+    EXPECT_THROW(position_from_state_dict(incomplete), base::UsageError) << name;
+    EXPECT_THROW(position_from_state_dict(longer), base::UsageError) << name;
+  }
 }
 
 TEST(LoaderPosition, RejectsMalformedText) {

@@ -30,6 +30,14 @@ void change(torch::nn::Module& net, int step) {
   for (at::Tensor& one : net.buffers()) one.add_(1);
 }
 
+/// Returns copies of the averages by name.
+std::map<std::string, at::Tensor> averages_of(const Ema& ema) {
+  std::map<std::string, at::Tensor> averages;
+  for (const auto& [name, value] : checkpoint::clone_state(ema.state_dict()))
+    if (const auto* const tensor = std::get_if<at::Tensor>(&value)) averages[name] = *tensor;
+  return averages;
+}
+
 TEST(Ema, MatchesReferenceLoop) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
     for (const bool warm : {false, true}) {
@@ -54,10 +62,10 @@ TEST(Ema, MatchesReferenceLoop) {
         for (auto& [name, value] : expected) value = decay * value + (1 - decay) * all()[name].detach().to(state_type);
       }
       expected.erase("linear.weight");  // the same tensor as `again`, which is listed first
-      const Ema::State state = ema.state();
-      EXPECT_EQ(state.updates, 30);
-      ASSERT_EQ(state.averages.size(), expected.size());
-      for (const auto& [name, value] : state.averages) {
+      EXPECT_EQ(checkpoint::value_of<std::int64_t>(ema.state_dict(), "n_averaged"), 30);
+      const auto averages = averages_of(ema);
+      ASSERT_EQ(averages.size(), expected.size());
+      for (const auto& [name, value] : averages) {
         EXPECT_EQ(value.scalar_type(), state_type);
         EXPECT_TRUE(torch::allclose(value, expected.at(name), 1e-5, 1e-6)) << name;
       }
@@ -72,7 +80,7 @@ TEST(Ema, SwapsAveragesInAndOut) {
     torch::optim::SGD optimizer(net.parameters(), 0.1);
     change(net, 1);
     ema.update();
-    const auto averages = ema.state().averages;
+    const auto averages = averages_of(ema);
     std::vector<at::Tensor> before;
     std::vector<const void*> places;
     for (const at::Tensor& one : net.parameters()) {
@@ -116,35 +124,34 @@ TEST(Ema, ResumesFromState) {
     first.update();
   }
   Ema again(net, {.decay_schedule = ema_warmup(0.99)});
-  Ema::State state = first.state();
-  again.resume(state);
+  const checkpoint::StateDict state = checkpoint::clone_state(first.state_dict());
+  again.load_state_dict(state);
   change(net, 9);
   first.update();
   again.update();
   EXPECT_EQ(again.updates(), 6);
-  for (std::size_t i = 0; i < state.averages.size(); ++i)
-    EXPECT_TRUE(torch::equal(first.state().averages[i].second, again.state().averages[i].second));
+  for (const auto& [name, value] : averages_of(first)) EXPECT_TRUE(torch::equal(averages_of(again).at(name), value));
 
-  const auto refuses = [&](const std::string& text, const Ema::State& broken) {
+  const auto refuses = [&](const std::string& text, const checkpoint::StateDict& broken) {
     try {
-      again.resume(broken);
+      again.load_state_dict(broken);
       ADD_FAILURE() << "no error; expected: " << text;
     } catch (const base::UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
     }
   };
-  Ema::State broken = state;
-  broken.averages.pop_back();
+  checkpoint::StateDict broken = state;
+  broken.erase(averages_of(first).begin()->first);
   refuses("is missing", broken);
   broken = state;
-  broken.averages.emplace_back("unknown", torch::ones({1}));
+  broken["unknown"] = torch::ones({1});
   refuses("\"unknown\" does not belong to a parameter", broken);
   broken = state;
-  broken.averages[0].second = torch::ones({1});
+  broken[averages_of(first).begin()->first] = torch::ones({1});
   refuses("another shape", broken);
   broken = state;
-  broken.updates = -1;
-  refuses("updates is -1", broken);
+  broken["n_averaged"] = std::int64_t{-1};
+  refuses("n_averaged is -1", broken);
   EXPECT_EQ(again.updates(), 6);
 }
 

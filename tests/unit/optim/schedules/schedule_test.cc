@@ -176,10 +176,10 @@ void PyTorchParity::resumed_plateaus() {
              [&](std::size_t i) {
                const auto step = static_cast<double>(i);
                reductions += plateau->step(std::sin(step * 0.7) * 3 + 10 / (1 + step));
-               const ReduceLROnPlateau::Position saved = plateau->position();
+               const checkpoint::StateDict saved = plateau->state_dict();
                optimizer.param_groups()[0].options().set_lr(7);
                plateau = std::make_unique<ReduceLROnPlateau>(optimizer, options);
-               plateau->resume(saved);
+               plateau->load_state_dict(saved);
              });
       EXPECT_GT(reductions, 3);
     }
@@ -199,8 +199,8 @@ TEST(Scheduler, ResumesFromState) {
   Scheduler scheduler(first, schedule), resumed(second, schedule);
   EXPECT_EQ(scheduler.rates(), std::vector<double>{0});
   for (int i = 0; i < 12; ++i) scheduler.step();
-  resumed.resume(scheduler.position());
-  EXPECT_EQ(resumed.position().step, 12);
+  resumed.load_state_dict(scheduler.state_dict());
+  EXPECT_EQ(checkpoint::value_of<std::int64_t>(resumed.state_dict(), "step"), 12);
   for (int i = 0; i < 40; ++i) {
     EXPECT_EQ(resumed.rates(), scheduler.rates());
     scheduler.step();
@@ -245,9 +245,15 @@ TEST(Schedule, RejectsInvalidOptionsByNameAndValue) {
   refuses("patience is -1", [&] { ReduceLROnPlateau(optimizer, {.patience = -1}); });
   refuses("2 schedules", [&] { Scheduler(optimizer, {constant(), constant()}); });
   Scheduler scheduler(optimizer, constant());
-  refuses("2 groups", [&] { scheduler.resume({3, {0.1, 0.2}}); });
-  refuses("step is -3", [&] { scheduler.resume({-3, {0.1}}); });
-  EXPECT_EQ(scheduler.position().step, 0);
+  const auto load = [&](std::int64_t step, const checkpoint::StateDict& rates) {
+    checkpoint::StateDict state = rates;
+    state["step"] = step;
+    scheduler.load_state_dict(state);
+  };
+  refuses("2 groups", [&] { load(3, {{"base_rate.0", 0.1}, {"base_rate.1", 0.2}}); });
+  refuses("step is -3", [&] { load(-3, {{"base_rate.0", 0.1}}); });
+  EXPECT_THROW(load(3, {{"rate.0", 0.1}}), base::UsageError);
+  EXPECT_EQ(checkpoint::value_of<std::int64_t>(scheduler.state_dict(), "step"), 0);
 }
 
 }  // namespace

@@ -1,0 +1,390 @@
+#include "lockstep/train/training_state.h"
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/checkpoint/collective_save.h"
+#include "lockstep/checkpoint/state_files.h"
+#include "lockstep/comm/group_access.h"
+#include "lockstep/data/loader_position.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/optim/fused/fused_optimizer.h"
+
+namespace lockstep::training {
+namespace {
+
+using base::UsageError;
+using checkpoint::StateDict;
+using checkpoint::value_of;
+
+// The version that TrainingState writes. A checkpoint without a version, which the Trainer of Lockstep 0.1.0 wrote,
+// has version 0.
+constexpr std::int64_t kFormatVersion = 1;
+
+// The part with the format version, the `finished` flag and the settings, and the names of its values.
+constexpr const char* kTrainingPart = "training";
+constexpr const char* kVersionKey = "format_version";
+constexpr const char* kFinishedKey = "finished";
+constexpr const char* kSettingPrefix = "setting.";  // followed by the name of the setting
+
+constexpr const char* kValuesPart = "values";
+constexpr const char* kRandomPart = "random";
+constexpr const char* kLayoutKey = "layout";
+constexpr std::size_t kMaxNameLength = 60;
+
+std::string text_of(const checkpoint::StateValue& value) {
+  if (const auto* const it = std::get_if<bool>(&value)) return *it ? "true" : "false";
+  if (const auto* const it = std::get_if<std::int64_t>(&value)) return std::to_string(*it);
+  if (const auto* const it = std::get_if<double>(&value)) {
+    char text[32];  // the shortest form that is read as the same number
+    const std::string number(text, std::to_chars(text, text + sizeof text, *it).ptr);
+    return number.find_first_not_of("-0123456789") == std::string::npos ? number + ".0" : number;
+  }
+  if (const auto* const it = std::get_if<std::string>(&value)) return "\"" + *it + "\"";
+  return "a tensor";
+}
+
+std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach();
+  for (const auto& item : module.named_buffers())
+    if (item.value().defined()) tensors[item.key()] = item.value();
+  return tensors;
+}
+
+bool is_version_0(const checkpoint::SavedCheckpoint& saved) { return !saved.part_names().contains(kTrainingPart); }
+
+/// Version 0 kept the random state and the metric sums of a rank in one part, the position of the loader as a text and
+/// the number of updates of the averages in the part "trainer", and the state of the scaler as JSON.
+StateDict read_version_0(const checkpoint::SavedCheckpoint& saved, const std::string& part, int rank) {
+  if (part == "random") return saved.read("rank", rank);
+  if (part == "loader") {
+    const auto position = value_of<std::string>(saved.read("trainer"), "position");
+    return position.empty() ? StateDict() : data::to_state_dict(data::parse_position(position));
+  }
+  StateDict state = saved.read(part, rank);
+  if (part == "ema") state["n_averaged"] = value_of<std::int64_t>(saved.read("trainer"), "ema_updates");
+  if (part == "scaler") return checkpoint::values_from_json(value_of<std::string>(state, "state"), saved.path());
+  return state;
+}
+
+/// Throws UsageError for a version above kFormatVersion.
+std::int64_t format_version(const checkpoint::SavedCheckpoint& saved) {
+  if (is_version_0(saved)) return 0;
+  const auto version = value_of<std::int64_t>(saved.read(kTrainingPart), kVersionKey);
+  if (version > kFormatVersion)
+    throw UsageError(
+        "resume: the checkpoint " + saved.path() + " has format version " + std::to_string(version) +
+            "; expected at most " + std::to_string(kFormatVersion),
+        "resume with the version of Lockstep that wrote it, " + saved.manifest().version + ", or a newer one",
+        base::Cause::kBadFile);
+  return version;
+}
+
+/// Returns whether a checkpoint has `part`, or values of version 0 from which read_part() forms it.
+bool has_part(const checkpoint::SavedCheckpoint& saved, const std::string& part) {
+  const auto names = saved.part_names();
+  if (names.contains(part)) return true;
+  return is_version_0(saved) &&
+         ((part == "random" && names.contains("rank")) || (part == "loader" && names.contains("trainer")));
+}
+
+/// Reads `part` of a rank in the present format, whatever the version of the checkpoint.
+StateDict read_part(const checkpoint::SavedCheckpoint& saved, const std::string& part, int rank) {
+  return is_version_0(saved) ? read_version_0(saved, part, rank) : saved.read(part, rank);
+}
+
+/// Returns the directory of checkpoints that `path` is or contains; "" if there is none.
+std::string find_checkpoints_directory(const std::string& path) {
+  const std::string inner = path + "/checkpoints";
+  if (std::filesystem::is_directory(inner)) return inner;
+  return checkpoint::list_checkpoints(path).empty() ? "" : path;
+}
+
+/// Removes the trailing / of a path such as "runs/mnist/checkpoints/00000007-step-120/".
+std::string strip_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+/// Loads the checkpoint that `path` is, or the latest one that it contains. Rank 0 looks at the path.
+checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& path) {
+  std::string folder;  // "": `path` is a checkpoint
+  std::exception_ptr error;
+  if (world.rank() == 0)
+    error = checkpoint::capture_exception([&] {
+      checkpoint::CheckpointName name;
+      const bool is_checkpoint =
+          checkpoint::parse_checkpoint_name(std::filesystem::path(path).filename().string(), name) &&
+          std::filesystem::is_directory(path);
+      if (!is_checkpoint) folder = find_checkpoints_directory(path);
+      if (!is_checkpoint && folder.empty())
+        throw UsageError("resume: \"" + path +
+                             "\" contains no checkpoint; expected the path of a checkpoint or of a "
+                             "run's directory",
+                         "", base::Cause::kBadFile);
+    });
+  checkpoint::throw_if_any_failed(world, "find the checkpoint to resume from", error);
+  folder = world.broadcast_bytes(folder, 0, {.name = "resume path"});
+  const bool is_checkpoint = folder.empty();
+  if (is_checkpoint) folder = std::filesystem::absolute(path).parent_path().string();
+  return checkpoint::Checkpointer(world, folder).load(is_checkpoint ? path : "auto");
+}
+
+}  // namespace
+
+TrainingState::TrainingState(comm::Group world, std::string folder, TrainingStateOptions options)
+    : world_(std::move(world)), folder_(std::move(folder)), options_(std::move(options)) {
+  for (const auto& [name, value] : options_.settings)
+    if (std::holds_alternative<at::Tensor>(value))
+      throw UsageError("TrainingStateOptions.settings: \"" + name +
+                       "\" is a tensor; expected a bool, a number or a "
+                       "string");
+  if (!folder_.empty())
+    checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, folder_,
+                                                               checkpoint::CheckpointOptions{.keep = options_.keep});
+  if (checkpointer_) found_ = checkpointer_->latest();
+  if (!found_ && !options_.resume_from.empty())
+    found_ = load_from(world_, strip_trailing_slashes(options_.resume_from));
+  if (found_ && format_version(*found_) > 0) finished_ = value_of<bool>(found_->read(kTrainingPart), kFinishedKey);
+}
+
+void TrainingState::require_new_name(const std::string& name) const {
+  if (name.size() > kMaxNameLength || !checkpoint::is_part_name(name) || name == kTrainingPart || name == kValuesPart)
+    throw UsageError("TrainingState::add: the name is \"" + name +
+                     "\"; expected 1 to 60 characters of a-z, A-Z, 0-9, _ and -, except \"training\" and \"values\"");
+  const bool is_used =
+      std::any_of(members_.begin(), members_.end(), [&](const NamedMember& member) { return member.name == name; }) ||
+      std::any_of(values_.begin(), values_.end(), [&](const auto& value) { return value.first == name; }) ||
+      (random_ && name == kRandomPart);
+  if (is_used) throw UsageError("TrainingState::add: \"" + name + "\" was already added; expected another name");
+}
+
+TrainingState& TrainingState::add(const std::string& name, StateMember member) {
+  require_new_name(name);
+  members_.push_back({name, std::move(member)});
+  if (resumed_) restore(members_.back());
+  return *this;
+}
+
+TrainingState& TrainingState::add(const std::string& name, torch::nn::Module& module) {
+  return add(name,
+             {.state_dict =
+                  [&module] {
+                    StateDict state;
+                    for (const auto& [key, tensor] : tensors_of(module)) state[key] = tensor;
+                    return state;
+                  },
+              .load_state_dict = [this, name, &module](const StateDict& state) { load_module(module, name, state); }});
+}
+
+TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
+                                  const torch::nn::Module& module) {
+  return add(name,
+             {.state_dict = [&] { return checkpoint::optimizer_state_dict(optimizer, module); },
+              .load_state_dict =
+                  [&](const StateDict& state) { checkpoint::load_optimizer_state_dict(optimizer, module, state); }});
+}
+
+TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
+                                  checkpoint::NamedParameters parameters) {
+  return add(
+      name, {.state_dict = [&optimizer, parameters] { return checkpoint::optimizer_state_dict(optimizer, parameters); },
+             .load_state_dict =
+                 [&optimizer, parameters](const StateDict& state) {
+                   checkpoint::load_optimizer_state_dict(optimizer, parameters, state);
+                 }});
+}
+
+TrainingState& TrainingState::add(const std::string& name, checkpoint::Stateful& object) {
+  if (auto* const fused = dynamic_cast<optim::FusedOptimizer*>(&object)) fused_optimizers_.push_back(fused);
+  return add(name, {.state_dict = [&object] { return object.state_dict(); },
+                    .load_state_dict = [&object](const StateDict& state) { object.load_state_dict(state); }});
+}
+
+TrainingState& TrainingState::add_each_rank(const std::string& name, checkpoint::Stateful& object) {
+  return add(name, {.state_dict = [&object] { return object.state_dict(); },
+                    .load_state_dict = [&object](const StateDict& state) { object.load_state_dict(state); },
+                    .each_rank = true});
+}
+
+TrainingState& TrainingState::add_random_state() {
+  require_new_name(kRandomPart);
+  const auto load = [this](const StateDict& state) {
+    RandomState random(world_.device());
+    if (world_.rank() < found_->world_size())
+      random.load_state_dict(state);
+    else
+      random.derive(state, static_cast<std::uint64_t>(world_.rank()));
+  };
+  random_ = {kRandomPart,
+             {.state_dict = [device = world_.device()] { return RandomState(device).state_dict(); },
+              .load_state_dict = load,
+              .each_rank = true}};
+  if (resumed_) restore(*random_);
+  return *this;
+}
+
+TrainingState& TrainingState::add(const std::string& name, ddp::DistributedDataParallel& model) {
+  return add(name, {.state_dict = [&model]() -> StateDict { return {{kLayoutKey, model.stats().layout}}; },
+                    .load_state_dict = [](const StateDict&) {}});
+}
+
+void TrainingState::add_value(const std::string& name, ValuePointer value) {
+  require_new_name(name);
+  values_.emplace_back(name, value);
+  if (resumed_) restore_value(name, value);
+}
+
+StateDict TrainingState::read(const std::string& name, int rank) const {
+  if (!found_) throw UsageError("TrainingState::read: there is no checkpoint; expected a training that resumes");
+  return read_part(*found_, name, rank);
+}
+
+std::string TrainingState::bucket_layout(const std::string& name) const {
+  return found_ ? value_of<std::string>(read(name), kLayoutKey) : "";
+}
+
+void TrainingState::check_settings() const {
+  const StateDict saved = found_->read(kTrainingPart);
+  const auto fail = [&](const std::string& name, const std::string& now, const std::string& then) {
+    throw UsageError("resume: the setting \"" + name + "\" is " + now + "; expected " + then +
+                         ", as in the checkpoint " + found_->path(),
+                     "start a new training in another directory, or use the saved setting");
+  };
+  for (const auto& [name, value] : options_.settings) {
+    const auto found = saved.find(kSettingPrefix + name);
+    if (found == saved.end()) fail(name, text_of(value), "no such setting");
+    if (text_of(found->second) != text_of(value)) fail(name, text_of(value), text_of(found->second));
+  }
+  for (const auto& [key, value] : saved) {
+    if (!key.starts_with(kSettingPrefix)) continue;
+    const std::string name = key.substr(std::string(kSettingPrefix).size());
+    if (!options_.settings.contains(name)) fail(name, "missing", text_of(value));
+  }
+}
+
+void TrainingState::check_members(const ResumeOptions& options) const {
+  std::set<std::string> unknown = found_->part_names();
+  const auto require = [&](const std::string& part, bool optional) {
+    unknown.erase(part);
+    if (!optional && !has_part(*found_, part))
+      throw UsageError("resume: the checkpoint " + found_->path() + " has no state of \"" + part +
+                           "\"; expected the state of all members",
+                       "start a new training in another directory, or do not add this member", base::Cause::kBadFile);
+  };
+  for (const NamedMember& one : members_) require(one.name, one.member.optional);
+  if (random_) require(random_->name, false);
+  if (!values_.empty()) require(kValuesPart, false);
+  unknown.erase(kTrainingPart);
+  if (unknown.empty() || options.allow_unknown) return;
+  throw UsageError("resume: the checkpoint " + found_->path() + " has state of \"" + *unknown.begin() +
+                       "\", which is not a member; expected only members",
+                   "add that member before resume(), or set ResumeOptions.allow_unknown", base::Cause::kBadFile);
+}
+
+void TrainingState::restore(const NamedMember& one) {
+  if (!found_) return;
+  if (!has_part(*found_, one.name) && one.member.optional) {
+    if (world_.rank() == 0)
+      base::log_warning(found_->path() + " has no state of " + one.name + ", which starts without saved state");
+    return;
+  }
+  const bool is_new_rank = world_.rank() >= found_->world_size();
+  one.member.load_state_dict(read(one.name, one.member.each_rank && !is_new_rank ? world_.rank() : 0));
+}
+
+void TrainingState::restore_value(const std::string& name, const ValuePointer& value) {
+  if (!found_) return;
+  const StateDict state = read(kValuesPart);
+  std::visit([&](auto* variable) { *variable = value_of<std::remove_pointer_t<decltype(variable)>>(state, name); },
+             value);
+}
+
+bool TrainingState::resume(const ResumeOptions& options) {
+  if (resumed_) throw UsageError("TrainingState::resume() was called twice; expected one call");
+  resumed_ = true;
+  if (!found_) return false;
+  if (format_version(*found_) > 0) check_settings();
+  check_members(options);
+  for (const NamedMember& one : members_) restore(one);
+  for (const auto& [name, value] : values_) restore_value(name, value);
+  if (random_) restore(*random_);
+  comm::GroupAccess::set_steps(world_, found_->step());
+  return true;
+}
+
+void TrainingState::load_module(torch::nn::Module& module, const std::string& name, const StateDict& state) {
+  const auto tensors = tensors_of(module);
+  const auto fail = [&](const std::string& key, const std::string& what) {
+    throw UsageError("resume: \"" + key + "\" of \"" + name + "\" " + what + " in " + found_->path() +
+                         "; expected the tensors of the module",
+                     "", base::Cause::kBadFile);
+  };
+  for (const auto& [key, tensor] : tensors) {
+    if (!state.contains(key)) fail(key, "is missing");
+    const at::Tensor& saved = value_of<at::Tensor>(state, key);
+    if (saved.sizes() != tensor.sizes() || saved.scalar_type() != tensor.scalar_type())
+      fail(key, "has another shape or dtype");
+  }
+  for (const auto& [key, value] : state)
+    if (!tensors.contains(key)) fail(key, "is unexpected");
+  const at::NoGradGuard no_grad;
+  std::set<const void*> shared;  // parameters that an optimizer has
+  for (optim::FusedOptimizer* const fused : fused_optimizers_) {
+    std::set<const void*> mine;
+    for (const auto& group : dynamic_cast<torch::optim::Optimizer&>(*fused).param_groups())
+      for (const at::Tensor& parameter : group.params()) mine.insert(parameter.const_data_ptr());
+    fused->change_parameters([&] {
+      for (const auto& [key, tensor] : tensors)
+        if (mine.contains(tensor.const_data_ptr())) at::Tensor(tensor).copy_(value_of<at::Tensor>(state, key));
+    });
+    shared.merge(mine);
+  }
+  for (const auto& [key, tensor] : tensors)
+    if (!shared.contains(tensor.const_data_ptr())) at::Tensor(tensor).copy_(value_of<at::Tensor>(state, key));
+}
+
+checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options) const {
+  checkpoint::CheckpointParts parts;
+  const auto put = [&](const NamedMember& one) {
+    StateDict state = one.member.state_dict();
+    if (one.member.each_rank || world_.rank() == 0) parts[one.name] = std::move(state);
+  };
+  for (const NamedMember& one : members_) put(one);
+  if (random_) put(*random_);
+  if (world_.rank() != 0) return parts;
+  for (const auto& [name, pointer] : values_)
+    std::visit([&, key = name](const auto* variable) { parts[kValuesPart][key] = *variable; }, pointer);
+  StateDict& training = parts[kTrainingPart] = {{kVersionKey, kFormatVersion}, {kFinishedKey, options.finished}};
+  for (const auto& [name, value] : options_.settings) training[kSettingPrefix + name] = value;
+  return parts;
+}
+
+checkpoint::Checkpointer& TrainingState::checkpointer() {
+  if (!checkpointer_) throw UsageError("TrainingState::save: the directory is \"\"; expected a path");
+  return *checkpointer_;
+}
+
+checkpoint::SaveReport TrainingState::save(std::int64_t step, const SaveStateOptions& options) {
+  return checkpointer().save(step, parts(options));
+}
+void TrainingState::save_async(std::int64_t step, const SaveStateOptions& options) {
+  checkpointer().save_async(step, parts(options));
+}
+bool TrainingState::in_flight() const { return checkpointer_ && checkpointer_->in_flight(); }
+std::optional<checkpoint::SaveReport> TrainingState::wait() {
+  if (!checkpointer_) return std::nullopt;
+  return checkpointer_->wait();  // bounded: by the timeouts of the group and by the disk
+}
+
+}  // namespace lockstep::training

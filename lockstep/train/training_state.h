@@ -1,0 +1,176 @@
+// Saves and resumes a training: one object that gathers everything that the training consists of.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/module_io.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/stateful.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/train/random_state.h"
+
+namespace lockstep::ddp {
+class DistributedDataParallel;
+}
+namespace lockstep::optim {
+class FusedOptimizer;
+}
+
+namespace lockstep::training {
+
+struct TrainingStateOptions {
+  int keep = 2;  ///< how many of the latest complete checkpoints to keep; 2 or more
+  /// Values that a resumed training must share with the saved one, such as the batch size or the precision. They are
+  /// saved, and resume() compares them. No tensors.
+  checkpoint::StateDict settings;
+  /// The checkpoint to resume from if the directory has none: the path of a checkpoint, of a directory of checkpoints,
+  /// or of a directory that contains one named "checkpoints". "": none.
+  std::string resume_from;
+};
+
+struct ResumeOptions {
+  bool allow_unknown = false;  ///< true: state in the checkpoint that no member has is ignored instead of an error
+};
+
+struct SaveStateOptions {
+  bool finished = false;  ///< the training is complete; see TrainingState::is_finished()
+};
+
+/// A member of a TrainingState in its general form.
+struct StateMember {
+  std::function<checkpoint::StateDict()> state_dict;  ///< all ranks call it
+  std::function<void(const checkpoint::StateDict&)>
+      load_state_dict;     ///< receives the state that this rank resumes from
+  bool each_rank = false;  ///< true: each rank saves a state of its own; false: rank 0 saves the state of all ranks
+  bool optional = false;   ///< true: a checkpoint without this state is a warning instead of an error
+};
+
+/// The state of a training: its model, optimizers, schedules, loss scaler, averages, loader, random numbers and user
+/// values. Add all members, then call resume(), then train and save:
+///
+///   lockstep::training::TrainingState state(world, "runs/digits/checkpoints", {.settings = {{"batch_size", 64}}});
+///   state.add("model", net).add("optimizer", optimizer).add("loader", loader).add_random_state();
+///   state.resume();
+///   ...
+///   state.save_async(step);
+///
+/// A training that resumes is bit-equal to one without the interruption if everything that changes from step to step is
+/// a member, and, between hosts, if its models get their bucket_layout().
+///
+/// Members must outlive this object. A member's name is that of the files in the checkpoint: 1 to 60 characters of a-z,
+/// A-Z, 0-9, _ and -, used once; "training" and "values" are reserved. Collective: all ranks construct it and call its
+/// functions in the same order with the same arguments, unless stated otherwise. Used by one thread.
+class TrainingState {
+ public:
+  /// Creates the directory and finds the checkpoint to resume from: the latest complete one, of which every byte is
+  /// verified, else TrainingStateOptions.resume_from. Blocks until all ranks have the result. `folder` "": nothing can
+  /// be saved. Throws UsageError for invalid options and for a path without a checkpoint, and SystemError, on all
+  /// ranks.
+  TrainingState(comm::Group world, std::string folder, TrainingStateOptions options = {});
+  TrainingState(const TrainingState&) = delete;
+  TrainingState& operator=(const TrainingState&) = delete;
+
+  // The functions that add a member. Each throws UsageError for a name that is invalid or in use. A member that is
+  // added after resume() is restored at once. None of them blocks before resume().
+
+  /// A module: its parameters and buffers. resume() throws UsageError, before it changes the module, for tensors that
+  /// are missing or unexpected or have another shape or dtype. Parameters that ranks share are written in
+  /// change_parameters() of their optimizer, which must be a member.
+  TrainingState& add(const std::string& name, torch::nn::Module& module);
+  template <checkpoint::ModuleHandle H>
+  TrainingState& add(const std::string& name, H& holder) {
+    return add(name, static_cast<torch::nn::Module&>(checkpoint::detail::module_of(holder)));
+  }
+  /// An optimizer of torch, whose state is saved under the names of `module`, or under explicit names.
+  TrainingState& add(const std::string& name, torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+  TrainingState& add(const std::string& name, torch::optim::Optimizer& optimizer,
+                     checkpoint::NamedParameters parameters);
+  /// An object whose state is equal on all ranks: an optimizer of lockstep::optim, a schedule, a GradScaler, an Ema, a
+  /// loader, or your own.
+  TrainingState& add(const std::string& name, checkpoint::Stateful& object);
+  /// An object with a state of its own on each rank. A rank that did not exist in the previous job loads the state of
+  /// rank 0.
+  TrainingState& add_each_rank(const std::string& name, checkpoint::Stateful& object);
+  /// The random number generators of each rank. A rank that did not exist in the previous job derives a state of its
+  /// own. Restored after all other members.
+  TrainingState& add_random_state();
+  /// The bucket layout of a model, which decides the order of additions between hosts. It is not restored, because a
+  /// model gets it at construction: pass bucket_layout() to DdpOptions.bucket_layout.
+  TrainingState& add(const std::string& name, ddp::DistributedDataParallel& model);
+  /// A variable, which must be equal on all ranks.
+  template <typename T>
+    requires std::same_as<T, bool> || std::same_as<T, std::int64_t> || std::same_as<T, double> ||
+             std::same_as<T, std::string> || std::same_as<T, at::Tensor>
+  TrainingState& add(const std::string& name, T& value) {
+    add_value(name, &value);
+    return *this;
+  }
+  /// A member in its general form.
+  TrainingState& add(const std::string& name, StateMember member);
+
+  /// Restores all members from the checkpoint that the constructor found, and continues its numbering of steps
+  /// (Group::steps()). Returns false, and changes nothing, if there is none. Before it changes anything, throws
+  /// UsageError for a checkpoint of a newer format, for a setting with another value, for a member whose state the
+  /// checkpoint does not have, and for state that no member has; otherwise as load_state_dict() of the members does.
+  bool resume(const ResumeOptions& options = {});
+
+  /// Writes a checkpoint of all members and returns when it is durable. Errors as in Checkpointer::save().
+  checkpoint::SaveReport save(std::int64_t step, const SaveStateOptions& options = {});
+  /// Copies the state of all members and returns; a background thread writes the copy. Errors as in
+  /// Checkpointer::save_async().
+  void save_async(std::int64_t step, const SaveStateOptions& options = {});
+  /// Returns whether a save is in flight on this rank. Local; does not block.
+  bool in_flight() const;
+  /// Waits for the save in flight, as Checkpointer::wait() does.
+  std::optional<checkpoint::SaveReport> wait();
+
+  /// The checkpoint that the training resumes from; nullopt for a new training. Local, as are the following functions.
+  const std::optional<checkpoint::SavedCheckpoint>& found() const { return found_; }
+  /// The step of that checkpoint; 0 for a new training.
+  std::int64_t step() const { return found_ ? found_->step() : 0; }
+  /// Returns whether that checkpoint was saved as the last one of a complete training.
+  bool is_finished() const { return finished_; }
+  /// The saved layout of the model that was added as `name`; "" for a new training.
+  std::string bucket_layout(const std::string& name) const;
+  /// Reads the state that a rank of the previous job saved. Call it only if there is a checkpoint. Throws UsageError
+  /// for a name that the checkpoint does not have.
+  checkpoint::StateDict read(const std::string& name, int rank = 0) const;
+
+ private:
+  using ValuePointer = std::variant<bool*, std::int64_t*, double*, std::string*, at::Tensor*>;
+  struct NamedMember {
+    std::string name;
+    StateMember member;
+  };
+  void add_value(const std::string& name, ValuePointer value);
+  void require_new_name(const std::string& name) const;
+  void check_settings() const;
+  void check_members(const ResumeOptions& options) const;
+  void restore(const NamedMember& member);
+  void restore_value(const std::string& name, const ValuePointer& value);
+  void load_module(torch::nn::Module& module, const std::string& name, const checkpoint::StateDict& state);
+  checkpoint::CheckpointParts parts(const SaveStateOptions& options) const;
+  checkpoint::Checkpointer& checkpointer();
+
+  comm::Group world_;
+  const std::string folder_;
+  const TrainingStateOptions options_;
+  std::unique_ptr<checkpoint::Checkpointer> checkpointer_;  // null if `folder` is empty
+  std::optional<checkpoint::SavedCheckpoint> found_;
+  bool finished_ = false, resumed_ = false;
+  std::vector<NamedMember> members_;
+  std::optional<NamedMember> random_;
+  std::vector<std::pair<std::string, ValuePointer>> values_;
+  std::vector<optim::FusedOptimizer*> fused_optimizers_;
+};
+
+}  // namespace lockstep::training

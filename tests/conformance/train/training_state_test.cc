@@ -1,0 +1,295 @@
+// Tests that TrainingState saves and restores every kind of member, and what it refuses to resume.
+#include "lockstep/train/training_state.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/ema.h"
+#include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
+#include "lockstep/optim/schedules/scheduler.h"
+#include "tests/conformance/train/resumable.h"
+#include "tests/support/shared_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using checkpoint::StateDict;
+using testing::HasSubstr;
+using training::TrainingState;
+using training::TrainingStateOptions;
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const base::UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// A training with every kind of member. Dropout draws random numbers, which differ on each rank.
+struct Training {
+  Training(comm::Group group, const std::string& folder, std::uint64_t seed, bool is_fused)
+      : state(group, folder, {.settings = {{"fused", is_fused}}}) {
+    torch::manual_seed(seed);
+    net = Net(MakeOptimizers());
+    model.emplace(net, group, ddp::DdpOptions{.bucket_layout = state.bucket_layout("ddp")});
+    ema.emplace(*net, optim::EmaOptions{.decay = 0.9});
+    if (is_fused)
+      fused.emplace(*model, optim::AdamWOptions{.lr = 0.01});
+    else
+      plain.emplace(net->parameters(), torch::optim::AdamWOptions(0.01));
+    schedule.emplace(optimizer(), optim::cosine_decay({.steps = 100}));
+    plateau.emplace(optimizer());
+    loader.emplace(data::make_loader(52, sample, group, {.batch_size = 4, .seed = 3}));
+    torch::manual_seed(seed + static_cast<std::uint64_t>(group.rank()));
+    state.add("model", net).add("ddp", *model).add("ema", *ema).add("scaler", scaler).add("schedule", *schedule);
+    state.add("plateau", *plateau).add("loader", *loader).add("best", best).add("count", count).add("note", note);
+    state.add("done", done).add("history", history).add_each_rank("drawn", drawn).add_random_state();
+    if (fused)
+      state.add("optimizer", *fused);
+    else
+      state.add("optimizer", *plain, *net);
+    resumed = state.resume();
+  }
+  torch::optim::Optimizer& optimizer() {
+    if (fused) return *fused;
+    return *plain;
+  }
+  /// Trains `steps` steps of epoch 1, from the loader's position, and saves at the end.
+  void train(int steps, bool finished = false) {
+    std::int64_t step = state.step();
+    for (auto& batch : loader->epoch(1)) {
+      optimizer().zero_grad();
+      scaler.scale(net->loss(batch)).backward();
+      scaler.step(optimizer());
+      scaler.update();
+      schedule->step();
+      plateau->step(1.0 / static_cast<double>(step + 1));
+      ema->update();
+      best = 0.5 * static_cast<double>(++step);
+      ++count, note += "x", done = !done, drawn.count += state_rank() + 1;
+      history = at::full({2}, static_cast<double>(step));
+      if (--steps == 0) break;
+    }
+    state.save_async(step, {.finished = finished});
+    state.wait();
+  }
+  std::int64_t state_rank() const { return world().rank(); }
+
+  TrainingState state;
+  Net net{nullptr};
+  std::optional<ddp::DistributedDataParallel> model;
+  std::optional<optim::Ema> ema;
+  std::optional<optim::AdamW> fused;
+  std::optional<torch::optim::AdamW> plain;
+  std::optional<optim::Scheduler> schedule;
+  std::optional<optim::ReduceLROnPlateau> plateau;
+  std::optional<data::Loader<data::Example>> loader;
+  amp::GradScaler scaler{{.init_scale = 8, .growth_interval = 2}};
+  double best = 0;
+  std::int64_t count = 0;
+  std::string note;
+  bool done = false, resumed = false;
+  at::Tensor history = at::zeros({2});
+  StepCounter drawn;
+};
+
+void expect_same_state(const StateDict& got, const StateDict& expected, const std::string& name) {
+  ASSERT_EQ(got.size(), expected.size()) << name;
+  for (const auto& [key, value] : expected) {
+    ASSERT_TRUE(got.contains(key)) << name << " " << key;
+    if (const auto* const tensor = std::get_if<at::Tensor>(&value)) {
+      EXPECT_TRUE(torch::equal(std::get<at::Tensor>(got.at(key)), *tensor)) << name << " " << key;
+    } else {
+      EXPECT_EQ(got.at(key).index(), value.index()) << name << " " << key;
+    }
+  }
+}
+
+TEST(TrainingState, EveryMemberResumesBitEqual) {
+  for (const bool is_fused : {false, true}) {
+    const SharedDir dir;
+    const std::string whole = dir.path() + "/whole", stopped = dir.path() + "/stopped";
+    {
+      Training expected(world(), whole, 1, is_fused);
+      EXPECT_FALSE(expected.resumed);
+      expected.train(7, true);
+    }
+    Training(world(), stopped, 1, is_fused).train(3);
+    Training again(world(), stopped, 77, is_fused);
+    EXPECT_TRUE(again.resumed);
+    EXPECT_FALSE(again.state.is_finished());
+    EXPECT_EQ(again.state.step(), 3);
+    again.train(4, true);
+    // Compares all files of the last checkpoints, which also contain the random state after the last step.
+    const auto get = [](const std::string& folder) {
+      return checkpoint::Checkpointer(world(), folder).latest().value();
+    };
+    const checkpoint::SavedCheckpoint one = get(whole), other = get(stopped);
+    EXPECT_EQ(one.part_names(world().rank()), other.part_names(world().rank()));
+    for (const std::string& part : one.part_names(world().rank()))
+      expect_same_state(other.read(part, world().rank()), one.read(part, world().rank()), part);
+    EXPECT_EQ(again.note, "xxxxxxx");
+    EXPECT_EQ(again.count, 7);
+    EXPECT_EQ(again.best, 3.5);
+    EXPECT_TRUE(again.done);
+    EXPECT_EQ(again.history[0].item<double>(), 7);
+    EXPECT_EQ(again.drawn.count, 7 * (world().rank() + 1));
+    EXPECT_TRUE(TrainingState(world(), stopped, {.settings = {{"fused", is_fused}}}).is_finished());
+  }
+}
+
+TEST(TrainingState, ResumesWithAnotherNumberOfRanks) {
+  const SharedDir dir;
+  comm::Group alone = world().split(world().rank(), 0);
+  const std::string folder = dir.path() + "/one";
+  if (world().rank() == 0) {
+    StepCounter drawn;
+    drawn.count = 42;
+    TrainingState state(alone, folder);
+    state.add_each_rank("drawn", drawn).add_random_state();
+    EXPECT_FALSE(state.resume());
+    state.save(5);
+  }
+  world().barrier();
+  StepCounter drawn;
+  torch::manual_seed(9);
+  {
+    TrainingState state(world(), folder);
+    state.add_each_rank("drawn", drawn).add_random_state();
+    EXPECT_TRUE(state.resume());
+    EXPECT_EQ(state.step(), 5);
+    EXPECT_EQ(drawn.count, 42);  // that of rank 0
+    drawn.count = world().rank();
+    state.save(6);
+  }
+  const at::Tensor random = torch::randint(0, 1 << 30, {4});
+  const std::string mine(static_cast<const char*>(random.const_data_ptr()), random.nbytes());
+  const auto all = world().all_gather_bytes(mine);
+  EXPECT_EQ(std::set<std::string>(all.begin(), all.end()).size(), all.size()) << "new ranks derive their own state";
+  if (world().rank() == 0) {
+    TrainingState state(alone, folder);
+    state.add_each_rank("drawn", drawn).add_random_state();
+    EXPECT_TRUE(state.resume());
+    EXPECT_EQ(drawn.count, 0);
+    EXPECT_TRUE(torch::equal(torch::randint(0, 1 << 30, {4}), random)) << "rank 0 continues";
+  }
+  world().barrier();
+}
+
+/// Saves a checkpoint with the members "a" and "b" and two settings.
+void save_two(const std::string& folder) {
+  StepCounter a, b;
+  TrainingState state(world(), folder, {.settings = {{"batch_size", std::int64_t{64}}, {"precision", "32"}}});
+  state.add("a", a).add("b", b);
+  EXPECT_FALSE(state.resume());
+  state.save(3);
+}
+
+TEST(TrainingState, RefusesAnotherSetting) {
+  const SharedDir dir;
+  save_two(dir.path() + "/two");
+  const auto error_with = [&](const StateDict& settings) {
+    StepCounter a, b;
+    a.count = 7;
+    return error_of([&] {
+             TrainingState state(world(), dir.path() + "/two", {.settings = settings});
+             state.add("a", a).add("b", b).resume();
+           }) +
+           (a.count == 7 ? "" : " and changed");
+  };
+  EXPECT_THAT(error_with({{"batch_size", std::int64_t{128}}, {"precision", "32"}}),
+              HasSubstr("the setting \"batch_size\" is 128; expected 64, as in the checkpoint " + dir.path()));
+  EXPECT_THAT(error_with({{"batch_size", 64.0}, {"precision", "32"}}),
+              HasSubstr("\"batch_size\" is 64.0; expected 64, as"));
+  EXPECT_THAT(error_with({{"precision", "32"}}), HasSubstr("\"batch_size\" is missing; expected 64"));
+  EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}, {"lr", 0.1}}),
+              HasSubstr("\"lr\" is 0.1; expected no such setting"));
+  EXPECT_THAT(error_with({{"lr", at::zeros({1})}}), HasSubstr("\"lr\" is a tensor"));
+  EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}}), HasSubstr("no error and changed"));
+}
+
+TEST(TrainingState, RefusesMissingAndUnknownMembers) {
+  const SharedDir dir;
+  save_two(dir.path() + "/two");
+  const TrainingStateOptions options{.settings = {{"batch_size", std::int64_t{64}}, {"precision", "32"}}};
+  const auto error_with = [&](const std::vector<std::string>& names, const training::ResumeOptions& resume = {}) {
+    StepCounter counter;
+    return error_of([&] {
+      TrainingState state(world(), dir.path() + "/two", options);
+      for (const std::string& name : names) state.add(name, counter);
+      state.resume(resume);
+    });
+  };
+  EXPECT_EQ(error_with({"a", "b"}), "no error");
+  EXPECT_THAT(error_with({"a", "b", "c"}), HasSubstr("has no state of \"c\"; expected the state of all members"));
+  EXPECT_THAT(error_with({"a"}), HasSubstr("has state of \"b\", which is not a member"));
+  EXPECT_EQ(error_with({"a"}, {.allow_unknown = true}), "no error");
+  EXPECT_THAT(error_with({"a", "a"}), HasSubstr("\"a\" was already added"));
+  for (const char* name : {"", "a b", "training", "values"})
+    EXPECT_THAT(error_with({name}), HasSubstr("the name is \"" + std::string(name) + "\"; expected"));
+  // Optional members, and members that are added after resume().
+  StepCounter a, b;
+  a.count = 5;
+  TrainingState state(world(), dir.path() + "/two", options);
+  bool loaded = false;
+  state.add("c", {.state_dict = [] { return StateDict(); },
+                  .load_state_dict = [&](const StateDict&) { loaded = true; },
+                  .optional = true});
+  EXPECT_TRUE(state.resume({.allow_unknown = true}));
+  EXPECT_FALSE(loaded);
+  state.add("a", a);
+  EXPECT_EQ(a.count, 0);
+  EXPECT_THAT(error_of([&] { state.resume(); }), HasSubstr("called twice"));
+}
+
+TEST(TrainingState, RefusesANewerFormat) {
+  const SharedDir dir;
+  checkpoint::CheckpointParts parts;
+  if (world().rank() == 0) parts["training"] = {{"format_version", std::int64_t{2}}, {"finished", false}};
+  checkpoint::Checkpointer(world(), dir.path() + "/new").save(1, parts);
+  EXPECT_THAT(error_of([&] { TrainingState(world(), dir.path() + "/new"); }),
+              HasSubstr("has format version 2; expected at most 1"));
+}
+
+TEST(TrainingState, RefusesAnotherModelAndChangesNothing) {
+  const SharedDir dir;
+  {
+    Mlp net;
+    TrainingState state(world(), dir.path() + "/net");
+    state.add("model", net);
+    state.save(1);
+  }
+  torch::nn::Sequential other(torch::nn::Linear(3, 4));
+  const at::Tensor before = other->parameters()[0].detach().clone();
+  TrainingState state(world(), dir.path() + "/net");
+  state.add("model", other);
+  EXPECT_THAT(error_of([&] { state.resume(); }), HasSubstr("of \"model\" is missing"));
+  EXPECT_TRUE(torch::equal(other->parameters()[0], before));
+}
+
+TEST(TrainingState, ResumesFromAnotherDirectory) {
+  const SharedDir dir;
+  save_two(dir.path() + "/run/checkpoints");
+  const auto step_from = [&](const std::string& path) {
+    return TrainingState(world(), "", {.resume_from = path}).step();
+  };
+  EXPECT_EQ(step_from(dir.path() + "/run/"), 3);
+  EXPECT_EQ(step_from(dir.path() + "/run/checkpoints"), 3);
+  EXPECT_EQ(step_from(dir.path() + "/run/checkpoints/00000001-step-3"), 3);
+  EXPECT_THAT(error_of([&] { step_from(dir.path() + "/none"); }), HasSubstr("/none\" contains no checkpoint"));
+  EXPECT_THAT(error_of([&] { TrainingState(world(), "").save(1); }), HasSubstr("the directory is \"\""));
+}
+
+}  // namespace
+}  // namespace lockstep::tests
