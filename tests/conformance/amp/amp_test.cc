@@ -82,9 +82,9 @@ void process_gradients(const StepPlan& plan, torch::optim::Optimizer& optimizer,
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
   if (plan.clip_norm)
-    norms.push_back(fused ? optim::clip_grad_norm(*fused, 0.5).item<double>()
+    norms.push_back(fused ? optim::clip_grad_norm(optimizer, 0.5).item<double>()
                           : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
-  if (plan.clip_by_optimizer && fused) optim::clip_grad_value(*fused, 0.02);
+  if (plan.clip_by_optimizer && fused) optim::clip_grad_value(optimizer, 0.02);
   if (plan.clip_by_optimizer && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
 
