@@ -55,9 +55,4 @@ void uninstall_arena() {
   previous_allocator = nullptr;
 }
 
-bool arena_installed() {
-  const std::lock_guard lock(mutex);
-  return previous_allocator != nullptr;
-}
-
 }  // namespace lockstep::comm

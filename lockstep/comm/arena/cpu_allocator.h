@@ -9,7 +9,5 @@ namespace lockstep::comm {
 void install_arena();
 /// Restores the allocator that was in use before install_arena(). Tensors in the arena stay valid. Idempotent.
 void uninstall_arena();
-/// Returns true between install_arena() and uninstall_arena().
-bool arena_installed();
 
 }  // namespace lockstep::comm
