@@ -31,8 +31,9 @@ struct CallOptions {
   /// deadline, only InitOptions.timeout applies.
   std::optional<base::Deadline> deadline = {};
   /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16 or float16). Each
-  /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Data that stays within
-  /// a host is not rounded. The transports gloo and mpi accept float32 only.
+  /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Tensors of at most
+  /// 4 KiB are sent in float32, and data that stays within a host is not rounded. The transports gloo and mpi accept
+  /// float32 only.
   at::ScalarType wire_dtype = at::kFloat;
 };
 

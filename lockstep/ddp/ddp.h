@@ -41,8 +41,8 @@ struct DdpOptions {
   std::shared_ptr<comm::GradientHook> hook = nullptr;  ///< reduces each bucket; default: a plain sum
   /// Dtype in which float32 gradients are sent between hosts: float32, bfloat16 or float16. Each host's sum is rounded
   /// once and the result is rounded once; additions are in float32, and all ranks hold the same bits. Used by the
-  /// transport hierarchy only; nothing is rounded within a host. Cannot be combined with a hook, which chooses its own
-  /// wire format.
+  /// transport hierarchy only; nothing is rounded within a host, or in a bucket of at most 4 KiB. Cannot be combined
+  /// with a hook, which chooses its own wire format.
   at::ScalarType wire_dtype = at::kFloat;
   /// N > 1: gradients are averaged within each host only, and every N reductions the parameters and floating-point
   /// buffers are averaged between hosts: at the end of backward(), or with an optimizer of lockstep::optim at the end

@@ -23,9 +23,6 @@ class PageHeap {
   std::optional<std::uint32_t> allocate(std::uint32_t count);
   /// Frees the block that begins at `page` and returns its length in pages. Aborts if no block in use begins there.
   std::uint32_t free(std::uint32_t page);
-  /// The length in pages of the block in use that begins at `page`.
-  std::uint32_t length(std::uint32_t page) const { return tags_[page] & ~kFreeFlag; }
-
   /// One past the highest page that has ever been in use.
   std::uint32_t high_water() const { return high_water_; }
   std::uint32_t in_use() const { return in_use_; }

@@ -83,7 +83,7 @@ void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divi
       start_scatter(slices, op, wire_dtype, slot);
     }
     if (i >= kScatterDepth && i - kScatterDepth < num_chunks)
-      start_gather(slices, op, divisor, wire_dtype, slots_[(i - kScatterDepth) % kPipelineDepth]);
+      start_gather(op, divisor, wire_dtype, slots_[(i - kScatterDepth) % kPipelineDepth]);
     if (i >= kScatterDepth + kGatherDepth)
       store_result(slices, wire_dtype, slots_[(i - kScatterDepth - kGatherDepth) % kPipelineDepth]);
   }
@@ -113,8 +113,7 @@ void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, at::S
 }
 
 /// Reduces this host's part over all hosts and starts to send the result to all of them.
-void CrossHostGroup::start_gather(const LocalSlices&, ReduceOp op, int divisor, at::ScalarType wire_dtype,
-                                  PipelineSlot& slot) {
+void CrossHostGroup::start_gather(ReduceOp op, int divisor, at::ScalarType wire_dtype, PipelineSlot& slot) {
   wait(slot.scatter_pending);
   const std::size_t part_bytes = slot.part_count * c10::elementSize(wire_dtype);
   c10::SmallVector<const void*, 16> inputs;

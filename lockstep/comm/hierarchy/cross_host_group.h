@@ -49,7 +49,7 @@ class CrossHostGroup {
     std::size_t part_count = 0;
   };
   void start_scatter(const LocalSlices& slices, ReduceOp op, at::ScalarType wire_dtype, PipelineSlot& slot);
-  void start_gather(const LocalSlices& slices, ReduceOp op, int divisor, at::ScalarType wire_dtype, PipelineSlot& slot);
+  void start_gather(ReduceOp op, int divisor, at::ScalarType wire_dtype, PipelineSlot& slot);
   void store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot);
   void allocate_slots(std::size_t chunk_bytes);
   void wait(const PendingPtr& pending) const;

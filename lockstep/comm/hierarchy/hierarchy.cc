@@ -19,8 +19,7 @@ using base::Deadline;
 class HierarchyTransport final : public Transport {
  public:
   explicit HierarchyTransport(const HierarchyOptions& options)
-      : store_(options.store),
-        rank_(options.rank),
+      : rank_(options.rank),
         plan_(plan_hosts(options.hosts)),
         location_(plan_.locations[static_cast<std::size_t>(rank_)]) {
     const auto to_world_ranks = [&](std::vector<int> members) {
@@ -28,7 +27,7 @@ class HierarchyTransport final : public Transport {
       return members;
     };
     const auto connect = [&](const std::string& name) {
-      job::PrefixStore store(name, store_);
+      job::PrefixStore store(name, options.store);
       const auto& local_members = plan_.hosts[static_cast<std::size_t>(location_.host)];
       return ControlBlocks::connect(options.local_peers, store, to_world_ranks(local_members), location_.local_rank,
                                     Deadline::in(options.timeout));
@@ -121,7 +120,6 @@ class HierarchyTransport final : public Transport {
     return queue.engine.add_background([operation](Deadline deadline) { return operation->advance(deadline); });
   }
 
-  const std::shared_ptr<job::Store> store_;
   const int rank_;
   const HostPlan plan_;
   const HostPlan::Location location_;

@@ -21,8 +21,6 @@ class LocalPeers {
   static std::shared_ptr<LocalPeers> connect(job::Store& store, const std::vector<int>& ranks, int rank,
                                              base::Deadline deadline);
 
-  const std::vector<int>& ranks() const { return ranks_; }
-  int rank() const { return rank_; }
   /// The address in this process at which the arena of `rank` begins. For this rank it is Arena::this_process().
   char* arena_of(int rank) const;
   /// Exchanges the addresses of blocks: each of `members` passes a block of `bytes` in its own arena. Returns the
