@@ -31,10 +31,10 @@ struct TrainingStateOptions {
   int keep = 2;  ///< how many of the latest complete checkpoints to keep; 2 or more
   /// Values that a resumed training must share with the saved one, such as the batch size or the precision. They are
   /// saved, and resume() compares them. No tensors.
-  checkpoint::StateDict settings;
+  checkpoint::StateDict settings = {};
   /// The checkpoint to resume from if the directory has none: the path of a checkpoint, of a directory of checkpoints,
   /// or of a directory that contains one named "checkpoints". "": none.
-  std::string resume_from;
+  std::string resume_from = {};
 };
 
 struct ResumeOptions {
