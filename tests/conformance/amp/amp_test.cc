@@ -14,7 +14,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim/optim_reference.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::amp_test {
 namespace {
 
 using amp::GradScaler;
@@ -393,4 +393,4 @@ TEST(Amp, AutocastTrainsInBfloat16) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::amp_test

@@ -17,7 +17,7 @@
 #include "tests/support/rank_main.h"
 #include "tests/support/shared_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::checkpoints_test {
 namespace {
 
 using checkpoint::Checkpointer;
@@ -177,4 +177,4 @@ TEST(CheckpointsFailures, DesyncIsDetectedWithWriterThread) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::checkpoints_test

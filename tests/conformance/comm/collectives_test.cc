@@ -9,7 +9,7 @@
 
 #include "tests/support/rank_main.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::collectives_test {
 namespace {
 
 using comm::Group;
@@ -400,4 +400,4 @@ TEST(Collectives, ShmAddsInRankOrder) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::collectives_test

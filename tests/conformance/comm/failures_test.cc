@@ -15,7 +15,7 @@
 #include "tests/support/rank_main.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::failures_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -308,4 +308,4 @@ TEST(Killed, LastRankIsKilled) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::failures_test

@@ -8,7 +8,7 @@
 #include "lockstep/comm/group.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep {
+namespace lockstep::gpu_failures_test {
 namespace {
 
 using ::testing::AllOf;
@@ -143,4 +143,4 @@ TEST(GpuFailures, RankDies) {
 TEST(GpuFailures, ErrorAfterLastCall) { world().all_reduce(ones()); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gpu_failures_test

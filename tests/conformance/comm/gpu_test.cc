@@ -6,7 +6,7 @@
 
 #include "tests/support/rank_main.h"
 
-namespace lockstep {
+namespace lockstep::gpu_test {
 namespace {
 
 using comm::ReduceOp;
@@ -178,4 +178,4 @@ TEST(GpuDesync, OneRankOnCpu) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gpu_test

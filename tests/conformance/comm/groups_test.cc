@@ -12,7 +12,7 @@
 #include "tests/support/rank_main.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::groups_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -361,4 +361,4 @@ TEST(Topology, SingleHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::groups_test

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/rank_main.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy_test {
 namespace {
 
 using tests::world;
@@ -171,4 +171,4 @@ TEST(Hierarchy, ResultsAreReproducible) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy_test

@@ -3,7 +3,7 @@
 
 #include "tests/support/lockstep_run.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::killed_rank_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -27,4 +27,4 @@ TEST(KilledRank, IsReportedToOtherRanksAndByLauncher) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::killed_rank_test

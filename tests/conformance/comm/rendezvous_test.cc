@@ -7,7 +7,7 @@
 #include "tests/support/lockstep_run.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::rendezvous_test {
 namespace {
 
 using ::testing::AllOf;
@@ -277,4 +277,4 @@ TEST(Rendezvous, PortInUse) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::rendezvous_test

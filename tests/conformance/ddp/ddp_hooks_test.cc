@@ -5,7 +5,7 @@
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::ddp_hooks_test {
 namespace {
 
 using ddp::Bf16CompressHook;
@@ -389,4 +389,4 @@ TEST(DdpHooks, ErrorFeedbackKeepsWhatAnApproximationLeavesOut) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::ddp_hooks_test

@@ -7,7 +7,7 @@
 #include "lockstep/nn/data_parallel.h"
 #include "tests/conformance/ddp/test_models.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::sync_batch_norm_test {
 namespace {
 
 using nn::convert_sync_batch_norm;
@@ -401,4 +401,4 @@ TEST(SyncBatchNormFailures, RankThatSkipsForwardIsReported) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::sync_batch_norm_test

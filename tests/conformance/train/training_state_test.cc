@@ -19,7 +19,7 @@
 #include "tests/conformance/train/resumable.h"
 #include "tests/support/shared_dir.h"
 
-namespace lockstep::tests {
+namespace lockstep::tests::training_state_test {
 namespace {
 
 using checkpoint::StateDict;
@@ -292,4 +292,4 @@ TEST(TrainingState, ResumesFromAnotherDirectory) {
 }
 
 }  // namespace
-}  // namespace lockstep::tests
+}  // namespace lockstep::tests::training_state_test
