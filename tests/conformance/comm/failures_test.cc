@@ -266,8 +266,8 @@ TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
   // DDP reports a difference of replicas in this way.
   const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
     if (on_rank(0))
-      comm::GroupAccess::fail(world(),
-                        DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
+      comm::GroupAccess::fail(
+          world(), DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
     world().all_reduce(make_tensor());
   });
   EXPECT_THAT(error.what(), HasSubstr("parameters differ"));
