@@ -86,12 +86,12 @@ void interchange(const std::string& folder) {
 
 int run_rank(int, char**) {
   lockstep::Group world = lockstep::init();
-  const std::string uninterrupted = new_folder(world), resumed = new_folder(world);
+  const std::string uninterrupted = new_folder(world), resumed = new_folder(world), parts = new_folder(world);
   const torch::Tensor expected = train(world, uninterrupted, 20);
   train(world, resumed, 12);  // the newest checkpoint is that of step 10
   expect(train(world, resumed, 20).equal(expected), "a resumed training equals an uninterrupted one");
   auto net = make_net();
-  checkpoint::Checkpointer checkpoints(world, new_folder(world));
+  checkpoint::Checkpointer checkpoints(world, parts);
   save_parts(world, checkpoints, 7, net);
   const int last = world.size() - 1;
   expect(checkpoint::value_of<std::int64_t>(checkpoints.latest()->read("seed", last), "seed") == 7 + last,
@@ -101,6 +101,7 @@ int run_rank(int, char**) {
   if (world.rank() == 0) {
     std::filesystem::remove_all(uninterrupted);
     std::filesystem::remove_all(resumed);
+    std::filesystem::remove_all(parts);
   }
   return 0;
 }
