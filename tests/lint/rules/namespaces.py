@@ -1,4 +1,4 @@
-"""A file of lockstep/A/B opens the namespace lockstep::A::B; of other namespaces of lockstep it declares classes only."""
+"""A file of lockstep/A/B opens the namespace lockstep::A::B, and only declares classes of other folders."""
 
 import re
 
@@ -61,7 +61,7 @@ def check_file(path, code, expected):
 
 SAMPLE = {
     "lockstep/lockstep.h": "namespace lockstep {\nusing comm::Group;\n}\n",
-    "lockstep/base/error.h": "#pragma once\n\nnamespace lockstep::base {\nclass Error {};\n}  // namespace lockstep::base\n",
+    "lockstep/base/error.h": "#pragma once\n\nnamespace lockstep::base {\nclass Error {};\n}\n",
     "lockstep/base/net/socket.h": "#pragma once @flag\n\nnamespace lockstep::base {\nclass Socket {};\n}\n",
     "lockstep/launch/doctor/doctor.cc": "namespace lockstep::launcher::doctor {\nnamespace {\nint x;\n}\n}\n",
     "lockstep/launch/doctor/facts.cc": "namespace lockstep::launch::doctor { @flag\n}\n",
