@@ -1,4 +1,4 @@
-"""A file of lockstep/A/B opens the namespace lockstep::A::B, and only declares classes of other folders."""
+"""A file of lockstep/A/B opens the namespace lockstep::A::B, and only declares names of other folders."""
 
 import re
 
@@ -21,8 +21,10 @@ INLINE = (
 )
 BLOCK = re.compile(r"(?m)^namespace ((?:\w+|::|inline )+) \{")
 PREPROCESSOR = re.compile(r"(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*")
-# What a file may declare for other folders: classes, and a header's own names once more for its module.
-DECLARATION = re.compile(r"\s*(?:(?:enum )?(?:class|struct) \w+(?: : \w+)?|using \w+::\w+);")
+# What a file may declare for other folders: classes and functions, and a header's own names once more for its module.
+DECLARATION = re.compile(
+    r"\s*(?:(?:enum )?(?:class|struct) \w+(?: : \w+)?|using \w+::\w+|[\w:<>&* ]+[ &*]\w+\([^;{}]*\));"
+)
 
 
 def namespace_of(folder):
@@ -69,6 +71,7 @@ SAMPLE = {
 namespace lockstep::comm::inline interface {
 class ChunkSink;
 enum class Kind : int;
+int& count(ChunkSink* sink);
 }  // namespace lockstep::comm::inline interface
 namespace lockstep::ddp { @flag
 class GradientSource {};
