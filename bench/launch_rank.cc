@@ -14,7 +14,7 @@ using namespace lockstep;
 int main() {
   try {
     const base::Deadline deadline = base::Deadline::in(std::chrono::seconds(60));
-    job::Identity identity = job::identify(base::Env::this_process());
+    job::identity::Identity identity = job::identity::identify(base::Env::this_process());
     const auto store = job::connect_store(
         identity.address, {identity.job, identity.generation, job::JobKey::inherited()}, identity.rank, deadline);
     job::join(*store, identity, {}, deadline);

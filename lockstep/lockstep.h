@@ -50,8 +50,6 @@ using base::UsageError;
 using amp::Autocast;
 using amp::GradScaler;
 
-using comm::arena_stats;
-using comm::ArenaStats;
 using comm::BusyScope;
 using comm::CallOptions;
 using comm::Group;
@@ -60,8 +58,10 @@ using comm::InitOptions;
 using comm::kPreemptedExitCode;
 using comm::main;
 using comm::ReduceOp;
-using comm::trim_arena;
 using comm::Work;
+using comm::arena::arena_stats;
+using comm::arena::ArenaStats;
+using comm::arena::trim_arena;
 
 using ddp::broadcast_optimizer_state;
 using ddp::broadcast_parameters;

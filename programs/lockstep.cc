@@ -19,21 +19,21 @@
 namespace launcher = lockstep::launcher;
 
 int main(int argc, char** argv) {
-  launcher::open_standard_descriptors();
+  launcher::process::open_standard_descriptors();
   try {
-    launcher::CommandLine command = launcher::parse_command_line({argv + 1, argv + argc});
+    launcher::cli::CommandLine command = launcher::cli::parse_command_line({argv + 1, argv + argc});
     switch (command.subcommand) {
-      case launcher::Subcommand::kRun: return launcher::run(std::move(command.run));
-      case launcher::Subcommand::kSubmit: return launcher::submit(std::move(command.arguments));
-      case launcher::Subcommand::kDoctor: return launcher::doctor(std::move(command.doctor));
-      case launcher::Subcommand::kStatus:
-        std::fputs(launcher::status_text(launcher::find_local_ranks(), command.json).c_str(), stdout);
+      case launcher::cli::Subcommand::kRun: return launcher::supervise::run(std::move(command.run));
+      case launcher::cli::Subcommand::kSubmit: return launcher::slurm::submit(std::move(command.arguments));
+      case launcher::cli::Subcommand::kDoctor: return launcher::doctor::doctor(std::move(command.doctor));
+      case launcher::cli::Subcommand::kStatus:
+        std::fputs(launcher::output::status_text(launcher::output::find_local_ranks(), command.json).c_str(), stdout);
         break;
-      case launcher::Subcommand::kBench: launcher::exec_companion("lockstep-bench", command.arguments);
-      case launcher::Subcommand::kAgent:
-        return command.agent.waits_in_step.empty() ? launcher::agent_main(command.agent)
-                                                   : launcher::wait_for_agent(command.agent.waits_in_step);
-      case launcher::Subcommand::kPrint: std::fputs(command.text.c_str(), stdout);
+      case launcher::cli::Subcommand::kBench: launcher::process::exec_companion("lockstep-bench", command.arguments);
+      case launcher::cli::Subcommand::kAgent:
+        return command.agent.waits_in_step.empty() ? launcher::agent::agent_main(command.agent)
+                                                   : launcher::slurm::wait_for_agent(command.agent.waits_in_step);
+      case launcher::cli::Subcommand::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;
   } catch (const lockstep::base::Error& error) {

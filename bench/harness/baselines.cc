@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using base::Deadline;
-using launcher::is_executable;
+using launcher::process::is_executable;
 
 std::string file_text(const std::string& path) {
   std::ifstream file(path);
@@ -39,7 +39,7 @@ bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, 
 
 std::string find_in_path(const std::string& name) {
   try {
-    return launcher::find_program(name, base::Env::this_process().path.value_or(""));
+    return launcher::process::find_program(name, base::Env::this_process().path.value_or(""));
   } catch (const base::UsageError&) {
     return "";
   }
@@ -48,7 +48,7 @@ std::string find_in_path(const std::string& name) {
 }  // namespace
 
 std::string baselines_folder() {
-  const std::string own = launcher::executable_path();
+  const std::string own = launcher::process::executable_path();
   const std::string installed = own.substr(0, own.rfind('/')) + "/../share/lockstep/bench/baselines";
   return ::access(installed.c_str(), R_OK) == 0 ? installed : std::string(LOCKSTEP_SOURCE_DIR) + "/bench/baselines";
 }
@@ -56,7 +56,7 @@ std::string baselines_folder() {
 std::optional<std::string> find_python(const std::string& given) {
   const auto has_torch = [](const std::string& python) { return succeeds({python, "-c", "import torch.distributed"}); };
   if (!given.empty()) {
-    const std::string python = launcher::find_program(given, base::Env::this_process().path.value_or(""));
+    const std::string python = launcher::process::find_program(given, base::Env::this_process().path.value_or(""));
     if (has_torch(python)) return python;
     throw base::UsageError("--python is " + base::quoted(given, 256) +
                            ", which cannot import torch; expected a Python interpreter with torch");

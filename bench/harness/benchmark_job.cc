@@ -35,8 +35,8 @@ void throw_if_interrupted() {
 
 std::vector<std::string> environment_with(const std::map<std::string, std::string>& env) {
   std::vector<std::string> all;
-  for (const std::string& variable : launcher::current_environment())
-    if (!env.contains(std::string(launcher::variable_name(variable)))) all.push_back(variable);
+  for (const std::string& variable : launcher::process::current_environment())
+    if (!env.contains(std::string(launcher::process::variable_name(variable)))) all.push_back(variable);
   for (const auto& [name, value] : env)
     if (!value.empty()) all.push_back(name + "=" + value);
   return all;
@@ -65,13 +65,13 @@ pid_t start_process(const std::vector<std::string>& argv, const std::map<std::st
       ::open(output.empty() ? "/dev/null" : output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const base::Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!out || !in) throw base::SystemError("cannot open " + output, errno);
-  return launcher::spawn({.path = argv[0],
-                          .argv = argv,
-                          .environment = environment_with(env),
-                          .in = in.get(),
-                          .out = out.get(),
-                          .err = out.get(),
-                          .death_signal = SIGTERM});
+  return launcher::process::spawn({.path = argv[0],
+                                   .argv = argv,
+                                   .environment = environment_with(env),
+                                   .in = in.get(),
+                                   .out = out.get(),
+                                   .err = out.get(),
+                                   .death_signal = SIGTERM});
 }
 
 bool wait_for(pid_t pid, Deadline deadline, int* status) {

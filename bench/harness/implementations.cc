@@ -29,7 +29,7 @@ Env with(Env env, const Env& more) {
 }
 
 std::string sibling_program(const std::string& name) {
-  const std::string own = launcher::executable_path();
+  const std::string own = launcher::process::executable_path();
   return own.substr(0, own.rfind('/') + 1) + name;
 }
 

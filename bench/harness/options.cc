@@ -42,7 +42,7 @@ struct RawOptions {
 };
 
 void declare_options(CLI::App& app, RawOptions& raw, Options& options) {
-  launcher::begin_option_group(app, kMeasurementGroup);
+  launcher::cli::begin_option_group(app, kMeasurementGroup);
   app.set_help_flag("-h,--help", "show this text");
   const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
     app.add_option(name, value, text)->type_name(type);
@@ -54,10 +54,10 @@ void declare_options(CLI::App& app, RawOptions& raw, Options& options) {
   option("--optimizer", raw.optimizer, "NAME", "step: sgd (default, with momentum 0.9) or adamw");
   option("--impl", raw.impls, "LIST", "measure these implementations only; ratios refer to the first");
   option("--rounds", raw.rounds, "N", "minimum number of rounds, 1 to 1000 (default 7)");
-  launcher::begin_option_group(app, kBaselineGroup);
+  launcher::cli::begin_option_group(app, kBaselineGroup);
   option("--mpi", options.mpis, "DIR", "another MPI: a directory with bin/mpicc and bin/mpirun; may be repeated");
   option("--python", options.python, "FILE", "a Python interpreter with torch (default: python3 in PATH)");
-  launcher::begin_option_group(app, kReportGroup);
+  launcher::cli::begin_option_group(app, kReportGroup);
   app.add_flag("--json", options.json, "print one JSON object per line on stdout, and the tables on stderr");
   app.footer(
       "All implementations are started once and measured in turns, in rotating order, for several rounds. A ratio is "
@@ -67,7 +67,7 @@ void declare_options(CLI::App& app, RawOptions& raw, Options& options) {
       "to twice as many; results that still vary are marked as noisy. Baselines that are not installed are listed, "
       "with "
       "the way to install them.");
-  launcher::set_help_layout(
+  launcher::cli::set_help_layout(
       app, {.usage = kBenchUsage,
             .examples = {
                 {kMeasurementGroup, "lockstep bench step -n 4 --model mlp-6m,cnn-1m --optimizer adamw"},

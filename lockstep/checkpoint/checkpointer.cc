@@ -31,7 +31,7 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const C
         if (options_.keep < 2)
           throw base::UsageError("CheckpointOptions.keep is " + std::to_string(options_.keep) + "; expected 2 or more");
         if (folder_.empty()) throw base::UsageError("the directory is \"\"; expected a path");
-        if (group_.rank() == 0) create_directories(folder_);
+        if (group_.rank() == 0) files::create_directories(folder_);
       }));
 }
 
@@ -62,7 +62,7 @@ void Checkpointer::save_async(std::int64_t step, const CheckpointParts& mine) {
   async_save->report.stall = std::chrono::steady_clock::now() - begin;
   InFlight& running = *async_save;
   running.thread = std::thread([this, &running, request = std::move(request), copy = std::move(copy), begin] {
-    const comm::DeadlockDetector::BackgroundThread background_thread;  // only this thread uses writer_group_
+    const comm::channel::DeadlockDetector::BackgroundThread background_thread;  // only this thread uses writer_group_
     running.error = capture_exception([&] {
       const auto stall = running.report.stall;
       running.report = save_collective(writer_group_, request, copy);

@@ -96,7 +96,7 @@ class CheckpointPublisher {
   std::string publish(const Manifest& manifest) {
     const std::string text = to_text(manifest);
     {
-      AtomicFile file(folder_.path() + "/" + kManifestName);
+      files::AtomicFile file(folder_.path() + "/" + kManifestName);
       file.write(text.data(), text.size());
       file.commit();
     }
@@ -112,7 +112,7 @@ class CheckpointPublisher {
   void prune() const {
     {
       const std::string name = to_text(name_) + "\n";
-      AtomicFile latest(request_.folder + "/LATEST");
+      files::AtomicFile latest(request_.folder + "/LATEST");
       latest.write(name.data(), name.size());
       latest.commit();
     }
@@ -120,7 +120,7 @@ class CheckpointPublisher {
     int kept = 0;
     for (const CheckpointName& name : list_checkpoints(request_.folder)) {
       if (kept >= request_.keep)
-        remove_directory(request_.folder, to_text(name));
+        files::remove_directory(request_.folder, to_text(name));
       else if (is_complete(request_.folder + "/" + to_text(name)))
         ++kept;
     }
@@ -137,7 +137,7 @@ class CheckpointPublisher {
   }
 
   const SaveRequest& request_;
-  AtomicDirectory folder_;
+  files::AtomicDirectory folder_;
   CheckpointName name_;
 };
 
@@ -183,7 +183,7 @@ SaveReport save_collective(const comm::Group& group, const SaveRequest& request,
   if (publisher) error = capture_exception([&] { report.path = publisher->publish(manifest); });
   report.path = all_gather_json(group, what, {{"path", report.path}}, error)[0].at("path").get<std::string>();
   if (CheckpointName name; parse_checkpoint_name(report.path.substr(report.path.rfind('/') + 1), name))
-    base::RankPage::this_process().durable_checkpoint = name.sequence;
+    base::telemetry::RankPage::this_process().durable_checkpoint = name.sequence;
   report.duration = std::chrono::steady_clock::now() - begin;
   return report;
 }

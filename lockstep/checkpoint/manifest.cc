@@ -17,7 +17,7 @@ constexpr std::string_view kBegin = "{\"xxh3_128\":\"";
 constexpr int kFormat = 1;
 
 bool is_hash(const std::string& text) {
-  return text.size() == kHashDigits &&
+  return text.size() == files::kHashDigits &&
          std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
@@ -92,7 +92,7 @@ std::string part_file_name(std::string_view part, int rank, std::string_view kin
 }
 
 std::string to_text(const Manifest& manifest) {
-  nlohmann::ordered_json object = {{"xxh3_128", kHashPlaceholder},
+  nlohmann::ordered_json object = {{"xxh3_128", files::kHashPlaceholder},
                                    {"format", kFormat},
                                    {"step", manifest.step},
                                    {"world_size", manifest.world_size},
@@ -105,12 +105,12 @@ std::string to_text(const Manifest& manifest) {
                      {"part", file.part},
                      {"rank", file.rank}});
   std::string text = object.dump();
-  embed_hash(text, kBegin.size());
+  files::embed_hash(text, kBegin.size());
   return text;
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
-  if (!text.starts_with(kBegin) || !is_hash_valid(text, kBegin.size()))
+  if (!text.starts_with(kBegin) || !files::is_hash_valid(text, kBegin.size()))
     throw base::FormatError(file + ":0: the manifest is damaged: its contents do not match its hash");
   JsonFields fields(parse_json(text, 3, file), file, "the manifest");
   fields.take_string("xxh3_128");

@@ -16,8 +16,8 @@ constexpr std::string_view kStepInfix = "-step-";
 constexpr std::size_t kMinDigits = 8;  // names sort by number in a directory listing
 
 std::string read_manifest(const std::string& path) {
-  const InputFile file(path);
-  if (file.num_bytes() > kMaxJsonBytes)
+  const files::InputFile file(path);
+  if (file.num_bytes() > files::kMaxJsonBytes)
     file.throw_format_error(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; expected at most 16 MiB");
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
@@ -84,7 +84,7 @@ StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
 std::string SavedCheckpoint::find_damage(std::size_t number, bool verify_hashes) const {
   const Manifest::File& file = manifest_.files[number];
   try {
-    const InputFile opened(path_ + "/" + file.name);
+    const files::InputFile opened(path_ + "/" + file.name);
     if (opened.num_bytes() != file.num_bytes)
       return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; expected " +
              std::to_string(file.num_bytes);

@@ -40,10 +40,10 @@ StateValue from_json(const json& value, const std::string& name, const std::stri
 }
 
 std::string read_text(const std::string& path) {
-  const InputFile file(path);
-  if (file.num_bytes() > kMaxJsonBytes)
-    file.throw_format_error(
-        0, std::to_string(file.num_bytes()) + " bytes of JSON; expected at most " + std::to_string(kMaxJsonBytes));
+  const files::InputFile file(path);
+  if (file.num_bytes() > files::kMaxJsonBytes)
+    file.throw_format_error(0, std::to_string(file.num_bytes()) + " bytes of JSON; expected at most " +
+                                   std::to_string(files::kMaxJsonBytes));
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -93,11 +93,11 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
   }
   if (tensors.size() < state.size() || tensors.empty()) {
     const std::string text = values_to_json(state);
-    if (text.size() > kMaxJsonBytes)
+    if (text.size() > files::kMaxJsonBytes)
       throw base::UsageError("cannot save part " + part + ": its values other than tensors take " +
                              std::to_string(text.size()) + " bytes; expected at most 16 MiB");
     const std::string name = part_file_name(part, rank, "json");
-    AtomicFile file(folder + "/" + name);
+    files::AtomicFile file(folder + "/" + name);
     file.write(text.data(), text.size());
     file.commit();
     files.push_back({.name = name, .num_bytes = text.size(), .hash = hash_of(text), .part = part, .rank = rank});
@@ -135,7 +135,7 @@ std::string values_to_json(const StateDict& state) {
   for (const auto& [name, value] : state) {
     if (std::holds_alternative<at::Tensor>(value)) continue;
     const auto* const text = std::get_if<std::string>(&value);
-    if (name.size() > kMaxNameBytes || !base::is_utf8(name) || (text && !base::is_utf8(*text)))
+    if (name.size() > files::kMaxNameBytes || !base::is_utf8(name) || (text && !base::is_utf8(*text)))
       throw base::UsageError("cannot save the value " + base::quoted(name, 80) +
                              (text ? " = " + base::quoted(*text, 80) : "") +
                              "; expected a name of at most 1024 bytes and a string, both UTF-8");

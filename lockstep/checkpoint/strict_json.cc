@@ -15,9 +15,9 @@ json parse_json(std::string_view text, std::size_t max_depth, const std::string&
   const auto throw_format_error = [&](std::size_t at, const std::string& reason) {
     throw base::FormatError(file + ":" + std::to_string(at) + ": " + reason);
   };
-  if (text.size() > kMaxJsonBytes)
+  if (text.size() > files::kMaxJsonBytes)
     throw_format_error(
-        0, std::to_string(text.size()) + " bytes of JSON; expected at most " + std::to_string(kMaxJsonBytes));
+        0, std::to_string(text.size()) + " bytes of JSON; expected at most " + std::to_string(files::kMaxJsonBytes));
   std::vector<std::set<std::string>> keys;
   const auto on_event = [&](int depth, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {

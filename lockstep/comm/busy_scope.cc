@@ -16,7 +16,7 @@ struct BusyStack {
   std::vector<std::pair<const BusyScope*, std::string>> scopes;
 
   void publish_last() const {
-    base::RankPage& page = base::RankPage::this_process();
+    base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
     const std::string what = scopes.empty() ? "" : scopes.back().second;
     const std::size_t size = std::min(what.size(), sizeof page.busy_with - 1);
     std::memcpy(page.busy_with, what.data(), size);
@@ -36,14 +36,14 @@ BusyScope::BusyScope(const std::string& what) {
   const std::lock_guard lock(busy_stack().mutex);
   busy_stack().scopes.emplace_back(this, what);
   busy_stack().publish_last();
-  base::RankPage::this_process().busy_depth.fetch_add(1);
+  base::telemetry::RankPage::this_process().busy_depth.fetch_add(1);
 }
 
 BusyScope::~BusyScope() {
   const std::lock_guard lock(busy_stack().mutex);
   std::erase_if(busy_stack().scopes, [this](const auto& scope) { return scope.first == this; });
   busy_stack().publish_last();
-  base::RankPage::this_process().busy_depth.fetch_sub(1);
+  base::telemetry::RankPage::this_process().busy_depth.fetch_sub(1);
 }
 
 }  // namespace lockstep::comm

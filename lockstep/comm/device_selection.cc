@@ -127,7 +127,7 @@ bool detect_gpus(World& world, const DeviceRequest& request) {
     world.gpu_unavailable_reason = "LOCKSTEP_DEVICE, or InitOptions.device, is cpu";
     return false;
   }
-  const VisibleGpus gpus = visible_gpus();
+  const cuda::VisibleGpus gpus = cuda::visible_gpus();
   world.gpu_unavailable_reason = gpus.missing;
   if (request.gpu && gpus.count == 0)
     throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
@@ -137,21 +137,21 @@ bool detect_gpus(World& world, const DeviceRequest& request) {
                            " GPUs; expected cuda:0 to cuda:" + std::to_string(gpus.count - 1));
   if (gpus.driver_broken) base::log_warning("GPUs are not used: " + gpus.missing);
   if (gpus.count == 0) return false;
-  load_cuda();
+  cuda::load_cuda();
   world.num_gpus = gpus.count;
   return true;
 }
 
 void select_gpu(World& world, const DeviceRequest& request) {
   const int index = request.index >= 0 ? request.index : world.identity.local_rank % world.num_gpus;
-  set_current_gpu(index);
-  world.gpu = describe_gpu(index);
+  cuda::set_current_gpu(index);
+  world.gpu = cuda::describe_gpu(index);
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
 void negotiate_gpu_transport(World& world, const std::string& asked, const std::string& nccl_version,
                              const std::string& nccl_unavailable_reason, base::Deadline deadline) {
-  const job::Identity& id = world.identity;
+  const job::identity::Identity& id = world.identity;
   const auto read_key = [&](const std::string& key, int from) {
     const auto value = world.store->get(key, deadline);
     if (!value)
@@ -161,7 +161,7 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
   };
   const auto report_of = [&](int rank) { return decode_gpu_report(read_key(gpu_key(rank), rank)); };
   world.store->set(gpu_key(id.rank),
-                   encode(GpuReport{world.gpu.uuid, base::host_name(), nccl_version, nccl_unavailable_reason}),
+                   encode(GpuReport{world.gpu.uuid, base::net::host_name(), nccl_version, nccl_unavailable_reason}),
                    deadline);
   if (id.rank == 0) {
     std::vector<GpuReport> reports;

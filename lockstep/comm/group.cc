@@ -29,7 +29,7 @@ void check_writable(CollectiveKind kind, const at::Tensor& tensor) {
 /// back.
 CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor, bool result_here) {
   if (result_here) check_writable(op.kind, tensor);
-  CollectiveRequest request{.op = std::move(op), .shape = SignatureShape(tensor)};
+  CollectiveRequest request{.op = std::move(op), .shape = channel::SignatureShape(tensor)};
   request.op.input = tensor.contiguous();
   request.op.output = request.op.input;
   if (result_here && !request.op.input.is_same(tensor))
@@ -41,7 +41,7 @@ CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor,
 CollectiveRequest make_out_of_place_request(Collective op, const at::Tensor& output, const at::Tensor& input,
                                             const at::Tensor& compared) {
   if (output.defined()) check_writable(op.kind, output);
-  CollectiveRequest request{.op = std::move(op), .shape = SignatureShape(compared)};
+  CollectiveRequest request{.op = std::move(op), .shape = channel::SignatureShape(compared)};
   if (input.defined()) request.op.input = input.contiguous();
   if (!output.defined()) return request;
   request.op.output = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
@@ -51,7 +51,7 @@ CollectiveRequest make_out_of_place_request(Collective op, const at::Tensor& out
 
 constexpr std::size_t kMaxByteStringSize = std::size_t{1} << 30;
 
-std::int64_t element_count(const CallSignature& call) {
+std::int64_t element_count(const channel::CallSignature& call) {
   std::int64_t count = 1;
   for (int d = 0; d < call.dims; ++d) count *= call.sizes[d];
   return count;
@@ -169,11 +169,11 @@ template <typename Impl>
 CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                              const CallOptions& options) {
   CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kAllGather, input, options),
-                            .shape = SignatureShape(input, /*ranks_may_differ=*/true)};
-  auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<CallSignature>>>();
-  request.prepare = [gathered, input](Collective& op, const std::vector<CallSignature>& calls) {
+                            .shape = channel::SignatureShape(input, /*ranks_may_differ=*/true)};
+  auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<channel::CallSignature>>>();
+  request.prepare = [gathered, input](Collective& op, const std::vector<channel::CallSignature>& calls) {
     std::int64_t largest = 0;
-    for (const CallSignature& call : calls) largest = std::max(largest, element_count(call));
+    for (const channel::CallSignature& call : calls) largest = std::max(largest, element_count(call));
     op.input = at::zeros({largest}, input.options());
     op.input.narrow(0, 0, input.numel()).copy_(input.flatten());
     op.output = at::empty({largest * static_cast<std::int64_t>(calls.size())}, input.options());
@@ -198,11 +198,12 @@ CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int ro
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   const at::Tensor mine = impl.rank == root ? bytes_to_tensor(bytes) : at::empty({0}, at::kByte);
   CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options),
-                            .shape = SignatureShape(mine, /*ranks_may_differ=*/true)};
+                            .shape = channel::SignatureShape(mine, /*ranks_may_differ=*/true)};
   impl.check_root(CollectiveKind::kBroadcast, root);
   request.op.root = root;
   auto payload = std::make_shared<at::Tensor>();
-  request.prepare = [payload, mine, root, here = impl.rank](Collective& op, const std::vector<CallSignature>& calls) {
+  request.prepare = [payload, mine, root, here = impl.rank](Collective& op,
+                                                            const std::vector<channel::CallSignature>& calls) {
     *payload = here == root ? mine : at::empty({calls[static_cast<std::size_t>(root)].sizes[0]}, at::kByte);
     op.input = op.output = *payload;
   };
@@ -233,7 +234,9 @@ const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
 void Group::step() const { GroupAccess::set_steps(*this, steps() + 1); }
 std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
-void Group::alive() const { base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed); }
+void Group::alive() const {
+  base::telemetry::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
+}
 bool Group::stop_requested() const {
   install_stop_signal_handlers();
   return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && has_stop_signal());
@@ -241,7 +244,7 @@ bool Group::stop_requested() const {
 
 void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
   group.impl_->world->steps.store(steps, std::memory_order_relaxed);
-  base::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
+  base::telemetry::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
 }
 
 void GroupAccess::set_stop_agreed(const Group& group) { group.impl_->world->stop_agreed = true; }
@@ -251,7 +254,7 @@ void GroupAccess::count_batch(const Group& group, std::uint32_t sample_order_has
   if (group.impl_->members.size() == static_cast<std::size_t>(world.identity.world_size))
     world.sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
   world.batches.fetch_add(1, std::memory_order_relaxed);
-  base::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
+  base::telemetry::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
 StepIdentity GroupAccess::step_identity(const Group& group) {

@@ -36,7 +36,7 @@ struct GroupAccess {
   /// arguments; blocks until they have. Throws UsageError for options that the transport does not support.
   static std::unique_ptr<GradientReducer> make_gradient_reducer(const Group& group, std::string name,
                                                                 std::vector<GradientSpec> specs,
-                                                                ReducerOptions options);
+                                                                reducers::ReducerOptions options);
 
   /// Closes the group with `error`, publishes it as the job's first cause, and throws it. For a disagreement between
   /// ranks that a module above comm has detected.

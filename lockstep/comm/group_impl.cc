@@ -29,8 +29,8 @@ Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::v
       rank(the_rank),
       transport_(world->make_transport(name, members, split_parent)),
       channel_(name, members, rank, transport_, world->deadlock_detector),
-      my_signature_(at::empty({kSignatureBytes}, at::kByte)),
-      all_signatures_(at::empty({static_cast<std::int64_t>(members.size()) * kSignatureBytes}, at::kByte)) {}
+      my_signature_(at::empty({channel::kSignatureBytes}, at::kByte)),
+      all_signatures_(at::empty({static_cast<std::int64_t>(members.size()) * channel::kSignatureBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
   const bool is_idle = executor_.is_idle() &&
@@ -68,9 +68,9 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
     if (kind == CollectiveKind::kBarrier) return op;
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
   }
-  if (tensor.dim() > CallSignature::kMaxDims)
+  if (tensor.dim() > channel::CallSignature::kMaxDims)
     throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; expected at most " +
-                     std::to_string(CallSignature::kMaxDims));
+                     std::to_string(channel::CallSignature::kMaxDims));
   if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not supported; pass indices and values");
   if (!has(can.dtypes, tensor.scalar_type())) {
     std::string dtypes;
@@ -167,10 +167,10 @@ Work Group::Impl::post(CollectiveRequest request) {
 void Group::Impl::execute(CollectiveRequest& request) {
   channel_.throw_if_closed();
   const c10::OptionalStreamGuard stream(request.stream);
-  const CallSignature mine = make_signature(request.op, request.shape);
+  const channel::CallSignature mine = channel::make_signature(request.op, request.shape);
   if (members.size() == 1 || request.prepare || request.shape.may_shapes_differ || !execute_checked(request, mine)) {
     const at::NoGradGuard no_grad;
-    std::vector<CallSignature> calls{mine};
+    std::vector<channel::CallSignature> calls{mine};
     if (members.size() > 1) calls = gather_signatures(request, mine);
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
@@ -182,21 +182,23 @@ void Group::Impl::execute(CollectiveRequest& request) {
 }
 
 /// Compares and runs the operation in one step. Returns false if the transport does not support that.
-bool Group::Impl::execute_checked(const CollectiveRequest& request, const CallSignature& mine) {
+bool Group::Impl::execute_checked(const CollectiveRequest& request, const channel::CallSignature& mine) {
   mismatched_signatures_.clear();
-  const PendingPtr pending = channel_.start_checked(
-      request.op,
-      {.bytes = &mine, .size = sizeof mine, .hash = hash_signature(mine), .all_signatures = &mismatched_signatures_});
+  const PendingPtr pending = channel_.start_checked(request.op, {.bytes = &mine,
+                                                                 .size = sizeof mine,
+                                                                 .hash = channel::hash_signature(mine),
+                                                                 .all_signatures = &mismatched_signatures_});
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
   if (mismatched_signatures_.empty()) return true;
-  std::vector<CallSignature> calls(members.size());
-  std::memcpy(calls.data(), mismatched_signatures_.data(), calls.size() * sizeof(CallSignature));
+  std::vector<channel::CallSignature> calls(members.size());
+  std::memcpy(calls.data(), mismatched_signatures_.data(), calls.size() * sizeof(channel::CallSignature));
   check_signatures(request, calls);
   return true;
 }
 
-std::vector<CallSignature> Group::Impl::gather_signatures(const CollectiveRequest& request, const CallSignature& mine) {
+std::vector<channel::CallSignature> Group::Impl::gather_signatures(const CollectiveRequest& request,
+                                                                   const channel::CallSignature& mine) {
   std::memcpy(my_signature_.mutable_data_ptr(), &mine, sizeof mine);
   Collective op{.kind = CollectiveKind::kAllGather,
                 .name = request.op.name,
@@ -207,20 +209,22 @@ std::vector<CallSignature> Group::Impl::gather_signatures(const CollectiveReques
   const PendingPtr pending = channel_.start(op);
   op.kind = request.op.kind;  // for the label: the rank waits in the user's call
   channel_.wait(*pending, op, describe(mine));
-  std::vector<CallSignature> calls(members.size());
-  std::memcpy(calls.data(), all_signatures_.const_data_ptr(), calls.size() * sizeof(CallSignature));
+  std::vector<channel::CallSignature> calls(members.size());
+  std::memcpy(calls.data(), all_signatures_.const_data_ptr(), calls.size() * sizeof(channel::CallSignature));
   check_signatures(request, calls);
   return calls;
 }
 
-void Group::Impl::check_signatures(const CollectiveRequest& request, const std::vector<CallSignature>& calls) {
-  CallMismatch difference{};
-  if (find_mismatch(calls, request.shape.may_shapes_differ, difference)) throw_desync(request.op, calls, difference);
+void Group::Impl::check_signatures(const CollectiveRequest& request, const std::vector<channel::CallSignature>& calls) {
+  channel::CallMismatch difference{};
+  if (channel::find_mismatch(calls, request.shape.may_shapes_differ, difference))
+    throw_desync(request.op, calls, difference);
 }
 
-void Group::Impl::throw_desync(const Collective& op, const std::vector<CallSignature>& calls, CallMismatch difference) {
+void Group::Impl::throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,
+                               channel::CallMismatch difference) {
   const auto text = [&](int r) {
-    const CallSignature& call = calls[static_cast<std::size_t>(r)];
+    const channel::CallSignature& call = calls[static_cast<std::size_t>(r)];
     return "rank " + std::to_string(members[static_cast<std::size_t>(r)]) + " called " + describe(call) +
            (call.seq == op.seq ? "" : " as operation " + std::to_string(call.seq));
   };

@@ -24,8 +24,8 @@ namespace lockstep::comm {
 /// after the operation.
 struct CollectiveRequest {
   Collective op;
-  SignatureShape shape;
-  std::function<void(Collective&, const std::vector<CallSignature>&)>
+  channel::SignatureShape shape;
+  std::function<void(Collective&, const std::vector<channel::CallSignature>&)>
       prepare;                        // called after the comparison, when all sizes are known
   std::function<void()> complete;     // called after the operation: copies results back
   bool moves_data = true;             // false: the operation is the comparison alone (barrier)
@@ -57,7 +57,7 @@ struct Group::Impl {
   [[noreturn]] void fail(const base::CommError& error);
   /// GroupAccess::make_gradient_reducer() without the decorators. `reducer_name` is the name of the model.
   std::unique_ptr<GradientReducer> make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
-                                                ReducerOptions options);
+                                                reducers::ReducerOptions options);
 
   const std::shared_ptr<World> world;
   const std::string name;
@@ -71,31 +71,32 @@ struct Group::Impl {
   struct StartedSend;
   /// Messages in one direction between this rank and one peer, ordered independently of all other operations.
   struct PeerChannel {
-    Channel channel;
-    SerialExecutor executor;  // last member: its thread ends before the members that it uses
+    channel::Channel channel;
+    channel::SerialExecutor executor;  // last member: its thread ends before the members that it uses
   };
   void begin(CollectiveRequest& request);
   Work post(CollectiveRequest request);
   void execute(CollectiveRequest& request);
-  bool execute_checked(const CollectiveRequest& request, const CallSignature& mine);
-  std::vector<CallSignature> gather_signatures(const CollectiveRequest& request, const CallSignature& mine);
-  void check_signatures(const CollectiveRequest& request, const std::vector<CallSignature>& calls);
-  [[noreturn]] void throw_desync(const Collective& op, const std::vector<CallSignature>& calls,
-                                 CallMismatch difference);
+  bool execute_checked(const CollectiveRequest& request, const channel::CallSignature& mine);
+  std::vector<channel::CallSignature> gather_signatures(const CollectiveRequest& request,
+                                                        const channel::CallSignature& mine);
+  void check_signatures(const CollectiveRequest& request, const std::vector<channel::CallSignature>& calls);
+  [[noreturn]] void throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,
+                                 channel::CallMismatch difference);
   PeerChannel& get_peer_channel(CollectiveKind kind, int peer);
-  std::shared_ptr<StartedSend> begin_send(const at::Tensor& tensor, Channel& channel, int to,
+  std::shared_ptr<StartedSend> begin_send(const at::Tensor& tensor, channel::Channel& channel, int to,
                                           const CallOptions& options);
-  void receive(Collective op, at::Tensor target, Channel& channel);
+  void receive(Collective op, at::Tensor target, channel::Channel& channel);
 
   std::vector<char> mismatched_signatures_;  // of execute_checked(), one operation at a time. Declared before the
                                              // transport, which may write to it
   std::shared_ptr<Transport> transport_;
-  Channel channel_;
+  channel::Channel channel_;
   int num_reducers_ = 0;
   at::Tensor my_signature_;  // buffers of gather_signatures(), one operation at a time
   at::Tensor all_signatures_;
   std::map<std::pair<bool, int>, std::unique_ptr<PeerChannel>> peer_channels_;  // (sending, peer)
-  SerialExecutor executor_;                                                     // last member, as above
+  channel::SerialExecutor executor_;                                            // last member, as above
 };
 
 }  // namespace lockstep::comm

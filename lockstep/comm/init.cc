@@ -28,7 +28,7 @@ namespace {
 
 using base::Deadline;
 using base::Env;
-using job::StoreKind;
+using job::identity::StoreKind;
 
 constexpr auto kUnlimitedSetupTimeout = std::chrono::hours(24);
 constexpr std::uint64_t kOwnFiles = 512;  // descriptors that a rank needs for anything but the store
@@ -44,16 +44,16 @@ void raise_file_limit_for_store(int ranks) {
 
 /// Returns whether the host name of rank 0 that SLURM set resolves to a loopback address on this host, as Debian does
 /// for its own name (127.0.1.1). The other hosts then cannot connect to that address.
-bool is_loopback_alias(const job::Identity& id) {
+bool is_loopback_alias(const job::identity::Identity& id) {
   if (id.source != "slurm" || id.num_nodes <= 1) return false;
-  const std::string here = base::source_address_for(id.address);
+  const std::string here = base::net::source_address_for(id.address);
   return here != id.address.host && (here.starts_with("127.") || here == "::1");
 }
 
 /// Rank 0 serves the store; the other ranks connect to it. If the address is in use or belongs to another host, rank 0
 /// connects as a client, and join() reports whether two processes have rank 0.
 void open_rank_zero_store(World& world, Deadline deadline) {
-  const job::Identity& id = world.identity;
+  const job::identity::Identity& id = world.identity;
   if (id.rank == 0) raise_file_limit_for_store(id.world_size);
   if (id.store == StoreKind::kTorchrun) return rendezvous_over_torchrun(world, deadline);
   if (id.address.host.empty()) rendezvous_over_mpi(world, deadline);
@@ -63,7 +63,7 @@ void open_rank_zero_store(World& world, Deadline deadline) {
                       " can join it. Set LOCKSTEP_KEY_FILE to a file with a key");
   if (id.rank == 0 && !world.server) {
     try {
-      const base::Address all_networks{"0.0.0.0", id.address.port};
+      const base::net::Address all_networks{"0.0.0.0", id.address.port};
       world.server =
           std::make_unique<job::StoreServer>(is_loopback_alias(id) ? all_networks : id.address, credentials, true);
     } catch (const base::SystemError& error) {
@@ -80,7 +80,7 @@ void open_rank_zero_store(World& world, Deadline deadline) {
 }
 
 void open_store(World& world, Deadline deadline) {
-  const job::Identity& id = world.identity;
+  const job::identity::Identity& id = world.identity;
   switch (id.store) {
     case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
     case StoreKind::kLauncher:
@@ -90,8 +90,8 @@ void open_store(World& world, Deadline deadline) {
     case StoreKind::kTorchrun: open_rank_zero_store(world, deadline); break;
   }
   if (id.store == StoreKind::kLocal) return;
-  world.address = is_loopback_alias(id) ? base::address_of_interface(world.interface) : "";
-  if (world.address.empty()) world.address = base::source_address_for(id.address);
+  world.address = is_loopback_alias(id) ? base::net::address_of_interface(world.interface) : "";
+  if (world.address.empty()) world.address = base::net::source_address_for(id.address);
 }
 
 /// Returns the key in the page that the agent made for this process, else the key in the file that the user named.
@@ -100,7 +100,7 @@ job::JobKey find_key(const Env& env) {
   return given.is_set() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
 }
 
-std::vector<int> ranks_of_other_hosts(const job::Identity& id) {
+std::vector<int> ranks_of_other_hosts(const job::identity::Identity& id) {
   std::vector<int> remote_ranks;
   for (int rank = 0; rank < id.world_size; ++rank)
     if (id.host_indices[static_cast<std::size_t>(rank)] != id.host_indices[static_cast<std::size_t>(id.rank)])
@@ -131,7 +131,7 @@ bool should_use_arena(const InitOptions& options, const Env& env, const World& w
 }
 
 void log_world(const World& world, const std::string& reason) {
-  const job::Identity& id = world.identity;
+  const job::identity::Identity& id = world.identity;
   if (id.rank != 0 || id.source == "none") return;
   const int hosts = 1 + *std::max_element(id.host_indices.begin(), id.host_indices.end());
   base::log_info(
@@ -154,7 +154,7 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
   if (!world.store) return;
   job::publish_cause(*world.store, {.cause = error.cause(),
                                     .rank = world.identity.rank,
-                                    .host = base::host_name(),
+                                    .host = base::net::host_name(),
                                     .pid = ::getpid(),
                                     .op = "init",
                                     .detail = error.what(),
@@ -166,7 +166,7 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
 std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::this_process();
   auto world = std::make_shared<World>();
-  world->identity = job::identify(env, {options.rank, options.world_size, options.address, options.env_from});
+  world->identity = job::identity::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout =
       timeout_setting(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
   world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
@@ -179,7 +179,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
       world->identity, !options.cross_host_transport.empty() ? options.cross_host_transport
                                                              : env.lockstep_cross_host_transport.value_or("auto"));
   check_transport(asked, world->identity.world_size);
-  base::best_instruction_set();  // an invalid LOCKSTEP_INSTRUCTION_SET fails here, not in a step
+  base::simd::best_instruction_set();  // an invalid LOCKSTEP_INSTRUCTION_SET fails here, not in a step
   const DeviceRequest request =
       parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
   const bool on_gpu = detect_gpus(*world, request);
@@ -201,18 +201,18 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     reason = choose_transport(*world, asked, cross_host_transport);
     if (on_gpu) select_gpu(*world, request);
     prepare_transport(*world, asked, deadline);
-    if (should_use_arena(options, env, *world)) install_arena();
+    if (should_use_arena(options, env, *world)) arena::install_arena();
   } catch (const base::Error& error) {
     publish_init_failure(*world, error);
     throw;
   }
-  const job::Identity& id = world->identity;
-  world->deadlock_detector =
-      std::make_shared<DeadlockDetector>(world->store, id.rank, base::host_name(), timeout, ranks_of_other_hosts(id));
-  base::publish_rank_page(id.rank, id.world_size, id.job, world->transport);
-  if (id.store != StoreKind::kLocal || base::RankPage::this_process().agent_pid != 0)
+  const job::identity::Identity& id = world->identity;
+  world->deadlock_detector = std::make_shared<channel::DeadlockDetector>(world->store, id.rank, base::net::host_name(),
+                                                                         timeout, ranks_of_other_hosts(id));
+  base::telemetry::publish_rank_page(id.rank, id.world_size, id.job, world->transport);
+  if (id.store != StoreKind::kLocal || base::telemetry::RankPage::this_process().agent_pid != 0)
     world->heartbeat =
-        std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
+        std::make_unique<job::health::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
   log_world(*world, reason);
   return world;
 }

@@ -12,8 +12,8 @@
 namespace lockstep::comm {
 
 std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
-                                                           ReducerOptions options) {
-  if (members.size() == 1) return std::make_unique<SingleRankReducer>(std::move(specs));
+                                                           reducers::ReducerOptions options) {
+  if (members.size() == 1) return std::make_unique<reducers::SingleRankReducer>(std::move(specs));
   const std::string id = name + ".ddp" + std::to_string(num_reducers_++);
   const auto transport = world->make_transport(id, members, split_parent(0));
   comm::check_wire_dtype(*transport, "make_gradient_reducer", options.wire_dtype);
@@ -23,18 +23,19 @@ std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_n
   auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(examples);
   if (options.hook && rank == 0)
     base::log_info("gradients of " + reducer_name + " are packed into buckets for the hook " + options.hook->name());
-  auto channel = std::make_unique<Channel>(id, members, rank, transport, world->deadlock_detector);
+  auto channel = std::make_unique<channel::Channel>(id, members, rank, transport, world->deadlock_detector);
   if (reducer)
-    return std::make_unique<InPlaceGradientReducer>(std::move(reducer_name), std::move(specs), std::move(channel),
-                                                    std::move(reducer));
-  if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel, examples.front().device());
-  return std::make_unique<BucketedReducer>(std::move(reducer_name), std::move(specs), std::move(channel),
-                                           std::move(options));
+    return std::make_unique<reducers::InPlaceGradientReducer>(std::move(reducer_name), std::move(specs),
+                                                              std::move(channel), std::move(reducer));
+  if (options.bucket_bytes.empty())
+    options.bucket_bytes = reducers::measure_bucket_bytes(*channel, examples.front().device());
+  return std::make_unique<reducers::BucketedReducer>(std::move(reducer_name), std::move(specs), std::move(channel),
+                                                     std::move(options));
 }
 
 std::unique_ptr<GradientReducer> GroupAccess::make_gradient_reducer(const Group& group, std::string name,
                                                                     std::vector<GradientSpec> specs,
-                                                                    ReducerOptions options) {
+                                                                    reducers::ReducerOptions options) {
   std::vector<std::string> names;
   for (const GradientSpec& spec : specs) names.push_back(spec.name);
   const bool check_finite = options.check_finite;
@@ -42,11 +43,11 @@ std::unique_ptr<GradientReducer> GroupAccess::make_gradient_reducer(const Group&
   const World& world = *group.impl_->world;
   const int rank = world.identity.rank;
   if (check_finite)
-    reducer = with_finite_check(std::move(reducer), std::move(names), rank,
-                                [group](const base::CommError& error) { fail(group, error); });
+    reducer = reducers::with_finite_check(std::move(reducer), std::move(names), rank,
+                                          [group](const base::CommError& error) { fail(group, error); });
   const job::Injection& injection = world.injection;
   const bool here = injection.fault != job::Fault::kNone && injection.rank == rank;
-  return here ? with_fault_injection(std::move(reducer), injection) : std::move(reducer);
+  return here ? reducers::with_fault_injection(std::move(reducer), injection) : std::move(reducer);
 }
 
 }  // namespace lockstep::comm

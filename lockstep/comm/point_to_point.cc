@@ -10,8 +10,8 @@
 namespace lockstep::comm {
 namespace {
 
-at::Tensor bytes_of(const CallSignature& call) {
-  at::Tensor bytes = at::empty({kSignatureBytes}, at::kByte);
+at::Tensor bytes_of(const channel::CallSignature& call) {
+  at::Tensor bytes = at::empty({channel::kSignatureBytes}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), &call, sizeof call);
   return bytes;
 }
@@ -25,7 +25,7 @@ struct Group::Impl::StartedSend {
   PendingPtr call;
   PendingPtr data;
 
-  void wait(Channel& channel) const;
+  void wait(channel::Channel& channel) const;
 };
 
 Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int peer) {
@@ -48,14 +48,14 @@ Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int
   return *pair;
 }
 
-std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tensor& tensor, Channel& channel, int to,
-                                                                  const CallOptions& options) {
+std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tensor& tensor, channel::Channel& channel,
+                                                                  int to, const CallOptions& options) {
   auto sent = std::make_shared<StartedSend>();
   sent->op = make_collective(CollectiveKind::kSend, tensor, options);
   sent->op.root = to;
   channel.begin(sent->op, tensor);
   const std::uint64_t seq = sent->op.seq;
-  const CallSignature call = make_signature(sent->op, SignatureShape(tensor));
+  const channel::CallSignature call = channel::make_signature(sent->op, channel::SignatureShape(tensor));
   sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
   // One operation consists of two messages, with the numbers 2 seq and 2 seq + 1.
   Collective header = sent->op;
@@ -69,24 +69,24 @@ std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tens
   return sent;
 }
 
-void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
+void Group::Impl::receive(Collective op, at::Tensor target, channel::Channel& channel) {
   channel.throw_if_closed();
   const at::NoGradGuard no_grad;
-  const CallSignature expected = make_signature(op, SignatureShape(target));
+  const channel::CallSignature expected = channel::make_signature(op, channel::SignatureShape(target));
   const std::string text = describe(expected) + " from rank " + std::to_string(channel.members()[0]);
   const std::uint64_t seq = op.seq;
   Collective header = op;
   header.seq = 2 * seq;
-  header.output = at::empty({kSignatureBytes}, at::kByte);
+  header.output = at::empty({channel::kSignatureBytes}, at::kByte);
   const PendingPtr call_arrives = channel.start(header);
   channel.wait(*call_arrives, op, text);
-  CallSignature sent;
+  channel::CallSignature sent;
   std::memcpy(&sent, header.output.const_data_ptr(), sizeof sent);
-  CallSignature as_received = expected;
+  channel::CallSignature as_received = expected;
   as_received.kind = sent.kind;
   as_received.root = sent.root;
-  CallMismatch difference{};
-  if (find_mismatch({as_received, sent}, false, difference)) {
+  channel::CallMismatch difference{};
+  if (channel::find_mismatch({as_received, sent}, false, difference)) {
     try {
       throw base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
                               "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
@@ -105,7 +105,7 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   channel.end(op.flight_id);
 }
 
-void Group::Impl::StartedSend::wait(Channel& channel) const {
+void Group::Impl::StartedSend::wait(channel::Channel& channel) const {
   channel.wait(*call, op, text);
   channel.wait(*data, op, text);
   channel.end(op.flight_id);

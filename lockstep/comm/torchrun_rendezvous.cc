@@ -15,7 +15,7 @@ using base::Deadline;
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 /// Returns "" if rank 0 has stored no message before the deadline.
-std::string set_or_get(const base::Address& address, const std::string& key, const std::string& message,
+std::string set_or_get(const base::net::Address& address, const std::string& key, const std::string& message,
                        Deadline deadline) {
   c10d::TCPStoreOptions options;
   options.port = address.port;
@@ -38,7 +38,7 @@ std::string set_or_get(const base::Address& address, const std::string& key, con
 
 }  // namespace
 
-std::string exchange_over_torchrun_store(const base::Address& address, const std::string& key,
+std::string exchange_over_torchrun_store(const base::net::Address& address, const std::string& key,
                                          const std::string& message, Deadline deadline) {
   const auto failed = [&](const std::string& why) {
     return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,

@@ -4,6 +4,10 @@
 #include <functional>
 #include <memory>
 
+namespace lockstep::comm::channel {
+class DeadlockDetector;
+}  // namespace lockstep::comm::channel
+
 namespace lockstep::comm {
 
 /// Runs `program` as the body of main(), so that the program needs no try block:
@@ -15,11 +19,9 @@ namespace lockstep::comm {
 /// exception is one of Lockstep's, else with 1.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
-class DeadlockDetector;
-
 /// The destination of failure reports.
 struct FailureListener {
-  std::shared_ptr<DeadlockDetector> deadlock_detector;
+  std::shared_ptr<channel::DeadlockDetector> deadlock_detector;
   bool serves_store = false;  ///< this process serves the store, and the other ranks need time to read from it
 };
 

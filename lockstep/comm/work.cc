@@ -6,7 +6,7 @@
 namespace lockstep::comm {
 
 void Work::wait() {
-  const DeadlockDetector::ExecutorWait here(*deadlock_detector_, executor_, pending_);
+  const channel::DeadlockDetector::ExecutorWait here(*deadlock_detector_, executor_, pending_);
   wait(base::Deadline::never());  // bounded: the operation ends at its deadline, or by the DeadlockDetector
 }
 

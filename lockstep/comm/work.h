@@ -8,10 +8,12 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
-
+namespace lockstep::comm::channel {
 class SerialExecutor;
 class DeadlockDetector;
+}  // namespace lockstep::comm::channel
+
+namespace lockstep::comm {
 
 /// An operation in progress. Work is a small value; copies refer to the same operation.
 ///
@@ -32,8 +34,8 @@ class Work {
   std::exception_ptr error() const { return pending_->done() ? pending_->error() : nullptr; }
 
   /// For Group: operation `label` of `rank`, whose end `pending` reports, queued on `executor`.
-  Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<DeadlockDetector> deadlock_detector,
-       const SerialExecutor* executor)
+  Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<channel::DeadlockDetector> deadlock_detector,
+       const channel::SerialExecutor* executor)
       : pending_(std::move(pending)),
         label_(std::move(label)),
         rank_(rank),
@@ -44,8 +46,8 @@ class Work {
   PendingPtr pending_;
   std::string label_;
   int rank_;
-  std::shared_ptr<DeadlockDetector> deadlock_detector_;
-  const SerialExecutor* executor_;  // compared, never dereferenced: the group may already be destroyed
+  std::shared_ptr<channel::DeadlockDetector> deadlock_detector_;
+  const channel::SerialExecutor* executor_;  // compared, never dereferenced: the group may already be destroyed
 };
 
 }  // namespace lockstep::comm

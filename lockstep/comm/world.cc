@@ -43,7 +43,7 @@ constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
 
 World::~World() {
   if (std::uncaught_exceptions() > 0) {
-    base::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
+    base::telemetry::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
     // The code that catches the exception may still publish it, and the other ranks read it in this store.
     [[maybe_unused]] static const job::StoreServer* kept = nullptr;
     kept = server.release();
@@ -78,7 +78,7 @@ void World::wait_for_other_ranks() noexcept {
         if (!gone) others.push_back(rank);
         at = gone ? present.erase(at) : std::next(at);
       }
-      std::string progress = job::read_progress(table, others, limit);
+      std::string progress = job::health::read_progress(table, others, limit);
       if (!failed && progress != before) limit = base::Deadline::in(timeout);
       before = std::move(progress);
       std::this_thread::sleep_for(kLeavePollInterval);
@@ -101,9 +101,9 @@ std::string start_store_server(World& world, const std::string& host) {
   const job::JobKey random = job::JobKey::random();
   const job::JobKey& key = world.key.is_set() ? world.key : random;
   world.server = std::make_unique<job::StoreServer>(
-      base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
+      base::net::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
   return std::string(random.bytes()) + std::to_string(world.identity.generation) + " " +
-         base::to_string(world.server->address());
+         base::net::to_string(world.server->address());
 }
 
 void apply_rendezvous_message(World& world, const std::string& received) {
@@ -113,7 +113,7 @@ void apply_rendezvous_message(World& world, const std::string& received) {
     throw base::CommError(base::Cause::kProtocol, "init", -1, 0, "the rendezvous message of rank 0 cannot be parsed");
   if (!world.key.is_set()) world.key = job::JobKey(std::string_view(received).substr(0, job::JobKey::kBytes));
   world.identity.generation = static_cast<int>(base::parse_int_in_range("rank 0's generation", parts[0], 0, INT_MAX));
-  world.identity.address = base::parse_address("rank 0's address", parts[1]);
+  world.identity.address = base::net::parse_address("rank 0's address", parts[1]);
 }
 
 /// Returns the address for rank 0's store. On one host that is the loopback address. Otherwise it is the address from
@@ -121,25 +121,25 @@ void apply_rendezvous_message(World& world, const std::string& received) {
 /// to a loopback address, as Debian's does.
 std::string address_under_torchrun(const World& world) {
   if (world.identity.local_world_size == world.identity.world_size) return "127.0.0.1";
-  const std::string towards = base::source_address_for(world.identity.address);
+  const std::string towards = base::net::source_address_for(world.identity.address);
   if (world.interface.empty() && !towards.starts_with("127.") && towards != "::1") return towards;
-  const std::string found = base::address_of_interface(world.interface);
+  const std::string found = base::net::address_of_interface(world.interface);
   return found.empty() && world.interface.empty() ? towards : found;
 }
 
 }  // namespace
 
 void rendezvous_over_mpi(World& world, base::Deadline deadline) {
-  const job::Identity& id = world.identity;
+  const job::identity::Identity& id = world.identity;
   const auto message = [&](bool one_host) {
     return id.rank == 0
-               ? start_store_server(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface))
+               ? start_store_server(world, one_host ? "127.0.0.1" : base::net::address_of_interface(world.interface))
                : "";
   };
-  const std::string missing = mpi_unavailable_reason();
+  const std::string missing = mpi::mpi_unavailable_reason();
   if (missing.empty()) {
-    init_mpi(id.rank, id.world_size);
-    return apply_rendezvous_message(world, broadcast_over_mpi(message(is_mpi_world_on_one_host()), deadline));
+    mpi::init_mpi(id.rank, id.world_size);
+    return apply_rendezvous_message(world, mpi::broadcast_over_mpi(message(mpi::is_mpi_world_on_one_host()), deadline));
   }
   const auto& fd = base::Env::this_process().pmi_fd;
   if (id.source != "pmi" || !fd)
@@ -148,12 +148,12 @@ void rendezvous_over_mpi(World& world, base::Deadline deadline) {
                            "MASTER_ADDR and MASTER_PORT");
   const auto number = static_cast<int>(base::parse_int_in_range("PMI_FD", *fd, 0, INT_MAX));
   apply_rendezvous_message(
-      world, job::pmi_broadcast(number, id.rank, message(id.local_world_size == id.world_size), deadline));
+      world, job::identity::pmi_broadcast(number, id.rank, message(id.local_world_size == id.world_size), deadline));
 }
 
 void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
-  job::Identity& id = world.identity;
-  const base::Address torchrun = id.address;
+  job::identity::Identity& id = world.identity;
+  const base::net::Address torchrun = id.address;
   const std::string key = "lockstep/" + id.job;
   const auto connect = [&](base::Deadline limit) {
     return job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, limit);
@@ -194,11 +194,11 @@ void check_transport(const std::string& asked, int size) {
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self requires a world of one rank, but there are " + std::to_string(size) +
                            " ranks; expected auto, shm, hierarchy, gloo, mpi or nccl");
-  if (asked == "gloo" && !gloo_unavailable_reason().empty())
-    throw base::UsageError("transport gloo: " + gloo_unavailable_reason());
-  if (asked == "mpi" && !mpi_unavailable_reason().empty())
-    throw base::UsageError("transport mpi: " + mpi_unavailable_reason());
-  if (asked == "mpi") check_mpi_library();
+  if (asked == "gloo" && !gloo::gloo_unavailable_reason().empty())
+    throw base::UsageError("transport gloo: " + gloo::gloo_unavailable_reason());
+  if (asked == "mpi" && !mpi::mpi_unavailable_reason().empty())
+    throw base::UsageError("transport mpi: " + mpi::mpi_unavailable_reason());
+  if (asked == "mpi") mpi::check_mpi_library();
 }
 
 std::string name(CrossHostTransport transport) {
@@ -211,21 +211,21 @@ std::string name(CrossHostTransport transport) {
   return "none";
 }
 
-CrossHostTransport choose_cross_host_transport(const job::Identity& identity, const std::string& asked) {
+CrossHostTransport choose_cross_host_transport(const job::identity::Identity& identity, const std::string& asked) {
   if (asked != "auto" && asked != "gloo" && asked != "mpi")
     throw base::UsageError("the transport between hosts (LOCKSTEP_CROSS_HOST_TRANSPORT) is " + base::quoted(asked, 80) +
                            "; expected auto, gloo or mpi");
-  if (asked == "mpi" && !mpi_unavailable_reason().empty())
-    throw base::UsageError("cross_host_transport mpi: " + mpi_unavailable_reason());
-  if (asked == "gloo" && !gloo_unavailable_reason().empty())
-    throw base::UsageError("cross_host_transport gloo: " + gloo_unavailable_reason());
+  if (asked == "mpi" && !mpi::mpi_unavailable_reason().empty())
+    throw base::UsageError("cross_host_transport mpi: " + mpi::mpi_unavailable_reason());
+  if (asked == "gloo" && !gloo::gloo_unavailable_reason().empty())
+    throw base::UsageError("cross_host_transport gloo: " + gloo::gloo_unavailable_reason());
   const std::string& source = identity.source;
-  const bool mpi = mpi_unavailable_reason().empty() &&
+  const bool mpi = mpi::mpi_unavailable_reason().empty() &&
                    (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix")));
-  if (mpi) check_mpi_library();
+  if (mpi) mpi::check_mpi_library();
   if (asked == "mpi") return CrossHostTransport::kMpi;
   if (asked == "gloo") return CrossHostTransport::kGloo;
-  if (gloo_unavailable_reason().empty()) return mpi ? CrossHostTransport::kGlooAndMpi : CrossHostTransport::kGloo;
+  if (gloo::gloo_unavailable_reason().empty()) return mpi ? CrossHostTransport::kGlooAndMpi : CrossHostTransport::kGloo;
   return mpi ? CrossHostTransport::kMpi : CrossHostTransport::kNone;
 }
 
@@ -244,7 +244,7 @@ std::string choose_transport(World& world, const std::string& asked, CrossHostTr
   if (world.transport == "hierarchy") {
     if (cross_host_transport == CrossHostTransport::kNone)
       throw base::UsageError("transport hierarchy: no transport between hosts is available: gloo: " +
-                             gloo_unavailable_reason() + "; mpi: " + mpi_unavailable_reason());
+                             gloo::gloo_unavailable_reason() + "; mpi: " + mpi::mpi_unavailable_reason());
     world.cross_host_transport = cross_host_transport;
   }
   if (!free) return "requested by name";
@@ -254,40 +254,41 @@ std::string choose_transport(World& world, const std::string& asked, CrossHostTr
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {
   const bool mpi = world.transport == "mpi" || world.cross_host_transport == CrossHostTransport::kMpi ||
                    world.cross_host_transport == CrossHostTransport::kGlooAndMpi;
-  if (mpi && world.identity.world_size > 1) init_mpi(world.identity.rank, world.identity.world_size);
+  if (mpi && world.identity.world_size > 1) mpi::init_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
-    world.local_peers = LocalPeers::connect(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
+    world.local_peers =
+        shm::LocalPeers::connect(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
   if (world.device.is_cpu() || world.identity.world_size == 1) return;
-  const std::string missing = nccl_unavailable_reason();
-  negotiate_gpu_transport(world, asked, missing.empty() ? nccl_version() : "", missing, deadline);
+  const std::string missing = nccl::nccl_unavailable_reason();
+  negotiate_gpu_transport(world, asked, missing.empty() ? nccl::nccl_version() : "", missing, deadline);
 }
 
 std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members,
                                             int threads) const {
-  return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
-                              .rank = rank_in(members),
-                              .size = static_cast<int>(members.size()),
-                              .address = address,
-                              .interface = interface,
-                              .timeout = timeout,
-                              .threads = threads});
+  return gloo::make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
+                                    .rank = rank_in(members),
+                                    .size = static_cast<int>(members.size()),
+                                    .address = address,
+                                    .interface = interface,
+                                    .timeout = timeout,
+                                    .threads = threads});
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
-  return make_mpi_transport({.store = std::make_shared<job::PrefixStore>("mpi/" + name, store),
-                             .members = members,
-                             .rank = rank_in(members),
-                             .deadline = base::Deadline::in(timeout)});
+  return mpi::make_mpi_transport({.store = std::make_shared<job::PrefixStore>("mpi/" + name, store),
+                                  .members = members,
+                                  .rank = rank_in(members),
+                                  .deadline = base::Deadline::in(timeout)});
 }
 
-std::shared_ptr<Transport> World::make_cross_host(Scope scope, const std::string& name,
+std::shared_ptr<Transport> World::make_cross_host(hierarchy::Scope scope, const std::string& name,
                                                   const std::vector<int>& members) const {
   if (cross_host_transport == CrossHostTransport::kMpi ||
-      (cross_host_transport == CrossHostTransport::kGlooAndMpi && scope == Scope::kSmall))
+      (cross_host_transport == CrossHostTransport::kGlooAndMpi && scope == hierarchy::Scope::kSmall))
     return make_mpi(name, members);
-  return make_gloo(name, members, scope == Scope::kLarge ? kManyThreads : kFewThreads);
+  return make_gloo(name, members, scope == hierarchy::Scope::kLarge ? kManyThreads : kFewThreads);
 }
 
 int World::rank_in(const std::vector<int>& members) const {
@@ -296,10 +297,10 @@ int World::rank_in(const std::vector<int>& members) const {
 
 std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members,
                                                  const SplitParent& split_parent) const {
-  const std::shared_ptr<Transport> parent = split_parent.from ? nccl_transport_of(*split_parent.from) : nullptr;
+  const std::shared_ptr<Transport> parent = split_parent.from ? cuda::nccl_transport_of(*split_parent.from) : nullptr;
   if (transport == "self" || members.size() == 1) {
-    if (parent) skip_nccl_split(*parent);
-    return make_self_transport();
+    if (parent) nccl::skip_nccl_split(*parent);
+    return self::make_self_transport();
   }
   const auto on_host = make_host_transport(name, members);
   if (device.is_cpu()) return on_host;
@@ -307,31 +308,31 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
   const auto host_of = [&](int member) { return identity.host_indices[static_cast<std::size_t>(member)]; };
   const bool several = std::any_of(members.begin(), members.end(),
                                    [&](int member) { return host_of(member) != host_of(members.front()); });
-  DeviceTransportOptions options{
+  cuda::DeviceTransportOptions options{
       .host = on_host, .rank = group_rank, .size = static_cast<int>(members.size()), .spans_hosts = several};
-  if (!uses_nccl) return make_device_transport(std::move(options));
-  const NcclOptions all{.store = store,
-                        .members = members,
-                        .rank = group_rank,
-                        .gpu = gpu,
-                        .host = base::host_name(),
-                        .address = address};
+  if (!uses_nccl) return cuda::make_device_transport(std::move(options));
+  const nccl::NcclOptions all{.store = store,
+                              .members = members,
+                              .rank = group_rank,
+                              .gpu = gpu,
+                              .host = base::net::host_name(),
+                              .address = address};
   options.make_nccl = [name, all](const std::string& part, const std::vector<int>& ranks) {
-    NcclOptions some = all;
+    nccl::NcclOptions some = all;
     some.store = std::make_shared<job::PrefixStore>("nccl/" + name + part, all.store);
     some.members.clear();
     for (const int rank : ranks) some.members.push_back(all.members[static_cast<std::size_t>(rank)]);
     some.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), all.rank) - ranks.begin());
-    return make_nccl_transport(std::move(some));
+    return nccl::make_nccl_transport(std::move(some));
   };
   if (parent) {
-    NcclOptions child = all;
+    nccl::NcclOptions child = all;
     child.store = std::make_shared<job::PrefixStore>("nccl/" + name, store);
     child.parent = parent;
     child.color = split_parent.color;
-    options.nccl = make_nccl_transport(std::move(child));
+    options.nccl = nccl::make_nccl_transport(std::move(child));
   }
-  return make_device_transport(std::move(options));
+  return cuda::make_device_transport(std::move(options));
 }
 
 std::shared_ptr<Transport> World::make_host_transport(const std::string& name, const std::vector<int>& members) const {
@@ -340,20 +341,21 @@ std::shared_ptr<Transport> World::make_host_transport(const std::string& name, c
   for (const int member : members) hosts.push_back(identity.host_indices[static_cast<std::size_t>(member)]);
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](int host) { return host == hosts.front(); });
   if (transport == "shm" || (transport == "hierarchy" && one_host))
-    return make_shm_transport({.local_peers = local_peers,
-                               .store = std::make_shared<job::PrefixStore>("shm/" + name, store),
-                               .members = members,
-                               .rank = group_rank,
-                               .timeout = timeout});
+    return shm::make_shm_transport({.local_peers = local_peers,
+                                    .store = std::make_shared<job::PrefixStore>("shm/" + name, store),
+                                    .members = members,
+                                    .rank = group_rank,
+                                    .timeout = timeout});
   if (transport == "hierarchy")
-    return make_hierarchy_transport(
+    return hierarchy::make_hierarchy_transport(
         {.local_peers = local_peers,
          .store = std::make_shared<job::PrefixStore>("hierarchy/" + name, store),
          .members = members,
          .hosts = hosts,
          .rank = group_rank,
          .timeout = timeout,
-         .make_cross_host = [this, &name](Scope scope, const std::string& part, const std::vector<int>& ranks) {
+         .make_cross_host = [this, &name](hierarchy::Scope scope, const std::string& part,
+                                          const std::vector<int>& ranks) {
            return make_cross_host(scope, name + "/" + part, ranks);
          }});
   if (transport == "mpi") return make_mpi(name, members);

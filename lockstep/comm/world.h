@@ -16,10 +16,15 @@
 #include "lockstep/job/store.h"
 #include "lockstep/job/store_server.h"
 
-namespace lockstep::comm {
-
-class LocalPeers;
+namespace lockstep::comm::hierarchy {
 enum class Scope;
+}  // namespace lockstep::comm::hierarchy
+
+namespace lockstep::comm::shm {
+class LocalPeers;
+}  // namespace lockstep::comm::shm
+
+namespace lockstep::comm {
 
 /// Describes a split in which all ranks of a group take part.
 struct SplitParent {
@@ -40,24 +45,24 @@ std::string name(CrossHostTransport transport);
 struct World {
   ~World();
 
-  job::Identity identity;
+  job::identity::Identity identity;
   job::JobKey key;                           // of the store
   std::unique_ptr<job::StoreServer> server;  // set if this rank serves the store
   std::shared_ptr<job::Store> store;
-  std::shared_ptr<DeadlockDetector> deadlock_detector;
-  std::unique_ptr<job::Heartbeat> heartbeat;      // set if the store or an agent can read it
-  std::string transport;                          // name of the chosen transport
-  CrossHostTransport cross_host_transport{};      // kNone unless transport is hierarchy
-  std::shared_ptr<const LocalPeers> local_peers;  // for shm and hierarchy
-  std::string address;                            // numeric address of this host on the network to the other hosts
-  std::string interface;                          // the user's choice of network interface; may be empty
-  at::Device device = at::kCPU;                   // of this rank
-  int num_gpus = 0;                               // visible to this rank
-  std::string gpu_unavailable_reason;             // why this rank has no GPU
-  Gpu gpu;                                        // set if this rank has a GPU
-  bool uses_nccl = false;                         // GPU tensors use NCCL; otherwise they go through host memory
-  std::string gpu_transport_text;                 // the same, for the log
-  std::chrono::milliseconds timeout{};            // limit for waits while groups are made
+  std::shared_ptr<channel::DeadlockDetector> deadlock_detector;
+  std::unique_ptr<job::health::Heartbeat> heartbeat;   // set if the store or an agent can read it
+  std::string transport;                               // name of the chosen transport
+  CrossHostTransport cross_host_transport{};           // kNone unless transport is hierarchy
+  std::shared_ptr<const shm::LocalPeers> local_peers;  // for shm and hierarchy
+  std::string address;                                 // numeric address of this host on the network to the other hosts
+  std::string interface;                               // the user's choice of network interface; may be empty
+  at::Device device = at::kCPU;                        // of this rank
+  int num_gpus = 0;                                    // visible to this rank
+  std::string gpu_unavailable_reason;                  // why this rank has no GPU
+  cuda::Gpu gpu;                                       // set if this rank has a GPU
+  bool uses_nccl = false;                              // GPU tensors use NCCL; otherwise they go through host memory
+  std::string gpu_transport_text;                      // the same, for the log
+  std::chrono::milliseconds timeout{};                 // limit for waits while groups are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
   std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
@@ -74,14 +79,14 @@ struct World {
   void wait_for_other_ranks() noexcept;
   std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
-  std::shared_ptr<Transport> make_cross_host(Scope scope, const std::string& name,
+  std::shared_ptr<Transport> make_cross_host(hierarchy::Scope scope, const std::string& name,
                                              const std::vector<int>& members) const;
   int rank_in(const std::vector<int>& members) const;
 };
 
 /// Resolves `asked` ("auto", "gloo" or "mpi") to the transport between hosts. "auto" uses MPI only if MPI or PMI
 /// numbered the ranks. Throws UsageError if the requested transport is not available.
-CrossHostTransport choose_cross_host_transport(const job::Identity& identity, const std::string& asked);
+CrossHostTransport choose_cross_host_transport(const job::identity::Identity& identity, const std::string& asked);
 
 /// For ranks whose launcher uses MPI or PMI and does not set the address of a store: rank 0 serves the store
 /// (world.server) at a free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is

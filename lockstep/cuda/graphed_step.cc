@@ -136,7 +136,7 @@ class GraphedStep::Impl {
     order_streams(outer, *capture_stream_);
     {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
+      const comm::channel::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
       const auto run = [&] { outputs = run_eagerly(inputs); };
       if (variant.runs + 1 < options_.warmup)
         run();
@@ -161,7 +161,7 @@ class GraphedStep::Impl {
     OpTrace calls;
     try {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
+      const comm::channel::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
       graph = capture([&] { calls = trace_ops([&] { outputs = body_(static_inputs); }); });
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();

@@ -232,7 +232,7 @@ std::shared_ptr<void> BatchIterator::next() {
   const std::uint64_t samples_per_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *
                                          static_cast<std::uint64_t>(loader_->sampler_.shard().size);
   position.samples_drawn = std::min(start_.num_samples, start_.samples_drawn + num_taken_ * samples_per_step);
-  base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
+  base::telemetry::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
   if (loader_->on_batch_) loader_->on_batch_(position);
   return batch;
 }

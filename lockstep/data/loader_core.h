@@ -20,7 +20,7 @@
 
 namespace lockstep::comm {
 class Group;
-}
+}  // namespace lockstep::comm
 
 namespace lockstep::data {
 

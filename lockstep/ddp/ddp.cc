@@ -183,7 +183,7 @@ void DistributedDataParallel::Impl::on_nested_backward() {
 
 void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   const std::lock_guard lock(gradient_mutex_);
-  const comm::DeadlockDetector::ActingForThread caller(backward_thread_);
+  const comm::channel::DeadlockDetector::ActingForThread caller(backward_thread_);
   HookedParameter& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
   reached_parameter_ = true;

@@ -73,7 +73,7 @@ std::string format_fields(const Fatal& fatal) {
 Fatal to_fatal(const base::Error& error) {
   Fatal fatal;
   fatal.cause = error.cause();
-  fatal.host = base::host_name();
+  fatal.host = base::net::host_name();
   fatal.pid = ::getpid();
   fatal.detail = error.what();
   fatal.hint = error.hint();

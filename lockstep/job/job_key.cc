@@ -19,7 +19,7 @@ namespace lockstep::job {
 namespace {
 
 constexpr std::size_t kMaxKeyFileBytes = 4096;
-static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::RankPage::key);
+static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::telemetry::RankPage::key);
 
 void fill_random(std::array<unsigned char, 32>& bytes) {
   // bounded: getrandom blocks only until the kernel's pool is initialised, shortly after boot
@@ -60,7 +60,7 @@ JobKey JobKey::from_file(const std::string& path) {
 }
 
 JobKey JobKey::inherited() {
-  const base::JobKeyBytes bytes = base::inherited_job_key();
+  const base::telemetry::JobKeyBytes bytes = base::telemetry::inherited_job_key();
   return JobKey({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 

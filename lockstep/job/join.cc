@@ -70,7 +70,7 @@ std::string member_key(int rank) { return "join/" + std::to_string(rank); }
 
 /// Registers this process as its rank. If another process has registered as the same rank, publishes an error that
 /// names both processes and throws it.
-void claim_rank(Store& store, const Identity& id, const Member& self, Deadline deadline) {
+void claim_rank(Store& store, const identity::Identity& id, const Member& self, Deadline deadline) {
   const std::string own_record = to_text(self);
   const std::string stored = store.compare_set(member_key(id.rank), "", own_record, deadline);
   if (stored == own_record) return;
@@ -82,14 +82,14 @@ void claim_rank(Store& store, const Identity& id, const Member& self, Deadline d
 }
 
 /// Throws the error that another rank has published, if there is one: that rank will not join.
-void throw_if_job_failed(Store& store, const Identity& id, Deadline deadline) {
+void throw_if_job_failed(Store& store, const identity::Identity& id, Deadline deadline) {
   if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
   const auto line = store.find(key::kCause, deadline);
   const auto cause = line ? parse_fatal(*line) : std::nullopt;
   if (cause) throw CommError(cause->cause, "init", id.rank, cause->rank, cause->detail, cause->hint);
 }
 
-std::vector<Member> wait_for_members(Store& store, const Identity& id, Deadline deadline) {
+std::vector<Member> wait_for_members(Store& store, const identity::Identity& id, Deadline deadline) {
   std::vector<Member> members(static_cast<std::size_t>(id.world_size));
   for (int rank = 0; rank < id.world_size; ++rank) {
     std::optional<std::string> text;
@@ -114,7 +114,7 @@ std::vector<Member> wait_for_members(Store& store, const Identity& id, Deadline 
   return members;
 }
 
-void compare_facts(const std::vector<Member>& members, const Identity& id) {
+void compare_facts(const std::vector<Member>& members, const identity::Identity& id) {
   for (std::size_t rank = 1; rank < members.size(); ++rank)
     for (const auto& [key, value] : members[0].facts) {
       const auto found = members[rank].facts.find(key);
@@ -130,7 +130,7 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
 
 /// Warns about arguments that differ from those of rank 0. Rank 0 logs the first rank that differs; every other rank
 /// logs only its own difference. This is only a warning, because the difference may be intended.
-void warn_about_arguments(const std::vector<Member>& members, const Identity& id) {
+void warn_about_arguments(const std::vector<Member>& members, const identity::Identity& id) {
   for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
     const std::string difference = argument_difference(members[rank].arguments, members[0].arguments);
     if (!difference.empty())
@@ -140,7 +140,7 @@ void warn_about_arguments(const std::vector<Member>& members, const Identity& id
   }
 }
 
-void fill_host_layout(const std::vector<Member>& members, Identity& id) {
+void fill_host_layout(const std::vector<Member>& members, identity::Identity& id) {
   const auto self = static_cast<std::size_t>(id.rank);
   std::vector<std::string> hosts;
   int num_before = 0;
@@ -184,8 +184,8 @@ std::string build_id_of(const dl_phdr_info& image) {
 
 }  // namespace
 
-void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
-  const std::string host = base::host_name();
+void join(Store& store, identity::Identity& identity, const Facts& facts, Deadline deadline) {
+  const std::string host = base::net::host_name();
   Member self{.host = host,
               .host_id = host_id(),
               .pid = std::to_string(::getpid()),

@@ -22,7 +22,7 @@ using Facts = std::map<std::string, std::string>;
 ///   CommError kConfigMismatch  if a fact differs, naming the rank, the key and both values;
 ///   CommError                  with the first cause, as soon as another rank has published one.
 /// Logs a warning if the command line arguments of ranks differ.
-void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
+void join(Store& store, identity::Identity& identity, const Facts& facts, base::Deadline deadline);
 
 /// Returns the name of the host from which `rank` has joined, or "?" if it has not joined. Blocks as Store::find()
 /// does. Throws CommError kCoordinatorLost.

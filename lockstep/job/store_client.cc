@@ -31,12 +31,12 @@ constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(24);  // for o
 constexpr const char* kStoreGoneHint =
     "check why the launcher ended, or rank 0, which serves the store if there is no launcher";
 
-[[noreturn]] void throw_lost(const base::Address& address, const std::string& why) {
+[[noreturn]] void throw_lost(const base::net::Address& address, const std::string& why) {
   throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
                   "the connection to the job's store at " + to_string(address) + " is lost: " + why, kStoreGoneHint);
 }
 
-[[noreturn]] void throw_unreachable(const base::Address& address) {
+[[noreturn]] void throw_unreachable(const base::net::Address& address) {
   throw base::PeerLostError(Cause::kPeerUnreachable, "store", -1, -1,
                             "the job's store at " + to_string(address) +
                                 " cannot be reached: its host has not answered for " +
@@ -44,12 +44,12 @@ constexpr const char* kStoreGoneHint =
                             "check that this host is up and that the network to it works");
 }
 
-[[noreturn]] void throw_lost(const base::Address& address, const base::SystemError& error) {
+[[noreturn]] void throw_lost(const base::net::Address& address, const base::SystemError& error) {
   if (error.cause() == Cause::kRankStuck)  // the deadline of this client
     throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
                     "the job's store at " + to_string(address) + " does not respond, but its host does",
                     "check whether the launcher is stopped, or rank 0, which serves the store if there is no launcher");
-  if (base::is_unreachable(error.error_number())) throw_unreachable(address);
+  if (base::net::is_unreachable(error.error_number())) throw_unreachable(address);
   throw_lost(address, error.what());
 }
 
@@ -61,7 +61,7 @@ struct ClientConnection {
 };
 
 /// Throws unless `result` accepts this client's protocol, job, generation and key. `generation` is the server's.
-void check_handshake(const base::Address& address, const Credentials& credentials,
+void check_handshake(const base::net::Address& address, const Credentials& credentials,
                      store_protocol::HandshakeResult result, int generation) {
   const std::string store = "the store at " + to_string(address);
   if (result == store_protocol::HandshakeResult::kOtherProtocol)
@@ -89,15 +89,15 @@ void check_handshake(const base::Address& address, const Credentials& credential
 
 /// Receives exactly `size` bytes. Throws SystemError if the connection ends.
 void receive_all(const base::Fd& fd, char* bytes, std::size_t size, Deadline deadline) {
-  if (!base::recv_all(fd.get(), bytes, size, deadline))
+  if (!base::net::recv_all(fd.get(), bytes, size, deadline))
     throw base::SystemError("the store closed the connection", ECONNRESET);
 }
 
 /// Authenticates a new connection. Throws SystemError if the connection ends before the server has replied.
-ClientConnection perform_handshake(const base::Address& address, base::Fd fd, const Credentials& credentials, int rank,
-                                   Deadline deadline) {
+ClientConnection perform_handshake(const base::net::Address& address, base::Fd fd, const Credentials& credentials,
+                                   int rank, Deadline deadline) {
   const std::string hello = store_protocol::make_hello(credentials, rank, random_nonce());
-  base::send_all(fd.get(), hello, deadline);
+  base::net::send_all(fd.get(), hello, deadline);
   // Receive the prefix that is common to all protocol versions, then the rest.
   std::string challenge(store_protocol::kChallengePrefixBytes, '\0');
   receive_all(fd, challenge.data(), challenge.size(), deadline);
@@ -122,7 +122,7 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
   const store_protocol::Handshake derived = store_protocol::derive_handshake(credentials.key, hello, challenge_body);
   // If the server has another key, send zeros instead of a proof, so that the server logs the rejection.
   const bool is_authentic = equal_constant_time(derived.server_proof, reader.remaining());
-  base::send_all(
+  base::net::send_all(
       fd.get(),
       is_authentic ? std::string(mac_bytes(derived.client_proof)) : std::string(store_protocol::kMacBytes, '\0'),
       deadline);
@@ -138,13 +138,13 @@ ClientConnection perform_handshake(const base::Address& address, base::Fd fd, co
 /// reachable. Once the server is lost, every request fails at once.
 class StoreClient final : public Store {
  public:
-  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
+  StoreClient(base::net::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
     try {
       ClientConnection first = connect_and_handshake(deadline, false);
       server_ = first.server;
       // Resolve the name only once: the resolver may be unreachable while the network is down.
-      address_ = base::peer_address(first.fd.get());
+      address_ = base::net::peer_address(first.fd.get());
       idle_.push_back(std::move(first));
     } catch (const base::SystemError& error) {
       throw_lost(address_, error);
@@ -202,7 +202,7 @@ class StoreClient final : public Store {
       // The connection may have ended while it was idle. The server may have executed the request; repeating it is
       // harmless except for kAdd.
       if (!used_before || operation == store_protocol::StoreOperation::kAdd || error.cause() == Cause::kRankStuck ||
-          base::is_unreachable(error.error_number()))
+          base::net::is_unreachable(error.error_number()))
         throw_and_mark_lost(error);
     }
     drop_idle_connections();
@@ -215,13 +215,13 @@ class StoreClient final : public Store {
 
   [[noreturn]] void throw_and_mark_lost(const base::SystemError& error) {
     if (error.cause() != Cause::kRankStuck)
-      loss_ = base::is_unreachable(error.error_number()) ? StoreLoss::kUnreachable : StoreLoss::kEnded;
+      loss_ = base::net::is_unreachable(error.error_number()) ? StoreLoss::kUnreachable : StoreLoss::kEnded;
     throw_lost(address_, error);
   }
 
   /// Sends one request and returns the reply. Throws SystemError if the connection ends.
   std::optional<std::string> exchange_on(ClientConnection connection, const std::string& body, Deadline limit) {
-    base::send_all(connection.fd.get(), connection.requests.make_frame(body), limit);
+    base::net::send_all(connection.fd.get(), connection.requests.make_frame(body), limit);
     std::string length(store_protocol::kLengthBytes, '\0');
     receive_all(connection.fd, length.data(), length.size(), limit);
     const std::size_t size = store_protocol::parse_length(length).value_or(0);
@@ -242,7 +242,7 @@ class StoreClient final : public Store {
   /// SystemError (ETIMEDOUT) at the deadline.
   base::Fd connect_to(Deadline deadline, bool refusal_is_final) {
     try {
-      return base::connect_to(address_, deadline, refusal_is_final);
+      return base::net::connect_to(address_, deadline, refusal_is_final);
     } catch (const base::PeerLostError&) {
       if (refusal_is_final && deadline.expired())
         throw base::SystemError("connect", ETIMEDOUT, Cause::kPeerUnreachable);
@@ -299,7 +299,7 @@ class StoreClient final : public Store {
     idle_.push_back(std::move(connection));
   }
 
-  base::Address address_;
+  base::net::Address address_;
   const Credentials credentials_;
   const int rank_;
   std::uint64_t server_ = 0;  // the random number of the server of the first connection
@@ -310,7 +310,7 @@ class StoreClient final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
+std::shared_ptr<Store> connect_store(const base::net::Address& address, const Credentials& credentials, int rank,
                                      base::Deadline deadline) {
   if (credentials.job.size() > store_protocol::kMaxJobNameBytes)
     throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) +

@@ -19,7 +19,7 @@ namespace lockstep::job {
 /// kPeerUnreachable if the server's host is unreachable. If the server's process is suspended (a user has stopped it)
 /// while its host is up, each call waits for it until the call's deadline, but at least 10 s; it then throws
 /// kCoordinatorLost, and later calls try again.
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
+std::shared_ptr<Store> connect_store(const base::net::Address& address, const Credentials& credentials, int rank,
                                      base::Deadline deadline);
 
 }  // namespace lockstep::job

@@ -55,11 +55,11 @@ std::string closed_record() { return encode(ExitRecord{.kind = ExitKind::kClosed
 }  // namespace
 
 struct StoreServer::Impl {
-  Impl(const base::Address& where, Credentials expected, bool reports)
+  Impl(const base::net::Address& where, Credentials expected, bool reports)
       : credentials(std::move(expected)),
         publish_rank_exits(reports),
-        listener(base::listen_on(where)),
-        address(base::local_address(listener.get())),
+        listener(base::net::listen_on(where)),
+        address(base::net::local_address(listener.get())),
         wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_fd) throw base::SystemError("cannot create an eventfd", errno);
     // Every change wakes the thread, because it may answer a waiting request. This includes changes by the thread
@@ -115,7 +115,7 @@ struct StoreServer::Impl {
   void accept_pending() {
     for (std::size_t i = 0; i < kMaxUnauthenticated; ++i) {
       errno = 0;
-      base::Fd fd = base::try_accept(listener.get());
+      base::Fd fd = base::net::try_accept(listener.get());
       if (!fd) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
           accept_again = Deadline::in(kAcceptPause);
@@ -207,7 +207,7 @@ struct StoreServer::Impl {
     const int rank = c.session.rank();
     const bool last = --connections_per_rank[rank] == 0;
     if (rank < 0) return;
-    if (base::is_unreachable(error)) {
+    if (base::net::is_unreachable(error)) {
       unreachable_ranks.insert(rank);
       if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(base::kUnreachableReportDelay);
     } else if (last && publish_rank_exits) {
@@ -241,7 +241,7 @@ struct StoreServer::Impl {
   const bool publish_rank_exits;
   const std::uint64_t number = random_number();
   base::Fd listener;
-  const base::Address address;
+  const base::net::Address address;
   base::Fd wake_fd;
   LocalStore store;
   // Used by the thread only:
@@ -255,10 +255,10 @@ struct StoreServer::Impl {
   std::thread thread;
 };
 
-StoreServer::StoreServer(const base::Address& address, Credentials credentials, bool publish_rank_exits)
+StoreServer::StoreServer(const base::net::Address& address, Credentials credentials, bool publish_rank_exits)
     : impl_(std::make_unique<Impl>(address, std::move(credentials), publish_rank_exits)) {}
 StoreServer::~StoreServer() = default;
-const base::Address& StoreServer::address() const { return impl_->address; }
+const base::net::Address& StoreServer::address() const { return impl_->address; }
 LocalStore& StoreServer::store() { return impl_->store; }
 
 }  // namespace lockstep::job

@@ -24,14 +24,14 @@ class StoreServer {
   /// Port 0 picks a free port. Set `publish_rank_exits` if no launcher monitors the ranks' processes: the server then
   /// sets key::exited() of a rank whose last connection has closed. Throws SystemError, with kPortInUse if the port is
   /// taken.
-  StoreServer(const base::Address& address, Credentials credentials, bool publish_rank_exits = false);
+  StoreServer(const base::net::Address& address, Credentials credentials, bool publish_rank_exits = false);
   /// Closes all connections and joins the thread. Blocks only until the thread has handled its current events.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   /// Returns the address on which the server listens.
-  const base::Address& address() const;
+  const base::net::Address& address() const;
   /// Returns the store itself, for use in the server's process. Thread-safe.
   LocalStore& store();
 

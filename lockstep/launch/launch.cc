@@ -13,14 +13,14 @@ namespace {
 
 std::string find_launcher(const base::Env& env, const std::string& self) {
   if (env.lockstep_program) {
-    if (is_executable(*env.lockstep_program)) return *env.lockstep_program;
+    if (process::is_executable(*env.lockstep_program)) return *env.lockstep_program;
     throw base::UsageError("LOCKSTEP_PROGRAM is " + base::quoted(*env.lockstep_program, 256) +
                            "; expected the path of the program lockstep");
   }
   const std::string beside = self.substr(0, self.rfind('/') + 1) + "lockstep";
-  if (is_executable(beside)) return beside;
+  if (process::is_executable(beside)) return beside;
   try {
-    return find_program("lockstep", env.path.value_or(""));
+    return process::find_program("lockstep", env.path.value_or(""));
   } catch (const base::UsageError&) {
     throw base::UsageError("launch: the program lockstep was not found; expected it at " + base::quoted(beside, 256) +
                                " or in PATH " + base::quoted(env.path.value_or(""), 512),
@@ -39,10 +39,10 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
   if (options.ranks < 0 || options.ranks > 4096)
     throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) +
                            "; expected an integer from 0 to 4096");
-  const std::string_view source = job::identity_source(env);
-  const auto task = source == "slurm" ? task_arguments(options.ranks, env) : std::nullopt;
+  const std::string_view source = job::identity::identity_source(env);
+  const auto task = source == "slurm" ? slurm::task_arguments(options.ranks, env) : std::nullopt;
   if (!source.empty() && !task) return;
-  const std::string self = executable_path();
+  const std::string self = process::executable_path();
   const std::string launcher = find_launcher(env, self);
   std::vector<std::string> arguments = task ? *task : local_arguments(options.ranks);
   arguments.insert(arguments.begin(), "lockstep");
@@ -51,7 +51,8 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
     arguments.insert(arguments.end(), {"--", self});
     arguments.insert(arguments.end(), argv + 1, argv + argc);
   }
-  throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256), exec_program(launcher, arguments));
+  throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256),
+                          process::exec_program(launcher, arguments));
 }
 
 }  // namespace lockstep::launcher

@@ -12,9 +12,9 @@ struct LaunchOptions {
   std::vector<std::string> options = {};  ///< further options of `lockstep run`, such as "--bind=none"
 };
 
-/// Returns at once if this process already is a rank, whichever launcher started it (see job::identity_source()).
-/// Otherwise does not return: replaces the process by `lockstep run`, which starts this program `options.ranks` times
-/// with the same arguments.
+/// Returns at once if this process already is a rank, whichever launcher started it (see
+/// job::identity::identity_source()). Otherwise does not return: replaces the process by `lockstep run`, which starts
+/// this program `options.ranks` times with the same arguments.
 ///
 /// Under srun with one task per host, and if `ranks` is not 1, each host of the step gets `ranks` ranks. The numbers of
 /// the ranks are consecutive over all hosts.

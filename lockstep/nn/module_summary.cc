@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::nn {
 namespace {
 
 struct ParameterCounts {
@@ -90,4 +90,4 @@ std::string module_summary(nn::ConstModuleRef module, int depth) {
          format_bytes(all.gradient_bytes) + " of gradients; buffers take " + format_bytes(buffers.bytes) + "\n";
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::nn

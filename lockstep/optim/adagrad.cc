@@ -33,15 +33,15 @@ std::vector<ParamGroupOptions> param_group_options(const AdagradOptions& options
 }
 
 class AdagradUpdateRule final : public TorchUpdateRule<AdagradUpdateRule, torch::optim::AdagradOptions,
-                                                       torch::optim::AdagradParamState, AdagradScalars> {
+                                                       torch::optim::AdagradParamState, kernels::AdagradScalars> {
  public:
   AdagradUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, double initial)
-      : TorchUpdateRule(optimizer, source, kernels().adagrad, {"sum"}), initial_(initial) {}
+      : TorchUpdateRule(optimizer, source, kernels::kernels().adagrad, {"sum"}), initial_(initial) {}
 
   double initial_state() const override { return initial_; }
 
-  AdagradScalars make_scalars(const torch::optim::AdagradOptions& options, std::int64_t steps,
-                              std::vector<double>& numbers) const {
+  kernels::AdagradScalars make_scalars(const torch::optim::AdagradOptions& options, std::int64_t steps,
+                                       std::vector<double>& numbers) const {
     numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
                                    static_cast<double>(steps)});
     return {.current_lr = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
@@ -50,7 +50,7 @@ class AdagradUpdateRule final : public TorchUpdateRule<AdagradUpdateRule, torch:
             .eps = options.eps(),
             .weight_decay = options.weight_decay()};
   }
-  bool can_skip_update(const AdagradScalars&) const { return true; }
+  bool can_skip_update(const kernels::AdagradScalars&) const { return true; }
   std::int64_t step_count(const torch::optim::AdagradParamState& state) const { return state.step(); }
   std::vector<at::Tensor> state_tensors(const torch::optim::AdagradParamState& state) const { return {state.sum()}; }
   void write_state(torch::optim::AdagradParamState& state, std::int64_t steps,

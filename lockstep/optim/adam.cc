@@ -42,11 +42,11 @@ std::vector<std::string> state_names(const Options& options, const std::vector<G
 
 template <typename Options, typename State, bool decoupled>
 class AdamFamilyUpdateRule final
-    : public TorchUpdateRule<AdamFamilyUpdateRule<Options, State, decoupled>, Options, State, AdamScalars> {
+    : public TorchUpdateRule<AdamFamilyUpdateRule<Options, State, decoupled>, Options, State, kernels::AdamScalars> {
  public:
   using AdamFamilyUpdateRule::TorchUpdateRule::TorchUpdateRule;
 
-  AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const {
+  kernels::AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const {
     if (options.amsgrad() && this->state_names().size() < 3)
       throw base::UsageError("Adam: amsgrad is true; expected false, because no group had amsgrad at construction");
     const auto [beta1, beta2] = options.betas();
@@ -63,7 +63,7 @@ class AdamFamilyUpdateRule final
             .decoupled = decoupled,
             .amsgrad = options.amsgrad()};
   }
-  bool can_skip_update(const AdamScalars&) const { return true; }
+  bool can_skip_update(const kernels::AdamScalars&) const { return true; }
   std::int64_t step_count(const State& state) const { return state.step(); }
   std::vector<at::Tensor> state_tensors(const State& state) const {
     std::vector<at::Tensor> all = {state.exp_avg(), state.exp_avg_sq()};
@@ -87,7 +87,8 @@ Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& op
            const FusedOptions& fused)
     : torch::optim::Adam(make_param_groups(*gradients, param_group_options<torch::optim::AdamOptions>(groups, "Adam")),
                          to_torch_options<torch::optim::AdamOptions>(options, "Adam")) {
-  auto rule = std::make_unique<AdamUpdateRule>(*this, *gradients, kernels().adam, state_names(options, groups));
+  auto rule =
+      std::make_unique<AdamUpdateRule>(*this, *gradients, kernels::kernels().adam, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
@@ -108,7 +109,8 @@ AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions&
     : torch::optim::AdamW(
           make_param_groups(*gradients, param_group_options<torch::optim::AdamWOptions>(groups, "AdamW")),
           to_torch_options<torch::optim::AdamWOptions>(options, "AdamW")) {
-  auto rule = std::make_unique<AdamWUpdateRule>(*this, *gradients, kernels().adam, state_names(options, groups));
+  auto rule =
+      std::make_unique<AdamWUpdateRule>(*this, *gradients, kernels::kernels().adam, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 

@@ -19,16 +19,16 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
 
 at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm) {
   if (auto* const fused = dynamic_cast<FusedOptimizer*>(&optimizer)) return fused->clip_norm(max_norm);
-  return clip_norm(parameters_of(optimizer), max_norm);
+  return kernels::clip_norm(parameters_of(optimizer), max_norm);
 }
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
-  return clip_norm(parameters, max_norm);
+  return kernels::clip_norm(parameters, max_norm);
 }
 
 void clip_grad_value(torch::optim::Optimizer& optimizer, double max) {
   if (auto* const fused = dynamic_cast<FusedOptimizer*>(&optimizer)) return fused->clip_value(max);
-  clip_value(parameters_of(optimizer), max);
+  kernels::clip_value(parameters_of(optimizer), max);
 }
-void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) { clip_value(parameters, max); }
+void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) { kernels::clip_value(parameters, max); }
 
 }  // namespace lockstep::optim

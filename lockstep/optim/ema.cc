@@ -22,7 +22,7 @@ constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer do not justify wa
 void require_decay(double decay) { base::check_option(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
 
 bool can_use_kernel(const at::Tensor& weight) {
-  return has_kernel(weight.scalar_type()) && weight.is_cpu() && weight.layout() == at::kStrided &&
+  return kernels::has_kernel(weight.scalar_type()) && weight.is_cpu() && weight.layout() == at::kStrided &&
          weight.is_non_overlapping_and_dense();
 }
 
@@ -30,8 +30,8 @@ void update_ema_cpu(const at::Tensor& average, const at::Tensor& weight, double 
   auto* to = static_cast<char*>(average.mutable_data_ptr());
   const auto* from = static_cast<const char*>(weight.const_data_ptr());
   at::parallel_for(0, weight.numel(), kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
-    kernels().update_ema(weight.scalar_type(), to + begin * average.element_size(),
-                         from + begin * weight.element_size(), static_cast<std::size_t>(end - begin), decay);
+    kernels::kernels().update_ema(weight.scalar_type(), to + begin * average.element_size(),
+                                  from + begin * weight.element_size(), static_cast<std::size_t>(end - begin), decay);
   });
 }
 

@@ -28,23 +28,24 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<LAMB::Group
   return all;
 }
 
-class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOptions, LambState, LambScalars> {
+class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOptions, LambState, kernels::LambScalars> {
  public:
   LambUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, kernels().lamb, {"exp_avg", "exp_avg_sq"}) {}
+      : TorchUpdateRule(optimizer, source, kernels::kernels().lamb, {"exp_avg", "exp_avg_sq"}) {}
 
   bool needs_norms() const override { return true; }
-  SquaredNorms measure_norms(std::size_t index, const KernelArgs& args) const override {
-    return kernels().measure_lamb(args, scalars(index));
+  kernels::SquaredNorms measure_norms(std::size_t index, const kernels::KernelArgs& args) const override {
+    return kernels::kernels().measure_lamb(args, scalars(index));
   }
-  void set_norms(std::size_t index, const SquaredNorms& squares) override {
-    LambScalars& values = scalars(index);
+  void set_norms(std::size_t index, const kernels::SquaredNorms& squares) override {
+    kernels::LambScalars& values = scalars(index);
     values.trust_ratio = values.adapt && squares.parameter != 0 && squares.step != 0
                              ? std::sqrt(squares.parameter) / std::sqrt(squares.step)
                              : 1;
   }
 
-  LambScalars make_scalars(const LambGroupOptions& options, std::int64_t steps, std::vector<double>& numbers) const {
+  kernels::LambScalars make_scalars(const LambGroupOptions& options, std::int64_t steps,
+                                    std::vector<double>& numbers) const {
     const LAMBOptions& values = options.values;
     visit_options(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
     numbers.push_back(static_cast<double>(steps));
@@ -60,7 +61,7 @@ class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOpt
             .adapt = values.adapt,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const LambScalars&) const { return true; }
+  bool can_skip_update(const kernels::LambScalars&) const { return true; }
   std::int64_t step_count(const LambState& state) const { return state.step(); }
   std::vector<at::Tensor> state_tensors(const LambState& state) const { return {state.exp_avg(), state.exp_avg_sq()}; }
   void write_state(LambState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const {

@@ -31,17 +31,17 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<LARS::Group
   return all;
 }
 
-class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOptions, LarsState, LarsScalars> {
+class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOptions, LarsState, kernels::LarsScalars> {
  public:
   LarsUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, kernels().lars, {"momentum_buffer"}) {}
+      : TorchUpdateRule(optimizer, source, kernels::kernels().lars, {"momentum_buffer"}) {}
 
   bool needs_norms() const override { return true; }
-  SquaredNorms measure_norms(std::size_t index, const KernelArgs& args) const override {
-    return kernels().measure_lars(args, scalars(index));
+  kernels::SquaredNorms measure_norms(std::size_t index, const kernels::KernelArgs& args) const override {
+    return kernels::kernels().measure_lars(args, scalars(index));
   }
-  void set_norms(std::size_t index, const SquaredNorms& squares) override {
-    LarsScalars& values = scalars(index);
+  void set_norms(std::size_t index, const kernels::SquaredNorms& squares) override {
+    kernels::LarsScalars& values = scalars(index);
     const double weights = std::sqrt(squares.parameter), gradient = std::sqrt(squares.step);
     values.trust_ratio =
         values.adapt && weights != 0 && gradient != 0
@@ -49,7 +49,8 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOpt
             : 1;
   }
 
-  LarsScalars make_scalars(const LarsGroupOptions& options, std::int64_t steps, std::vector<double>& numbers) const {
+  kernels::LarsScalars make_scalars(const LarsGroupOptions& options, std::int64_t steps,
+                                    std::vector<double>& numbers) const {
     const LARSOptions& values = options.values;
     visit_options(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
     numbers.push_back(static_cast<double>(steps));
@@ -63,7 +64,7 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOpt
             .first = steps == 0,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const LarsScalars&) const { return true; }
+  bool can_skip_update(const kernels::LarsScalars&) const { return true; }
   std::int64_t step_count(const LarsState& state) const { return state.momentum_buffer().defined() ? 1 : 0; }
   std::vector<at::Tensor> state_tensors(const LarsState& state) const { return {state.momentum_buffer()}; }
   void write_state(LarsState& state, std::int64_t, const std::vector<at::Tensor>& states) const {

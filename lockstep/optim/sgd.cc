@@ -30,13 +30,13 @@ std::vector<ParamGroupOptions> param_group_options(const std::vector<SGD::Group>
   return all;
 }
 
-class SgdUpdateRule final
-    : public TorchUpdateRule<SgdUpdateRule, torch::optim::SGDOptions, torch::optim::SGDParamState, SgdScalars> {
+class SgdUpdateRule final : public TorchUpdateRule<SgdUpdateRule, torch::optim::SGDOptions, torch::optim::SGDParamState,
+                                                   kernels::SgdScalars> {
  public:
   using TorchUpdateRule::TorchUpdateRule;
 
-  SgdScalars make_scalars(const torch::optim::SGDOptions& options, std::int64_t steps,
-                          std::vector<double>& numbers) const {
+  kernels::SgdScalars make_scalars(const torch::optim::SGDOptions& options, std::int64_t steps,
+                                   std::vector<double>& numbers) const {
     if (options.momentum() != 0 && state_names().empty())
       throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) +
                              "; expected 0, because no group had momentum at construction");
@@ -49,7 +49,7 @@ class SgdUpdateRule final
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
-  bool can_skip_update(const SgdScalars& scalars) const {
+  bool can_skip_update(const kernels::SgdScalars& scalars) const {
     // If a first update with dampening were skipped, the next one would no longer be treated as the first.
     return !scalars.first || scalars.dampening == 0;
   }
@@ -76,7 +76,7 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
     : torch::optim::SGD(make_param_groups(*gradients, param_group_options(groups)), to_torch_options(options)) {
-  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, kernels().sgd, state_names(options, groups));
+  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, kernels::kernels().sgd, state_names(options, groups));
   initialize(std::move(gradients), std::move(rule), fused);
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kCheckpointsDirectory = "/checkpoints";
 
 RunDirectory run_directory(const TrainerOptions& options, int fit_number) {
-  const job::Identity identity = job::identify(base::Env::this_process());
+  const job::identity::Identity identity = job::identity::identify(base::Env::this_process());
   return open_run_directory({.folder = options.folder,
                              .name = (options.name.empty() ? program_name() : options.name) +
                                      (fit_number == 1 ? "" : "." + std::to_string(fit_number)),

@@ -84,7 +84,7 @@ class FitLoop final : public FitContext {
   FitResult run() {
     world_.stop_requested();  // from now on, a stop signal only sets a stop request, which the next step reads
     if (options_.model_summary && world_.rank() == 0)
-      std::fputs(module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
+      std::fputs(nn::module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : components_.callbacks) callback->on_fit_start(*this);
     add_user_and_rank_state();
     if (!state().found() && components_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)

@@ -17,9 +17,9 @@
 #include "lockstep/train/training_setup.h"
 #include "lockstep/train/training_state.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 class FusedOptimizer;
-}
+}  // namespace lockstep::optim::inline fused
 
 namespace lockstep::training {
 

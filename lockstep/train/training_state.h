@@ -20,10 +20,10 @@
 
 namespace lockstep::ddp {
 class DistributedDataParallel;
-}
-namespace lockstep::optim {
+}  // namespace lockstep::ddp
+namespace lockstep::optim::inline fused {
 class FusedOptimizer;
-}
+}  // namespace lockstep::optim::inline fused
 
 namespace lockstep::training {
 

@@ -11,41 +11,41 @@ using namespace lockstep::launcher;
 
 namespace {
 
-void read(const Frame& frame) {
+void read(const protocol::Frame& frame) {
   const std::string& bytes = frame.payload;
   switch (frame.kind) {
-    case FrameKind::kJob: decode_job(bytes); break;
-    case FrameKind::kStop: decode_stop(bytes); break;
-    case FrameKind::kWriteStacks: decode_ranks(bytes); break;
-    case FrameKind::kRouteRequest: decode_route_request(bytes); break;
-    case FrameKind::kRouteReply: decode_route_reply(bytes); break;
-    case FrameKind::kProbeRequest: decode_probe_request(bytes); break;
-    case FrameKind::kProbeReply: decode_probe_failures(bytes); break;
-    case FrameKind::kHostInfo: decode_host_info(bytes); break;
-    case FrameKind::kRefused: decode_texts(bytes, 2); break;
-    case FrameKind::kStartFailed: decode_numbers(bytes, 2); break;
-    case FrameKind::kRankHealth: decode_rank_health(bytes); break;
-    case FrameKind::kSnapshot: decode_snapshot(bytes); break;
-    case FrameKind::kRankExited: decode_rank_exit(bytes); break;
-    case FrameKind::kHostFactsRequest: decode_host_facts_request(bytes); break;
-    case FrameKind::kHostFacts: decode_host_facts(bytes); break;
-    case FrameKind::kListenRequest: decode_listen_request(bytes); break;
-    case FrameKind::kListenReply: decode_listen_reply(bytes); break;
-    case FrameKind::kMeasureRequest: decode_measure_request(bytes); break;
-    case FrameKind::kLinkSpeed: decode_link_speed(bytes); break;
-    case FrameKind::kSignal:
-    case FrameKind::kClockReply:
-    case FrameKind::kStarted:
-    case FrameKind::kCheckpointSaved:
-    case FrameKind::kOutputDropped:
-    case FrameKind::kUnkillable: decode_numbers(bytes, 1); break;
-    case FrameKind::kSnapshotRequest:
-    case FrameKind::kClockRequest:
-    case FrameKind::kStdout:
-    case FrameKind::kStderr:
-    case FrameKind::kAlive:
-    case FrameKind::kSnapshotsDone:
-    case FrameKind::kDone: break;  // no value is decoded
+    case protocol::FrameKind::kJob: protocol::decode_job(bytes); break;
+    case protocol::FrameKind::kStop: protocol::decode_stop(bytes); break;
+    case protocol::FrameKind::kWriteStacks: protocol::decode_ranks(bytes); break;
+    case protocol::FrameKind::kRouteRequest: protocol::decode_route_request(bytes); break;
+    case protocol::FrameKind::kRouteReply: protocol::decode_route_reply(bytes); break;
+    case protocol::FrameKind::kProbeRequest: protocol::decode_probe_request(bytes); break;
+    case protocol::FrameKind::kProbeReply: protocol::decode_probe_failures(bytes); break;
+    case protocol::FrameKind::kHostInfo: protocol::decode_host_info(bytes); break;
+    case protocol::FrameKind::kRefused: protocol::decode_texts(bytes, 2); break;
+    case protocol::FrameKind::kStartFailed: protocol::decode_numbers(bytes, 2); break;
+    case protocol::FrameKind::kRankHealth: protocol::decode_rank_health(bytes); break;
+    case protocol::FrameKind::kSnapshot: protocol::decode_snapshot(bytes); break;
+    case protocol::FrameKind::kRankExited: protocol::decode_rank_exit(bytes); break;
+    case protocol::FrameKind::kHostFactsRequest: doctor::decode_host_facts_request(bytes); break;
+    case protocol::FrameKind::kHostFacts: doctor::decode_host_facts(bytes); break;
+    case protocol::FrameKind::kListenRequest: doctor::decode_listen_request(bytes); break;
+    case protocol::FrameKind::kListenReply: doctor::decode_listen_reply(bytes); break;
+    case protocol::FrameKind::kMeasureRequest: doctor::decode_measure_request(bytes); break;
+    case protocol::FrameKind::kLinkSpeed: doctor::decode_link_speed(bytes); break;
+    case protocol::FrameKind::kSignal:
+    case protocol::FrameKind::kClockReply:
+    case protocol::FrameKind::kStarted:
+    case protocol::FrameKind::kCheckpointSaved:
+    case protocol::FrameKind::kOutputDropped:
+    case protocol::FrameKind::kUnkillable: protocol::decode_numbers(bytes, 1); break;
+    case protocol::FrameKind::kSnapshotRequest:
+    case protocol::FrameKind::kClockRequest:
+    case protocol::FrameKind::kStdout:
+    case protocol::FrameKind::kStderr:
+    case protocol::FrameKind::kAlive:
+    case protocol::FrameKind::kSnapshotsDone:
+    case protocol::FrameKind::kDone: break;  // no value is decoded
   }
 }
 
@@ -54,7 +54,7 @@ void read(const Frame& frame) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  FrameReader reader(1 << 16);
+  protocol::FrameReader reader(1 << 16);
   try {
     for (std::size_t at = 0; at < bytes.size(); at += 1 + data[0]) {
       reader.feed(bytes.substr(at, 1 + data[0]));

@@ -55,8 +55,8 @@ void position(std::string_view bytes) {
 void jpeg(std::string_view bytes) {
   if (bytes.empty()) return;
   const auto how = static_cast<unsigned char>(bytes[0]);
-  data::RgbImage pixels;
-  data::JpegRegion part;
+  data::jpeg::RgbImage pixels;
+  data::jpeg::JpegRegion part;
   const auto choose = [&](int width, int height) {
     if (width > 128 || height > 128) throw base::FormatError("large");
     part.shrink = 1 << (how & 3);
@@ -66,7 +66,7 @@ void jpeg(std::string_view bytes) {
     if (part.box.width < part.shrink || part.box.height < part.shrink) throw base::FormatError("small");
     return part;
   };
-  data::decode_jpeg(bytes.substr(1), "file", choose, pixels);
+  data::jpeg::decode_jpeg(bytes.substr(1), "file", choose, pixels);
   if (pixels.width != part.box.width / part.shrink ||
       pixels.rgb.size() != static_cast<std::size_t>(3 * pixels.width * pixels.height))
     std::abort();

@@ -22,19 +22,20 @@ namespace {
 
 void expand(const std::string& text) {
   try {
-    const auto hosts = job::expand_hosts("LIST", text);
-    if (hosts.empty() || hosts.size() > job::kMaxNodes) std::abort();
+    const auto hosts = job::identity::expand_hosts("LIST", text);
+    if (hosts.empty() || hosts.size() > job::identity::kMaxNodes) std::abort();
     for (const std::string& host : hosts)
       if (host.empty() || host.size() > 255 || host[0] == '-' || host.find_first_of(",[] \n") != std::string::npos)
         std::abort();
   } catch (const base::UsageError&) {
   }
   try {
-    if (const auto counts = job::expand_counts("COUNTS", text); counts.empty() || counts.size() > job::kMaxNodes)
+    if (const auto counts = job::identity::expand_counts("COUNTS", text);
+        counts.empty() || counts.size() > job::identity::kMaxNodes)
       std::abort();
   } catch (const base::UsageError&) {
   }
-  if (job::pmi_field(text, "value").size() > text.size()) std::abort();
+  if (job::identity::pmi_field(text, "value").size() > text.size()) std::abort();
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     return found == variables.end() ? std::nullopt : base::Env::Value(found->second);
   });
   try {
-    const job::Identity id = job::identify(env);
+    const job::identity::Identity id = job::identity::identify(env);
     if (id.rank < 0 || id.rank >= id.world_size) std::abort();
   } catch (const base::UsageError&) {
   }

@@ -12,22 +12,22 @@
 using namespace lockstep;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const base::SharedMemory memory = base::create_rank_page();
-  base::RankPage& page = base::rank_page_in(memory);
+  static const base::SharedMemory memory = base::telemetry::create_rank_page();
+  base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory);
   // Fill the head of the page, and its first and last operations.
-  const std::size_t head = offsetof(base::RankPage, flight) + sizeof page.flight.started;
+  const std::size_t head = offsetof(base::telemetry::RankPage, flight) + sizeof page.flight.started;
   std::memset(memory.data(), 0, head);
   std::memcpy(memory.data(), data, std::min(size, head));
-  std::memcpy(page.magic, base::RankPage::kMagic, sizeof page.magic);
+  std::memcpy(page.magic, base::telemetry::RankPage::kMagic, sizeof page.magic);
   if (size > head) {
     const std::size_t more = std::min(size - head, memory.size() - head);
     std::memcpy(memory.data() + head, data + head, more);
     std::memcpy(memory.data() + memory.size() - more, data + head, more);
   }
-  if (const auto snapshot = base::read_rank_page(memory)) {
-    job::progress_report({*snapshot});
-    job::culprit_ranks({*snapshot});
-    launcher::decode_snapshot(launcher::encode_snapshot(*snapshot));
+  if (const auto snapshot = base::telemetry::read_rank_page(memory)) {
+    job::health::progress_report({*snapshot});
+    job::health::culprit_ranks({*snapshot});
+    launcher::protocol::decode_snapshot(launcher::protocol::encode_snapshot(*snapshot));
   }
   return 0;
 }

@@ -23,7 +23,7 @@ namespace {
 
 // Visits all nodes of the tree, as the code that builds values from it does. Returns their number. The visit must end.
 std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
-  if (depth > checkpoint::kMaxTreeDepth) std::abort();
+  if (depth > checkpoint::files::kMaxTreeDepth) std::abort();
   std::size_t num_values = 1;
   const auto& value = pickle.values.at(index);
   if (const auto* const container = std::get_if<Pickle::Container>(&value))
@@ -40,7 +40,7 @@ std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
     }
     if (!empty && (last + 1) * static_cast<__int128>(tensor.dtype->num_bytes) > num_bytes) std::abort();
   }
-  if (num_values > checkpoint::kMaxTreeBytes / 64) std::abort();
+  if (num_values > checkpoint::files::kMaxTreeBytes / 64) std::abort();
   return num_values;
 }
 
@@ -64,9 +64,9 @@ void zip(std::string_view bytes) {
 void manifest(std::string_view bytes) {
   std::string text(bytes);
   constexpr std::size_t kSealAt = 13;
-  if (text.size() >= kSealAt + checkpoint::kHashDigits) {
-    text.replace(kSealAt, checkpoint::kHashDigits, checkpoint::kHashPlaceholder);
-    checkpoint::embed_hash(text, kSealAt);
+  if (text.size() >= kSealAt + checkpoint::files::kHashDigits) {
+    text.replace(kSealAt, checkpoint::files::kHashDigits, checkpoint::files::kHashPlaceholder);
+    checkpoint::files::embed_hash(text, kSealAt);
   }
   const auto read = checkpoint::parse_manifest(text, "file");
   if (checkpoint::parse_manifest(checkpoint::to_text(read), "file") != read) std::abort();

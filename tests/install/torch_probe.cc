@@ -20,5 +20,5 @@ int main() {
         std::cerr << "a CPU program has loaded " << line << "\n";
         return 1;
       }
-  std::cout << "three ones are 3 on " << lockstep::base::host_name() << "\n";
+  std::cout << "three ones are 3 on " << lockstep::base::net::host_name() << "\n";
 }

@@ -15,10 +15,10 @@ namespace lockstep::tests {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-FaultProxy::FaultProxy(base::Address target)
+FaultProxy::FaultProxy(base::net::Address target)
     : target_(std::move(target)),
-      listener_(base::listen_on({"127.0.0.1", 0})),
-      address_(base::local_address(listener_.get())),
+      listener_(base::net::listen_on({"127.0.0.1", 0})),
+      address_(base::net::local_address(listener_.get())),
       thread_([this] { run(); }) {}
 
 FaultProxy::~FaultProxy() {
@@ -56,10 +56,10 @@ void FaultProxy::close_connections(CloseMode how) {
 }
 
 void FaultProxy::accept() {
-  base::Fd client = listener_ ? base::try_accept(listener_.get()) : base::Fd();
+  base::Fd client = listener_ ? base::net::try_accept(listener_.get()) : base::Fd();
   if (!client) return;
   try {
-    connections_.push_back({std::move(client), base::connect_to(target_, Deadline::in(1s)), {}, {}});
+    connections_.push_back({std::move(client), base::net::connect_to(target_, Deadline::in(1s)), {}, {}});
     ++count_;
   } catch (const base::Error&) {
     // Close the client's connection, as if the server were not listening.
@@ -89,8 +89,8 @@ bool FaultProxy::forward(Connection& connection, bool to_server) {
   stream.forwarded_bytes = end;
   try {
     for (std::size_t at = 0; at < static_cast<std::size_t>(got); at += chunk_size_)
-      base::send_all(to, {bytes + at, std::min<std::size_t>(chunk_size_, static_cast<std::size_t>(got) - at)},
-                     Deadline::in(5s));
+      base::net::send_all(to, {bytes + at, std::min<std::size_t>(chunk_size_, static_cast<std::size_t>(got) - at)},
+                          Deadline::in(5s));
   } catch (const base::SystemError&) {
     return false;
   }

@@ -17,12 +17,12 @@ namespace lockstep::tests {
 class FaultProxy {
  public:
   /// Listens on a port of the loopback interface, and connects to `target` for each connection that it accepts.
-  explicit FaultProxy(base::Address target);
+  explicit FaultProxy(base::net::Address target);
   ~FaultProxy();
   FaultProxy(const FaultProxy&) = delete;
   FaultProxy& operator=(const FaultProxy&) = delete;
 
-  const base::Address& address() const { return address_; }
+  const base::net::Address& address() const { return address_; }
 
   /// From now on sends each byte as a segment of its own.
   void send_byte_by_byte() { chunk_size_ = 1; }
@@ -56,13 +56,13 @@ class FaultProxy {
   void accept();
   bool forward(Connection& connection, bool to_server);
 
-  const base::Address target_;
+  const base::net::Address target_;
   std::atomic<std::size_t> chunk_size_{65536};
   std::atomic<int> count_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;  // guards the members below
   base::Fd listener_;
-  const base::Address address_;
+  const base::net::Address address_;
   std::list<Connection> connections_;
   bool flip_to_server_ = false;
   std::int64_t flip_at_ = -1;

@@ -62,7 +62,7 @@ class StepHistory {
  public:
   StepHistory(const std::string& folder, const lockstep::Group& world)
       : folder_(folder), rank_(world.rank()), world_size_(world.size()) {
-    generation_ = lockstep::job::identify(lockstep::base::Env::this_process()).generation;
+    generation_ = lockstep::job::identity::identify(lockstep::base::Env::this_process()).generation;
     file_.open(folder + "/rank." + std::to_string(rank_) + ".jsonl", std::ios::app);
   }
   void record_start(std::int64_t step, const std::string& hash) {

@@ -19,7 +19,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 namespace {
 
 using AddrInfo = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
@@ -257,4 +257,4 @@ std::string host_name() {
   return names.nodename;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

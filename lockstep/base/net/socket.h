@@ -13,7 +13,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 
 /// A host (a name or a numeric address, IPv6 without brackets) and a port.
 struct Address {
@@ -94,4 +94,4 @@ std::string source_address_for(const Address& target);
 /// Returns this machine's name from uname(2).
 std::string host_name();
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
@@ -127,4 +127,4 @@ FdMessage receive_fd(int socket, Deadline deadline) {
   return result;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

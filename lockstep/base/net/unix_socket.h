@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 
 /// A listening Unix socket in a directory of its own (mode 0700). The destructor removes both.
 class UnixListener {
@@ -46,4 +46,4 @@ void send_fd(int socket, std::uint64_t label, int fd);
 /// with kJoinTimeout at the deadline.
 FdMessage receive_fd(int socket, Deadline deadline);
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

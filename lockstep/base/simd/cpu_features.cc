@@ -4,7 +4,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::base {
+namespace lockstep::base::simd {
 
 const char* name(InstructionSet set) {
   switch (set) {
@@ -45,4 +45,4 @@ InstructionSet best_instruction_set() {
   return chosen;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::simd

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::base {
+namespace lockstep::base::simd {
 
 /// The instruction sets that vector loops are compiled for, from narrow to wide vectors. Each loop computes the same
 /// bits with all of them.
@@ -41,4 +41,4 @@ const Table& select(InstructionSet set, const Table& baseline, const Table& avx2
   return baseline;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::simd

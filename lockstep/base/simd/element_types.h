@@ -5,7 +5,7 @@
 // and defines LOCKSTEP_ISA, the name of a namespace.
 #pragma once
 
-namespace lockstep::base::LOCKSTEP_ISA {
+namespace lockstep::base::simd::LOCKSTEP_ISA {
 namespace {
 
 /// Elements that are reduced in their own type.
@@ -37,4 +37,4 @@ struct Half {
 };
 
 }  // namespace
-}  // namespace lockstep::base::LOCKSTEP_ISA
+}  // namespace lockstep::base::simd::LOCKSTEP_ISA

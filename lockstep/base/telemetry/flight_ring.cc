@@ -2,7 +2,7 @@
 
 #include <cctype>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 
 std::string printable(std::string_view text) {
   std::string result(text);
@@ -49,4 +49,4 @@ std::vector<OperationRecord> read_flight_ring(const FlightRing& ring) {
   return records;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -16,7 +16,7 @@
 #include <x86intrin.h>
 #endif
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 
 /// Returns the processor's time stamp counter on x86-64, else the monotonic clock. Reading it takes a few nanoseconds.
 /// All processes of a host read the same counter. Its rate is unknown; RankPage::published_ticks and published_ns
@@ -148,4 +148,4 @@ std::string text_of(const char (&field)[n]) {
   return printable(std::string_view(field, ::strnlen(field, n)));
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -22,7 +22,7 @@
 #include "lockstep/base/monotonic.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 namespace {
 
 constexpr const char* kMemfdName = "lockstep-rank";
@@ -204,4 +204,4 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid) {
 
 std::optional<RankSnapshot> read_rank_page(const SharedMemory& memory) { return read_page(memory.fd()); }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

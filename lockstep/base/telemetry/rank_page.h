@@ -15,7 +15,7 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/flight_ring.h"
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 
 /// Byte counts of the arena, as in ArenaStats.
 struct ArenaCounters {
@@ -103,4 +103,4 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid);
 /// process has not called publish_rank_page().
 std::optional<RankSnapshot> read_rank_page(const SharedMemory& memory);
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <utility>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 namespace {
 
 std::atomic<SpanLog*> process_log = nullptr;
@@ -35,4 +35,4 @@ std::vector<Span> SpanLog::spans() const {
   return copy;
 }
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 
 /// A named interval. Times are those of monotonic_ns().
 struct Span {
@@ -39,4 +39,4 @@ class SpanLog {
   std::size_t next_ = 0;  // index of the oldest span, once there are kMaxSpans
 };
 
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

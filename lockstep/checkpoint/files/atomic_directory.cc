@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/files/directory.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 namespace {
 
 namespace fs = std::filesystem;
@@ -73,4 +73,4 @@ void remove_directory(const std::string& parent, const std::string& name) {
   if (error) throw base::SystemError("cannot remove " + parent + "/" + temp, error.value());
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

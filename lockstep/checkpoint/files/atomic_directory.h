@@ -5,7 +5,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 /// A new directory of mode 0700 inside `parent`, with a temporary name that readers ignore; commit() gives it its final
 /// name. It is locked (flock) while it is written. If the process is killed, the next AtomicDirectory in the same
@@ -38,4 +38,4 @@ class AtomicDirectory {
 /// Removes a directory and its contents. It is renamed first, so readers never find it incomplete. Throws SystemError.
 void remove_directory(const std::string& parent, const std::string& name);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/files/directory.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const std::size_t slash = path.rfind('/');
@@ -59,4 +59,4 @@ void AtomicFile::commit() {
   sync_directory(directory_, path_);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

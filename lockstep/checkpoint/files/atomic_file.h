@@ -7,7 +7,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 /// Writes to a private temporary file (O_EXCL, mode 0600) in the directory of `path` and renames it to `path` when all
 /// of it is on disk. Until then, and after any error, `path` is unchanged. A process that is killed may leave its file
@@ -41,4 +41,4 @@ class AtomicFile {
   std::uint64_t num_bytes_ = 0;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

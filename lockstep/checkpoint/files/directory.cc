@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 std::string make_temp_name() {
   std::uint64_t bits = 0;
@@ -53,4 +53,4 @@ void create_directories(const std::string& folder) {
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

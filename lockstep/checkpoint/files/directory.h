@@ -5,7 +5,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 /// Prefix of the names of files and directories that are incomplete or were left by a killed process.
 inline constexpr const char* kTempPrefix = ".lockstep-tmp-";
@@ -24,4 +24,4 @@ void sync_directory(const base::Fd& folder, const std::string& what);
 /// SystemError.
 void create_directories(const std::string& folder);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

@@ -1,6 +1,6 @@
 #include "lockstep/checkpoint/files/embedded_hash.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 namespace {
 
 std::string compute_hash(std::string_view text, std::size_t at) {
@@ -19,4 +19,4 @@ bool is_hash_valid(std::string_view text, std::size_t at) {
   return text.size() >= at + kHashDigits && text.substr(at, kHashDigits) == compute_hash(text, at);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/content_hash.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 /// The placeholder for the digits while the hash is computed.
 inline constexpr std::size_t kHashDigits = base::ContentHash::kHexDigits;
@@ -19,4 +19,4 @@ void embed_hash(std::string& text, std::size_t at);
 /// Returns whether the hash at offset `at` is the one that embed_hash() computes for `text`.
 bool is_hash_valid(std::string_view text, std::size_t at);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

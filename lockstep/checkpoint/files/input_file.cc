@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 InputFile::InputFile(const std::string& path)
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
@@ -35,4 +35,4 @@ void InputFile::throw_format_error(std::uint64_t offset, const std::string& reas
   throw base::FormatError(path_ + ":" + std::to_string(offset) + ": " + reason);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

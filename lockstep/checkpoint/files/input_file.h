@@ -6,7 +6,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 class InputFile {
  public:
@@ -28,4 +28,4 @@ class InputFile {
   std::uint64_t num_bytes_ = 0;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

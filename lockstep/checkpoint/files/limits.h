@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 
 // Limits of a safetensors file.
 inline constexpr std::uint64_t kMaxHeaderBytes = std::uint64_t{16} << 20;  // the format allows 100 MB
@@ -25,4 +25,4 @@ inline constexpr std::size_t kMaxTreeDepth = 64;
 // Limit of a checkpoint's manifest and of its JSON files.
 inline constexpr std::size_t kMaxJsonBytes = 16 << 20;
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

@@ -11,7 +11,7 @@
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 
 using TensorMap = std::map<std::string, at::Tensor>;
 
@@ -65,11 +65,11 @@ class SafetensorsReader {
   void check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const;
   void read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const;
 
-  InputFile file_;
+  files::InputFile file_;
   std::uint64_t data_offset_ = 0;
   SafetensorsHeader header_;
   bool verify_;
   TensorHashes hashes_;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 namespace {
 
 using c10::ScalarType;
@@ -52,4 +52,4 @@ std::string dtype_names() {
   return names;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

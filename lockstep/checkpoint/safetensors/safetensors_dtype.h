@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 
 struct SafetensorsDtype {
   std::string_view name;  ///< "F32"
@@ -22,4 +22,4 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type);
 /// Returns "F64, F32, ...", for error messages.
 std::string dtype_names();
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

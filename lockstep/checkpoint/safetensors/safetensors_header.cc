@@ -11,7 +11,7 @@
 #include "lockstep/base/utf8.h"
 #include "lockstep/checkpoint/files/limits.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 namespace {
 
 using json = nlohmann::json;
@@ -35,7 +35,8 @@ void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_
   std::size_t token_begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (i - token_begin > kMaxTokenBytes) throw_format_error(token_begin, "a string or number is longer than 1 MiB");
+    if (i - token_begin > files::kMaxTokenBytes)
+      throw_format_error(token_begin, "a string or number is longer than 1 MiB");
     if (in_string) {
       if (c == '\\') ++i;
       if (c == '"') in_string = false;
@@ -44,7 +45,7 @@ void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
-    if (depth > kMaxDepth) throw_format_error(i, "nested deeper than the limit of 8 levels");
+    if (depth > files::kMaxDepth) throw_format_error(i, "nested deeper than the limit of 8 levels");
     if (c == '"' || c == ',' || c == ':' || c == ' ' || c == '{' || c == '}' || c == '[' || c == ']') token_begin = i;
   }
 }
@@ -91,9 +92,9 @@ class HeaderHandler {
   }
 
   bool key(std::string& name) {
-    if (name.size() > kMaxNameBytes)
+    if (name.size() > files::kMaxNameBytes)
       throw_format_error_(position_, "a name has " + std::to_string(name.size()) + " bytes; expected at most " +
-                                         std::to_string(kMaxNameBytes));
+                                         std::to_string(files::kMaxNameBytes));
     // The parser also checks UTF-8, but this rule must not depend on the library.
     if (!base::is_utf8(name)) throw_format_error_(position_, "a name is not UTF-8");
     key_ = name;
@@ -130,9 +131,10 @@ class HeaderHandler {
     if (level_ != Level::kList) throw_format_error_(position_, "found a number" + expected());
     const bool is_shape = key_ == "shape";
     auto& list = is_shape ? *fields_.shape : *fields_.offsets;
-    if (list.size() >= (is_shape ? kMaxDimensions : 2))
+    if (list.size() >= (is_shape ? files::kMaxDimensions : 2))
       throw_format_error_(position_, key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
-                                         (is_shape ? std::to_string(kMaxDimensions) : std::string("2")) + " entries");
+                                         (is_shape ? std::to_string(files::kMaxDimensions) : std::string("2")) +
+                                         " entries");
     if (value > INT64_MAX)
       throw_format_error_(position_, "found the number " + std::to_string(value) + "; expected at most 2^63 - 1");
     list.push_back(static_cast<std::int64_t>(value));
@@ -203,7 +205,7 @@ class HeaderHandler {
   // Limits memory, because parsing a header of 16 MiB could need ten times as much.
   void charge(std::size_t num_bytes) {
     num_charged_bytes_ += num_bytes;
-    if (num_charged_bytes_ > kMaxParsedBytes)
+    if (num_charged_bytes_ > files::kMaxParsedBytes)
       throw_format_error_(position_, "the header describes more than the limit of 12 MiB (about 60,000 tensors)");
   }
 
@@ -293,4 +295,4 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_byt
   return header;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

@@ -9,7 +9,7 @@
 
 #include "lockstep/checkpoint/safetensors/safetensors_dtype.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 
 /// A tensor of the file: bytes [begin, end) of the data that follow the header.
 struct TensorEntry {
@@ -34,4 +34,4 @@ inline constexpr std::uint64_t kHeaderOffset = 8;
 /// to the text.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

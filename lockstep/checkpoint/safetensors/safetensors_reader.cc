@@ -11,7 +11,7 @@
 #include "lockstep/checkpoint/safetensors/safetensors.h"
 #include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
@@ -25,11 +25,12 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
         0, "the file has " + std::to_string(file_bytes) + " bytes; expected at least 8, the length of the header");
   std::uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, sizeof header_bytes);
-  const std::uint64_t max_header_bytes = std::min(kMaxHeaderBytes, file_bytes - kHeaderOffset);
+  const std::uint64_t max_header_bytes = std::min(files::kMaxHeaderBytes, file_bytes - kHeaderOffset);
   if (header_bytes < 2 || header_bytes > max_header_bytes)
-    file_.throw_format_error(0, "the header's length is " + std::to_string(header_bytes) + "; expected 2 to " +
-                                    std::to_string(max_header_bytes) +
-                                    (max_header_bytes == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
+    file_.throw_format_error(
+        0, "the header's length is " + std::to_string(header_bytes) + "; expected 2 to " +
+               std::to_string(max_header_bytes) +
+               (max_header_bytes == files::kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
   std::string text(header_bytes, '\0');
   file_.read(kHeaderOffset, text.data(), header_bytes);
   data_offset_ = kHeaderOffset + header_bytes;
@@ -105,4 +106,4 @@ TensorMap load_tensors(const std::string& path, const ReadOptions& options) {
   return tensors;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

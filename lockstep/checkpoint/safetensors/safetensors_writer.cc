@@ -16,7 +16,7 @@
 #include "lockstep/checkpoint/safetensors/safetensors.h"
 #include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 namespace {
 
 struct TensorToWrite {
@@ -26,7 +26,7 @@ struct TensorToWrite {
 };
 
 void check_name(const std::string& name) {
-  if (name.size() > kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
+  if (name.size() > files::kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
     throw base::UsageError("cannot save a tensor under the name " + base::quoted(name, 80) +
                            "; expected UTF-8 of at most 1024 bytes other than \"__metadata__\"");
 }
@@ -58,7 +58,7 @@ std::string metadata_text(const SaveOptions& options) {
   metadata.emplace("format", "pt");
   std::string text;
   for (const auto& [key, value] : metadata) {
-    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) ||
+    if (key.size() > files::kMaxNameBytes || value.size() > files::kMaxTokenBytes / 8 || !base::is_utf8(key) ||
         !base::is_utf8(value) || key.starts_with(kMetadataPrefix))
       throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
                              "; expected keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
@@ -91,7 +91,7 @@ HeaderText make_header(const std::vector<TensorToWrite>& plan, const std::vector
 }
 
 // Writes a tensor and returns its hash.
-std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
+std::string write_tensor(files::AtomicFile& file, const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_conj().resolve_neg().contiguous();
   const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
   base::ContentHash hash;
@@ -109,14 +109,14 @@ void save_tensors(const TensorMap& tensors, const std::string& path, const SaveO
   const auto plan = plan_tensors(tensors);
   // The hashes are known only after the data are written. Until then the file has a header of the same length with
   // placeholders.
-  std::vector<std::string> hashes(plan.size(), kHashPlaceholder);
+  std::vector<std::string> hashes(plan.size(), files::kHashPlaceholder);
   const HeaderText draft = make_header(plan, hashes, options);
-  if (draft.text.size() > kMaxHeaderBytes)
+  if (draft.text.size() > files::kMaxHeaderBytes)
     throw base::FormatError(path + ":0: the header of " + std::to_string(tensors.size()) + " tensors has " +
                             std::to_string(draft.text.size()) + " bytes; expected at most 16 MiB");
   // Ensures that the reader accepts the file.
   parse_header(draft.text, draft.num_data_bytes, path);
-  AtomicFile file(path);
+  files::AtomicFile file(path);
   const std::uint64_t header_bytes = draft.text.size();
   file.write(&header_bytes, sizeof header_bytes);
   file.write(draft.text.data(), header_bytes);
@@ -125,4 +125,4 @@ void save_tensors(const TensorMap& tensors, const std::string& path, const SaveO
   file.commit();
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

@@ -9,7 +9,7 @@
 
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline safetensors {
 
 /// Files are hashed in pieces of this size, while a piece that was read or is about to be written is in cache.
 constexpr std::uint64_t kHashChunkBytes = std::uint64_t{1} << 20;
@@ -50,4 +50,4 @@ class TensorHashes {
   std::vector<ByteRange> byte_ranges_;  // sorted; empty tensors may have equal ranges, and then equal hashes
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline safetensors

@@ -12,7 +12,7 @@
 
 #include "lockstep/checkpoint/torch_file/torch_dtype.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 struct Pickle {
   /// The index of a value in `values`.
@@ -86,4 +86,4 @@ struct Pickle {
 /// of the pickle in the file.
 Pickle parse_pickle(std::string_view bytes, const std::string& file, std::uint64_t begin);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

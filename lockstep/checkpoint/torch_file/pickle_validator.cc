@@ -7,7 +7,7 @@
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/torch_file/unpickler.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 // The memory of a value of the tree, without its contents.
@@ -25,7 +25,7 @@ class PickleValidator {
 
   // Measures each value once. A container that contains itself is visited again until the depth exceeds the limit.
   TreeSize measure(Pickle::Index index, std::size_t depth) {
-    if (depth > kMaxTreeDepth)
+    if (depth > files::kMaxTreeDepth)
       throw_format_error(index, "values are nested deeper than the limit of 64 levels, or contain themselves");
     if (sizes_[index].depth > 0) return sizes_[index];
     const Pickle::Value& value = pickle_.values[index];
@@ -38,7 +38,7 @@ class PickleValidator {
       for (const Pickle::Index item : container->items) {
         const TreeSize inside = measure(item, depth + 1);
         size = {size.num_bytes + inside.num_bytes, std::max(size.depth, inside.depth + 1)};
-        if (size.num_bytes > kMaxTreeBytes || size.depth > kMaxTreeDepth)
+        if (size.num_bytes > files::kMaxTreeBytes || size.depth > files::kMaxTreeDepth)
           throw_format_error(index, "with shared values expanded, the values take more than 128 MiB or 64 levels");
       }
       check_keys(index, *container);
@@ -86,4 +86,4 @@ void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_
   PickleValidator(pickle, file, begin).measure(pickle.root, 1);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -9,7 +9,7 @@
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/torch_file/torch_dtype.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 class Pickler {
@@ -53,7 +53,7 @@ class Pickler {
   }
 
   void string(std::string_view value) {
-    if (!base::is_utf8(value) || value.size() > kMaxPickleBytes)
+    if (!base::is_utf8(value) || value.size() > files::kMaxPickleBytes)
       throw_usage_error("the string " + base::quoted(value, 80) + "; expected UTF-8 of at most 32 MiB");
     output_ += 'X';
     number(value.size(), 4);
@@ -150,7 +150,7 @@ class Pickler {
   }
 
   void write(const Value& value, std::size_t depth) {
-    if (depth > kMaxTreeDepth) throw_usage_error("values that are nested deeper than the limit of 64 levels");
+    if (depth > files::kMaxTreeDepth) throw_usage_error("values that are nested deeper than the limit of 64 levels");
     if (const auto* const it = value.as<bool>()) output_ += *it ? "\x88" : "\x89";
     if (const auto* const it = value.as<std::int64_t>()) integer(*it);
     if (const auto* const it = value.as<double>()) floating(*it);
@@ -172,4 +172,4 @@ std::string to_pickle(const Value& value, const std::function<StoredTensor(const
   return Pickler(locate).dump(value);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -6,7 +6,7 @@
 
 #include "lockstep/checkpoint/torch_file/value.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 /// The location of a tensor in the file.
 struct StoredTensor {
@@ -19,4 +19,4 @@ struct StoredTensor {
 /// Calls `locate` once for each tensor, in the order of the tree. Throws UsageError as save_torch_file() does.
 std::string to_pickle(const Value& value, const std::function<StoredTensor(const at::Tensor&)>& locate);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/torch_file/torch_dtype.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 at::Tensor materialize(const at::Tensor& tensor) {
@@ -85,4 +85,4 @@ void StorageLayout::add_storage(const std::vector<TensorSpan>& tensor_spans) {
 
 at::Tensor StorageLayout::storage(std::size_t number) const { return storages_[number].to(c10::kCPU); }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

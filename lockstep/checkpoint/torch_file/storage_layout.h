@@ -8,7 +8,7 @@
 
 #include "lockstep/checkpoint/torch_file/pickler.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 class StorageLayout {
  public:
@@ -37,4 +37,4 @@ class StorageLayout {
   std::vector<at::Tensor> storages_;  // views on the original devices
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 using c10::ScalarType;
@@ -61,4 +61,4 @@ std::string torch_dtype_names() {
   return names;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

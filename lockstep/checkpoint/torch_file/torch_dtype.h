@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 struct TorchDtype {
   std::string_view name;     ///< torch.NAME
@@ -26,4 +26,4 @@ const TorchDtype* find_torch_dtype(c10::ScalarType type);
 /// Returns "float64, float32, ...", for error messages.
 std::string torch_dtype_names();
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -7,7 +7,7 @@
 #include "lockstep/checkpoint/safetensors/safetensors.h"
 #include "lockstep/checkpoint/torch_file/value.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 /// Reads a file that torch.save() wrote in the format since PyTorch 1.6, as torch.load(weights_only=True) does, or an
 /// archive that torch::save() wrote in C++, which becomes a Dict with `module` set. Nothing in a file is executed, and
@@ -33,4 +33,4 @@ bool is_torch_file(const std::string& path);
 /// Returns whether `path` ends with ".pt" or ".pth".
 bool has_torch_extension(std::string_view path);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

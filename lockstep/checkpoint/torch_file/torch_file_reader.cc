@@ -10,14 +10,14 @@
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "lockstep/checkpoint/torch_file/zip_reader.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 // A safetensors file begins with the length of its header. These bytes would be lengths above the limit.
 constexpr std::string_view kZipMagic = "PK\x03\x04", kLegacyMagic = "\x80\x02\x8a\x0a";
 
 std::string first_bytes(const std::string& path) {
-  const InputFile file(path);
+  const files::InputFile file(path);
   std::string bytes(std::min<std::uint64_t>(file.num_bytes(), kZipMagic.size()), '\0');
   file.read(0, bytes.data(), bytes.size());
   return bytes;
@@ -31,7 +31,7 @@ class TorchFileReader {
     if (!order.empty() && order != "little")
       zip_.file().throw_format_error(0, "the byte order is " + base::quoted(order, 20) + "; expected \"little\"");
     const ZipReader::Record& record = zip_.records().at(root_ + "data.pkl");
-    if (record.num_bytes > kMaxPickleBytes)
+    if (record.num_bytes > files::kMaxPickleBytes)
       zip_.file().throw_format_error(
           record.begin, "the pickle has " + std::to_string(record.num_bytes) + " bytes; expected at most 32 MiB");
     pickle_bytes_.resize(record.num_bytes);
@@ -159,4 +159,4 @@ bool is_torch_file(const std::string& path) {
 
 bool has_torch_extension(std::string_view path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -10,11 +10,11 @@
 #include "lockstep/checkpoint/torch_file/storage_layout.h"
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
-  if (depth > kMaxTreeDepth)
+  if (depth > files::kMaxTreeDepth)
     throw base::UsageError("cannot save values that are nested deeper than the limit of 64 levels");
   if (const auto* const tensor = value.as<at::Tensor>()) tensors.push_back(*tensor);
   if (const auto* const sequence = value.as<Sequence>())
@@ -27,7 +27,7 @@ void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::
 // writer's C code.
 class ArchiveOutput {
  public:
-  explicit ArchiveOutput(AtomicFile& file) : file_(file) {}
+  explicit ArchiveOutput(files::AtomicFile& file) : file_(file) {}
 
   std::size_t write(const void* data, std::size_t num_bytes) {
     try {
@@ -42,7 +42,7 @@ class ArchiveOutput {
   }
 
  private:
-  AtomicFile& file_;
+  files::AtomicFile& file_;
   std::exception_ptr error_;
 };
 
@@ -54,10 +54,10 @@ void save_torch_file(const Value& value, const std::string& path) {
   const StorageLayout layout(tensors);
   std::size_t number = 0;
   const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return layout.stored(number++); });
-  if (pickle.size() > kMaxPickleBytes)
+  if (pickle.size() > files::kMaxPickleBytes)
     throw base::UsageError("cannot save " + path + ": the pickle of the values has " + std::to_string(pickle.size()) +
                            " bytes; expected at most 32 MiB");
-  AtomicFile file(path);
+  files::AtomicFile file(path);
   ArchiveOutput output(file);
   {
     caffe2::serialize::PyTorchStreamWriter writer(
@@ -78,4 +78,4 @@ void save_torch_file(const Value& value, const std::string& path) {
   file.commit();
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

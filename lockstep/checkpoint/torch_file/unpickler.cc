@@ -9,7 +9,7 @@
 #include "lockstep/base/utf8.h"
 #include "lockstep/checkpoint/files/limits.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 // The cost of values without memory of their own: about that of a container's item, including the vectors' spare
@@ -46,7 +46,7 @@ void Unpickler::throw_expected(const char* what) const { throw_format_error("exp
 
 void Unpickler::charge(std::size_t num_bytes) {
   num_charged_bytes_ += num_bytes;
-  if (num_charged_bytes_ > kMaxTreeBytes) throw_format_error("the pickle takes more than the limit of 128 MiB");
+  if (num_charged_bytes_ > files::kMaxTreeBytes) throw_format_error("the pickle takes more than the limit of 128 MiB");
 }
 
 std::string_view Unpickler::read_bytes(std::size_t num_bytes) {
@@ -58,7 +58,7 @@ std::string_view Unpickler::read_bytes(std::size_t num_bytes) {
 }
 
 std::string_view Unpickler::read_line() {
-  const auto end = bytes_.substr(position_, kMaxNameBytes).find('\n');
+  const auto end = bytes_.substr(position_, files::kMaxNameBytes).find('\n');
   if (end == std::string_view::npos) throw_format_error("a name of more than 1024 bytes");
   const auto line = read_bytes(end);
   ++position_;
@@ -274,7 +274,7 @@ void Unpickler::execute(unsigned char opcode) {
 }
 
 Pickle Unpickler::run() {
-  if (bytes_.size() > kMaxPickleBytes)
+  if (bytes_.size() > files::kMaxPickleBytes)
     throw_format_error("the pickle has " + std::to_string(bytes_.size()) + " bytes; expected at most 32 MiB");
   while (!is_stopped_) {
     opcode_offset_ = position_;
@@ -291,4 +291,4 @@ Pickle parse_pickle(std::string_view bytes, const std::string& file, std::uint64
   return pickle;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

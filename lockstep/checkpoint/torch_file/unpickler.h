@@ -8,7 +8,7 @@
 
 #include "lockstep/checkpoint/torch_file/pickle.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 class Unpickler {
  public:
@@ -88,4 +88,4 @@ class Unpickler {
 /// tree. Throws FormatError.
 void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

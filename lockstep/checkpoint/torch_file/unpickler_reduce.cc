@@ -5,7 +5,7 @@
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/torch_file/unpickler.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 void Unpickler::reduce() {
   using Callable = Pickle::Callable;
@@ -62,7 +62,7 @@ Pickle::Value Unpickler::encode_latin1(const std::vector<Index>& arguments) {
 
 std::vector<std::int64_t> Unpickler::as_sizes(Index value, const char* what) const {
   const auto& tuple = as_items(value, Pickle::Kind::kTuple, what);
-  if (tuple.items.size() > kMaxDimensions) throw_format_error("a tensor of more than 64 dimensions");
+  if (tuple.items.size() > files::kMaxDimensions) throw_format_error("a tensor of more than 64 dimensions");
   std::vector<std::int64_t> numbers;
   for (const Index item : tuple.items) {
     numbers.push_back(as<std::int64_t>(item, what));
@@ -127,4 +127,4 @@ Pickle::Value Unpickler::rebuild_parameter(const std::vector<Index>& arguments) 
   return Pickle::TensorRef{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

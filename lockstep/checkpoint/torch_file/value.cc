@@ -1,6 +1,6 @@
 #include "lockstep/checkpoint/torch_file/value.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 template <typename T, typename Key>
@@ -26,4 +26,4 @@ std::string_view kind_of(const Value& value) {
   return kKinds[value.any.index()];
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 struct Value;
 
@@ -73,4 +73,4 @@ struct Dict::Item {
 /// Returns "a dictionary", "a tensor" ..., for error messages.
 std::string_view kind_of(const Value& value);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

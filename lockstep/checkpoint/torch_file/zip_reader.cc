@@ -10,7 +10,7 @@
 #include "lockstep/base/utf8.h"
 #include "lockstep/checkpoint/files/limits.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
 // Signatures of "PK" and two more bytes, from PKWARE's APPNOTE.TXT.
@@ -30,7 +30,7 @@ std::uint64_t read_field(const std::string& bytes, std::size_t at, std::size_t n
   return value;
 }
 
-std::string read_bytes(const InputFile& file, std::uint64_t offset, std::uint64_t num_bytes) {
+std::string read_bytes(const files::InputFile& file, std::uint64_t offset, std::uint64_t num_bytes) {
   if (offset > file.num_bytes() || num_bytes > file.num_bytes() - offset)
     file.throw_format_error(offset, "the file ends after " + std::to_string(file.num_bytes()) + " bytes; expected " +
                                         std::to_string(num_bytes) + " bytes here");
@@ -41,7 +41,7 @@ std::string read_bytes(const InputFile& file, std::uint64_t offset, std::uint64_
 
 // The 64-bit values of the fields that do not fit into 32 bits: an extra field holds only these, in this order.
 struct Zip64Fields {
-  const InputFile& file;
+  const files::InputFile& file;
   std::uint64_t at;
   std::string values;
   std::size_t used = 0;
@@ -54,7 +54,7 @@ struct Zip64Fields {
   }
 };
 
-Zip64Fields read_zip64_fields(const InputFile& file, std::uint64_t at, const std::string& extra) {
+Zip64Fields read_zip64_fields(const files::InputFile& file, std::uint64_t at, const std::string& extra) {
   for (std::size_t i = 0; i + 4 <= extra.size();) {
     const std::size_t length = read_field(extra, i + 2, 2);
     if (length > extra.size() - i - 4) file.throw_format_error(at, "an extra field ends outside its entry");
@@ -97,10 +97,10 @@ ZipReader::Directory ZipReader::find_directory() const {
     file_.throw_format_error(end, "the directory of " + std::to_string(directory.num_bytes) + " bytes at byte " +
                                       std::to_string(directory.begin) + " does not end at byte " +
                                       std::to_string(directory_end));
-  if (directory.num_records > kMaxZipRecords || directory.num_bytes > kMaxZipDirectoryBytes)
+  if (directory.num_records > files::kMaxZipRecords || directory.num_bytes > files::kMaxZipDirectoryBytes)
     file_.throw_format_error(end, "a directory of " + std::to_string(directory.num_records) + " records and " +
                                       std::to_string(directory.num_bytes) + " bytes; expected at most " +
-                                      std::to_string(kMaxZipRecords) + " and 64 MiB");
+                                      std::to_string(files::kMaxZipRecords) + " and 64 MiB");
   return directory;
 }
 
@@ -142,7 +142,7 @@ void ZipReader::read_directory(const Directory& directory) {
     if (text.size() - at - kEntryBytes < name_bytes + extra_bytes + comment_bytes)
       file_.throw_format_error(entry_offset, "the entry ends after the directory");
     const std::string name = text.substr(at + kEntryBytes, name_bytes);
-    if (name.empty() || name.size() > kMaxNameBytes || !base::is_utf8(name) || records_.contains(name))
+    if (name.empty() || name.size() > files::kMaxNameBytes || !base::is_utf8(name) || records_.contains(name))
       file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
                                                  " is a duplicate, or its name is not UTF-8 of 1 to 1024 bytes");
     const std::uint64_t method = read_field(text, at + 10, 2);
@@ -206,4 +206,4 @@ void ZipReader::read(const Record& record, void* bytes, bool verify, const std::
                           ". If the file was written without checksums, set ReadOptions.verify = false.");
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

@@ -8,7 +8,7 @@
 
 #include "lockstep/checkpoint/files/input_file.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::inline torch_file {
 
 /// An open archive with a validated directory. Const methods are thread-safe.
 class ZipReader {
@@ -27,7 +27,7 @@ class ZipReader {
   /// reason". Allocates at most 64 MiB in addition to the file's directory.
   explicit ZipReader(const std::string& path);
 
-  const InputFile& file() const { return file_; }
+  const files::InputFile& file() const { return file_; }
   const std::map<std::string, Record>& records() const { return records_; }
 
   /// Reads a record's num_bytes into `bytes`. Throws FormatError, which names the record as `what`, if it is
@@ -41,8 +41,8 @@ class ZipReader {
   void read_directory(const Directory& directory);
   std::uint64_t record_begin(const std::string& name, std::uint64_t header, std::uint64_t end) const;
 
-  InputFile file_;
+  files::InputFile file_;
   std::map<std::string, Record> records_;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::inline torch_file

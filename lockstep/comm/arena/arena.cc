@@ -14,7 +14,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/host_memory.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
@@ -227,7 +227,7 @@ void Arena::publish_stats() noexcept {
   published_->resident.store(resident_pages_ * kPageBytes, std::memory_order_relaxed);
 }
 
-void Arena::publish_stats_to(base::ArenaCounters& counters) {
+void Arena::publish_stats_to(base::telemetry::ArenaCounters& counters) {
   const std::lock_guard lock(pages_mutex_);
   published_ = &counters;
   publish_stats();
@@ -271,7 +271,7 @@ Arena& Arena::this_process() {
     const auto memory =
         static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     auto* created = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
-    created->publish_stats_to(base::RankPage::this_process().arena);
+    created->publish_stats_to(base::telemetry::RankPage::this_process().arena);
     ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
                      [] { this_process().make_private_after_fork(); });
     return created;
@@ -283,4 +283,4 @@ ArenaStats arena_stats() { return Arena::this_process().stats(); }
 
 std::size_t trim_arena() { return Arena::this_process().trim(); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

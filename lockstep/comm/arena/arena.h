@@ -14,7 +14,7 @@
 #include "lockstep/comm/arena/page_set.h"
 #include "lockstep/comm/arena/size_class.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 /// Thrown when an allocation would exceed the memory of the host or of a control group, or the arena's own size or
 /// limit. what() names the limit and the sizes.
@@ -62,7 +62,7 @@ class Arena {
   ArenaStats stats() const;
   const base::SharedMemory& memory() const { return memory_; }
   /// From now on, also writes the statistics to `counters`, which must outlive the arena.
-  void publish_stats_to(base::ArenaCounters& counters);
+  void publish_stats_to(base::telemetry::ArenaCounters& counters);
 
   /// Returns the arena of this process. The first call creates it; it is never destroyed, because tensors in static
   /// objects outlive main(). A child made by fork() keeps a private copy-on-write mapping of the contents, so its
@@ -99,7 +99,7 @@ class Arena {
   std::uint64_t resident_pages_ = 0;
   std::uint64_t budget_bytes_ = 0;  // known to be available on the host
   std::uint64_t slab_pages_ = 0;
-  base::ArenaCounters* published_ = nullptr;
+  base::telemetry::ArenaCounters* published_ = nullptr;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

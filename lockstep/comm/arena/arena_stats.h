@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 struct ArenaStats {
   std::uint64_t live_bytes = 0;        ///< bytes of blocks in use, including rounding
@@ -22,4 +22,4 @@ ArenaStats arena_stats();
 /// Returns the number of bytes. May be called from any thread.
 std::size_t trim_arena();
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

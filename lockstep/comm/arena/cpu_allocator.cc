@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/arena/arena.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 namespace {
 
 /// Higher than libtorch's own priority (0), whose static initializers may run after install_arena().
@@ -55,4 +55,4 @@ void uninstall_arena() {
   previous_allocator = nullptr;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

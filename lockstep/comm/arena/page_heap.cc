@@ -5,7 +5,7 @@
 
 #include "lockstep/base/check.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 PageHeap::PageHeap(std::uint32_t num_pages)
     : num_pages_(num_pages), tags_(static_cast<std::uint32_t*>(std::calloc(num_pages, sizeof(std::uint32_t)))) {
@@ -64,4 +64,4 @@ std::vector<std::pair<std::uint32_t, std::uint32_t>> PageHeap::free_blocks() con
   return blocks;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

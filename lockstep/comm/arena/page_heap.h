@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 /// A best-fit allocator with immediate merging and boundary tags (Knuth, TAOCP vol. 1, 2.5). The tags are stored in
 /// this object and not in the blocks: a peer that writes out of bounds cannot damage them, and a block of 2^n bytes
@@ -49,4 +49,4 @@ class PageHeap {
   std::uint32_t peak_in_use_ = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 /// A bit map. Not thread-safe.
 class PageSet {
@@ -42,4 +42,4 @@ class PageSet {
   std::vector<std::uint64_t> words_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 void quarantine_tensor(at::Tensor tensor) {
   static std::mutex mutex;  // guards quarantined
@@ -12,4 +12,4 @@ void quarantine_tensor(at::Tensor tensor) {
   quarantined->push_back(std::move(tensor));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

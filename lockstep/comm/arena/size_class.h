@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 
 // The smallest block, and the alignment of all blocks: the size of a cache line, and libtorch's own alignment.
 constexpr std::size_t kMinBlockBytes = 64;
@@ -31,4 +31,4 @@ constexpr std::size_t class_bytes(std::size_t index) {
 
 constexpr std::size_t kNumSizeClasses = size_class(kMaxSmallBytes) + 1;
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/check.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 /// FNV-1a, 64 bits. Unlike std::hash, it is the same on all hosts.
@@ -110,4 +110,4 @@ bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_diffe
   return true;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

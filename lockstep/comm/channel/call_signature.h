@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/interface/collective.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 
 /// Sent as raw bytes between ranks of the same build (job::join() has compared the builds).
 struct CallSignature {
@@ -63,4 +63,4 @@ struct CallMismatch {
 /// shapes are not compared. Pure.
 bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_differ, CallMismatch& difference);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

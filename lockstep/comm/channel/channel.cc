@@ -6,7 +6,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/forbid_collectives.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 using base::CommError;
@@ -63,7 +63,7 @@ Channel::~Channel() {
 }
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
-  base::OperationStart what{.kind = comm::name(op.kind), .name = op.name};
+  base::telemetry::OperationStart what{.kind = comm::name(op.kind), .name = op.name};
   if (tensor.defined()) {
     what.dtype = comm::name(tensor.scalar_type());
     what.bytes = tensor.nbytes();
@@ -72,7 +72,7 @@ void Channel::begin(Collective& op, const at::Tensor& tensor) {
   op.seq = what.seq;
 }
 
-std::uint64_t Channel::begin(base::OperationStart& what) {
+std::uint64_t Channel::begin(base::telemetry::OperationStart& what) {
   throw_if_closed();
   check_collectives_allowed(what.kind);
   deadlock_detector_->record_start(start_counter_, ++seq_);
@@ -209,4 +209,4 @@ void Channel::fail(const CommError& error) {
   throw;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -13,7 +13,7 @@
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/interface/transport.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 
 /// Numbers operations, bounds their waits and turns failures into errors that name the cause.
 ///
@@ -44,7 +44,7 @@ class Channel {
   void begin(Collective& op, const at::Tensor& tensor);
   /// The same for an operation that consists of several Collectives. Puts the number of the operation on this channel
   /// into `what` and returns its number in the flight recorder.
-  std::uint64_t begin(base::OperationStart& what);
+  std::uint64_t begin(base::telemetry::OperationStart& what);
   /// Records that operation `flight_id`, a number from begin(), has ended without an error. An operation that ends with
   /// an error is recorded as abandoned.
   void end(std::uint64_t flight_id) { gpu_waiter_ ? end_after_gpu(flight_id) : page_.flight.end(flight_id); }
@@ -84,7 +84,7 @@ class Channel {
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<DeadlockDetector> deadlock_detector_;
   DeadlockDetector::StartCounter& start_counter_;
-  base::RankPage& page_ = base::RankPage::this_process();
+  base::telemetry::RankPage& page_ = base::telemetry::RankPage::this_process();
   const std::uint16_t flight_channel_;
   std::uint64_t seq_ = 0;
   std::atomic<bool> is_closed_{false};
@@ -95,4 +95,4 @@ class Channel {
   std::unique_ptr<SerialExecutor> gpu_waiter_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -14,7 +14,7 @@
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/health/heartbeat.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 using base::Cause;
@@ -161,7 +161,7 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
     }
     if (!blocked) poll_state.peer_beats.clear();
     poll_state.is_blocking = blocked;
-    base::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
+    base::telemetry::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
     text = record();
   }
   store_->set(wait_key(rank_), text, store_limit(wait_info));
@@ -200,7 +200,7 @@ void DeadlockDetector::poll_store(const WaitInfo& wait_info, PollState& poll_sta
 }
 
 bool DeadlockDetector::job_has_failed() {
-  return base::RankPage::this_process().stop_requested.load(std::memory_order_relaxed) != 0;
+  return base::telemetry::RankPage::this_process().stop_requested.load(std::memory_order_relaxed) != 0;
 }
 
 void DeadlockDetector::check_progress(const WaitInfo& wait_info, PollState& poll_state) {
@@ -233,7 +233,7 @@ std::string DeadlockDetector::read_awaited_progress(const WaitInfo& wait_info) {
   std::sort(ranks.begin(), ranks.end());
   std::string text;
   for (const int rank : ranks) text += std::to_string(rank) + " ";
-  return text + job::read_progress(*store_, ranks, store_limit(wait_info));
+  return text + job::health::read_progress(*store_, ranks, store_limit(wait_info));
 }
 
 void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
@@ -244,7 +244,7 @@ void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (poll_state.is_blocking) blocking_wait_.clear();
-      base::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
+      base::telemetry::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
       text = record();
     }
     store_->set(wait_key(rank_), text, store_deadline());
@@ -447,7 +447,7 @@ void DeadlockDetector::publish_failure(const CommError& error) noexcept {
 }
 
 void DeadlockDetector::publish_failure(Cause cause, const std::string& text, const std::string& hint) noexcept {
-  const std::int64_t step = base::RankPage::this_process().step();
+  const std::int64_t step = base::telemetry::RankPage::this_process().step();
   job::publish_cause(
       *store_,
       {.cause = cause, .rank = rank_, .host = host_, .pid = ::getpid(), .step = step, .detail = text, .hint = hint});
@@ -459,7 +459,7 @@ void DeadlockDetector::leave() noexcept {
     {
       const std::lock_guard lock(mutex_);
       blocking_wait_.clear();
-      base::RankPage::this_process().has_left.store(1, std::memory_order_relaxed);
+      base::telemetry::RankPage::this_process().has_left.store(1, std::memory_order_relaxed);
       text = record();
     }
     store_->set(job::key::left(rank_), text, Deadline::in(std::chrono::seconds(1)));
@@ -468,4 +468,4 @@ void DeadlockDetector::leave() noexcept {
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

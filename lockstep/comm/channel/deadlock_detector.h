@@ -21,7 +21,7 @@
 #include "lockstep/comm/interface/pending.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 
 class SerialExecutor;
 
@@ -191,4 +191,4 @@ class DeadlockDetector {
   std::uint64_t beat_ = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 std::atomic<bool> is_forbidden{false};
@@ -30,4 +30,4 @@ void check_collectives_allowed(std::string_view operation) {
                          std::string(operation) + " before or after it");
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 
 /// While an instance exists, starting an operation of any group throws a UsageError that names the operation and
 /// `what`. This applies to all threads, because autograd has threads of its own. At most one instance may exist at a
@@ -21,4 +21,4 @@ class [[nodiscard]] ForbidCollectives {
 /// Throws the UsageError if a ForbidCollectives exists. Called at the start of every operation.
 void check_collectives_allowed(std::string_view operation);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -1,6 +1,6 @@
 #include "lockstep/comm/channel/serial_executor.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 thread_local const SerialExecutor* current_executor = nullptr;
@@ -50,4 +50,4 @@ void SerialExecutor::run_loop() {
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

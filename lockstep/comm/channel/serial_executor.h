@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 
 /// Runs tasks in the order of post(). The first post() starts the thread, so a program without asynchronous operations
 /// has no such thread. Any thread may call post(). The destructor runs the queued tasks and blocks until they have
@@ -47,4 +47,4 @@ class SerialExecutor {
   std::thread thread_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 namespace {
 
 // Error codes of the CUDA runtime. This file does not include its headers.
@@ -117,4 +117,4 @@ int peek_cuda_error() {
   return call ? call() : 0;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

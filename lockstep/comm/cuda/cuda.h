@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 
 /// The GPUs that the driver reports to this process; CUDA_VISIBLE_DEVICES restricts them.
 struct VisibleGpus {
@@ -37,4 +37,4 @@ std::string cuda_error_name(int error);
 /// Returns the last CUDA error of this thread without clearing it; 0: none.
 int peek_cuda_error();
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

@@ -10,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 namespace {
 
 using base::Deadline;
@@ -128,4 +128,4 @@ void DeviceStagingQueue::abort(const std::exception_ptr& cause) {
   items_.clear();
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

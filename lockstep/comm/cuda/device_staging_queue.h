@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/interface/transport.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 
 /// Starts operations on a host transport in the order of start(). Each starts when its input has been copied from the
 /// GPU. Only callers that wait for an operation block on the copy. Thread-safe.
@@ -33,4 +33,4 @@ class DeviceStagingQueue : public std::enable_shared_from_this<DeviceStagingQueu
   std::deque<std::shared_ptr<StagedOp>> items_;  // the operations that have not been started on the host transport
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/cuda/device_staging_queue.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 namespace {
 
 bool is_point_to_point(const Collective& op) {
@@ -135,4 +135,4 @@ std::shared_ptr<Transport> nccl_transport_of(Transport& transport) {
   return device ? device->nccl() : nullptr;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/interface/transport.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 
 struct DeviceTransportOptions {
   std::shared_ptr<Transport> host = nullptr;  ///< the transport for tensors on the CPU
@@ -33,4 +33,4 @@ std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options)
 /// used or no operation has needed it, and for other transports.
 std::shared_ptr<Transport> nccl_transport_of(Transport& transport);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

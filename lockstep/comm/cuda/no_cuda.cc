@@ -3,7 +3,7 @@
 #include "lockstep/comm/cuda/cuda.h"
 #include "lockstep/comm/cuda/device_transport.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::cuda {
 namespace {
 
 constexpr const char* kNoCuda = "this build's libtorch has no CUDA (install the torch wheel for CUDA and build again)";
@@ -19,4 +19,4 @@ int peek_cuda_error() { return 0; }
 std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions) { throw base::UsageError(kNoCuda); }
 std::shared_ptr<Transport> nccl_transport_of(Transport&) { return nullptr; }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::cuda

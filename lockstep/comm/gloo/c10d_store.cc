@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::gloo {
 namespace {
 
 using base::Deadline;
@@ -60,4 +60,4 @@ c10::intrusive_ptr<c10d::Store> make_c10d_store(std::shared_ptr<job::Store> stor
   return c10::make_intrusive<C10dStore>(std::move(store), timeout);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::gloo

@@ -12,7 +12,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/gloo/c10d_store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::gloo {
 namespace {
 
 using c10d::ProcessGroupGloo;
@@ -297,4 +297,4 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::gloo

@@ -8,7 +8,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::gloo {
 
 struct GlooOptions {
   std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, for its rendezvous
@@ -28,4 +28,4 @@ std::string gloo_unavailable_reason();
 /// UsageError if `interface` cannot be used, and SystemError if `address` cannot be used.
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::gloo

@@ -2,7 +2,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/gloo/gloo.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::gloo {
 
 std::string gloo_unavailable_reason() {
   return "this build has no gloo, because its headers were missing (install the package libgloo-dev and build again)";
@@ -12,4 +12,4 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions&) {
   throw base::UsageError(gloo_unavailable_reason());
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::gloo

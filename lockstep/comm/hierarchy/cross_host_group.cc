@@ -11,7 +11,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/shm/reduce.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 namespace {
 
 using base::Deadline;
@@ -47,7 +47,7 @@ void CrossHostGroup::wait(const PendingPtr& pending) const {
     if (stop_.load()) throw std::runtime_error("the transport was aborted");
   if (const auto error = pending->error()) std::rethrow_exception(error);
   // A large operation makes progress with each chunk.
-  base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
+  base::telemetry::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 PendingPtr CrossHostGroup::start(CollectiveKind kind, const at::Tensor& input, const at::Tensor& output, int root) {
@@ -96,15 +96,16 @@ void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, at::S
   c10::SmallVector<const void*, 16> inputs;
   for (const char* local : slices.locals) inputs.push_back(local + slot.first * element);
   void* sum = wire_dtype == slices.dtype ? bytes_of(slot.sent) : bytes_of(unrounded_);
-  reduce({.dtype = slices.dtype,
-          .op = op,
-          .inputs = inputs.data(),
-          .num_inputs = inputs.size(),
-          .outputs = &sum,
-          .num_outputs = 1,
-          .count = slot.count});
+  shm::reduce({.dtype = slices.dtype,
+               .op = op,
+               .inputs = inputs.data(),
+               .num_inputs = inputs.size(),
+               .outputs = &sum,
+               .num_outputs = 1,
+               .count = slot.count});
   if (wire_dtype != slices.dtype)
-    convert({.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
+    shm::convert(
+        {.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
   const std::size_t wire_element_bytes = c10::elementSize(wire_dtype);
   const std::size_t bytes = slot.part_count * num_hosts_ * wire_element_bytes;
   std::memset(bytes_of(slot.sent) + slot.count * wire_element_bytes, 0, bytes - slot.count * wire_element_bytes);
@@ -119,14 +120,14 @@ void CrossHostGroup::start_gather(ReduceOp op, int divisor, at::ScalarType wire_
   c10::SmallVector<const void*, 16> inputs;
   for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(slot.received) + host * part_bytes);
   void* sum = bytes_of(slot.part);
-  reduce({.dtype = wire_dtype,
-          .op = op,
-          .inputs = inputs.data(),
-          .num_inputs = inputs.size(),
-          .outputs = &sum,
-          .num_outputs = 1,
-          .count = slot.part_count,
-          .divisor = divisor});
+  shm::reduce({.dtype = wire_dtype,
+               .op = op,
+               .inputs = inputs.data(),
+               .num_inputs = inputs.size(),
+               .outputs = &sum,
+               .num_outputs = 1,
+               .count = slot.part_count,
+               .divisor = divisor});
   slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, part_bytes),
                               first_bytes(slot.all, part_bytes * num_hosts_));
 }
@@ -135,11 +136,11 @@ void CrossHostGroup::start_gather(ReduceOp op, int divisor, at::ScalarType wire_
 void CrossHostGroup::store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot) {
   wait(slot.gather_pending);
   for (char* local : slices.locals)
-    convert({.from = wire_dtype,
-             .to = slices.dtype,
-             .input = bytes_of(slot.all),
-             .output = local + slot.first * c10::elementSize(slices.dtype),
-             .count = slot.count});
+    shm::convert({.from = wire_dtype,
+                  .to = slices.dtype,
+                  .input = bytes_of(slot.all),
+                  .output = local + slot.first * c10::elementSize(slices.dtype),
+                  .count = slot.count});
 }
 
 void CrossHostGroup::broadcast(const LocalSlices& slices, int root, std::size_t source) {
@@ -163,4 +164,4 @@ void CrossHostGroup::broadcast(const LocalSlices& slices, int root, std::size_t 
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/interface/transport.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
 /// The same range of elements in the memory of each rank of this host, in the order of the ranks.
 struct LocalSlices {
@@ -64,4 +64,4 @@ class CrossHostGroup {
   at::Tensor unrounded_;  // this host's sum before it is rounded
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

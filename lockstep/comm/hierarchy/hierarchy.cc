@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/control_block.h"
 #include "lockstep/comm/shm/progress_engine.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 namespace {
 
 using base::Deadline;
@@ -29,8 +29,8 @@ class HierarchyTransport final : public Transport {
     const auto connect = [&](const std::string& name) {
       job::PrefixStore store(name, options.store);
       const auto& local_members = plan_.hosts[static_cast<std::size_t>(location_.host)];
-      return ControlBlocks::connect(options.local_peers, store, to_world_ranks(local_members), location_.local_rank,
-                                    Deadline::in(options.timeout));
+      return shm::ControlBlocks::connect(options.local_peers, store, to_world_ranks(local_members),
+                                         location_.local_rank, Deadline::in(options.timeout));
     };
     small_.control_blocks = connect("short");
     for (std::size_t i = 0; i < kNumLargeQueues; ++i) large_[i].control_blocks = connect("long" + std::to_string(i));
@@ -92,12 +92,12 @@ class HierarchyTransport final : public Transport {
  private:
   /// Runs its operations in order.
   struct OperationQueue {
-    std::unique_ptr<ControlBlocks> control_blocks;
+    std::unique_ptr<shm::ControlBlocks> control_blocks;
     std::uint32_t number = 0;  // of the last operation; the same on all ranks of a host
     // Only for large operations, and only if this rank is in a cross-host group.
     std::shared_ptr<Transport> cross_host_transport;
     std::unique_ptr<CrossHostGroup> cross_host_group;
-    ProgressEngine engine{"hierarchy"};  // last, so that its thread ends before the members that it uses
+    shm::ProgressEngine engine{"hierarchy"};  // last, so that its thread ends before the members that it uses
   };
   // Large operations alternate between the queues, so that the network stays busy between the last chunks of one
   // operation and the first chunks of the next.
@@ -140,4 +140,4 @@ std::shared_ptr<Transport> make_hierarchy_transport(const HierarchyOptions& opti
   return std::make_shared<HierarchyTransport>(options);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -10,7 +10,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/comm/shm/local_peers.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
 /// The ranks that a cross-host transport connects, and its purpose.
 enum class Scope {
@@ -20,7 +20,7 @@ enum class Scope {
 };
 
 struct HierarchyOptions {
-  std::shared_ptr<const LocalPeers> local_peers = nullptr;
+  std::shared_ptr<const shm::LocalPeers> local_peers = nullptr;
   std::shared_ptr<job::Store> store = nullptr;  // used by this transport alone
   std::vector<int> members = {};                // world ranks
   std::vector<int> hosts = {};                  // identifies the host of each member by a number; at least two hosts
@@ -47,4 +47,4 @@ struct HierarchyOptions {
 /// gradients are sent during backward(). Blocks until all members have called it. Throws CommError.
 std::shared_ptr<Transport> make_hierarchy_transport(const HierarchyOptions& options);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 namespace {
 
 constexpr std::size_t kSliceAlignment = 64;  // in elements, so that slices begin at cache lines
@@ -43,4 +43,4 @@ Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_grou
   return {first, std::min(step, count - first)};
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
 /// Members are numbered from 0 as in their group. Hosts are numbered in the order of their first members. A local rank
 /// is the index of a member on its host. A cross-host group consists of the members with the same local rank, one per
@@ -37,4 +37,4 @@ struct Slice {
 /// contiguous, begin at multiples of 64, and cover all elements.
 Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

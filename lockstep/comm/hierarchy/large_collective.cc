@@ -5,21 +5,21 @@
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/arena/quarantine.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
-LargeCollective::LargeCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number,
+LargeCollective::LargeCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
                                  const HostPlan& plan, int rank, CrossHostGroup* cross_host_group)
-    : SyncOp(control_blocks, number), op_(op), plan_(plan), rank_(rank), cross_host_group_(cross_host_group) {}
+    : shm::SyncOp(control_blocks, number), op_(op), plan_(plan), rank_(rank), cross_host_group_(cross_host_group) {}
 
 LargeCollective::~LargeCollective() {
   if (!is_exposed())
-    Arena::this_process().free(staged_);
+    arena::Arena::this_process().free(staged_);
   else if (!staged_)
-    quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
+    arena::quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
 }
 
 void LargeCollective::publish() {
-  Arena& arena = Arena::this_process();
+  arena::Arena& arena = arena::Arena::this_process();
   const void* data = op_.input.const_data_ptr();
   if (op_.kind == CollectiveKind::kReduceScatter || !arena.contains(data)) {
     staged_ = arena.allocate(op_.input.nbytes());
@@ -61,7 +61,7 @@ void LargeCollective::complete() {
                 op_.output.nbytes());
   else if (receives_result())
     std::memcpy(op_.output.mutable_data_ptr(), result, op_.output.nbytes());
-  Arena::this_process().free(std::exchange(staged_, nullptr));
+  arena::Arena::this_process().free(std::exchange(staged_, nullptr));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

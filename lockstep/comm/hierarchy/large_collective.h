@@ -8,16 +8,16 @@
 #include "lockstep/comm/hierarchy/host_plan.h"
 #include "lockstep/comm/shm/sync_op.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
 /// all_reduce, reduce, reduce_scatter or broadcast. compute() blocks until the cross-host exchange is done, so the
 /// operation needs a thread of its own.
-class LargeCollective final : public SyncOp {
+class LargeCollective final : public shm::SyncOp {
  public:
   /// `rank` is the index of this rank in the group that `plan` describes. `cross_host_group` is null for a rank that is
   /// in none. `control_blocks` and `plan` must outlive this object.
-  LargeCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
-                  int rank, CrossHostGroup* cross_host_group);
+  LargeCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
+                  const HostPlan& plan, int rank, CrossHostGroup* cross_host_group);
   ~LargeCollective() override;
 
  private:
@@ -34,4 +34,4 @@ class LargeCollective final : public SyncOp {
   void* staged_ = nullptr;  // copy in the arena if the tensor is outside it or must not change
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -10,7 +10,7 @@
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/reduce.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 namespace {
 
 void copy(void* to, const void* from, std::size_t bytes) {
@@ -19,7 +19,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
 
 }  // namespace
 
-SmallCollective::SmallCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number,
+SmallCollective::SmallCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
                                  const HostPlan& plan, int rank, Transport* leaders, ResultBuffer& result_buffer)
     : op_(op),
       control_blocks_(control_blocks),
@@ -29,7 +29,9 @@ SmallCollective::SmallCollective(const Collective& op, const ControlBlocks& cont
       leaders_(leaders),
       result_buffer_(result_buffer) {}
 
-bool SmallCollective::accepts(const Collective& op) { return !op.input.defined() || op.input.nbytes() <= kInlineBytes; }
+bool SmallCollective::accepts(const Collective& op) {
+  return !op.input.defined() || op.input.nbytes() <= shm::kInlineBytes;
+}
 
 bool SmallCollective::advance(base::Deadline deadline) {
   const std::size_t parity = number_ % 2;
@@ -46,7 +48,7 @@ bool SmallCollective::advance(base::Deadline deadline) {
   if (phase_ == Phase::kWaitCrossHost) {
     if (!cross_host_pending_->wait_until(deadline)) return false;
     if (const auto error = cross_host_pending_->error()) std::rethrow_exception(error);
-    control_blocks_.own().offset[parity] = Arena::this_process().offset_of(result_buffer_.data);
+    control_blocks_.own().offset[parity] = arena::Arena::this_process().offset_of(result_buffer_.data);
     control_blocks_.advance(control_blocks_.own().completed, number_);
     write_output(static_cast<const char*>(result_buffer_.data));
     phase_ = Phase::kFinished;
@@ -83,8 +85,8 @@ void SmallCollective::start_cross_host() {
   const std::size_t needed = from_root ? bytes : bytes * plan_.hosts.size();
   if (result_buffer_.bytes < needed) {
     // All local peers have published this operation, so they have read the blocks of the last one.
-    Arena::this_process().free(result_buffer_.data);
-    result_buffer_ = {Arena::this_process().allocate(needed), needed};
+    arena::Arena::this_process().free(result_buffer_.data);
+    result_buffer_ = {arena::Arena::this_process().allocate(needed), needed};
   }
   host_block_ = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
   all_blocks_ = at::from_blob(result_buffer_.data, {static_cast<std::int64_t>(needed)}, at::kByte);
@@ -119,14 +121,14 @@ void SmallCollective::start_cross_host() {
 void SmallCollective::reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
   c10::SmallVector<const void*, 16> parts;
   for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
-  reduce({.dtype = op_.input.scalar_type(),
-          .op = op_.op,
-          .inputs = parts.data(),
-          .num_inputs = parts.size(),
-          .outputs = &output,
-          .num_outputs = 1,
-          .count = slice.count,
-          .divisor = divisor});
+  shm::reduce({.dtype = op_.input.scalar_type(),
+               .op = op_.op,
+               .inputs = parts.data(),
+               .num_inputs = parts.size(),
+               .outputs = &output,
+               .num_outputs = 1,
+               .count = slice.count,
+               .divisor = divisor});
 }
 
 /// Computes this rank's result from the blocks of all hosts.
@@ -155,4 +157,4 @@ void SmallCollective::write_output(const char* blocks) const {
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

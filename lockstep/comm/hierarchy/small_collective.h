@@ -9,7 +9,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/comm/shm/control_block.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::hierarchy {
 
 /// The buffer in which the first rank of a host stores the blocks of all hosts, for its local peers to read. Small
 /// operations reuse it.
@@ -30,8 +30,8 @@ struct ResultBuffer {
 class SmallCollective {
  public:
   /// `leaders` connects the first ranks of the hosts and is null on the other ranks.
-  SmallCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
-                  int rank, Transport* leaders, ResultBuffer& result_buffer);
+  SmallCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
+                  const HostPlan& plan, int rank, Transport* leaders, ResultBuffer& result_buffer);
   /// Returns true if `op` is small enough. The answer is the same on all ranks.
   static bool accepts(const Collective& op);
 
@@ -55,7 +55,7 @@ class SmallCollective {
   enum class Phase { kPublish, kWaitPublished, kWaitCrossHost, kWaitResult, kFinished };
 
   const Collective op_;
-  const ControlBlocks& control_blocks_;
+  const shm::ControlBlocks& control_blocks_;
   const std::uint32_t number_;
   const HostPlan& plan_;
   const int rank_;
@@ -68,4 +68,4 @@ class SmallCollective {
   PendingPtr cross_host_pending_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::hierarchy

@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 namespace {
 
 constexpr std::array<std::string_view, 11> kKindNames = {"all_reduce",     "reduce", "broadcast", "all_gather",
@@ -48,4 +48,4 @@ std::string label(const Collective& op) {
   return text + "#" + std::to_string(op.seq);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -16,7 +16,7 @@ namespace c10 {
 struct Event;
 }
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 enum class CollectiveKind : std::uint8_t {
   kAllReduce,
@@ -77,4 +77,4 @@ std::string describe(const at::Tensor& tensor);
 /// Returns the label that FATAL lines use: "all_reduce(fc.weight)#12", without a name "all_reduce#12".
 std::string label(const Collective& op);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

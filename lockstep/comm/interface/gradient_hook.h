@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 /// Several gradients of one dtype and device, one after another in flat memory. Entry k of `names`, `shapes`, `strides`
 /// and `offsets` describes gradient k. Everything except the contents of `buffer` stays the same until the next
@@ -72,4 +72,4 @@ class GradientHook {
   virtual void finish(Bucket& bucket, HookContext& context) = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -10,7 +10,7 @@
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 /// Consumes the means of gradients.
 class GradientSink {
@@ -137,4 +137,4 @@ class GradientReducer {
   virtual FusedReducer* fused() { return nullptr; }
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

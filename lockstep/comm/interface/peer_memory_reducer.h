@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 /// A contiguous range of the elements of one gradient, in memory order, on every rank that has that gradient.
 struct GradientChunk {
@@ -101,4 +101,4 @@ class PeerMemoryReducer {
   virtual SharedAllocation allocate_shared(std::size_t bytes) = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -1,6 +1,6 @@
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 void Pending::finish(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
@@ -27,4 +27,4 @@ PendingPtr make_finished_pending() {
   return pending;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 /// The completion of an operation. The side that runs the operation calls finish(); any number of threads may wait.
 ///
@@ -57,4 +57,4 @@ using PendingPtr = std::shared_ptr<Pending>;
 /// Returns a Pending that is done already.
 PendingPtr make_finished_pending();
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes) {
   return {
@@ -17,4 +17,4 @@ Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes) {
   };
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

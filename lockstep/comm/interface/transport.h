@@ -13,7 +13,7 @@
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::inline interface {
 
 /// The operations, dtypes and devices that a transport supports. Group rejects all others with a UsageError.
 struct Capabilities {
@@ -70,4 +70,4 @@ class Transport {
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::inline interface

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 namespace {
 
 constexpr std::string_view kOpenMpi = "Open MPI";
@@ -82,4 +82,4 @@ std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& librar
          ours;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/env.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 
 /// The name and version of an MPI implementation, for example "Open MPI" and "4.1".
 struct MpiLibrary {
@@ -30,4 +30,4 @@ std::string mpi_library_mismatch(const MpiLibrary& built, const MpiLibrary& load
 /// implementation each rank would be a world of one, or MPI would end the process.
 std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& library);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

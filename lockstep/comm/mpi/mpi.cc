@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/mpi/runtime.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 namespace {
 
 using base::Cause;
@@ -276,4 +276,4 @@ bool is_mpi_world_on_one_host() {
   return size == runtime.size();
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

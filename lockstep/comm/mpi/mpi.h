@@ -9,7 +9,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 
 struct MpiOptions {
   std::shared_ptr<job::Store> store = nullptr;        ///< used by this transport alone
@@ -47,4 +47,4 @@ std::string broadcast_over_mpi(const std::string& text, base::Deadline deadline)
 /// Returns true if all ranks of MPI_COMM_WORLD, which must all call it, are on one host. Blocks until they have.
 bool is_mpi_world_on_one_host();
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/mpi/mpi.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 namespace {
 
 constexpr auto kFinalizeTimeout = std::chrono::seconds(5);
@@ -157,4 +157,4 @@ MPI_Op MpiRuntime::op(ReduceOp op, at::ScalarType dtype) const {
   return plain[index];
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

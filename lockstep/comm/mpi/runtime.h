@@ -13,7 +13,7 @@
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/mpi/library.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 
 /// The MPI library of the build, from mpi.h or from the library that CMake found. The name is empty if it is unknown.
 MpiLibrary build_time_mpi();
@@ -49,4 +49,4 @@ class MpiRuntime {
 /// Throws std::runtime_error with MPI's text unless `code` is MPI_SUCCESS.
 void check_mpi_result(int code, const char* what);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

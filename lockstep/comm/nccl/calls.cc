@@ -4,7 +4,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 namespace {
 
 ncclDataType_t nccl_type(at::ScalarType dtype) {
@@ -121,4 +121,4 @@ ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream,
   throw base::UsageError("nccl: unsupported operation " + std::to_string(static_cast<int>(op.kind)));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

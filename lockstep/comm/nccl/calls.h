@@ -6,7 +6,7 @@
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/nccl/library.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 /// Describes the call for error messages, for example "ncclBroadcast(float32[1000], root 0)".
 std::string describe_call(const Collective& op);
@@ -15,4 +15,4 @@ std::string describe_call(const Collective& op);
 /// ncclSuccess or ncclInProgress.
 ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

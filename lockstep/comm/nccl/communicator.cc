@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/telemetry/rank_page.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 namespace {
 
 using base::Deadline;
@@ -48,7 +48,7 @@ void NcclCommunicator::check(ncclResult_t result, const std::string& op, const s
                                        .op = op,
                                        .call = call,
                                        .last_error = last_error ? last_error : "",
-                                       .cuda_error = peek_cuda_error()},
+                                       .cuda_error = cuda::peek_cuda_error()},
                                       location_));
 }
 
@@ -120,7 +120,7 @@ void NcclCommunicator::close() noexcept {
   const Deadline deadline = Deadline::in(kFinalizeTimeout);
   ncclResult_t state = nccl_.comm_finalize(comm_);
   while ((state == ncclSuccess || state == ncclInProgress) && !deadline.expired() &&
-         base::RankPage::this_process().stop_requested.load() == 0) {
+         base::telemetry::RankPage::this_process().stop_requested.load() == 0) {
     if (nccl_.comm_get_async_error(comm_, &state) != ncclSuccess) break;
     if (state == ncclSuccess) {
       nccl_.comm_destroy(comm_);
@@ -133,4 +133,4 @@ void NcclCommunicator::close() noexcept {
   abort();
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

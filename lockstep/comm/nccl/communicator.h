@@ -11,7 +11,7 @@
 #include "lockstep/comm/nccl/library.h"
 #include "lockstep/comm/nccl/nccl.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 /// Only close() blocks. Not thread-safe: the owner serializes the calls, and sets the current device to the
 /// communicator's GPU during each of them.
@@ -60,4 +60,4 @@ class NcclCommunicator {
   std::optional<c10::Stream> stream_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

@@ -7,12 +7,12 @@
 
 #include "lockstep/comm/cuda/cuda.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 /// The rank, GPU and host of a failure.
 struct NcclLocation {
   int rank = 0;  ///< world rank
-  Gpu gpu;
+  cuda::Gpu gpu;
   std::string host;
   std::string address;       ///< address of the host for the other ranks; may be empty
   std::string interface;     ///< NCCL_SOCKET_IFNAME; may be empty
@@ -35,4 +35,4 @@ int parse_cuda_error(std::string_view last_error);
 /// network or the end of another rank is the cause; DeadlockDetector::throw_transport_failure() determines which.
 std::exception_ptr to_exception(const NcclFailure& failure, const NcclLocation& location);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/nccl/nccl.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 namespace {
 
 /// Nonblocking communicators and their configuration exist since 2.18. Newer versions of NCCL accept the smaller
@@ -66,4 +66,4 @@ std::string nccl_unavailable_reason() {
 
 std::string nccl_version() { return version_text(NcclLibrary::loaded().version); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 struct NcclLibrary {
   decltype(&ncclGetVersion) get_version = nullptr;
@@ -34,4 +34,4 @@ struct NcclLibrary {
   static const NcclLibrary& loaded();
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

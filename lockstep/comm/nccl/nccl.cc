@@ -14,7 +14,7 @@
 #include "lockstep/comm/nccl/calls.h"
 #include "lockstep/comm/nccl/communicator.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 namespace {
 
 using base::Deadline;
@@ -271,4 +271,4 @@ void skip_nccl_split(Transport& parent) {
   if (auto* transport = dynamic_cast<NcclTransport*>(&parent)) transport->split(NCCL_SPLIT_NOCOLOR, 0);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

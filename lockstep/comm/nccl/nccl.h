@@ -10,13 +10,13 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 struct NcclOptions {
   std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, to exchange NCCL's unique id
   std::vector<int> members = {};                ///< world ranks
   int rank = 0;                                 ///< index of this rank in `members`
-  Gpu gpu = {};                                 ///< the GPU of this rank, which no other member uses
+  cuda::Gpu gpu = {};                           ///< the GPU of this rank, which no other member uses
   std::string host = {};                        ///< name of this host, for error messages
   std::string address = {};                     ///< address of this host for the other ranks, for error messages
   /// A connected NCCL transport that contains all members. If set, the communicator is split from it without a
@@ -42,4 +42,4 @@ std::shared_ptr<Transport> make_nccl_transport(NcclOptions options);
 /// Takes part in the split of `parent` for a rank that is in none of the new groups.
 void skip_nccl_split(Transport& parent);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

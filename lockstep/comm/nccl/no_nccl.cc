@@ -2,7 +2,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/nccl/nccl.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 
 std::string nccl_unavailable_reason() {
   return "this build has no NCCL (install a libtorch for CUDA and the wheel nvidia-nccl, and build again)";
@@ -11,4 +11,4 @@ std::string nccl_version() { return ""; }
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions) { throw base::UsageError(nccl_unavailable_reason()); }
 void skip_nccl_split(Transport&) { throw base::UsageError(nccl_unavailable_reason()); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<GradientSize>& gradients,
                                                    const std::vector<std::size_t>& order,
@@ -47,4 +47,4 @@ std::vector<std::size_t> merge_orders(const std::vector<std::vector<std::size_t>
   return agreed;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 struct GradientSize {
   std::int64_t bytes = 0;
@@ -24,4 +24,4 @@ std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<GradientSiz
 /// order. `orders[rank]` lists gradients.
 std::vector<std::size_t> merge_orders(const std::vector<std::vector<std::size_t>>& orders, std::size_t num_gradients);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

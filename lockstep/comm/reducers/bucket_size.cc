@@ -8,7 +8,7 @@
 
 #include "lockstep/base/log.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 constexpr std::int64_t kMeasuredBytes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 20};
@@ -17,7 +17,7 @@ constexpr int kRuns = 3;                                // after a warm-up run
 constexpr double kMaxSeconds = 0.2;                     // stop after a size that takes longer
 constexpr double kGoodRate = 0.9;                       // fraction of the best rate
 
-void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
+void all_reduce(channel::Channel& channel, const at::Tensor& tensor, ReduceOp op) {
   Collective all{
       .kind = CollectiveKind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
   channel.begin(all, tensor);
@@ -27,7 +27,7 @@ void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
 }
 
 /// Returns the maximum over the ranks of their median times, which is the same on all ranks.
-double measure_all_reduce(Channel& channel, const at::Tensor& tensor) {
+double measure_all_reduce(channel::Channel& channel, const at::Tensor& tensor) {
   double seconds[kRuns];
   all_reduce(channel, tensor, ReduceOp::kSum);
   for (double& second : seconds) {
@@ -58,7 +58,7 @@ std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
   return times.back().bytes;
 }
 
-std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device) {
+std::vector<std::int64_t> measure_bucket_bytes(channel::Channel& channel, at::Device device) {
   std::vector<BucketTime> times;
   std::string measured;
   for (const std::int64_t bytes : kMeasuredBytes) {
@@ -73,4 +73,4 @@ std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device devi
   return {std::min(chosen, kMaxFirstBucketBytes), chosen};
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -16,7 +16,7 @@
 #include "lockstep/base/telemetry/span_log.h"
 #include "lockstep/comm/reducers/bucket_plan.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 constexpr int kMaxUnusedReductions = 3;  // reductions without use after which a gradient loses its place
@@ -34,12 +34,12 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// Returns 0 if tracing is off.
-std::int64_t time_for_trace() { return base::SpanLog::this_process() ? base::monotonic_ns() : 0; }
+std::int64_t time_for_trace() { return base::telemetry::SpanLog::this_process() ? base::monotonic_ns() : 0; }
 
 }  // namespace
 
-BucketedReducer::BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
-                                 ReducerOptions options)
+BucketedReducer::BucketedReducer(std::string name, std::vector<GradientSpec> specs,
+                                 std::unique_ptr<channel::Channel> channel, ReducerOptions options)
     : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
       options_(std::move(options)),
       gradient_scale_(
@@ -345,7 +345,7 @@ void BucketedReducer::trace(const BucketState& bucket_state, std::int64_t wait_s
   const std::string& name = bucket_state.bucket.names.front();
   const std::uint64_t bytes = bucket_state.bucket.buffer.nbytes();
   const std::int64_t now_ns = base::monotonic_ns();
-  base::SpanLog& log = *base::SpanLog::this_process();
+  base::telemetry::SpanLog& log = *base::telemetry::SpanLog::this_process();
   if (bucket_state.start_ns != 0) log.add({"bucket", name, bytes, bucket_state.start_ns, now_ns});
   log.add({"wait", name, bytes, wait_start_ns, now_ns});
 }
@@ -405,4 +405,4 @@ ReducerStats BucketedReducer::stats() const {
   return stats;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

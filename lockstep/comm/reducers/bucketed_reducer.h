@@ -11,7 +11,7 @@
 #include "lockstep/comm/reducers/reducer_base.h"
 #include "lockstep/comm/reducers/reducer_options.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Every reduction runs these operations, in this order, on all ranks:
 ///   header     64 bytes per rank, started by begin();
@@ -30,7 +30,7 @@ namespace lockstep::comm {
 /// gradient is a view of the bucket's memory.
 class BucketedReducer final : public ReducerBase {
  public:
-  BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
+  BucketedReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<channel::Channel> channel,
                   ReducerOptions options);
 
   void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink*) override;
@@ -103,4 +103,4 @@ class BucketedReducer final : public ReducerBase {
   at::Tensor flags_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

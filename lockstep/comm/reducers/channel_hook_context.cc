@@ -1,8 +1,8 @@
 #include "lockstep/comm/reducers/channel_hook_context.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
-ChannelHookContext::ChannelHookContext(Channel& channel, const std::string& label, std::uint64_t seq)
+ChannelHookContext::ChannelHookContext(channel::Channel& channel, const std::string& label, std::uint64_t seq)
     : channel_(channel), op_{.kind = CollectiveKind::kAllReduce, .name = label, .seq = seq} {}
 
 PendingPtr ChannelHookContext::all_reduce(const at::Tensor& tensor) {
@@ -21,4 +21,4 @@ PendingPtr ChannelHookContext::all_gather(const at::Tensor& output, const at::Te
 
 void ChannelHookContext::wait(Pending& pending) { channel_.wait(pending, op_, "backward() (" + op_.name + ")"); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

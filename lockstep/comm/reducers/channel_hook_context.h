@@ -6,12 +6,12 @@
 #include "lockstep/comm/channel/channel.h"
 #include "lockstep/comm/interface/gradient_hook.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// All operations have the number `seq` and the name `label`.
 class ChannelHookContext final : public HookContext {
  public:
-  ChannelHookContext(Channel& channel, const std::string& label, std::uint64_t seq);
+  ChannelHookContext(channel::Channel& channel, const std::string& label, std::uint64_t seq);
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
   PendingPtr all_reduce(const at::Tensor& tensor) override;
@@ -19,8 +19,8 @@ class ChannelHookContext final : public HookContext {
   void wait(Pending& pending) override;
 
  private:
-  Channel& channel_;
+  channel::Channel& channel_;
   Collective op_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -12,7 +12,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/reducers/forwarding_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 using job::Fault;
@@ -32,7 +32,8 @@ class FaultInjectionReducer final : public ForwardingReducer, private GradientSi
       : ForwardingReducer(std::move(inner)), injection_(injection) {}
 
   void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) override {
-    const auto number = static_cast<std::int64_t>(base::RankPage::this_process().gradient_reductions.load()) + 1;
+    const auto number =
+        static_cast<std::int64_t>(base::telemetry::RankPage::this_process().gradient_reductions.load()) + 1;
     if (number >= injection_.step && injection_.fault == Fault::kSlow) std::this_thread::sleep_for(kSlowBy);
     is_due_ = number >= injection_.step && !std::exchange(done_, number >= injection_.step);
     const bool can = injection_.fault != Fault::kFlip || step.use == GradientUse::kAverage;
@@ -101,4 +102,4 @@ std::unique_ptr<GradientReducer> with_fault_injection(std::unique_ptr<GradientRe
   return std::make_unique<FaultInjectionReducer>(std::move(inner), injection);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/reducers/forwarding_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 class FiniteCheckReducer final : public ForwardingReducer {
@@ -46,4 +46,4 @@ std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReduc
   return std::make_unique<FiniteCheckReducer>(std::move(inner), std::move(names), rank, std::move(fail));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Wraps `inner` so that ready() checks each gradient in one pass (minimum and maximum, which propagate a NaN). For a
 /// gradient that is not finite, calls `fail` with a CommError kNonFinite that names `rank` and the gradient; `fail`
@@ -18,4 +18,4 @@ std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReduc
                                                    std::vector<std::string> names, int rank,
                                                    std::function<void(const base::CommError&)> fail);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

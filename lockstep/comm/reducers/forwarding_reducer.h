@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/interface/gradient_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Forwards every call to `inner`.
 class ForwardingReducer : public GradientReducer {
@@ -32,4 +32,4 @@ class ForwardingReducer : public GradientReducer {
   const std::unique_ptr<GradientReducer> inner_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

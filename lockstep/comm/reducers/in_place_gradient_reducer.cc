@@ -8,7 +8,7 @@
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 /// Returns strides without holes or overlaps, the same on all ranks.
@@ -21,7 +21,7 @@ std::vector<std::int64_t> strides_for(const at::Tensor& example) {
 }  // namespace
 
 InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs,
-                                               std::unique_ptr<Channel> channel,
+                                               std::unique_ptr<channel::Channel> channel,
                                                std::unique_ptr<PeerMemoryReducer> reducer)
     : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
       reducer_(std::move(reducer)),
@@ -31,7 +31,7 @@ InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<Gra
 
 InPlaceGradientReducer::~InPlaceGradientReducer() {
   if (!open_) return;  // other ranks may still write to published gradients
-  for (State& state : states_) quarantine_tensor(std::move(state.mean));
+  for (State& state : states_) arena::quarantine_tensor(std::move(state.mean));
 }
 
 void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) {
@@ -188,4 +188,4 @@ ReducerStats InPlaceGradientReducer::stats() const {
   return stats;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -9,7 +9,7 @@
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/reducers/reducer_base.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// ready() publishes the address of a gradient to the other ranks and reduces this rank's share of the gradients that
 /// all ranks have published; finish() reduces the rest. A rank publishes only the gradients that it has, so unused
@@ -18,7 +18,7 @@ namespace lockstep::comm {
 /// copies_in, and rank 0 logs the first such reduction.
 class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
  public:
-  InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel,
+  InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<channel::Channel> channel,
                          std::unique_ptr<PeerMemoryReducer> reducer);
   ~InPlaceGradientReducer() override;
 
@@ -60,4 +60,4 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   bool has_reported_copies_ = false;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

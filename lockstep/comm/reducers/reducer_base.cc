@@ -13,9 +13,9 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
-ReducerBase::ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel)
+ReducerBase::ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<channel::Channel> channel)
     : name_(std::move(name)),
       specs_(std::move(specs)),
       channel_(std::move(channel)),
@@ -52,7 +52,7 @@ void ReducerBase::wait(Pending& pending, const std::string& what) {
 }
 
 void ReducerBase::start_header(const StepIdentity& step, std::uint64_t layout_hash, std::vector<Collective> extra_ops) {
-  base::OperationStart what{.kind = "gradients", .name = name_, .bytes = total_bytes_};
+  base::telemetry::OperationStart what{.kind = "gradients", .name = name_, .bytes = total_bytes_};
   flight_id_ = channel_->begin(what);
   seq_ = what.seq;
   extra_ops_ = std::move(extra_ops);
@@ -62,7 +62,7 @@ void ReducerBase::start_header(const StepIdentity& step, std::uint64_t layout_ha
                : step.use == GradientUse::kNorm && step.options_hash == 0                      ? "clip_grad_norm()"
                                                                                                : "step()";
   if (step.use != GradientUse::kNorm)
-    base::RankPage::this_process().gradient_reductions.fetch_add(1, std::memory_order_relaxed);
+    base::telemetry::RankPage::this_process().gradient_reductions.fetch_add(1, std::memory_order_relaxed);
   ReductionHeader header = make_header(seq_, layout_hash, step);
   header.work_us = work_us_;
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
@@ -113,8 +113,8 @@ void ReducerBase::detect_stragglers(const std::vector<ReductionHeader>& headers)
   if (!found) return;
   const int rank = channel_->members()[static_cast<std::size_t>(found->rank)];
   const auto generation = base::parse_int(base::Env::this_process().lockstep_generation.value_or("0"));
-  base::log_warning(
-      describe(*found, rank, static_cast<int>(generation.value_or(0)), base::RankPage::this_process().step()));
+  base::log_warning(describe(*found, rank, static_cast<int>(generation.value_or(0)),
+                             base::telemetry::RankPage::this_process().step()));
 }
 
 void ReducerBase::finish_reduction() {
@@ -141,4 +141,4 @@ at::Tensor ReducerBase::average_sparse(std::size_t index, const at::Tensor& mine
   return sum_sparse(mine, specs_[index].example, 1.0 / channel_->size(), context);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -12,7 +12,7 @@
 #include "lockstep/comm/reducers/reduction_header.h"
 #include "lockstep/comm/reducers/straggler_detector.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Returns whether `tensor` is dense (not sparse).
 inline bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
@@ -25,7 +25,7 @@ class ReducerBase : public GradientReducer {
   void abandon(const std::string& why) noexcept override { channel_->abandon(why); }
 
  protected:
-  ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<Channel> channel);
+  ReducerBase(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<channel::Channel> channel);
 
   /// Numbers the reduction and starts the all_gather of headers. `layout_hash` must be equal on all ranks.
   void start_header(const StepIdentity& step, std::uint64_t layout_hash, std::vector<Collective> extra_ops);
@@ -46,7 +46,7 @@ class ReducerBase : public GradientReducer {
 
   const std::string name_;
   const std::vector<GradientSpec> specs_;
-  const std::unique_ptr<Channel> channel_;
+  const std::unique_ptr<channel::Channel> channel_;
   std::uint64_t seq_ = 0;
   const char* user_call_ = "";  // the user's call that began the reduction
   Participation participation_;
@@ -73,4 +73,4 @@ class ReducerBase : public GradientReducer {
   bool header_checked_ = false;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/interface/gradient_hook.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// bucket_bytes, gradient_predivide_factor, wire_dtype and layout apply to reducers that pack gradients into buckets;
 /// in-place reducers ignore them. A hook forces buckets.
@@ -30,4 +30,4 @@ struct ReducerOptions {
   bool check_finite = false;  ///< a gradient with an infinity or a NaN ends the job; the error has its name
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <functional>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 struct HeaderField {
@@ -94,4 +94,4 @@ std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& 
   return std::nullopt;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

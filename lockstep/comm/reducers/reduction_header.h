@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/interface/gradient_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Sent as raw bytes between ranks of the same build.
 struct ReductionHeader {
@@ -43,4 +43,4 @@ struct HeaderMismatch {
 std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& headers,
                                             const std::vector<int>& members);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -1,6 +1,6 @@
 #include "lockstep/comm/reducers/single_rank_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 Participation SingleRankReducer::finish(GradientSink& sink) {
   if (joined_) return {};
@@ -11,4 +11,4 @@ Participation SingleRankReducer::finish(GradientSink& sink) {
   return {.active = 1};
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

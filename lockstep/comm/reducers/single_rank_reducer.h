@@ -3,7 +3,7 @@
 
 #include "lockstep/comm/interface/gradient_reducer.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 /// Copies nothing: the sink receives the gradient that was passed to ready().
 class SingleRankReducer final : public GradientReducer {
@@ -35,4 +35,4 @@ class SingleRankReducer final : public GradientReducer {
   ReducerStats stats_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 /// Concatenates the ranks' rows. `rows` is [n, ...], with the n of each rank in `counts`. All ranks send as many rows
@@ -58,4 +58,4 @@ void throw_sparse_gradient(const std::string& parameter) {
                          "create the embedding with sparse(false), or use an optimizer of torch::optim");
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -5,7 +5,7 @@
 
 #include "lockstep/job/fatal.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 constexpr int kWindow = 20;
@@ -54,4 +54,4 @@ std::string describe(const Straggler& straggler, int rank, int generation, std::
        .hint = "look for other work on its cores, a slower machine or larger batches there; the job continues"});
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

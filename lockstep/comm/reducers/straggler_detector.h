@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 
 struct Straggler {
   int rank = 0;
@@ -31,4 +31,4 @@ class StragglerDetector {
 /// Returns the WARN line that reports `straggler`; docs/reference/fatal-causes.md shows one.
 std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -1,6 +1,6 @@
 #include "lockstep/comm/self/self.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::self {
 namespace {
 
 const Capabilities kCapabilities{
@@ -29,4 +29,4 @@ class SelfTransport final : public Transport {
 
 std::unique_ptr<Transport> make_self_transport() { return std::make_unique<SelfTransport>(); }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::self

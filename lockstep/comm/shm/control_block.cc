@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/arena/arena.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 ControlBlocks::ControlBlocks(std::shared_ptr<const LocalPeers> local_peers, std::vector<int> members, int rank)
     : local_peers_(std::move(local_peers)),
@@ -22,7 +22,7 @@ std::unique_ptr<ControlBlocks> ControlBlocks::connect(std::shared_ptr<const Loca
   std::unique_ptr<ControlBlocks> control_blocks(new ControlBlocks(std::move(local_peers), std::move(members), rank));
   const std::size_t size = control_blocks->members_.size();
   const std::size_t bytes = sizeof(ControlBlock) + size * sizeof(MessageSlot);
-  auto* own = new (Arena::this_process().allocate(bytes)) ControlBlock();
+  auto* own = new (arena::Arena::this_process().allocate(bytes)) ControlBlock();
   for (std::size_t peer = 0; peer < size; ++peer) new (reinterpret_cast<MessageSlot*>(own + 1) + peer) MessageSlot();
   for (void* control_block : control_blocks->exchange_addresses(store, own, bytes, deadline))
     control_blocks->control_blocks_.push_back(static_cast<ControlBlock*>(control_block));
@@ -62,4 +62,4 @@ bool ControlBlocks::wait(int member, const SharedCounter& counter, std::uint32_t
   throw std::runtime_error("the process of rank " + std::to_string(rank) + " has ended");
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/shared_counter.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 // The maximum size of the signature of a call that the ranks compare during the operation.
 constexpr std::size_t kMaxSignatureBytes = 256;
@@ -101,4 +101,4 @@ class ControlBlocks {
   std::vector<char*> arenas_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

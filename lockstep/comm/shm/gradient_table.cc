@@ -10,7 +10,7 @@
 #include "lockstep/comm/shm/reduce.h"
 #include "lockstep/comm/shm/shared_allocation.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 // PublishedGradient::flags
@@ -70,7 +70,7 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQue
   // Never freed: a peer may read it after this rank has destroyed its GradientTable.
   const std::size_t bytes =
       gradients.size() * sizeof(PublishedGradient) + (gradients.size() + 1) * sizeof(std::uint64_t);
-  auto* memory = static_cast<char*>(Arena::this_process().allocate(bytes));
+  auto* memory = static_cast<char*>(arena::Arena::this_process().allocate(bytes));
   for (std::size_t i = 0; i < gradients.size(); ++i) new (memory + i * sizeof(PublishedGradient)) PublishedGradient();
   for (std::size_t i = 0; i <= gradients.size(); ++i)
     new (memory + gradients.size() * sizeof(PublishedGradient) + i * sizeof(std::uint64_t))
@@ -81,12 +81,14 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQue
   claims_ = reinterpret_cast<std::atomic<std::uint64_t>*>(entries_[0] + gradients.size());
 }
 
-bool GradientTable::is_peer_accessible(const void* address) const { return Arena::this_process().contains(address); }
+bool GradientTable::is_peer_accessible(const void* address) const {
+  return arena::Arena::this_process().contains(address);
+}
 
 at::Tensor GradientTable::make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) {
-  void* memory = Arena::this_process().allocate(gradient.nbytes());
+  void* memory = arena::Arena::this_process().allocate(gradient.nbytes());
   return at::from_blob(
-      memory, gradient.sizes(), strides, [](void* block) { Arena::this_process().free(block); },
+      memory, gradient.sizes(), strides, [](void* block) { arena::Arena::this_process().free(block); },
       gradient.options().requires_grad(false));
 }
 
@@ -129,7 +131,7 @@ void GradientTable::consume_early(ChunkSink& sink, int divisor) {
 void GradientTable::publish(std::size_t index, void* data, bool fresh) {
   PublishedGradient& own_entry = entries_[static_cast<std::size_t>(control_blocks_.rank())][index];
   own_entry.flags = (fresh ? kFresh : 0) | (data ? kDense : kSparse);
-  own_entry.offset = data ? Arena::this_process().offset_of(data) : 0;
+  own_entry.offset = data ? arena::Arena::this_process().offset_of(data) : 0;
   own_entry.round.store(round_, std::memory_order_release);
   if (early_ == EarlyWork::kNone) return;
   unprocessed_.push_back(index);
@@ -307,4 +309,4 @@ const void* GradientTable::mean(std::size_t index) const {
   return source < 0 ? nullptr : control_blocks_.arena_of(source) + entry(source, index).offset;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

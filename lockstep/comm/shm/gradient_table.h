@@ -11,7 +11,7 @@
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/shm/sync_op_queue.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// The entry of one gradient of one rank, in shared memory. Its owner alone writes it. `flags` and `offset` are valid
 /// in the round that `round` names.
@@ -120,4 +120,4 @@ class GradientTable final : public PeerMemoryReducer {
   bool has_remote_readers_ = false;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

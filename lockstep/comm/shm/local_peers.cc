@@ -14,7 +14,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/arena/arena.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 using base::Deadline;
@@ -43,12 +43,12 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::ve
                                                 Deadline deadline) {
   const std::shared_ptr<LocalPeers> all(new LocalPeers(ranks, rank));
   try {
-    base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
+    base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
     store.set(socket_key(rank), listener.path(), deadline);
     // Each rank connects to the lower ranks and then accepts the higher ones, so there is no circular wait.
     for (const int peer : ranks)
       if (peer < rank)
-        all->exchange_arena(peer, base::connect_unix(socket_path_of(store, peer, rank, deadline)), deadline);
+        all->exchange_arena(peer, base::net::connect_unix(socket_path_of(store, peer, rank, deadline)), deadline);
     const auto later = std::count_if(ranks.begin(), ranks.end(), [rank](int peer) { return peer > rank; });
     for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange_arena(-1, listener.accept(deadline), deadline);
   } catch (const base::SystemError& error) {
@@ -60,11 +60,11 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::ve
 }
 
 void LocalPeers::exchange_arena(int peer, base::Fd socket, Deadline deadline) {
-  const base::SharedMemory& mine = Arena::this_process().memory();
+  const base::SharedMemory& mine = arena::Arena::this_process().memory();
   const auto index = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
   LOCKSTEP_CHECK(index <= static_cast<std::ptrdiff_t>(kIndexMask));
-  base::send_fd(socket.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
-  base::FdMessage theirs = base::receive_fd(socket.get(), deadline);
+  base::net::send_fd(socket.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
+  base::net::FdMessage theirs = base::net::receive_fd(socket.get(), deadline);
   const std::size_t peer_index = theirs.label & kIndexMask;
   const int peer_rank = peer_index < ranks_.size() ? ranks_[peer_index] : -1;
   if (peer_rank < 0 || peer_rank == rank_ || (peer >= 0 && peer_rank != peer) || peers_.contains(peer_rank))
@@ -75,7 +75,7 @@ void LocalPeers::exchange_arena(int peer, base::Fd socket, Deadline deadline) {
 
 std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
                                                   std::size_t bytes, Deadline deadline) const {
-  Arena& arena = Arena::this_process();
+  arena::Arena& arena = arena::Arena::this_process();
   store.set(std::to_string(rank_), std::to_string(arena.offset_of(own)), deadline);
   std::vector<void*> blocks;
   for (const int member : members) {
@@ -91,7 +91,7 @@ std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::
 }
 
 char* LocalPeers::arena_of(int rank) const {
-  if (rank == rank_) return Arena::this_process().memory().data();
+  if (rank == rank_) return arena::Arena::this_process().memory().data();
   const auto found = peers_.find(rank);
   LOCKSTEP_CHECK(found != peers_.end());
   return found->second.arena.data();
@@ -104,4 +104,4 @@ bool LocalPeers::is_alive(int rank) const {
   return ::poll(&entry, 1, 0) == 0;  // the peer never writes, so a readable socket means that it was closed
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

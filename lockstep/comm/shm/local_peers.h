@@ -10,7 +10,7 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Thread-safe after connect().
 class LocalPeers {
@@ -47,4 +47,4 @@ class LocalPeers {
   std::map<int, LocalPeer> peers_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/shm/control_block.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 // Memory ordering: the sender writes the data and MessageSlot::message, then advances `sent` (release). The receiver
 // loads `sent` (acquire) before it reads the message and the data, then advances its own `received` (release). The
@@ -52,4 +52,4 @@ class MessageReceiver {
   std::uint32_t num_received_ = 0;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -4,7 +4,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 using base::Deadline;
 
@@ -89,7 +89,7 @@ void ProgressEngine::abort(const std::exception_ptr& cause) noexcept {
 bool ProgressEngine::run(QueuedOp& op, Deadline deadline, std::exception_ptr& error) const {
   try {
     return op.advance_fn_(deadline);
-  } catch (const ArenaFull& full) {
+  } catch (const arena::ArenaFull& full) {
     error = std::make_exception_ptr(base::CommError(base::Cause::kResource, name_, -1, -1, full.what()));
   } catch (...) {
     error = std::current_exception();
@@ -154,4 +154,4 @@ void ProgressEngine::run_in_background() {
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

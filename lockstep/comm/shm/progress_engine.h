@@ -13,7 +13,7 @@
 
 #include "lockstep/comm/interface/pending.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// A thread that waits for an operation checks this often whether the transport was aborted, whether a peer has ended,
 /// and whether another thread runs the operations.
@@ -88,4 +88,4 @@ class ProgressEngine {
   std::thread thread_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

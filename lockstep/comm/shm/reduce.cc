@@ -5,18 +5,18 @@
 #include "lockstep/base/check.h"
 #include "lockstep/comm/shm/reduce_table.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 const ReduceTable& chosen_table() {
-  static const ReduceTable& table = reduce_table(base::best_instruction_set());
+  static const ReduceTable& table = reduce_table(base::simd::best_instruction_set());
   return table;
 }
 
 }  // namespace
 
-const ReduceTable& reduce_table(base::InstructionSet set) {
-  return base::select(set, baseline::kTable, avx2::kTable, avx512::kTable);
+const ReduceTable& reduce_table(base::simd::InstructionSet set) {
+  return base::simd::select(set, baseline::kTable, avx2::kTable, avx512::kTable);
 }
 
 void fail_reduce_dtype(at::ScalarType dtype) {
@@ -31,4 +31,4 @@ void convert(const Conversion& conversion) {
     std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/interface/collective.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Computes outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor for k in [0, count) and every output, in this
 /// order on every machine. A mean is a sum with a divisor. float16 and bfloat16 are reduced in float32 and rounded
@@ -37,4 +37,4 @@ struct Conversion {
 void reduce(const Reduction& reduction);
 void convert(const Conversion& conversion);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -4,12 +4,12 @@
 
 #include "lockstep/base/simd/element_types.h"
 
-namespace lockstep::comm::LOCKSTEP_ISA {
+namespace lockstep::comm::shm::LOCKSTEP_ISA {
 namespace {
 
-using base::LOCKSTEP_ISA::Bfloat16;
-using base::LOCKSTEP_ISA::Half;
-using base::LOCKSTEP_ISA::NativeElement;
+using base::simd::LOCKSTEP_ISA::Bfloat16;
+using base::simd::LOCKSTEP_ISA::Half;
+using base::simd::LOCKSTEP_ISA::NativeElement;
 
 // The number of elements that are reduced in cache before they are stored to all outputs.
 constexpr std::size_t kTileElements = 1024;
@@ -140,4 +140,4 @@ void reduce(const Reduction& r) {
 
 constinit const ReduceTable kTable{.reduce = reduce, .convert = convert};
 
-}  // namespace lockstep::comm::LOCKSTEP_ISA
+}  // namespace lockstep::comm::shm::LOCKSTEP_ISA

@@ -4,7 +4,7 @@
 #include "lockstep/base/simd/cpu_features.h"
 #include "lockstep/comm/shm/reduce.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 struct ReduceTable {
   void (*reduce)(const Reduction&);
@@ -12,7 +12,7 @@ struct ReduceTable {
 };
 
 /// Returns the kernels for `set`, which the CPU must support.
-const ReduceTable& reduce_table(base::InstructionSet set);
+const ReduceTable& reduce_table(base::simd::InstructionSet set);
 
 /// Aborts: no kernel has this dtype. Group accepts only dtypes that have one.
 [[noreturn]] void fail_reduce_dtype(at::ScalarType dtype);
@@ -28,4 +28,4 @@ namespace avx512 {
 extern const ReduceTable kTable;
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

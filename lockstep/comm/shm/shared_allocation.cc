@@ -11,7 +11,7 @@
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/shared_memory.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 using base::Deadline;
@@ -42,10 +42,10 @@ SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline dea
                           "no memory for " + std::to_string(bytes) + " bytes shared by the ranks of this host: " +
                               host.limited_by() + " has " + std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
-  base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
+  base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
   publish_offer(store, OfferKind::kSocket, listener.path(), deadline);
   for (int others = size - 1; others > 0; --others)
-    base::send_fd(listener.accept(deadline).get(), bytes, memory.fd().get());
+    base::net::send_fd(listener.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
 }
 
@@ -66,7 +66,7 @@ SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline de
                           "the first rank of this host did not offer its shared memory in time");
   if (offer->front() == static_cast<char>(OfferKind::kError))
     throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, offer->substr(1));
-  base::FdMessage message = base::receive_fd(base::connect_unix(offer->substr(1)).get(), deadline);
+  base::net::FdMessage message = base::net::receive_fd(base::net::connect_unix(offer->substr(1)).get(), deadline);
   if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
                           "the first rank of this host allocated " + std::to_string(message.label) +
@@ -89,4 +89,4 @@ SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, s
   }
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -7,7 +7,7 @@
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Rank 0 of the `size` ranks creates the memory and passes its descriptor to the others over a private socket. `store`
 /// is used by this call alone. The memory has no name in the file system, so the kernel frees it with the last mapping.
@@ -16,4 +16,4 @@ namespace lockstep::comm {
 SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, std::size_t bytes,
                                         base::Deadline deadline);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

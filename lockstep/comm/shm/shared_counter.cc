@@ -8,7 +8,7 @@
 #include <climits>
 #include <ctime>
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 /// Executes the instruction for spin-wait loops.
@@ -52,4 +52,4 @@ bool block_until_reached(const SharedCounter& counter, std::uint32_t count, base
   return has_reached(counter, count);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

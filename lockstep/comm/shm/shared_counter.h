@@ -6,7 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Zeroed at first; only its owner writes it. It fills a cache line, so waiting for one counter does not slow down
 /// another, and a load of the count also brings `key` and `data` into the cache.
@@ -49,4 +49,4 @@ bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const
 /// early.
 bool block_until_reached(const SharedCounter& counter, std::uint32_t count, base::Deadline deadline);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

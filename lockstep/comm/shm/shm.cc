@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/shm_collective.h"
 #include "lockstep/comm/shm/sync_op_queue.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 using base::Deadline;
@@ -153,4 +153,4 @@ std::shared_ptr<Transport> make_shm_transport(const ShmOptions& options) {
   return std::make_shared<ShmTransport>(options);
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

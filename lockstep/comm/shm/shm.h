@@ -9,7 +9,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/comm/shm/local_peers.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 struct ShmOptions {
   std::shared_ptr<const LocalPeers> local_peers = nullptr;
@@ -24,4 +24,4 @@ struct ShmOptions {
 /// the bits of the result do not depend on timing. Blocks until all members have called it. Throws CommError.
 std::shared_ptr<Transport> make_shm_transport(const ShmOptions& options);
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

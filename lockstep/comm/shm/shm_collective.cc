@@ -9,7 +9,7 @@
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/shm/reduce.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 // The largest chunk, which a rank claims at once. The speeds with sizes from 64 KiB to 4 MiB differ by 7 %.
@@ -47,9 +47,9 @@ ShmCollective::ShmCollective(const Collective& op, const ControlBlocks& control_
 
 ShmCollective::~ShmCollective() {
   if (!is_exposed() || fits_inline_)
-    Arena::this_process().free(staged_);
+    arena::Arena::this_process().free(staged_);
   else if (!staged_ && op_->input.defined())
-    quarantine_tensor(op_->input);  // the operation was abandoned while peers may still write there
+    arena::quarantine_tensor(op_->input);  // the operation was abandoned while peers may still write there
 }
 
 void ShmCollective::take_ownership() {
@@ -67,7 +67,7 @@ void ShmCollective::publish() {
   const void* data = op_->input.const_data_ptr();
   if (fits_counter_) return copy(own.published[parity].data, data, op_->input.nbytes());
   if (fits_inline_) return copy(inline_data_of(own), data, op_->input.nbytes());
-  Arena& arena = Arena::this_process();
+  arena::Arena& arena = arena::Arena::this_process();
   if (!arena.contains(data)) {
     if (num_sub_operations(*op_) > 0) {
       own.offset[parity] = kOutsideArena;
@@ -244,7 +244,7 @@ void ShmCollective::complete() {
   if (op_->kind == CollectiveKind::kAllReduce ||
       (op_->kind == CollectiveKind::kReduce && op_->root == control_blocks_.rank()))
     std::memcpy(op_->output.mutable_data_ptr(), staged_, op_->output.nbytes());
-  Arena::this_process().free(std::exchange(staged_, nullptr));
+  arena::Arena::this_process().free(std::exchange(staged_, nullptr));
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

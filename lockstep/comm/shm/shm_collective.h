@@ -7,7 +7,7 @@
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/comm/shm/sync_op.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Small tensors are copied through the control blocks. Large tensors are read and written where they are, or in a copy
 /// in the arena if they are outside it. An all_reduce of a large tensor outside the arena does no work itself: see
@@ -60,4 +60,4 @@ class ShmCollective final : public SyncOp {
   void* staged_ = nullptr;  // copy in the arena if the tensor is outside it
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

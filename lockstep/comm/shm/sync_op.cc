@@ -1,6 +1,6 @@
 #include "lockstep/comm/shm/sync_op.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 using base::Deadline;
 
@@ -47,4 +47,4 @@ bool SyncOp::advance_spinning() {
       [&](int, const SharedCounter& counter) { return control_blocks_.wait_spinning(counter, number_); });
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -6,7 +6,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/control_block.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Publishes this rank's data, waits until all members have published theirs, does this rank's share of the work, and
 /// waits until all members have done theirs. One thread at a time may advance it.
@@ -56,4 +56,4 @@ class SyncOp {
   int next_member_ = 0;  // the member that this operation waits for
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

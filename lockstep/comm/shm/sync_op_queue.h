@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/sync_op.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 
 /// Numbers operations and runs them in the order of their numbers, on the threads that wait for them. All ranks must
 /// start the same operations in the same order. One thread at a time may start operations; abort() may be called from
@@ -40,7 +40,7 @@ class SyncOpQueue {
   bool try_complete(SyncOp& op) {
     try {
       return engine_.try_now([&op] { return op.advance_spinning(); });
-    } catch (const ArenaFull&) {
+    } catch (const arena::ArenaFull&) {
       return false;  // it has not begun; add() reports the error
     }
   }
@@ -55,4 +55,4 @@ class SyncOpQueue {
   ProgressEngine engine_;
 };
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -8,7 +8,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 CharDataset::CharDataset(std::vector<std::int32_t> ids, const CharOptions& options)
     : CharDataset(std::make_shared<const std::vector<std::int32_t>>(std::move(ids)), 0, 0, options) {}
@@ -58,4 +58,4 @@ Example CharDataset::get_batch(const std::vector<std::size_t>& indices) const {
   return batch;
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

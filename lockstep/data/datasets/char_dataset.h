@@ -9,7 +9,7 @@
 
 #include "lockstep/data/collate.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 struct CharOptions {
   std::size_t block_size = 128;  ///< characters in a window; at least 1
@@ -49,4 +49,4 @@ class CharDataset {
   CharOptions options_;
 };
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

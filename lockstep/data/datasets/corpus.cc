@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/datasets/file_contents.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 namespace fs = std::filesystem;
@@ -58,4 +58,4 @@ std::string read_corpus(const std::string& path, const CorpusOptions& options) {
   return text;
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 struct CorpusOptions {
   std::vector<std::string> extensions = {};  ///< file name extensions to read in a directory, such as ".h"; empty: all
@@ -18,4 +18,4 @@ struct CorpusOptions {
 /// read.
 std::string read_corpus(const std::string& path, const CorpusOptions& options = {});
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 void append_file_contents(const std::string& path, std::uint64_t max_bytes, std::string& text) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -31,4 +31,4 @@ void append_file_contents(const std::string& path, std::uint64_t max_bytes, std:
   text.resize(done);
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

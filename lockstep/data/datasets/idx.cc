@@ -15,7 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 constexpr std::uint64_t kMaxBytes = std::uint64_t{2} << 30;  // MNIST's largest file has 47 MB
@@ -135,4 +135,4 @@ IdxArray read_idx(const std::string& path) {
   return idx;
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

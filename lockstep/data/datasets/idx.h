@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// The contents of an IDX file of unsigned bytes.
 struct IdxArray {
@@ -20,4 +20,4 @@ struct IdxArray {
 /// that length can fill.
 IdxArray read_idx(const std::string& path);
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -6,7 +6,7 @@
 #include "lockstep/data/jpeg/jpeg.h"
 #include "lockstep/data/sample_rng.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// The bounds of a random crop, with the defaults of torchvision's RandomResizedCrop.
 struct CropOptions {
@@ -17,16 +17,16 @@ struct CropOptions {
 /// Draws a box: its area uniformly, its aspect ratio uniformly in the logarithm, then its position. A box that does not
 /// fit into the image is drawn again; after ten attempts the function returns the largest centred box that the aspect
 /// bounds allow (Szegedy et al., arXiv:1409.4842; the constants are torchvision's).
-Box random_crop(int width, int height, SampleRng& random, const CropOptions& options = {});
+jpeg::Box random_crop(int width, int height, SampleRng& random, const CropOptions& options = {});
 
 /// Returns the width and height of the image after its shorter side is scaled to `size` and the other one, rounded
 /// down, in proportion: torchvision's Resize(size).
 std::pair<std::int64_t, std::int64_t> resized_size(int width, int height, int size);
 
 /// Returns the centred box of `size` x `size`, which must fit into the image: torchvision's CenterCrop.
-Box center_crop(int width, int height, int size);
+jpeg::Box center_crop(int width, int height, int size);
 
 /// Returns the largest JpegRegion::shrink that leaves the box at least `size` on both sides.
-int shrink_factor(const Box& box, int size);
+int shrink_factor(const jpeg::Box& box, int size);
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

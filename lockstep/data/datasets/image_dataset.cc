@@ -13,7 +13,7 @@
 #include "lockstep/data/datasets/file_contents.h"
 #include "lockstep/data/datasets/image_resize.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{256} << 20;  // ImageNet's largest has 15 MB
@@ -26,7 +26,7 @@ void require(const char* option, std::int64_t value, std::int64_t low, std::int6
 }
 
 ImageOptions validated(ImageOptions options) {
-  if (const std::string missing = jpeg_unavailable_reason(); !missing.empty()) throw base::UsageError(missing);
+  if (const std::string missing = jpeg::jpeg_unavailable_reason(); !missing.empty()) throw base::UsageError(missing);
   require("size", options.size, 8, 4096);
   if (options.resize == 0) options.resize = options.size * 8 / 7;
   require("resize", options.resize, options.size, 8192);
@@ -78,10 +78,10 @@ void ImageDataset::load_augmented(std::size_t index, SampleRng& random, std::uin
   const std::string& bytes = read_file(index, path);
   const auto size = static_cast<int>(options_.size);
   const auto choose_region = [&](int width, int height) {
-    const Box box = random_crop(width, height, random, options_.crop);
-    return JpegRegion{box, options_.shrink_in_decoder ? shrink_factor(box, size) : 1};
+    const jpeg::Box box = random_crop(width, height, random, options_.crop);
+    return jpeg::JpegRegion{box, options_.shrink_in_decoder ? shrink_factor(box, size) : 1};
   };
-  decode_jpeg(bytes, path, choose_region, pixels_);
+  jpeg::decode_jpeg(bytes, path, choose_region, pixels_);
   resize(pixels_, size, size, rgb);
   if (random.uniform_int(2) == 1) flip_horizontal(rgb, size, size);
 }
@@ -92,13 +92,13 @@ void ImageDataset::load_center_crop(std::size_t index, std::uint8_t* rgb) {
   std::pair<std::int64_t, std::int64_t> sides;
   const auto choose_region = [&](int width, int height) {
     sides = resized_size(width, height, static_cast<int>(options_.resize));
-    if (sides.first * sides.second > kMaxJpegPixels)
+    if (sides.first * sides.second > jpeg::kMaxJpegPixels)
       throw base::FormatError(path + ":0: the image has " + std::to_string(width) + " x " + std::to_string(height) +
                               " pixels, which are too many after its shorter side is scaled to " +
                               std::to_string(options_.resize));
-    return JpegRegion{{0, 0, width, height}};
+    return jpeg::JpegRegion{{0, 0, width, height}};
   };
-  decode_jpeg(bytes, path, choose_region, pixels_);
+  jpeg::decode_jpeg(bytes, path, choose_region, pixels_);
   resized_.resize(static_cast<std::size_t>(3 * sides.first * sides.second));
   resize(pixels_, sides.first, sides.second, resized_.data());
   crop(resized_.data(), sides.first,
@@ -167,4 +167,4 @@ at::Tensor normalize_images(const at::Tensor& bytes, at::ScalarType dtype) {
   return numbers.to(dtype);
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

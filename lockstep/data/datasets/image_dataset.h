@@ -13,7 +13,7 @@
 #include "lockstep/data/datasets/image_crop.h"
 #include "lockstep/data/datasets/image_folder.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// How ImageDataset handles a file that is damaged or not a JPEG.
 enum class BrokenImagePolicy {
@@ -76,7 +76,7 @@ class ImageDataset {
   ImageOptions options_;
   std::uint64_t epoch_ = 0;
   std::string bytes_;
-  RgbImage pixels_;
+  jpeg::RgbImage pixels_;
   std::vector<std::uint8_t> resized_;
 };
 
@@ -85,4 +85,4 @@ class ImageDataset {
 /// the layout of `bytes`.
 at::Tensor normalize_images(const at::Tensor& bytes, at::ScalarType dtype = at::kFloat);
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 namespace fs = std::filesystem;
@@ -99,4 +99,4 @@ std::string ImageFolder::path(std::size_t index) const {
   return root_ + "/" + files_.substr(begin, ends_[index] - begin);
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

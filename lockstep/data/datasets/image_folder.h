@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// The image files below a directory, as torchvision's ImageFolder lists them: each subdirectory of `path` is a class,
 /// and labels number the sorted class names. The images of a class are all files below its directory that end in .jpg
@@ -38,4 +38,4 @@ class ImageFolder {
   std::vector<std::int32_t> labels_;
 };
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

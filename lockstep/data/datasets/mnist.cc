@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/datasets/idx.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 struct MnistFiles {
@@ -109,4 +109,4 @@ Example Mnist::get_batch(const std::vector<std::size_t>& indices) const {
   return batch;
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -10,7 +10,7 @@
 
 #include "lockstep/data/collate.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// Images and their labels, held in memory as bytes. Copies share the memory.
 class Mnist {
@@ -42,4 +42,4 @@ class Mnist {
   at::Tensor labels_;  // uint8 [n]
 };
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -7,7 +7,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/utf8.h"
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 namespace {
 
 std::size_t symbol_length(std::string_view text) { return std::max<std::size_t>(1, base::utf8_length(text)); }
@@ -84,4 +84,4 @@ std::string Vocabulary::decode(const std::vector<std::int64_t>& ids) const {
   return text;
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::data {
+namespace lockstep::data::inline datasets {
 
 /// A set of symbols, numbered from 0. A symbol is one UTF-8 character, or one byte where the text is not valid UTF-8.
 /// Every text is therefore a sequence of symbols, and decode(encode(text)) == text.
@@ -38,4 +38,4 @@ class Vocabulary {
   bool is_byte_level_ = false;  // all 256 symbols are bytes, so encode() does not parse UTF-8
 };
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::inline datasets

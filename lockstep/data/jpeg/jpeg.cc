@@ -14,7 +14,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::data {
+namespace lockstep::data::jpeg {
 namespace {
 
 constexpr int kMaxScans = 500;  // A file of a few kilobytes can declare thousands of scans, each as slow as a decoding.
@@ -214,4 +214,4 @@ void decode_jpeg(std::string_view bytes, const std::string& name,
   file.decode(region, out);
 }
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::jpeg

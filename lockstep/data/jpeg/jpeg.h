@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::data {
+namespace lockstep::data::jpeg {
 
 /// A rectangle of pixels.
 struct Box {
@@ -51,4 +51,4 @@ std::string jpeg_unavailable_reason();
 void decode_jpeg(std::string_view bytes, const std::string& name,
                  const std::function<JpegRegion(int width, int height)>& choose_region, RgbImage& out);
 
-}  // namespace lockstep::data
+}  // namespace lockstep::data::jpeg

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty_like.h>
 
-namespace lockstep::ddp {
+namespace lockstep::ddp::inline hooks {
 
 void Bf16CompressHook::buckets_changed(const std::vector<comm::Bucket>& buckets) {
   sent_.clear();
@@ -23,4 +23,4 @@ void Bf16CompressHook::finish(comm::Bucket& bucket, comm::HookContext& /*context
   if (!sum.is_same(bucket.buffer)) bucket.buffer.copy_(sum);
 }
 
-}  // namespace lockstep::ddp
+}  // namespace lockstep::ddp::inline hooks

@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/interface/gradient_hook.h"
 
-namespace lockstep::ddp {
+namespace lockstep::ddp::inline hooks {
 
 /// Sends float32 and float64 gradients as bfloat16, like PyTorch's bf16_compress_hook: a half or a quarter of the
 /// bytes, between all ranks. Gradients of bfloat16 and float16 are sent in their own dtype.
@@ -32,4 +32,4 @@ class Bf16CompressHook final : public comm::GradientHook {
   std::vector<at::Tensor> sent_;  // by bucket; the bucket's own buffer if its elements have 2 bytes
 };
 
-}  // namespace lockstep::ddp
+}  // namespace lockstep::ddp::inline hooks

@@ -9,7 +9,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/fatal.h"
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 namespace {
 
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
@@ -39,7 +39,7 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::run() {
-  base::RankPage& page = base::RankPage::this_process();
+  base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   std::uint64_t last_published = 0;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, base::kHeartbeatInterval, [this] { return stop_; })) {
@@ -70,4 +70,4 @@ std::string read_progress(Store& store, const std::vector<int>& ranks, base::Dea
   return text;
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

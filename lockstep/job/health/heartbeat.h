@@ -10,7 +10,7 @@
 
 #include "lockstep/job/store.h"
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 
 /// Runs a thread. Once per second it increments RankPage::heartbeats, which the agent monitors. If the process has made
 /// progress since the previous heartbeat, it also publishes RankPage::progress() in the store under
@@ -42,4 +42,4 @@ class Heartbeat {
 /// changes when one of these ranks has made progress. Blocks as Store::find() does. Throws CommError kCoordinatorLost.
 std::string read_progress(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

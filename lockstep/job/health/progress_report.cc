@@ -5,11 +5,11 @@
 #include <map>
 #include <utility>
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 namespace {
 
-using base::OperationRecord;
-using base::RankSnapshot;
+using base::telemetry::OperationRecord;
+using base::telemetry::RankSnapshot;
 
 std::string format_seconds(std::int64_t nanoseconds) {
   char text[32];
@@ -144,4 +144,4 @@ std::vector<int> culprit_ranks(const std::vector<RankSnapshot>& ranks) {
   return missing.empty() ? present : missing.front().missing;
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

@@ -6,15 +6,15 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 
 /// Returns "rank 2" or "ranks 0,3".
 std::string format_ranks(const std::vector<int>& ranks);
 
 /// Returns "all_reduce(fc.weight)#12".
-std::string operation_label(const base::OperationRecord& operation);
+std::string operation_label(const base::telemetry::OperationRecord& operation);
 /// Returns "all_reduce(fc.weight)#12 of world, 4096 bytes of float32".
-std::string describe(const base::OperationRecord& operation);
+std::string describe(const base::telemetry::OperationRecord& operation);
 
 /// Returns a report in several lines. They list the operation that each rank is in, for how long it has been there, the
 /// operation that it finished last, and the ranks that have not reached an operation in which other ranks wait. `ranks`
@@ -22,18 +22,18 @@ std::string describe(const base::OperationRecord& operation);
 ///
 /// All ranks are members of the world's channels. The members of any other group are known only from the operations
 /// that they recorded, so a rank that has never used such a group is not reported as missing.
-std::string progress_report(const std::vector<base::RankSnapshot>& ranks);
+std::string progress_report(const std::vector<base::telemetry::RankSnapshot>& ranks);
 
 /// Returns the operation that a rank is in: the running operation that started first, because later ones wait for it or
 /// are part of it. If none is running, returns the last operation if it was abandoned, else null.
-const base::OperationRecord* current_operation(const base::RankSnapshot& rank);
+const base::telemetry::OperationRecord* current_operation(const base::telemetry::RankSnapshot& rank);
 
 /// Returns the operation that finished last, or null if none has finished.
-const base::OperationRecord* last_finished_operation(const base::RankSnapshot& rank);
+const base::telemetry::OperationRecord* last_finished_operation(const base::telemetry::RankSnapshot& rank);
 
 /// Returns the culprits of a hang, in which no rank makes progress: the ranks that do not wait for another rank. If all
 /// ranks wait, returns those that have not reached the first operation in which others wait; if there are none, all
 /// ranks that have not left. Pure.
-std::vector<int> culprit_ranks(const std::vector<base::RankSnapshot>& ranks);
+std::vector<int> culprit_ranks(const std::vector<base::telemetry::RankSnapshot>& ranks);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size,
                                      const HealthLimits& limits) {
@@ -22,4 +22,4 @@ std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int 
   return stuck;
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

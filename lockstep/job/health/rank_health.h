@@ -9,7 +9,7 @@
 #include "lockstep/base/cause.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 
 /// Measures for how long a counter has not changed, from samples taken about once per second. The time starts with the
 /// first sample. Gaps of more than 5 s between samples do not count, because the sampling process itself was suspended.
@@ -61,4 +61,4 @@ struct HangFinding {
 /// other rank; its progress is checked only if `limits.judge_last_rank` is set. Pure.
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

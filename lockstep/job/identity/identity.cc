@@ -6,7 +6,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/identity/node_list.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 using base::Env;
@@ -57,7 +57,7 @@ Identity from_lockstep(const Env& env) {
   read_index_and_count("LOCKSTEP_NODE_RANK", env.lockstep_node_rank, "LOCKSTEP_NUM_NODES", env.lockstep_num_nodes,
                        id.node_rank, id.num_nodes);
   id.store = StoreKind::kLauncher;
-  id.address = base::parse_address("LOCKSTEP_STORE", required("lockstep", "LOCKSTEP_STORE", env.lockstep_store));
+  id.address = base::net::parse_address("LOCKSTEP_STORE", required("lockstep", "LOCKSTEP_STORE", env.lockstep_store));
   id.job = required("lockstep", "LOCKSTEP_JOB", env.lockstep_job);
   id.generation = static_cast<int>(
       base::parse_int_in_range("LOCKSTEP_GENERATION", env.lockstep_generation.value_or("0"), 0, INT_MAX));
@@ -89,7 +89,7 @@ void read_store_address(Identity& id, const Env& env, const std::string& job) {
   if (id.world_size == 1) return;
   id.store = StoreKind::kRankZero;
   if (env.lockstep_store) {
-    id.address = base::parse_address("LOCKSTEP_STORE", *env.lockstep_store);
+    id.address = base::net::parse_address("LOCKSTEP_STORE", *env.lockstep_store);
     return;
   }
   if (!env.master_addr && !env.master_port) return;  // init() exchanges the address by PMI or MPI
@@ -188,7 +188,7 @@ Identity from_explicit(const ExplicitIdentity& given) {
     throw UsageError("InitOptions.address is empty, but world_size is " + std::to_string(id.world_size) +
                      "; expected host:port of rank 0");
   id.store = StoreKind::kRankZero;
-  id.address = base::parse_address("InitOptions.address", given.address);
+  id.address = base::net::parse_address("InitOptions.address", given.address);
   return id;
 }
 
@@ -249,4 +249,4 @@ Identity identify(const Env& env, const ExplicitIdentity& given) {
   return {.source = "none"};
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

@@ -11,7 +11,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 
 /// Which process serves the job's store.
 enum class StoreKind {
@@ -36,7 +36,7 @@ struct Identity {
   std::vector<int> host_indices;  ///< the index of each rank's host. Ranks on one host can share memory. Hosts are
                                   ///< numbered from 0 in the order of their first ranks
   StoreKind store = StoreKind::kLocal;
-  base::Address address{};
+  base::net::Address address{};
   std::string job = "0";  ///< name that distinguishes two jobs at one address
   int generation = 0;     ///< how many times the launcher has started this job before
 };
@@ -73,4 +73,4 @@ std::string_view identity_source(const base::Env& env);
 /// job get different ports.
 std::uint16_t slurm_port(std::int64_t job, std::int64_t step);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

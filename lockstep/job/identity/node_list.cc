@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 constexpr std::size_t kMaxName = 255;
@@ -149,4 +149,4 @@ std::vector<int> expand_counts(std::string_view what, std::string_view text) {
   return counts;
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

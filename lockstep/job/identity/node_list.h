@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 
 inline constexpr std::size_t kMaxNodes = 4096;
 
@@ -21,4 +21,4 @@ std::vector<std::string> expand_hosts(std::string_view what, std::string_view li
 /// Returns the counts of `text`, one per host: 2, 2, 1 for "2(x2),1". Throws the same errors as expand_hosts().
 std::vector<int> expand_counts(std::string_view what, std::string_view text);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

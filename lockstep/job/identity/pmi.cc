@@ -11,7 +11,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 using base::Cause;
@@ -53,7 +53,7 @@ class PmiSession {
   // non-blocking instead.
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
-      if (!base::wait_writable(fd_, deadline_)) throw timeout_error();
+      if (!base::net::wait_writable(fd_, deadline_)) throw timeout_error();
       const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent >= 0)
         bytes.remove_prefix(static_cast<std::size_t>(sent));
@@ -68,7 +68,7 @@ class PmiSession {
     while (line.empty() || line.back() != '\n') {
       if (line.size() >= kMaxLine)
         throw make_error(Cause::kProtocol, "replied with a line of more than " + std::to_string(kMaxLine) + " bytes");
-      if (!base::wait_readable(fd_, deadline_)) throw timeout_error();
+      if (!base::net::wait_readable(fd_, deadline_)) throw timeout_error();
       char bytes[kMaxLine];
       const ssize_t got = ::recv(fd_, bytes, kMaxLine - line.size(), MSG_DONTWAIT);
       if (got > 0)
@@ -109,4 +109,4 @@ std::string pmi_broadcast(int fd, int rank, std::string_view text, Deadline dead
   return received;
 }
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 
 /// Returns the `text` of rank 0 on all ranks. Every rank must call it once. `text` must have at most 400 bytes. `fd` is
 /// the value of PMI_FD; the caller keeps ownership. The launcher transmits the text unencrypted.
@@ -22,4 +22,4 @@ std::string pmi_broadcast(int fd, int rank, std::string_view text, base::Deadlin
 /// Returns the value of `name` in "cmd=... name=value ...", or "" if it is missing.
 std::string pmi_field(std::string_view line, std::string_view name);
 
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

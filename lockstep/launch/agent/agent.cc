@@ -31,7 +31,7 @@
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/slurm/step_task.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 namespace {
 
 using base::Deadline;
@@ -48,25 +48,25 @@ struct RankProcess {
 
 class Agent {
  public:
-  explicit Agent(const AgentOptions& options) : staged_program_(options.staged_program) {}
+  explicit Agent(const cli::AgentOptions& options) : staged_program_(options.staged_program) {}
   int run();
 
  private:
   // The data of an epoll event: one of these, or 2 * index + stream for the pipe of a rank.
   static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
 
-  bool prepare(JobPlan& job);
-  void start_ranks(const JobPlan& job);
-  void start_rank(const JobPlan& job, const RankPlan& plan, int in, std::uint64_t max_files);
+  bool prepare(plan::JobPlan& job);
+  void start_ranks(const plan::JobPlan& job);
+  void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int in, std::uint64_t max_files);
   void add_to_epoll(int fd, std::uint64_t id, unsigned events);
   void poll_once();
   void read_input();
-  void handle_frame(const Frame& frame);
+  void handle_frame(const protocol::Frame& frame);
   void forward_output(std::size_t index, std::size_t stream, std::size_t max_bytes);
   void reap_children();
   void on_rank_exit(std::size_t index, int status);
   void report_start_failures();
-  void stop(const StopRequest& request);
+  void stop(const protocol::StopRequest& request);
   void signal_ranks(int signal, bool also_in_world);
   void send_rank_health();
   void send_snapshots();
@@ -74,13 +74,13 @@ class Agent {
   void write_stacks(const std::vector<int>& ranks);
   void check_timers();
   void on_launcher_lost();
-  void queue_frame(FrameKind kind, int rank, std::string payload = {}) {
+  void queue_frame(protocol::FrameKind kind, int rank, std::string payload = {}) {
     queue_.push({kind, rank, std::move(payload)});
   }
 
   base::Fd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   base::Fd signals_;
-  FrameReader input_{kMaxJobFrameBytes};
+  protocol::FrameReader input_{protocol::kMaxJobFrameBytes};
   FrameQueue queue_{STDOUT_FILENO};
   base::Fd liveness_fd_;
   base::Pipe failures_;
@@ -94,8 +94,8 @@ class Agent {
   std::chrono::milliseconds fail_grace_{0};
   const std::string staged_program_;
   std::string run_dir_;
-  std::vector<StackDump> dumps_;  // in progress
-  std::optional<StopRequest> stop_after_dumps_;
+  std::vector<process::StackDump> dumps_;  // in progress
+  std::optional<protocol::StopRequest> stop_after_dumps_;
   std::int64_t last_saved_ = 0;  // the newest checkpoint reported to the launcher
   int signal_ = 0;               // to be sent at signal_at_
   Deadline rank_health_at_ = Deadline::never();
@@ -114,14 +114,15 @@ void Agent::add_to_epoll(int fd, std::uint64_t id, unsigned events) {
 }
 
 /// Checks the user's settings for Gloo and NCCL against the interfaces of this host. Throws UsageError.
-void check_interfaces(const Environment& environment) {
+void check_interfaces(const process::Environment& environment) {
   std::vector<std::string> names;
-  for (const base::InterfaceAddress& one : base::interface_addresses())
+  for (const base::net::InterfaceAddress& one : base::net::interface_addresses())
     if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-      const std::string error =
-          variable.rfind(name + "=", 0) == 0 ? socket_ifname_error(name, variable.substr(name.size() + 1), names) : "";
+      const std::string error = variable.rfind(name + "=", 0) == 0
+                                    ? cli::socket_ifname_error(name, variable.substr(name.size() + 1), names)
+                                    : "";
       if (!error.empty())
         throw base::UsageError(error,
                                "unset it: lockstep then sets the interface through which the hosts reach each other");
@@ -130,73 +131,73 @@ void check_interfaces(const Environment& environment) {
 
 /// Completes the plan with facts about this host: the working directory, the path of a staged program, and the agent's
 /// own environment. On an error, queues a kRefused frame and returns false.
-bool Agent::prepare(JobPlan& job) {
+bool Agent::prepare(plan::JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
     if (!staged_program_.empty()) job.program = staged_program_;
     if (job.extends_own_environment)
-      job.environment =
-          remove_variables(merge_environment(current_environment(), job.environment), job.ranks.front().environment);
+      job.environment = process::remove_variables(
+          process::merge_environment(process::current_environment(), job.environment), job.ranks.front().environment);
     if (liveness_fd_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
-    queue_frame(FrameKind::kRefused, -1, encode_texts({error.what(), error.hint()}));
+    queue_frame(protocol::FrameKind::kRefused, -1, protocol::encode_texts({error.what(), error.hint()}));
     return false;
   }
 }
 
-std::vector<std::string> rank_argv(const JobPlan& job, const RankPlan& plan) {
+std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPlan& plan) {
   std::vector<std::string> all = job.arguments;
   all.insert(all.end(), plan.arguments.begin(), plan.arguments.end());
   return all;
 }
 
-Environment rank_environment(const JobPlan& job, const RankPlan& plan, int page) {
-  Environment all = job.environment;
+process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page) {
+  process::Environment all = job.environment;
   all.insert(all.end(), plan.environment.begin(), plan.environment.end());
   all.push_back("LOCKSTEP_PAGE=" + std::to_string(page));
   return all;
 }
 
-void Agent::start_rank(const JobPlan& job, const RankPlan& plan, int in, std::uint64_t max_files) {
+void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int in, std::uint64_t max_files) {
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
   RankProcess process{.rank = plan.rank, .monitor = RankMonitor(plan.rank, job.key)};
   const int page = process.monitor.descriptor();
-  process.pid = spawn({.path = job.program,
-                       .argv = rank_argv(job, plan),
-                       .environment = rank_environment(job, plan, page),
-                       .in = in,
-                       .out = out.write.get(),
-                       .err = err.write.get(),
-                       .inherited = page,
-                       .cpus = plan.cpus,
-                       .max_files = max_files,
-                       .failure = failures_.write.get(),
-                       .id = plan.rank});
+  process.pid = process::spawn({.path = job.program,
+                                .argv = rank_argv(job, plan),
+                                .environment = rank_environment(job, plan, page),
+                                .in = in,
+                                .out = out.write.get(),
+                                .err = err.write.get(),
+                                .inherited = page,
+                                .cpus = plan.cpus,
+                                .max_files = max_files,
+                                .failure = failures_.write.get(),
+                                .id = plan.rank});
   process.streams = {std::move(out.read), std::move(err.read)};
   for (std::size_t stream = 0; stream < 2; ++stream) {
     base::set_nonblocking(process.streams[stream].get());
     add_to_epoll(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
   }
-  queue_frame(FrameKind::kStarted, plan.rank, encode_numbers({process.pid}));
+  queue_frame(protocol::FrameKind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
   ranks_.push_back(std::move(process));
   ++num_running_;
 }
 
-void Agent::start_ranks(const JobPlan& job) {
+void Agent::start_ranks(const plan::JobPlan& job) {
   fail_grace_ = job.fail_grace;
   run_dir_ = job.run_dir;
   rank_health_at_ = Deadline::in(base::kRankHealthInterval);
   const std::uint64_t max_files = base::raise_fd_limit(3 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (const RankPlan& plan : job.ranks) {
+  for (const plan::RankPlan& plan : job.ranks) {
     try {
       start_rank(job, plan, null.get(), max_files);
     } catch (const base::SystemError& error) {
-      queue_frame(FrameKind::kStartFailed, plan.rank,
-                  encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
+      queue_frame(protocol::FrameKind::kStartFailed, plan.rank,
+                  protocol::encode_numbers({static_cast<int>(process::StartStep::kFork), error.error_number()}));
       stop({.signal = SIGKILL});
       return;
     }
@@ -211,16 +212,16 @@ void Agent::read_input() {
   while (const auto frame = input_.next()) handle_frame(*frame);
 }
 
-void Agent::handle_frame(const Frame& frame) {
-  if (frame.kind == FrameKind::kStop) {
-    stop(decode_stop(frame.payload));
-  } else if (frame.kind == FrameKind::kSnapshotRequest) {
+void Agent::handle_frame(const protocol::Frame& frame) {
+  if (frame.kind == protocol::FrameKind::kStop) {
+    stop(protocol::decode_stop(frame.payload));
+  } else if (frame.kind == protocol::FrameKind::kSnapshotRequest) {
     send_snapshots();
-    queue_frame(FrameKind::kSnapshotsDone, -1);
-  } else if (frame.kind == FrameKind::kWriteStacks) {
-    write_stacks(decode_ranks(frame.payload));
-  } else if (frame.kind == FrameKind::kSignal) {
-    const int signal = static_cast<int>(decode_numbers(frame.payload, 1)[0]);
+    queue_frame(protocol::FrameKind::kSnapshotsDone, -1);
+  } else if (frame.kind == protocol::FrameKind::kWriteStacks) {
+    write_stacks(protocol::decode_ranks(frame.payload));
+  } else if (frame.kind == protocol::FrameKind::kSignal) {
+    const int signal = static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]);
     for (const RankProcess& process : ranks_)
       if (process.pid > 0) ::kill(process.pid, signal);
   }
@@ -228,7 +229,7 @@ void Agent::handle_frame(const Frame& frame) {
 
 /// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent to the process
 /// groups of the running ranks, and SIGKILL follows after the grace period.
-void Agent::stop(const StopRequest& request) {
+void Agent::stop(const protocol::StopRequest& request) {
   if (request.signal != SIGKILL && !dumps_.empty()) {
     stop_after_dumps_ = request;
     return;
@@ -252,19 +253,20 @@ void Agent::signal_ranks(int signal, bool also_in_world) {
 }
 
 void Agent::send_rank_health() {
-  const auto now = job::StallTimer::Clock::now();
+  const auto now = job::health::StallTimer::Clock::now();
   for (RankProcess& process : ranks_) {
     if (process.pid > 0)
-      queue_frame(FrameKind::kRankHealth, process.rank, encode_rank_health(process.monitor.health(process.pid, now)));
+      queue_frame(protocol::FrameKind::kRankHealth, process.rank,
+                  protocol::encode_rank_health(process.monitor.health(process.pid, now)));
     send_saved_checkpoint(process);
   }
-  if (queue_.empty()) queue_frame(FrameKind::kAlive, -1);
+  if (queue_.empty()) queue_frame(protocol::FrameKind::kAlive, -1);
 }
 
 void Agent::send_snapshots() {
   for (const RankProcess& process : ranks_)
     if (const auto snapshot = process.monitor.snapshot())
-      queue_frame(FrameKind::kSnapshot, process.rank, encode_snapshot(*snapshot));
+      queue_frame(protocol::FrameKind::kSnapshot, process.rank, protocol::encode_snapshot(*snapshot));
 }
 
 /// Reports a newer checkpoint. Called every second and after each exit of a rank, because the whole host may be lost at
@@ -273,21 +275,21 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
   const std::int64_t saved = process.monitor.durable_checkpoint();
   if (saved <= last_saved_) return;
   last_saved_ = saved;
-  queue_frame(FrameKind::kCheckpointSaved, process.rank, encode_numbers({saved}));
+  queue_frame(protocol::FrameKind::kCheckpointSaved, process.rank, protocol::encode_numbers({saved}));
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
   dumps_end_at_ = Deadline::in(base::kStackDumpTimeout);
-  const std::vector<pid_t> descendant_pids = descendants();
+  const std::vector<pid_t> descendant_pids = process::descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
     const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page
     try {
-      StackDump dump(process.rank,
-                     std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) == descendant_pids.end()
-                         ? process.pid
-                         : page_pid,
-                     run_dir_);
+      process::StackDump dump(
+          process.rank,
+          std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) == descendant_pids.end() ? process.pid
+                                                                                                       : page_pid,
+          run_dir_);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
       // The hint in the FATAL line then names a missing file. The job ends nevertheless.
@@ -311,15 +313,16 @@ void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t ma
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) return fd.reset();  // closing removes it from the epoll set
     max_bytes -= static_cast<std::size_t>(size);
-    queue_frame(stream == 0 ? FrameKind::kStdout : FrameKind::kStderr, ranks_[index].rank,
+    queue_frame(stream == 0 ? protocol::FrameKind::kStdout : protocol::FrameKind::kStderr, ranks_[index].rank,
                 std::string(bytes, static_cast<std::size_t>(size)));
   }
 }
 
 void Agent::report_start_failures() {
-  StartFailure failure;
+  process::StartFailure failure;
   while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
-    queue_frame(FrameKind::kStartFailed, failure.id, encode_numbers({static_cast<int>(failure.step), failure.error}));
+    queue_frame(protocol::FrameKind::kStartFailed, failure.id,
+                protocol::encode_numbers({static_cast<int>(failure.step), failure.error}));
 }
 
 void Agent::on_rank_exit(std::size_t index, int status) {
@@ -331,7 +334,7 @@ void Agent::on_rank_exit(std::size_t index, int status) {
     if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
       forward_output(index, stream, static_cast<std::size_t>(waiting));
   }
-  RankExit end{.rank = process.rank, .pid = process.pid};
+  protocol::RankExit end{.rank = process.rank, .pid = process.pid};
   if (WIFSIGNALED(status))
     end.signal = WTERMSIG(status);
   else
@@ -340,24 +343,24 @@ void Agent::on_rank_exit(std::size_t index, int status) {
   // Send snapshots now: when the launcher requests them, the other ranks may have exited.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
   send_saved_checkpoint(process);
-  queue_frame(FrameKind::kRankExited, process.rank, encode_rank_exit(end));
+  queue_frame(protocol::FrameKind::kRankExited, process.rank, protocol::encode_rank_exit(end));
   process.pid = -1;
   --num_running_;
 }
 
 void Agent::reap_children() {
   for (;;) {
-    const auto reaped = try_reap();
+    const auto reaped = process::try_reap();
     has_children_ = reaped.has_value();
     if (!reaped || reaped->pid == 0) break;
     for (std::size_t index = 0; index < ranks_.size(); ++index)
       if (ranks_[index].pid == reaped->pid) on_rank_exit(index, reaped->status);
-    std::erase_if(dumps_, [&](const StackDump& dump) { return dump.tool() == reaped->pid; });
+    std::erase_if(dumps_, [&](const process::StackDump& dump) { return dump.tool() == reaped->pid; });
   }
   if (num_running_ > 0 || !has_children_ || lingering_) return;
   // End the processes that the ranks have left behind. Some of them exit by themselves, so send SIGTERM first.
   lingering_ = true;
-  for (const pid_t pid : descendants()) ::kill(pid, SIGTERM);
+  for (const pid_t pid : process::descendants()) ::kill(pid, SIGTERM);
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
 }
 
@@ -367,7 +370,7 @@ void Agent::check_timers() {
     rank_health_at_ = Deadline::in(base::kRankHealthInterval);
   }
   if (dumps_end_at_.expired()) {
-    for (StackDump& dump : dumps_) dump.give_up();
+    for (process::StackDump& dump : dumps_) dump.give_up();
     dumps_.clear();
     dumps_end_at_ = Deadline::never();
   }
@@ -377,15 +380,17 @@ void Agent::check_timers() {
     signal_at_ = Deadline::never();
   }
   if (kill_at_.expired()) {
-    for (const pid_t pid : descendants()) ::kill(pid, SIGKILL);
+    for (const pid_t pid : process::descendants()) ::kill(pid, SIGKILL);
     if (give_up_at_.is_never()) give_up_at_ = Deadline::in(base::kUnkillableTimeout);
     kill_at_ = Deadline::in(kKillRetryInterval);
   }
   if (give_up_at_.expired() && has_children_) {
     for (const RankProcess& process : ranks_)
-      if (process.pid > 0) queue_frame(FrameKind::kUnkillable, process.rank, encode_numbers({process.pid}));
+      if (process.pid > 0)
+        queue_frame(protocol::FrameKind::kUnkillable, process.rank, protocol::encode_numbers({process.pid}));
     if (num_running_ == 0)
-      for (const pid_t pid : descendants()) queue_frame(FrameKind::kUnkillable, -1, encode_numbers({pid}));
+      for (const pid_t pid : process::descendants())
+        queue_frame(protocol::FrameKind::kUnkillable, -1, protocol::encode_numbers({pid}));
     has_children_ = false;
   }
 }
@@ -409,7 +414,7 @@ void Agent::poll_once() {
       forward_output(id / 2, id % 2, 1 << 16);
   }
   if (signalled) {
-    while (read_signal(signals_.get())) {
+    while (process::read_signal(signals_.get())) {
     }
     reap_children();
   }
@@ -418,13 +423,13 @@ void Agent::poll_once() {
 }
 
 int Agent::run() {
-  signals_ = make_signal_fd({SIGCHLD});
-  become_subreaper();
+  signals_ = process::make_signal_fd({SIGCHLD});
+  process::become_subreaper();
   failures_ = base::make_pipe();
   base::set_nonblocking(failures_.read.get());
   std::optional<AgentSetup> setup = set_up_agent(input_);
   if (!setup) return 0;
-  JobPlan& job = setup->job;
+  plan::JobPlan& job = setup->job;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
   add_to_epoll(STDIN_FILENO, kInput, EPOLLIN);
@@ -439,21 +444,22 @@ int Agent::run() {
   // No process is left that could write. Forward the rest of the pipes.
   for (std::size_t index = 0; index < ranks_.size(); ++index)
     for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
-  queue_frame(FrameKind::kDone, -1);
+  queue_frame(protocol::FrameKind::kDone, -1);
   const Deadline deadline = Deadline::in(base::kLastFramesTimeout);
-  while (!launcher_lost_ && queue_.flush() && !queue_.empty() && base::wait_writable(STDOUT_FILENO, deadline)) {
+  while (!launcher_lost_ && queue_.flush() && !queue_.empty() && base::net::wait_writable(STDOUT_FILENO, deadline)) {
   }
   return 0;
 }
 
 }  // namespace
 
-int agent_main(const AgentOptions& options) {
+int agent_main(const cli::AgentOptions& options) {
   ::prctl(PR_SET_DUMPABLE, 0);
   try {
-    const base::Fd task = options.slurm_step.empty()
-                              ? base::Fd()
-                              : connect_to_task(options.slurm_step);  // the guard inherits it and outlives the agent
+    const base::Fd task =
+        options.slurm_step.empty()
+            ? base::Fd()
+            : slurm::connect_to_task(options.slurm_step);  // the guard inherits it and outlives the agent
     if (options.guarded) fork_guarded_agent();
     return Agent(options).run();
   } catch (const base::Error& error) {
@@ -463,4 +469,4 @@ int agent_main(const AgentOptions& options) {
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

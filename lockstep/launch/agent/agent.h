@@ -4,7 +4,7 @@
 
 #include "lockstep/launch/cli/command_line.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
 /// The command `lockstep agent`: reads a JobPlan from stdin, starts its ranks, and blocks until no process of the job
 /// is left, or until 5 s after it has sent them SIGKILL. Writes the frames of frames.h to stdout. The end of stdin
@@ -13,6 +13,6 @@ namespace lockstep::launcher {
 ///
 /// The agent is single-threaded and not dumpable. Set options.guarded on a host without a launcher: the agent then runs
 /// as a child of a guard process, which kills the processes of the job if the agent dies.
-int agent_main(const AgentOptions& options);
+int agent_main(const cli::AgentOptions& options);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

@@ -16,7 +16,7 @@
 #include "lockstep/launch/doctor/doctor_responder.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 namespace {
 
 using base::Deadline;
@@ -24,8 +24,8 @@ using namespace std::chrono_literals;
 
 struct LauncherLost {};
 
-void send_frame(FrameKind kind, const std::string& payload) {
-  const std::string bytes = encode({kind, -1, payload});
+void send_frame(protocol::FrameKind kind, const std::string& payload) {
+  const std::string bytes = protocol::encode({kind, -1, payload});
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t size = ::write(STDOUT_FILENO, bytes.data() + done, bytes.size() - done);
     if (size < 0 && errno != EINTR) throw LauncherLost();
@@ -40,8 +40,8 @@ class NetworkResponder {
   void handle(const std::vector<pollfd>& entries) {
     if (connectivity_) connectivity_->handle(entries);
   }
-  void find_routes(RouteRequest request);
-  void probe_peers(const ProbeRequest& request);
+  void find_routes(protocol::RouteRequest request);
+  void probe_peers(const protocol::ProbeRequest& request);
   Deadline deadline() const { return deadline_; }
   /// Sends the reply if it is complete or its deadline has passed.
   void answer_when_due();
@@ -56,10 +56,10 @@ class NetworkResponder {
   void send_probe_failures();
 
   enum class Phase { kIdle, kFindingRoutes, kProbing } phase_ = Phase::kIdle;
-  RouteRequest request_;
-  std::vector<base::InterfaceAddress> own_addresses_;
+  protocol::RouteRequest request_;
+  std::vector<base::net::InterfaceAddress> own_addresses_;
   std::vector<RouteAttempt> attempts_;
-  std::optional<ConnectivityProbe> connectivity_;
+  std::optional<protocol::ConnectivityProbe> connectivity_;
   std::size_t first_probe_ = 0;  // index in connectivity_->outgoing()
   base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
@@ -69,19 +69,21 @@ bool same_family(const std::string& a, const std::string& b) {
   return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
 }
 
-void NetworkResponder::find_routes(RouteRequest request) {
+void NetworkResponder::find_routes(protocol::RouteRequest request) {
   request_ = std::move(request);
-  own_addresses_ = base::interface_addresses();
-  std::erase_if(own_addresses_, [](const base::InterfaceAddress& one) {
+  own_addresses_ = base::net::interface_addresses();
+  std::erase_if(own_addresses_, [](const base::net::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;
   });
   connectivity_.emplace(request_.self, request_.token);
-  const InterfaceFilter filter =
-      request_.interface.empty() ? InterfaceFilter() : parse_interface_filter("--interface", request_.interface);
+  const cli::InterfaceFilter filter = request_.interface.empty()
+                                          ? cli::InterfaceFilter()
+                                          : cli::parse_interface_filter("--interface", request_.interface);
   for (std::size_t i = 0; i < request_.launcher.size(); ++i) {
     std::vector<std::string> sources = filter ? std::vector<std::string>() : std::vector<std::string>{""};
-    for (const base::InterfaceAddress& own : own_addresses_)
-      if (filter && same_family(own.address, request_.launcher[i].host) && allows(filter, own.interface, own.address))
+    for (const base::net::InterfaceAddress& own : own_addresses_)
+      if (filter && same_family(own.address, request_.launcher[i].host) &&
+          cli::allows(filter, own.interface, own.address))
         sources.push_back(own.address);
     for (const std::string& source : sources) {
       attempts_.push_back({static_cast<int>(i), connectivity_->outgoing().size()});
@@ -93,31 +95,31 @@ void NetworkResponder::find_routes(RouteRequest request) {
 }
 
 void NetworkResponder::send_routes() {
-  RouteReply reply;
+  protocol::RouteReply reply;
   std::string tried;
   for (const RouteAttempt& attempt : attempts_) {
-    const ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
+    const protocol::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
     const std::string& target = request_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
     if (!outgoing.fd) {
       tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
       continue;
     }
     const auto own = std::find_if(own_addresses_.begin(), own_addresses_.end(),
-                                  [&](const base::InterfaceAddress& one) { return one.address == outgoing.from; });
+                                  [&](const base::net::InterfaceAddress& one) { return one.address == outgoing.from; });
     reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
                             connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
   }
   std::string addresses;
-  for (const base::InterfaceAddress& one : own_addresses_)
+  for (const base::net::InterfaceAddress& one : own_addresses_)
     addresses += (addresses.empty() ? "" : ", ") + one.interface + " " + one.address;
   if (reply.routes.empty())
     reply.error = attempts_.empty() ? "none of its addresses matches --interface " +
                                           base::quoted(request_.interface, 80) + "; its addresses are " + addresses
                                     : tried + "; its addresses are " + addresses;
-  send_frame(FrameKind::kRouteReply, encode_route_reply(reply));
+  send_frame(protocol::FrameKind::kRouteReply, protocol::encode_route_reply(reply));
 }
 
-void NetworkResponder::probe_peers(const ProbeRequest& request) {
+void NetworkResponder::probe_peers(const protocol::ProbeRequest& request) {
   if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe request before the route request");
   for (const RouteAttempt& attempt : attempts_)
     if (attempt.launcher == request.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
@@ -131,21 +133,22 @@ void NetworkResponder::probe_peers(const ProbeRequest& request) {
 }
 
 void NetworkResponder::send_probe_failures() {
-  std::vector<ProbeFailure> failures;
+  std::vector<protocol::ProbeFailure> failures;
   for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
-    ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
+    protocol::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
     if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
     outgoing.fd.reset();
   }
-  send_frame(FrameKind::kProbeReply, encode_probe_failures(failures));
+  send_frame(protocol::FrameKind::kProbeReply, protocol::encode_probe_failures(failures));
 }
 
 void NetworkResponder::answer_when_due() {
   if (phase_ == Phase::kIdle) return;
   const auto& outgoing = connectivity_->outgoing();
   if (phase_ == Phase::kFindingRoutes &&
-      std::any_of(outgoing.begin(), outgoing.end(),
-                  [](const ConnectivityProbe::Outgoing& one) { return static_cast<bool>(one.fd) && one.decided; }))
+      std::any_of(outgoing.begin(), outgoing.end(), [](const protocol::ConnectivityProbe::Outgoing& one) {
+        return static_cast<bool>(one.fd) && one.decided;
+      }))
     deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
   if (!connectivity_->all_decided() && !deadline_.expired()) return;
   connectivity_->fail_undecided();
@@ -159,15 +162,15 @@ void NetworkResponder::answer_when_due() {
 
 }  // namespace
 
-std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
+std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
   AgentSetup setup;
-  setup.master_port = base::reserve_port({"0.0.0.0", 0});  // not listening; torch.distributed binds it as well
-  HostInfo info = collect_host_info();
-  info.master_port = base::local_address(setup.master_port.get()).port;
-  send_frame(FrameKind::kHostInfo, encode_host_info(info));
+  setup.master_port = base::net::reserve_port({"0.0.0.0", 0});  // not listening; torch.distributed binds it as well
+  plan::HostInfo info = plan::collect_host_info();
+  info.master_port = base::net::local_address(setup.master_port.get()).port;
+  send_frame(protocol::FrameKind::kHostInfo, protocol::encode_host_info(info));
 
   NetworkResponder responder;
-  DoctorResponder doctor(send_frame, STDIN_FILENO);
+  doctor::DoctorResponder doctor(send_frame, STDIN_FILENO);
   const Deadline deadline = Deadline::in(base::kJobTimeout);
   char bytes[1 << 16];
   for (;;) {
@@ -184,16 +187,16 @@ std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
     if (size == 0) throw LauncherLost();
     if (size > 0) input.feed({bytes, static_cast<std::size_t>(size)});
     while (const auto frame = input.next()) {
-      if (frame->kind == FrameKind::kRouteRequest)
-        responder.find_routes(decode_route_request(frame->payload));
-      else if (frame->kind == FrameKind::kProbeRequest)
-        responder.probe_peers(decode_probe_request(frame->payload));
+      if (frame->kind == protocol::FrameKind::kRouteRequest)
+        responder.find_routes(protocol::decode_route_request(frame->payload));
+      else if (frame->kind == protocol::FrameKind::kProbeRequest)
+        responder.probe_peers(protocol::decode_probe_request(frame->payload));
       else if (doctor.handle(*frame))
         continue;
-      else if (frame->kind != FrameKind::kJob)
+      else if (frame->kind != protocol::FrameKind::kJob)
         throw base::Error(base::Cause::kProtocol, "expected a job, received another frame");
       else {
-        setup.job = decode_job(frame->payload);
+        setup.job = protocol::decode_job(frame->payload);
         setup.liveness_fd = responder.take_liveness_fd();
         return setup;
       }
@@ -203,4 +206,4 @@ std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
   return std::nullopt;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

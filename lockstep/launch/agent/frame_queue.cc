@@ -4,23 +4,23 @@
 
 #include <cerrno>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
-void FrameQueue::push(const Frame& frame) {
-  const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
-  const bool is_rank_health = frame.kind == FrameKind::kRankHealth;
+void FrameQueue::push(const protocol::Frame& frame) {
+  const bool droppable = frame.kind == protocol::FrameKind::kStdout || frame.kind == protocol::FrameKind::kStderr;
+  const bool is_rank_health = frame.kind == protocol::FrameKind::kRankHealth;
   if (is_rank_health && replace_rank_health(frame)) return;
-  queue_.push_back({encode(frame), droppable, is_rank_health ? frame.rank : -1});
+  queue_.push_back({protocol::encode(frame), droppable, is_rank_health ? frame.rank : -1});
   if (!droppable) return;
   droppable_bytes_ += queue_.back().bytes.size();
   if (droppable_bytes_ > limit_) drop_oldest();
 }
 
-bool FrameQueue::replace_rank_health(const Frame& frame) {
+bool FrameQueue::replace_rank_health(const protocol::Frame& frame) {
   // The first entry may be half written, so it is not replaced.
   for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size(); ++i) {
     if (queue_[i].health_of_rank != frame.rank) continue;
-    queue_[i].bytes = encode(frame);
+    queue_[i].bytes = protocol::encode(frame);
     return true;
   }
   return false;
@@ -51,11 +51,12 @@ bool FrameQueue::flush() {
     queue_.pop_front();
     written_ = 0;
     if (dropped_bytes_ > 0) {
-      queue_.push_front({.bytes = encode({FrameKind::kOutputDropped, -1, encode_numbers({dropped_bytes_})})});
+      queue_.push_front({.bytes = protocol::encode(
+                             {protocol::FrameKind::kOutputDropped, -1, protocol::encode_numbers({dropped_bytes_})})});
       dropped_bytes_ = 0;
     }
   }
   return true;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

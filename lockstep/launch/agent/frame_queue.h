@@ -8,7 +8,7 @@
 
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
 /// A queue of frames in front of a non-blocking descriptor. If the launcher does not read, because a user has suspended
 /// it, the queue grows up to `limit` bytes of the ranks' output and then drops and counts the oldest output, so that no
@@ -17,7 +17,7 @@ class FrameQueue {
  public:
   explicit FrameQueue(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
 
-  void push(const Frame& frame);
+  void push(const protocol::Frame& frame);
   /// Writes as much as possible without blocking. Returns false if the reader has closed the descriptor.
   bool flush();
   bool empty() const { return queue_.empty(); }
@@ -28,7 +28,7 @@ class FrameQueue {
     bool droppable = false;
     int health_of_rank = -1;  // the rank if this is a health report, else -1
   };
-  bool replace_rank_health(const Frame& frame);
+  bool replace_rank_health(const protocol::Frame& frame);
   void drop_oldest();
 
   int fd_;
@@ -39,4 +39,4 @@ class FrameQueue {
   std::int64_t dropped_bytes_ = 0;  // dropped, but not reported yet
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

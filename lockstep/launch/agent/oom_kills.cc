@@ -6,7 +6,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 namespace {
 
 std::string read_file(const std::string& path) {
@@ -41,4 +41,4 @@ std::int64_t count_oom_kills() {
   return parse_oom_kills(read_file("/proc/vmstat"));
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
 /// Returns the number in the line "oom_kill N" of `text`, the content of memory.events, memory.oom_control or
 /// /proc/vmstat; 0 if there is none. Pure.
@@ -14,4 +14,4 @@ std::int64_t parse_oom_kills(std::string_view text);
 /// counter.
 std::int64_t count_oom_kills();
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

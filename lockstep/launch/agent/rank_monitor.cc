@@ -6,10 +6,10 @@
 
 #include "lockstep/launch/process/stack_dump.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
-RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::create_rank_page()) {
-  base::RankPage& page = base::rank_page_in(memory_);
+RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::telemetry::create_rank_page()) {
+  base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
   page.agent_pid = ::getpid();
   std::memcpy(page.key.data(), key.bytes().data(), page.key.size());
 }
@@ -17,34 +17,35 @@ RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory
 namespace {
 
 /// Returns whether the rank has published its page, in the layout of this program.
-bool is_published(const base::RankPage& page) {
-  return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0;
+bool is_published(const base::telemetry::RankPage& page) {
+  return std::memcmp(page.magic, base::telemetry::RankPage::kMagic, sizeof page.magic) == 0;
 }
 
 }  // namespace
 
 bool RankMonitor::is_in_world() const {
-  const base::RankPage& page = base::rank_page_in(memory_);
+  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
   return is_published(page) && page.has_left == 0;
 }
 
 std::int64_t RankMonitor::durable_checkpoint() const {
-  const base::RankPage& page = base::rank_page_in(memory_);
+  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
   return is_published(page) ? page.durable_checkpoint.load() : 0;
 }
 
 pid_t RankMonitor::pid(pid_t fallback) const {
-  const pid_t page_pid = base::rank_page_in(memory_).pid;
+  const pid_t page_pid = base::telemetry::rank_page_in(memory_).pid;
   return page_pid > 0 ? page_pid : fallback;
 }
 
-job::RankHealth RankMonitor::health(pid_t pid, job::StallTimer::Clock::time_point now) {
-  const base::RankPage& page = base::rank_page_in(memory_);
-  job::RankHealth result{.rank = rank_, .is_in_world = is_in_world(), .process_state = process_state(this->pid(pid))};
+job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::Clock::time_point now) {
+  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
+  job::health::RankHealth result{
+      .rank = rank_, .is_in_world = is_in_world(), .process_state = process::process_state(this->pid(pid))};
   const pid_t page_pid = this->pid(pid);
   // The page has the pid of a child of the rank's process, and the child has exited without leaving its world.
   if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z')) result.is_in_world = false;
-  const bool held = result.process_state == 't' || is_dumping_core(page_pid);
+  const bool held = result.process_state == 't' || process::is_dumping_core(page_pid);
   ++polls_;
   // A count that grows with every sample never stalls.
   if (result.is_in_world && !held) {
@@ -59,4 +60,4 @@ job::RankHealth RankMonitor::health(pid_t pid, job::StallTimer::Clock::time_poin
   return result;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

@@ -11,7 +11,7 @@
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/job_key.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 
 /// Owns the page of one rank. Not thread-safe. The rank writes the page concurrently, and its values are untrusted.
 class RankMonitor {
@@ -26,12 +26,12 @@ class RankMonitor {
   /// started. A rank that has not joined its world, or has left it, counts as making progress, but as having no
   /// heartbeat while its process is stopped (T). A rank that a debugger has stopped (t), or whose core is being dumped,
   /// counts as healthy.
-  job::RankHealth health(pid_t pid, job::StallTimer::Clock::time_point now);
+  job::health::RankHealth health(pid_t pid, job::health::StallTimer::Clock::time_point now);
 
   /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
   std::int64_t durable_checkpoint() const;
   /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it.
-  std::optional<base::RankSnapshot> snapshot() const { return base::read_rank_page(memory_); }
+  std::optional<base::telemetry::RankSnapshot> snapshot() const { return base::telemetry::read_rank_page(memory_); }
 
   /// Returns the pid in the page, or `fallback` if the page has none.
   pid_t pid(pid_t fallback) const;
@@ -40,13 +40,13 @@ class RankMonitor {
   bool is_in_world() const;
 
   /// Sets the stop request in the page, so that waiting operations of the rank check the store for a failure at once.
-  void notify_failure() { base::rank_page_in(memory_).stop_requested.store(1); }
+  void notify_failure() { base::telemetry::rank_page_in(memory_).stop_requested.store(1); }
 
  private:
   const int rank_;
   base::SharedMemory memory_;
-  job::StallTimer beat_timer_, progress_timer_;
+  job::health::StallTimer beat_timer_, progress_timer_;
   std::uint64_t polls_ = 0;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

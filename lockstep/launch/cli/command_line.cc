@@ -11,7 +11,7 @@
 #include "lockstep/launch/cli/host_options.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr int kMaxRanks = 4096;
@@ -326,4 +326,4 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
                          ", or --help");
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

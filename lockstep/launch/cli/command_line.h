@@ -9,7 +9,7 @@
 #include "lockstep/launch/cli/doctor_options.h"
 #include "lockstep/launch/cli/host_options.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// The options of `lockstep run`.
 struct RunOptions : HostOptions {
@@ -76,4 +76,4 @@ struct CommandLine {
 /// FormatError, whose one-line message has the argument, the value and the values expected.
 CommandLine parse_command_line(std::vector<std::string> arguments);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

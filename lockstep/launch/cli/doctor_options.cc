@@ -8,7 +8,7 @@
 #include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 const char* const kDoctorUsage = "lockstep doctor [options] [--] [program [arguments...]]";
@@ -73,4 +73,4 @@ DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& 
   return options;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -8,7 +8,7 @@
 
 #include "lockstep/launch/cli/host_options.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 struct DoctorOptions : HostOptions {
   bool json = false;                        ///< print one JSON object instead of a table
@@ -21,4 +21,4 @@ struct DoctorOptions : HostOptions {
 /// other words. Throws UsageError or FormatError.
 DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& help);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr std::size_t kMaxColumns = 100;
@@ -83,4 +83,4 @@ void set_help_layout(CLI::App& app, HelpLayout layout) {
   app.formatter(std::make_shared<HelpFormatter>(std::move(layout)));
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -8,7 +8,7 @@ namespace CLI {
 class App;
 }
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// The parts of a help text that CLI11 does not store with the options.
 struct HelpLayout {
@@ -21,4 +21,4 @@ struct HelpLayout {
 /// and the examples.
 void set_help_layout(CLI::App& app, HelpLayout layout);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

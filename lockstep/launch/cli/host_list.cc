@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr std::size_t kMaxText = std::size_t{1} << 20;
@@ -246,4 +246,4 @@ std::string ssh_destination(const HostSpec& host) {
   return host.user.empty() ? host.name : host.user + "@" + host.name;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// One host of the command line or the host file.
 struct HostSpec {
@@ -35,4 +35,4 @@ std::vector<HostSpec> parse_host_file(const std::string& name, std::string_view 
 /// Returns the destination argument for ssh: "user@name", or the name alone.
 std::string ssh_destination(const HostSpec& host);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -5,7 +5,7 @@
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 void declare_host_options(CLI::App& app, RawHostOptions& raw) {
   begin_option_group(app, kHostGroup);
@@ -51,4 +51,4 @@ void check_host_options(const CLI::App& app, const std::string& subcommand, cons
   options.interface = raw.interface;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

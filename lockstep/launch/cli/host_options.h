@@ -12,7 +12,7 @@ namespace CLI {
 class App;
 }
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// The checked options.
 struct HostOptions {
@@ -46,4 +46,4 @@ void declare_host_options(CLI::App& app, RawHostOptions& raw);
 void check_host_options(const CLI::App& app, const std::string& subcommand, const RawHostOptions& raw,
                         HostOptions& options);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr std::size_t kMaxPatterns = 64;
@@ -104,4 +104,4 @@ std::string socket_ifname_error(std::string_view variable, std::string_view valu
   return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + names;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// A list of interface names and networks (10.0.0.0/8, fd00::/8). An address passes if it matches one of them, or, for
 /// an exclusion, if it matches none.
@@ -33,4 +33,4 @@ std::string socket_ifname_error(std::string_view variable, std::string_view valu
 /// Returns whether the numeric `address` is in `network`, such as 10.0.0.0/8. Returns false if their families differ.
 bool is_in_network(std::string_view network, std::string_view address);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

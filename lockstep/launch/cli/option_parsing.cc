@@ -12,7 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr double kMaxSeconds = 10.0 * 365 * 24 * 3600;
@@ -107,4 +107,4 @@ std::string read_option_file(const char* what, const std::string& file) {
   return text;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

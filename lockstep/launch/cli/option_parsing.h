@@ -11,7 +11,7 @@ namespace CLI {
 class App;
 }
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// Puts the options that are declared after this call into the group `heading` of the help text.
 void begin_option_group(CLI::App& app, const char* heading);
@@ -43,4 +43,4 @@ std::chrono::milliseconds milliseconds(const char* what, const std::string& text
 /// and the reason.
 std::string read_option_file(const char* what, const std::string& file);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

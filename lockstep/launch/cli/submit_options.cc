@@ -12,7 +12,7 @@
 #include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/option_parsing.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 constexpr int kMaxTotalRanks = 4096;  // the limit of lockstep run
@@ -392,4 +392,4 @@ SubmitCommand parse_submit_options(std::vector<std::string> words) {
   return submission;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

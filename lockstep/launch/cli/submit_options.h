@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 
 /// The options of `lockstep submit`. Texts are those of the command line, and have been checked. An empty text means
 /// that the option is not given and that SLURM decides.
@@ -57,4 +57,4 @@ SubmitCommand parse_submit_options(std::vector<std::string> words);
 /// for other texts.
 std::optional<std::int64_t> parse_time_limit(std::string_view text);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -11,7 +11,7 @@
 #include "lockstep/launch/doctor/network_cost.h"
 #include "lockstep/launch/doctor/software_diagnosis.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using namespace std::chrono_literals;
@@ -40,20 +40,20 @@ bool is_virtual_interface(const std::string& interface) {
                      [&](const char* prefix) { return interface.rfind(prefix, 0) == 0; });
 }
 
-bool is_loopback(const std::string& address) { return is_in_network("127.0.0.0/8", address) || address == "::1"; }
+bool is_loopback(const std::string& address) { return cli::is_in_network("127.0.0.0/8", address) || address == "::1"; }
 
-std::string list_addresses(const std::vector<base::InterfaceAddress>& addresses) {
+std::string list_addresses(const std::vector<base::net::InterfaceAddress>& addresses) {
   std::string text;
-  for (const base::InterfaceAddress& one : addresses)
+  for (const base::net::InterfaceAddress& one : addresses)
     if (!one.loopback && one.address.find('%') == std::string::npos)
       text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
   return text.empty() ? "none" : text;
 }
 
 /// Returns the numbers of the CPUs as "0-3,8".
-std::string mask_text(const std::vector<Cpu>& cpus) {
+std::string mask_text(const std::vector<plan::Cpu>& cpus) {
   std::set<int> ids;
-  for (const Cpu& cpu : cpus) ids.insert(cpu.id);
+  for (const plan::Cpu& cpu : cpus) ids.insert(cpu.id);
   std::string text;
   for (auto one = ids.begin(); one != ids.end();) {
     const int first = *one;
@@ -128,7 +128,7 @@ class HostDiagnosis {
   void check_name() {
     const HostFacts& facts = *host_.facts;
     if (facts.resolved.path.empty()) return add("name", Severity::kUnknown, "there is no getent in PATH");
-    if (facts.resolved.code == ToolResult::kTimedOut)
+    if (facts.resolved.code == process::ToolResult::kTimedOut)
       return add("name", Severity::kBad, "resolving its own name took more than 10 s",
                  "add " + host_.info.host + " and its address to /etc/hosts there, or repair its DNS");
     std::vector<std::string> addresses;
@@ -163,7 +163,7 @@ class HostDiagnosis {
           "interface", Severity::kBad,
           (host_.no_route.empty() ? "it cannot reach this host" : host_.no_route) + "; its addresses are " + candidates,
           kFirewallHint);
-    const Route& route = *host_.route;
+    const protocol::Route& route = *host_.route;
     const std::string text = route.interface + " " + route.address.host;
     if (is_virtual_interface(route.interface) || is_loopback(route.address.host))
       return add("interface", Severity::kBad, text + ", which no other host can reach; its addresses are " + candidates,
@@ -175,7 +175,7 @@ class HostDiagnosis {
   void check_cores() {
     const auto& cpus = host_.info.cpus;
     add("cores", Severity::kOk,
-        std::to_string(num_cores(cpus)) + " cores, mask " + mask_text(cpus) +
+        std::to_string(plan::num_cores(cpus)) + " cores, mask " + mask_text(cpus) +
             (static_cast<int>(cpus.size()) < host_.facts->cpus_online
                  ? " of " + std::to_string(host_.facts->cpus_online) + " CPUs"
                  : ""));
@@ -234,7 +234,7 @@ class HostDiagnosis {
   }
 
   std::string interface_of(const std::string& address) const {
-    for (const base::InterfaceAddress& one : host_.facts->addresses)
+    for (const base::net::InterfaceAddress& one : host_.facts->addresses)
       if (one.address == address) return one.interface;
     return "";
   }
@@ -297,4 +297,4 @@ std::vector<Finding> diagnose(const DoctorFacts& doctor_facts) {
   return findings;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -12,7 +12,7 @@
 #include "lockstep/launch/plan/host_info.h"
 #include "lockstep/launch/protocol/network_messages.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// The result of a check. kUnknown means that the check could not be made.
 enum class Severity { kOk, kWarn, kBad, kUnknown };
@@ -34,10 +34,10 @@ struct HostReport {
   bool reached = false;      ///< an agent on it has replied
   std::chrono::milliseconds startup_time{0};  ///< until the agent replied
   std::string lost;                           ///< why the agent stopped replying; empty: it did not stop
-  HostInfo info;
+  plan::HostInfo info;
   std::optional<HostFacts> facts;
   std::optional<std::chrono::nanoseconds> clock_offset;  ///< its clock minus ours, corrected by half a round trip
-  std::optional<Route> route;                            ///< has the address at which other hosts reach it
+  std::optional<protocol::Route> route;                  ///< has the address at which other hosts reach it
   std::string no_route;                                  ///< why there is no route
 };
 
@@ -52,13 +52,13 @@ struct LinkReport {
 struct DoctorFacts {
   std::vector<HostReport> hosts;
   std::vector<LinkReport> links;
-  std::uint64_t model_bytes = 0;  ///< bytes of gradients
-  bool mpi = false;               ///< check MPI as well
-  ToolResult own_mpirun;          ///< the output of mpirun --version on the launcher's host; only with mpi
+  std::uint64_t model_bytes = 0;   ///< bytes of gradients
+  bool mpi = false;                ///< check MPI as well
+  process::ToolResult own_mpirun;  ///< the output of mpirun --version on the launcher's host; only with mpi
 };
 
 /// Returns all findings: those of each host, then of the links, then of the network. If a value must be equal on all
 /// hosts, each host is compared with the most frequent value; if several are equally frequent, with the first of them.
 std::vector<Finding> diagnose(const DoctorFacts& doctor_facts);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -22,7 +22,7 @@
 #include "lockstep/launch/protocol/connectivity_probe.h"
 #include "lockstep/launch/slurm/allocation.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using namespace std::chrono_literals;
@@ -34,14 +34,14 @@ using HostIndices = std::vector<std::size_t>;
 
 class DoctorSession {
  public:
-  DoctorSession(const DoctorOptions& options, StartedAgents started, int signals)
+  DoctorSession(const cli::DoctorOptions& options, hosts::StartedAgents started, int signals)
       : options_(options),
         started_(std::move(started)),
-        connectivity_(kLauncher, ConnectivityProbe::make_token()),
+        connectivity_(kLauncher, protocol::ConnectivityProbe::make_token()),
         query_(started_.agents, connectivity_, signals,
                [this](std::size_t i, const std::string& why) { mark_lost(i, why); }) {}
 
-  DoctorFacts run(const LaunchContext& context);
+  DoctorFacts run(const plan::LaunchContext& context);
   /// Ends all agents and waits until they have exited.
   void end_agents();
 
@@ -50,17 +50,17 @@ class DoctorSession {
   HostIndices reachable_hosts() const;
   void mark_lost(std::size_t i, const std::string& why);
   void read_clocks();
-  void request_host_facts(const LaunchContext& context);
+  void request_host_facts(const plan::LaunchContext& context);
   void find_routes();
-  void choose_routes(const std::vector<RouteReply>& replies, std::size_t num_addresses);
+  void choose_routes(const std::vector<protocol::RouteReply>& replies, std::size_t num_addresses);
   void probe_links(int address_index);
   void measure_links();
   void measure(LinkReport& link);
 
-  const DoctorOptions& options_;
-  StartedAgents started_;
-  ConnectivityProbe connectivity_;
-  AgentQuery query_;
+  const cli::DoctorOptions& options_;
+  hosts::StartedAgents started_;
+  protocol::ConnectivityProbe connectivity_;
+  hosts::AgentQuery query_;
   DoctorFacts doctor_facts_;
 };
 
@@ -69,7 +69,7 @@ void DoctorSession::init_facts() {
   doctor_facts_.mpi = options_.mpi;
   for (std::size_t i = 0; i < started_.agents.size(); ++i) {
     HostReport report;
-    report.name = started_.hosts[i].name.empty() ? base::host_name() : started_.hosts[i].name;
+    report.name = started_.hosts[i].name.empty() ? base::net::host_name() : started_.hosts[i].name;
     report.via = started_.agents[i].via();
     report.reached = !started_.infos[i].host.empty();
     report.startup_time = started_.startup_times[i];
@@ -103,64 +103,65 @@ void DoctorSession::read_clocks() {
   using Clock = std::chrono::system_clock;
   std::vector<Clock::time_point> asked(doctor_facts_.hosts.size());
   query_.ask(
-      reachable_hosts(), FrameKind::kClockRequest,
+      reachable_hosts(), protocol::FrameKind::kClockRequest,
       [&](std::size_t i) {
         asked[i] = Clock::now();
         return std::string();
       },
-      FrameKind::kClockReply, base::kDoctorReplyTimeout,
+      protocol::FrameKind::kClockReply, base::kDoctorReplyTimeout,
       [&](std::size_t i, const std::string& payload) {
-        const Clock::time_point there{
-            std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
+        const Clock::time_point there{std::chrono::duration_cast<Clock::duration>(
+            std::chrono::nanoseconds(protocol::decode_numbers(payload, 1)[0]))};
         doctor_facts_.hosts[i].clock_offset = there - (asked[i] + (Clock::now() - asked[i]) / 2);
       });
 }
 
-void DoctorSession::request_host_facts(const LaunchContext& context) {
+void DoctorSession::request_host_facts(const plan::LaunchContext& context) {
   const auto make_request = [&](std::size_t i) {
-    const Node node{.info = doctor_facts_.hosts[i].info, .is_local = is_local_host(started_.hosts[i])};
+    const plan::Node node{.info = doctor_facts_.hosts[i].info, .is_local = hosts::is_local_host(started_.hosts[i])};
     std::vector<std::string> command = options_.command;
     if (!command.empty()) command.front() = context.program;
     return encode_host_facts_request(
         {.command = std::move(command),
          .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
          .extends_own_environment = !node.is_local,
-         .environment = merge_environment(inherited_environment(node, context), {}),
+         .environment = process::merge_environment(plan::inherited_environment(node, context), {}),
          .mpi = options_.mpi});
   };
-  query_.ask(
-      reachable_hosts(), FrameKind::kHostFactsRequest, make_request, FrameKind::kHostFacts, base::kHostFactsTimeout,
-      [&](std::size_t i, const std::string& payload) { doctor_facts_.hosts[i].facts = decode_host_facts(payload); });
+  query_.ask(reachable_hosts(), protocol::FrameKind::kHostFactsRequest, make_request, protocol::FrameKind::kHostFacts,
+             base::kHostFactsTimeout, [&](std::size_t i, const std::string& payload) {
+               doctor_facts_.hosts[i].facts = decode_host_facts(payload);
+             });
 }
 
 /// Does the same as check_network(), but a host that does not connect becomes a finding.
 void DoctorSession::find_routes() {
-  const std::vector<base::InterfaceAddress> own = launcher_addresses(options_.interface);
-  RouteRequest request{.token = connectivity_.token()};
-  for (const base::InterfaceAddress& one : own) request.launcher.push_back(connectivity_.listen(one.address));
-  std::vector<RouteReply> replies(doctor_facts_.hosts.size());
+  const std::vector<base::net::InterfaceAddress> own = hosts::launcher_addresses(options_.interface);
+  protocol::RouteRequest request{.token = connectivity_.token()};
+  for (const base::net::InterfaceAddress& one : own) request.launcher.push_back(connectivity_.listen(one.address));
+  std::vector<protocol::RouteReply> replies(doctor_facts_.hosts.size());
   const auto make_request = [&](std::size_t i) {
     request.self = static_cast<int>(i);
     request.interface = started_.hosts[i].interface.empty() ? options_.interface : started_.hosts[i].interface;
-    return encode_route_request(request);
+    return protocol::encode_route_request(request);
   };
-  query_.ask(reachable_hosts(), FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply,
+  query_.ask(reachable_hosts(), protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
              base::kDoctorReplyTimeout,
-             [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
+             [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
   choose_routes(replies, own.size());
 }
 
 /// Chooses the launcher's address that most hosts reach, and each host's route to it.
-void DoctorSession::choose_routes(const std::vector<RouteReply>& replies, std::size_t num_addresses) {
+void DoctorSession::choose_routes(const std::vector<protocol::RouteReply>& replies, std::size_t num_addresses) {
   std::vector<int> counts(num_addresses);
-  for (const RouteReply& reply : replies)
-    for (const Route& route : reply.routes)
+  for (const protocol::RouteReply& reply : replies)
+    for (const protocol::Route& route : reply.routes)
       if (route.launcher >= 0 && static_cast<std::size_t>(route.launcher) < num_addresses)
         ++counts[static_cast<std::size_t>(route.launcher)];
   const auto address_index = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
   for (std::size_t i = 0; i < replies.size(); ++i) {
     const auto route = std::find_if(replies[i].routes.begin(), replies[i].routes.end(),
-                                    [&](const Route& one) { return one.launcher == address_index; });
+                                    [&](const protocol::Route& one) { return one.launcher == address_index; });
     if (route != replies[i].routes.end())
       doctor_facts_.hosts[i].route = *route;
     else if (!replies[i].error.empty())
@@ -171,19 +172,19 @@ void DoctorSession::choose_routes(const std::vector<RouteReply>& replies, std::s
 
 /// Makes every host connect to every other host, and records the links that fail.
 void DoctorSession::probe_links(int address_index) {
-  ProbeRequest request{.launcher = address_index, .peers = {}};
+  protocol::ProbeRequest request{.launcher = address_index, .peers = {}};
   HostIndices routed;
   for (const std::size_t i : reachable_hosts())
     if (doctor_facts_.hosts[i].route) routed.push_back(i);
   for (const HostReport& host : doctor_facts_.hosts)
-    request.peers.push_back(host.route ? host.route->address : base::Address());
-  std::vector<std::vector<ProbeFailure>> failures(doctor_facts_.hosts.size());
+    request.peers.push_back(host.route ? host.route->address : base::net::Address());
+  std::vector<std::vector<protocol::ProbeFailure>> failures(doctor_facts_.hosts.size());
   query_.ask(
-      routed, FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(request); },
-      FrameKind::kProbeReply, base::kDoctorReplyTimeout,
-      [&](std::size_t i, const std::string& payload) { failures[i] = decode_probe_failures(payload); });
+      routed, protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encode_probe_request(request); },
+      protocol::FrameKind::kProbeReply, base::kDoctorReplyTimeout,
+      [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
   const auto why = [&](std::size_t from, std::size_t to) {
-    for (const ProbeFailure& failure : failures[from])
+    for (const protocol::ProbeFailure& failure : failures[from])
       if (failure.node == static_cast<int>(to))
         return doctor_facts_.hosts[from].name + " cannot reach " + request.peers[to].host + ": " + failure.why;
     return std::string();
@@ -216,7 +217,7 @@ void DoctorSession::measure(LinkReport& link) {
       link.speed.error = doctor_facts_.hosts[end].name + " no longer replies";
       return;
     }
-  const std::string token = ConnectivityProbe::make_token();
+  const std::string token = protocol::ConnectivityProbe::make_token();
   ListenReply reply{.address = {}, .error = "no reply"};
   const auto listen = [&](std::size_t) {
     return encode_listen_request({.self = static_cast<int>(link.to),
@@ -224,7 +225,8 @@ void DoctorSession::measure(LinkReport& link) {
                                   .token = token,
                                   .host = doctor_facts_.hosts[link.to].route->address.host});
   };
-  query_.ask({link.to}, FrameKind::kListenRequest, listen, FrameKind::kListenReply, base::kLinkReplyTimeout,
+  query_.ask({link.to}, protocol::FrameKind::kListenRequest, listen, protocol::FrameKind::kListenReply,
+             base::kLinkReplyTimeout,
              [&](std::size_t, const std::string& payload) { reply = decode_listen_reply(payload); });
   if (!reply.error.empty()) {
     link.speed.error = reply.error;
@@ -237,16 +239,17 @@ void DoctorSession::measure(LinkReport& link) {
                                    .token = token,
                                    .address = reply.address});
   };
-  query_.ask({link.from}, FrameKind::kMeasureRequest, make_request, FrameKind::kLinkSpeed, base::kLinkReplyTimeout,
+  query_.ask({link.from}, protocol::FrameKind::kMeasureRequest, make_request, protocol::FrameKind::kLinkSpeed,
+             base::kLinkReplyTimeout,
              [&](std::size_t, const std::string& payload) { link.speed = decode_link_speed(payload); });
 }
 
-DoctorFacts DoctorSession::run(const LaunchContext& context) {
+DoctorFacts DoctorSession::run(const plan::LaunchContext& context) {
   init_facts();
   read_clocks();
   request_host_facts(context);
   const bool has_remote_host = std::any_of(started_.hosts.begin(), started_.hosts.end(),
-                                           [](const HostSpec& host) { return !is_local_host(host); });
+                                           [](const cli::HostSpec& host) { return !hosts::is_local_host(host); });
   if (has_remote_host && !reachable_hosts().empty()) {
     find_routes();
     measure_links();
@@ -256,7 +259,7 @@ DoctorFacts DoctorSession::run(const LaunchContext& context) {
 
 void DoctorSession::end_agents() {
   for (std::size_t i = 0; i < started_.agents.size(); ++i) {
-    AgentLink& agent = started_.agents[i];
+    hosts::AgentLink& agent = started_.agents[i];
     if (started_.failed[i]) agent.kill();
     agent.reap();
   }
@@ -264,10 +267,10 @@ void DoctorSession::end_agents() {
 
 /// Returns the path of the program. If it does not exist on this host, returns its name: the check of each host then
 /// reports that.
-std::string find_requested_program(const DoctorOptions& options) {
+std::string find_requested_program(const cli::DoctorOptions& options) {
   if (options.command.empty()) return "";
   try {
-    return resolve_program(options, options.command.front());
+    return hosts::resolve_program(options, options.command.front());
   } catch (const base::UsageError&) {
     return options.command.front();
   }
@@ -275,26 +278,26 @@ std::string find_requested_program(const DoctorOptions& options) {
 
 }  // namespace
 
-int doctor(DoctorOptions options) {
-  options.hosts = resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
-  LaunchContext context;
+int doctor(cli::DoctorOptions options) {
+  options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
+  plan::LaunchContext context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   context.launcher_directory = std::filesystem::current_path();
-  context.environment = current_environment();
+  context.environment = process::current_environment();
   context.program = find_requested_program(options);
-  const base::Fd signals(make_signal_fd(handled_signals()));
-  become_subreaper();
-  StartedAgents started =
-      start_agents(options, nullptr, 0ms, base::raise_fd_limit(8 * options.hosts.size() + 64), signals.get());
+  const base::Fd signals(process::make_signal_fd(process::handled_signals()));
+  process::become_subreaper();
+  hosts::StartedAgents started =
+      hosts::start_agents(options, nullptr, 0ms, base::raise_fd_limit(8 * options.hosts.size() + 64), signals.get());
   DoctorSession session(options, std::move(started), signals.get());
   DoctorFacts doctor_facts = session.run(context);
   session.end_agents();
   if (options.mpi)
-    doctor_facts.own_mpirun =
-        run_tool({find_tool("mpirun", context.environment), {"mpirun", "--version"}, context.environment, "", 10s});
+    doctor_facts.own_mpirun = process::run_tool(
+        {process::find_tool("mpirun", context.environment), {"mpirun", "--version"}, context.environment, "", 10s});
   const std::vector<Finding> findings = diagnose(doctor_facts);
   std::fputs((options.json ? to_json(findings) : to_table(findings)).c_str(), stdout);
   return has_bad(findings) ? 1 : 0;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -3,7 +3,7 @@
 
 #include "lockstep/launch/cli/doctor_options.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// Starts an agent on each host, runs the checks through it, prints the findings and ends the agents. Returns 0 if no
 /// finding is bad, else 1. A host that is unreachable or stops replying is a finding.
@@ -15,6 +15,6 @@ namespace lockstep::launcher {
 /// Call it from the main thread before other threads exist; it takes over signal handling. If the request is invalid,
 /// throws Error before it contacts a host. Throws Error kInterrupted on Ctrl-C, SIGTERM or SIGHUP, and kPreempted on
 /// SIGUSR1.
-int doctor(DoctorOptions options);
+int doctor(cli::DoctorOptions options);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -8,14 +8,14 @@
 #include "lockstep/base/telemetry/flight_ring.h"
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 std::string printable_lines(std::string_view text) {
   std::string all;
   for (std::string line : base::split(text, '\n')) {
     std::replace(line.begin(), line.end(), '\t', ' ');
-    all += (all.empty() ? "" : "\n") + base::printable(line);
+    all += (all.empty() ? "" : "\n") + base::telemetry::printable(line);
   }
   return all;
 }
@@ -55,7 +55,7 @@ std::string encode_host_facts_request(const HostFactsRequest& request) {
 }
 
 HostFactsRequest decode_host_facts_request(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   HostFactsRequest request;
   request.command = reader.texts();
   request.directory = reader.text();
@@ -70,7 +70,7 @@ std::string encode_host_facts(const HostFacts& facts) {
   std::string bytes;
   each_text(facts, [&](const std::string& text) { base::put_text(bytes, text); });
   each_size(facts, [&](std::uint64_t number) { base::put_number(bytes, number); });
-  each_tool(facts, [&](const ToolResult& tool) {
+  each_tool(facts, [&](const process::ToolResult& tool) {
     base::put_text(bytes, tool.path);
     base::put_number(bytes, static_cast<std::int32_t>(tool.code));
     base::put_text(bytes, tool.out);
@@ -81,7 +81,7 @@ std::string encode_host_facts(const HostFacts& facts) {
   base::put_number(bytes, static_cast<std::uint8_t>(facts.infiniband));
   base::put_number(bytes, std::bit_cast<std::uint64_t>(facts.copy_bytes_per_s));
   base::put_number(bytes, static_cast<std::uint32_t>(facts.addresses.size()));
-  for (const base::InterfaceAddress& one : facts.addresses) {
+  for (const base::net::InterfaceAddress& one : facts.addresses) {
     base::put_text(bytes, one.interface);
     base::put_text(bytes, one.address);
     base::put_number(bytes, static_cast<std::uint8_t>(one.loopback));
@@ -90,12 +90,12 @@ std::string encode_host_facts(const HostFacts& facts) {
 }
 
 HostFacts decode_host_facts(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   HostFacts facts;
-  each_text(facts, [&](std::string& text) { text = base::printable(reader.text()); });
+  each_text(facts, [&](std::string& text) { text = base::telemetry::printable(reader.text()); });
   each_size(facts, [&](std::uint64_t& number) { number = reader.number<std::uint64_t>(); });
-  each_tool(facts, [&](ToolResult& tool) {
-    tool.path = base::printable(reader.text());
+  each_tool(facts, [&](process::ToolResult& tool) {
+    tool.path = base::telemetry::printable(reader.text());
     tool.code = reader.number<std::int32_t>();
     tool.out = printable_lines(reader.text());
     tool.err = printable_lines(reader.text());
@@ -105,9 +105,9 @@ HostFacts decode_host_facts(std::string_view bytes) {
   facts.infiniband = reader.number<std::uint8_t>() != 0;
   facts.copy_bytes_per_s = std::bit_cast<double>(reader.number<std::uint64_t>());
   facts.addresses.resize(reader.count(9));
-  for (base::InterfaceAddress& one : facts.addresses) {
-    one.interface = base::printable(reader.text());
-    one.address = base::printable(reader.text());
+  for (base::net::InterfaceAddress& one : facts.addresses) {
+    one.interface = base::telemetry::printable(reader.text());
+    one.address = base::telemetry::printable(reader.text());
     one.loopback = reader.number<std::uint8_t>() != 0;
   }
   reader.end();
@@ -124,7 +124,7 @@ std::string encode_listen_request(const ListenRequest& request) {
 }
 
 ListenRequest decode_listen_request(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   ListenRequest request;
   request.self = reader.number<std::int32_t>();
   request.caller = reader.number<std::int32_t>();
@@ -143,11 +143,11 @@ std::string encode_listen_reply(const ListenReply& reply) {
 }
 
 ListenReply decode_listen_reply(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   ListenReply reply;
-  reply.address.host = base::printable(reader.text());
+  reply.address.host = base::telemetry::printable(reader.text());
   reply.address.port = reader.number<std::uint16_t>();
-  reply.error = base::printable(reader.text());
+  reply.error = base::telemetry::printable(reader.text());
   reader.end();
   return reply;
 }
@@ -163,12 +163,12 @@ std::string encode_measure_request(const MeasureRequest& request) {
 }
 
 MeasureRequest decode_measure_request(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   MeasureRequest request;
   request.self = reader.number<std::int32_t>();
   request.peer = reader.number<std::int32_t>();
   request.token = reader.text();
-  request.address.host = base::printable(reader.text());
+  request.address.host = base::telemetry::printable(reader.text());
   request.address.port = reader.number<std::uint16_t>();
   reader.end();
   return request;
@@ -184,14 +184,14 @@ std::string encode_link_speed(const LinkSpeed& speed) {
 }
 
 LinkSpeed decode_link_speed(std::string_view bytes) {
-  base::ByteReader reader(bytes, kProtocolSubject);
+  base::ByteReader reader(bytes, protocol::kProtocolSubject);
   LinkSpeed speed;
   speed.round_trip_ns = reader.number<std::int64_t>();
   speed.bytes = reader.number<std::uint64_t>();
   speed.ns = reader.number<std::int64_t>();
-  speed.error = base::printable(reader.text());
+  speed.error = base::telemetry::printable(reader.text());
   reader.end();
   return speed;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

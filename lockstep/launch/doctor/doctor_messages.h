@@ -8,7 +8,7 @@
 #include "lockstep/launch/doctor/host_facts.h"
 #include "lockstep/launch/doctor/link_speed.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 std::string encode_host_facts_request(const HostFactsRequest& request);
 HostFactsRequest decode_host_facts_request(std::string_view bytes);
@@ -27,4 +27,4 @@ MeasureRequest decode_measure_request(std::string_view bytes);
 std::string encode_link_speed(const LinkSpeed& speed);
 LinkSpeed decode_link_speed(std::string_view bytes);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

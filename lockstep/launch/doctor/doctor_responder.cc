@@ -9,7 +9,7 @@
 #include "lockstep/launch/doctor/doctor_messages.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using base::Deadline;
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 /// Polls the connections of `connectivity` once, and the descriptor `also` unless it is -1. Returns false if `also` is
 /// readable or the deadline has passed.
-bool poll_once(ConnectivityProbe& connectivity, int also, Deadline deadline) {
+bool poll_once(protocol::ConnectivityProbe& connectivity, int also, Deadline deadline) {
   std::vector<pollfd> entries = connectivity.entries();
   entries.push_back({also, POLLIN, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
@@ -31,19 +31,20 @@ bool poll_once(ConnectivityProbe& connectivity, int also, Deadline deadline) {
 
 void DoctorResponder::send_clock() const {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  send_(FrameKind::kClockReply, encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
+  send_(protocol::FrameKind::kClockReply,
+        protocol::encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
 }
 
 void DoctorResponder::listen(const std::string& payload) const {
   const ListenRequest request = decode_listen_request(payload);
-  ConnectivityProbe connectivity(request.self, request.token);
+  protocol::ConnectivityProbe connectivity(request.self, request.token);
   ListenReply reply;
   try {
     reply.address = connectivity.listen(request.host);
   } catch (const base::Error& error) {
     reply.error = error.what();
   }
-  send_(FrameKind::kListenReply, encode_listen_reply(reply));
+  send_(protocol::FrameKind::kListenReply, encode_listen_reply(reply));
   if (!reply.error.empty()) return;
   base::Fd caller;
   const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
@@ -61,13 +62,13 @@ void DoctorResponder::measure(const std::string& payload) const {
   const MeasureRequest request = decode_measure_request(payload);
   LinkSpeed speed;
   try {
-    ConnectivityProbe connectivity(request.self, request.token);
+    protocol::ConnectivityProbe connectivity(request.self, request.token);
     connectivity.connect_to(request.address, request.peer);
     const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
     while (!connectivity.all_decided() && poll_once(connectivity, -1, deadline)) {
     }
     connectivity.fail_undecided();
-    ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
+    protocol::ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
     if (outgoing.fd)
       speed = measure_link(outgoing.fd.get(), Deadline::in(base::kLinkMeasureTimeout));
     else
@@ -75,22 +76,22 @@ void DoctorResponder::measure(const std::string& payload) const {
   } catch (const base::Error& error) {
     speed.error = error.what();
   }
-  send_(FrameKind::kLinkSpeed, encode_link_speed(speed));
+  send_(protocol::FrameKind::kLinkSpeed, encode_link_speed(speed));
 }
 
-bool DoctorResponder::handle(const Frame& frame) {
-  if (frame.kind == FrameKind::kClockRequest)
+bool DoctorResponder::handle(const protocol::Frame& frame) {
+  if (frame.kind == protocol::FrameKind::kClockRequest)
     send_clock();
-  else if (frame.kind == FrameKind::kHostFactsRequest)
-    send_(FrameKind::kHostFacts,
+  else if (frame.kind == protocol::FrameKind::kHostFactsRequest)
+    send_(protocol::FrameKind::kHostFacts,
           encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
-  else if (frame.kind == FrameKind::kListenRequest)
+  else if (frame.kind == protocol::FrameKind::kListenRequest)
     listen(frame.payload);
-  else if (frame.kind == FrameKind::kMeasureRequest)
+  else if (frame.kind == protocol::FrameKind::kMeasureRequest)
     measure(frame.payload);
   else
     return false;
   return true;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

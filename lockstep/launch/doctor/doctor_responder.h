@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// Executes one request at a time. handle() sends the reply with `send` before it returns. It blocks for at most 70 s
 /// to collect host facts and at most 10 s for a measurement. While it waits for another host to connect, it returns
@@ -14,19 +14,19 @@ namespace lockstep::launcher {
 /// for an invalid frame. Not thread-safe.
 class DoctorResponder {
  public:
-  DoctorResponder(std::function<void(FrameKind, const std::string&)> send, int input)
+  DoctorResponder(std::function<void(protocol::FrameKind, const std::string&)> send, int input)
       : send_(std::move(send)), input_(input) {}
 
   /// Returns false if the frame is not a request of the doctor.
-  bool handle(const Frame& frame);
+  bool handle(const protocol::Frame& frame);
 
  private:
   void send_clock() const;
   void listen(const std::string& payload) const;
   void measure(const std::string& payload) const;
 
-  std::function<void(FrameKind, const std::string&)> send_;
+  std::function<void(protocol::FrameKind, const std::string&)> send_;
   int input_;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 constexpr std::size_t kWidth = 80;
@@ -82,4 +82,4 @@ std::string to_json(const std::vector<Finding>& findings) {
 
 bool has_bad(const std::vector<Finding>& findings) { return count(findings, Severity::kBad) > 0; }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/doctor/diagnosis.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// Returns "ok", "warn", "bad" or "unknown".
 const char* severity_name(Severity severity);
@@ -22,4 +22,4 @@ std::string to_json(const std::vector<Finding>& findings);
 /// Returns whether a finding is kBad.
 bool has_bad(const std::vector<Finding>& findings);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -17,7 +17,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using namespace std::chrono_literals;
@@ -92,7 +92,7 @@ double copy_speed() {
 }
 
 /// Adds the variable that makes the loader list the libraries instead of starting the program.
-Environment with_loader_trace(Environment environment) {
+process::Environment with_loader_trace(process::Environment environment) {
   environment.push_back("LD_TRACE_LOADED_OBJECTS=1");
   return environment;
 }
@@ -100,16 +100,17 @@ Environment with_loader_trace(Environment environment) {
 /// Returns the path of the program `name` in the directory of `path`; empty if it does not exist.
 std::string sibling_program(const std::string& path, const std::string& name) {
   const std::string other = path.substr(0, path.rfind('/') + 1) + name;
-  return !path.empty() && is_executable(other) ? other : "";
+  return !path.empty() && process::is_executable(other) ? other : "";
 }
 
-std::string find_host_tool(const std::string& name) { return find_tool(name, current_environment()); }
+std::string find_host_tool(const std::string& name) { return process::find_tool(name, process::current_environment()); }
 
-void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Environment& environment, int quit) {
+void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const process::Environment& environment,
+                    int quit) {
   const ProgramFile& program = facts.program;
-  const Environment own = current_environment();
+  const process::Environment own = process::current_environment();
   const bool has_loader = program.error.empty() && !program.loader.empty();
-  const std::vector<std::pair<ToolResult*, ToolCommand>> tools = {
+  const std::vector<std::pair<process::ToolResult*, process::ToolCommand>> tools = {
       {&facts.libraries,
        {has_loader ? program.loader : "",
         {program.loader, program.path},
@@ -119,7 +120,7 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Env
       {&facts.python,
        {program.python, {program.python, "-c", kPythonScript}, environment, request.directory, base::kHostToolTimeout}},
       {&facts.probe,
-       {sibling_program(executable_path(), "lockstep-probe"),
+       {sibling_program(process::executable_path(), "lockstep-probe"),
         {"lockstep-probe"},
         environment,
         "",
@@ -130,12 +131,12 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Env
         own,
         "",
         30s}},
-      {&facts.resolved, {find_host_tool("getent"), {"getent", "ahosts", base::host_name()}, own, "", 10s}},
+      {&facts.resolved, {find_host_tool("getent"), {"getent", "ahosts", base::net::host_name()}, own, "", 10s}},
       {&facts.mpirun, {sibling_program(facts.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
   };
-  std::vector<ToolCommand> calls;
+  std::vector<process::ToolCommand> calls;
   for (const auto& [result, call] : tools) calls.push_back(call);
-  std::vector<ToolResult> results = run_tools(calls, quit);
+  std::vector<process::ToolResult> results = process::run_tools(calls, quit);
   for (std::size_t i = 0; i < tools.size(); ++i) *tools[i].first = std::move(results[i]);
 }
 
@@ -143,13 +144,13 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const Env
 
 HostFacts collect_host_facts(const HostFactsRequest& request, int quit) {
   HostFacts facts;
-  const Environment environment = request.extends_own_environment
-                                      ? merge_environment(current_environment(), request.environment)
+  const process::Environment environment =
+      request.extends_own_environment ? process::merge_environment(process::current_environment(), request.environment)
                                       : request.environment;
   std::error_code error;
   facts.cpus_online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   facts.infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-  facts.addresses = base::interface_addresses();
+  facts.addresses = base::net::interface_addresses();
   read_memory(facts);
   read_limits(facts);
   facts.copy_bytes_per_s = copy_speed();
@@ -159,4 +160,4 @@ HostFacts collect_host_facts(const HostFactsRequest& request, int quit) {
   return facts;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

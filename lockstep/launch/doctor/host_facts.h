@@ -9,7 +9,7 @@
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/tools.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// What to examine on a host.
 struct HostFactsRequest {
@@ -17,7 +17,7 @@ struct HostFactsRequest {
       command;            ///< the program to inspect, as found on the launcher's host, and its arguments; empty: none
   std::string directory;  ///< its working directory; empty: the agent's own
   bool extends_own_environment = false;  ///< as in JobPlan
-  Environment environment;
+  process::Environment environment;
   bool mpi = false;  ///< look for Open MPI as well
 };
 
@@ -33,15 +33,15 @@ struct ProgramFile {
 /// Facts about one host.
 struct HostFacts {
   ProgramFile program;
-  ToolResult libraries;   ///< the loader's output for the program, as ldd prints it
-  ToolResult python;      ///< the versions of Python, torch, CUDA and NCCL, or an error: one line of JSON
-  ToolResult probe;       ///< the output of lockstep-probe: one line of JSON
-  ToolResult nvidia_smi;  ///< name, memory in MiB and driver of each GPU, separated by commas
-  ToolResult resolved;    ///< the output of getent ahosts for the host's own name
-  std::string orted;      ///< path of orted in the agent's own PATH; empty: not found, or not requested
-  ToolResult mpirun;      ///< version of the mpirun next to orted, because orted cannot report its own
+  process::ToolResult libraries;   ///< the loader's output for the program, as ldd prints it
+  process::ToolResult python;      ///< the versions of Python, torch, CUDA and NCCL, or an error: one line of JSON
+  process::ToolResult probe;       ///< the output of lockstep-probe: one line of JSON
+  process::ToolResult nvidia_smi;  ///< name, memory in MiB and driver of each GPU, separated by commas
+  process::ToolResult resolved;    ///< the output of getent ahosts for the host's own name
+  std::string orted;               ///< path of orted in the agent's own PATH; empty: not found, or not requested
+  process::ToolResult mpirun;      ///< version of the mpirun next to orted, because orted cannot report its own
 
-  std::vector<base::InterfaceAddress> addresses;
+  std::vector<base::net::InterfaceAddress> addresses;
   int cpus_online = 0;
   std::uint64_t memory_bytes = 0, available_bytes = 0;
   std::string memory_cgroup;  ///< the control group that limits available_bytes; empty if the host does
@@ -61,6 +61,6 @@ HostFacts collect_host_facts(const HostFactsRequest& request, int quit);
 /// Inspects a program on this host. `environment` is the environment that the program would get. Returns a problem with
 /// the file in ProgramFile::error and does not throw it.
 ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
-                            const Environment& environment);
+                            const process::Environment& environment);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

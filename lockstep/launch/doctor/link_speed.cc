@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using base::Deadline;
@@ -35,8 +35,8 @@ std::int64_t median_round_trip(int fd, Deadline deadline) {
   const Deadline time_limit = Deadline::in(kMaxTime);
   while (times.empty() || (times.size() < kRoundTrips && !time_limit.expired())) {
     const auto begun = std::chrono::steady_clock::now();
-    base::send_all(fd, {ping.data(), ping.size()}, deadline);
-    if (!base::recv_all(fd, ping.data(), ping.size(), deadline))
+    base::net::send_all(fd, {ping.data(), ping.size()}, deadline);
+    if (!base::net::recv_all(fd, ping.data(), ping.size(), deadline))
       throw base::SystemError("the other host ended the measurement", ECONNRESET);
     times.push_back(ns_since(begun));
   }
@@ -67,7 +67,7 @@ std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
   std::uint64_t got = 0;
   const auto begun = std::chrono::steady_clock::now();
   const Deadline time_limit = earlier(deadline, Deadline::in(kMaxTime));
-  while (got < kMaxBytes && base::wait_readable(fd, time_limit)) {
+  while (got < kMaxBytes && base::net::wait_readable(fd, time_limit)) {
     const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
     if (size == 0) break;
     if (size < 0 && errno != EAGAIN && errno != EINTR)
@@ -82,7 +82,7 @@ std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
 /// be lost.
 void drain(int fd, Deadline deadline) {
   std::vector<char> bytes(std::size_t{256} << 10);
-  while (base::wait_readable(fd, deadline)) {
+  while (base::net::wait_readable(fd, deadline)) {
     const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
     if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return;
   }
@@ -95,10 +95,10 @@ LinkSpeed measure_link(int fd, Deadline deadline) {
   speed.round_trip_ns = median_round_trip(fd, deadline);
   std::array<char, kPingBytes> ping{};
   ping[0] = kBulk;
-  base::send_all(fd, {ping.data(), ping.size()}, deadline);
+  base::net::send_all(fd, {ping.data(), ping.size()}, deadline);
   send_until_answered(fd, deadline);
   std::array<std::int64_t, 2> answer{};
-  if (!base::recv_all(fd, answer.data(), sizeof answer, deadline))
+  if (!base::net::recv_all(fd, answer.data(), sizeof answer, deadline))
     throw base::SystemError("the other host ended the measurement", ECONNRESET);
   if (answer[0] < 1 || answer[1] < 1) throw base::SystemError("nothing arrived within a second", ETIMEDOUT);
   speed.bytes = static_cast<std::uint64_t>(answer[0]);
@@ -108,15 +108,15 @@ LinkSpeed measure_link(int fd, Deadline deadline) {
 
 void serve_link(int fd, Deadline deadline) {
   std::array<char, kPingBytes> ping{};
-  while (base::recv_all(fd, ping.data(), ping.size(), deadline)) {
+  while (base::net::recv_all(fd, ping.data(), ping.size(), deadline)) {
     if (ping[0] != kBulk) {
-      base::send_all(fd, {ping.data(), ping.size()}, deadline);
+      base::net::send_all(fd, {ping.data(), ping.size()}, deadline);
       continue;
     }
     const std::array<std::int64_t, 2> answer = receive(fd, deadline);
-    base::send_all(fd, {reinterpret_cast<const char*>(answer.data()), sizeof answer}, deadline);
+    base::net::send_all(fd, {reinterpret_cast<const char*>(answer.data()), sizeof answer}, deadline);
     return drain(fd, earlier(deadline, Deadline::in(2s)));
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

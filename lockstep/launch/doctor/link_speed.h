@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// A request to an agent: listen on `host`, one of its addresses, accept a connection from the agent with the number
 /// `caller`, and serve a measurement.
@@ -20,7 +20,7 @@ struct ListenRequest {
 
 /// The reply to ListenRequest. The agent sends it before the measurement.
 struct ListenReply {
-  base::Address address;
+  base::net::Address address;
   std::string error;  ///< why it cannot listen; empty: it listens
 };
 
@@ -29,7 +29,7 @@ struct MeasureRequest {
   int self = 0;
   int peer = 0;
   std::string token;
-  base::Address address;
+  base::net::Address address;
 };
 
 /// The result of a measurement.
@@ -45,4 +45,4 @@ struct LinkSpeed {
 LinkSpeed measure_link(int fd, base::Deadline deadline);
 void serve_link(int fd, base::Deadline deadline);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 constexpr double kGigabit = 1e9 / 8;  // bytes per second
@@ -62,4 +62,4 @@ std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double b
          time_text(seconds / 8) + " when hosts exchange every 8 steps";
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// Returns the seconds in which `num_hosts` hosts reduce `model_bytes` by a ring all-reduce: 2 (n - 1) / n * bytes /
 /// bytes_per_s for n hosts, if no link is shared and nothing overlaps (Patarasuk and Yuan, "Bandwidth optimal
@@ -28,4 +28,4 @@ std::string time_text(double seconds);
 /// at which a core of the slowest host copies memory. If it is 0, K is left out.
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

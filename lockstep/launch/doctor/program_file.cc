@@ -17,7 +17,7 @@
 #include "lockstep/launch/doctor/host_facts.h"
 #include "lockstep/launch/process/program.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using base::Deadline;
@@ -102,11 +102,11 @@ void inspect_script(ProgramFile& file, const std::vector<std::string>& command, 
 
 /// Inspects the interpreter in "#!PATH" or "#!/usr/bin/env NAME".
 void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
-                         const Environment& environment) {
+                         const process::Environment& environment) {
   const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;
-  const std::string path = by_env                          ? find_tool(interpreter[1], environment)
-                           : is_executable(interpreter[0]) ? interpreter[0]
-                                                           : "";
+  const std::string path = by_env                                   ? process::find_tool(interpreter[1], environment)
+                           : process::is_executable(interpreter[0]) ? interpreter[0]
+                                                                    : "";
   if (path.empty())
     file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " does not exist";
   else if (is_python(by_env ? interpreter[1] : path))
@@ -116,7 +116,7 @@ void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& inte
 }  // namespace
 
 ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
-                            const Environment& environment) {
+                            const process::Environment& environment) {
   ProgramFile file;
   if (command.empty()) return file;
   const std::string& name = command.front();
@@ -125,7 +125,8 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
     file.error = "no such directory";
     return file;
   }
-  file.path = name.find('/') == std::string::npos ? find_tool(name, environment) : resolve_below(directory, name);
+  file.path =
+      name.find('/') == std::string::npos ? process::find_tool(name, environment) : resolve_below(directory, name);
   file.error = file.path.empty() ? "not in PATH" : file_error(file.path);
   if (file.path.empty()) file.path = name;
   if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
@@ -137,9 +138,10 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
     inspect_interpreter(file, interpreter, environment);
   else
     file.loader = elf_loader(head);
-  if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " does not exist";
+  if (!file.loader.empty() && !process::is_executable(file.loader))
+    file.error = "its loader " + file.loader + " does not exist";
   if (file.error.empty()) file.hash = hash_file(file.path);
   return file;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

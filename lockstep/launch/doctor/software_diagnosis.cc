@@ -8,7 +8,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 /// Returns the last line that is a JSON object, because a program may print warnings around it. Returns an empty object
@@ -25,7 +25,7 @@ nlohmann::json last_json_object(const std::string& text) {
 
 std::string text_at(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? base::printable(found->get<std::string>()) : "";
+  return found != object.end() && found->is_string() ? base::telemetry::printable(found->get<std::string>()) : "";
 }
 
 std::string trimmed(const std::string& text) {
@@ -180,9 +180,9 @@ class SoftwareDiagnosis {
   }
 
   void check_python() {
-    const ToolResult& result = facts().python;
+    const process::ToolResult& result = facts().python;
     if (result.path.empty()) return;
-    if (result.code == ToolResult::kTimedOut)
+    if (result.code == process::ToolResult::kTimedOut)
       return add("Python", Severity::kUnknown, result.path + " did not import torch within 60 s",
                  "check whether its file system is slow");
     if (own().python.empty())
@@ -202,14 +202,14 @@ class SoftwareDiagnosis {
   }
 
   void check_libtorch() {
-    const ToolResult& result = facts().probe;
+    const process::ToolResult& result = facts().probe;
     if (result.path.empty())
       return add("libtorch", Severity::kUnknown, "there is no lockstep-probe next to lockstep",
                  "install lockstep there in the same way as here");
     if (own().libtorch.empty())
       return add(
           "libtorch", Severity::kBad,
-          result.code == ToolResult::kTimedOut
+          result.code == process::ToolResult::kTimedOut
               ? "lockstep-probe did not finish within 60 s"
               : "lockstep-probe exited with code " + std::to_string(result.code) + ": " + first_line(result.message()),
           "install libtorch there at the same path as here");
@@ -219,7 +219,7 @@ class SoftwareDiagnosis {
 
   void check_driver() {
     const std::string cuda = is_script(host_) ? own().torch_cuda : own().libtorch_cuda;
-    const ToolResult& result = facts().nvidia_smi;
+    const process::ToolResult& result = facts().nvidia_smi;
     if (result.path.empty() && doctor_facts_.hosts[host_].info.gpus == 0) return;
     if (result.path.empty())
       return add("driver", Severity::kUnknown, "GPUs found, but no nvidia-smi in PATH",
@@ -312,4 +312,4 @@ std::vector<std::vector<Finding>> diagnose_software(const DoctorFacts& doctor_fa
   return SoftwareDiagnosis(doctor_facts).run();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

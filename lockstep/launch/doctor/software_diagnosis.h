@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/doctor/diagnosis.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 
 /// The versions of software on one host, parsed from the output of tools.
 struct Software {
@@ -37,4 +37,4 @@ std::string find_version(const std::string& text);
 /// Returns the findings about the software of each host. result[i] belongs to doctor_facts.hosts[i].
 std::vector<std::vector<Finding>> diagnose_software(const DoctorFacts& doctor_facts);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

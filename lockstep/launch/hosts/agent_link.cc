@@ -12,7 +12,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using base::Deadline;
@@ -33,15 +33,15 @@ Deadline AgentLink::next_message_due() const {
   return max_silence_ > 0ms ? Deadline::in(max_silence_) : Deadline::never();  // bounded: --stall-timeout 0 asks for it
 }
 
-void AgentLink::send(const Frame& frame) {
-  const std::string bytes = encode(frame);
+void AgentLink::send(const protocol::Frame& frame) {
+  const std::string bytes = protocol::encode(frame);
   const Deadline deadline = Deadline::in(base::kAgentSendTimeout);
   for (std::size_t done = 0; done < bytes.size() && process_.to;) {
     const ssize_t size = ::write(process_.to.get(), bytes.data() + done, bytes.size() - done);
     const int error = errno;
     if (size > 0)
       done += static_cast<std::size_t>(size);
-    else if (error == EAGAIN && base::wait_writable(process_.to.get(), deadline))
+    else if (error == EAGAIN && base::net::wait_writable(process_.to.get(), deadline))
       continue;
     else if (error != EINTR)
       process_.to.reset();  // the agent has ended, or it ends its ranks when it reads the end of the pipe
@@ -67,8 +67,8 @@ void AgentLink::continue_staging() {
     process_.to.reset();  // the agent has ended
 }
 
-std::vector<Frame> AgentLink::read() {
-  std::vector<Frame> frames;
+std::vector<protocol::Frame> AgentLink::read() {
+  std::vector<protocol::Frame> frames;
   char bytes[1 << 16];
   const ssize_t size = ::read(process_.from.get(), bytes, sizeof bytes);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return frames;
@@ -99,9 +99,9 @@ bool AgentLink::check_timeouts() {
 }
 
 bool AgentLink::close_liveness_fd() {
-  const int error = base::connect_error(liveness_fd_.get());
+  const int error = base::net::connect_error(liveness_fd_.get());
   liveness_fd_.reset();
-  return base::is_unreachable(error);
+  return base::net::is_unreachable(error);
 }
 
 std::string AgentLink::stderr_text() const {
@@ -118,7 +118,7 @@ void AgentLink::kill() {
   ::kill(process_.pid, SIGKILL);
 }
 
-RankExit AgentLink::reap() {
+protocol::RankExit AgentLink::reap() {
   int status = 0;
   bool killed = false;
   Deadline deadline = Deadline::in(base::kAgentReapTimeout);
@@ -136,4 +136,4 @@ RankExit AgentLink::reap() {
           .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

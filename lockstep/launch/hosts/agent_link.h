@@ -17,7 +17,7 @@
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 
 /// The process of an agent, or the ssh or srun that starts one.
 struct AgentProcess {
@@ -63,10 +63,10 @@ class AgentLink {
 
   /// Sends a frame. Blocks while the pipe is full. If it stays full for 10 s, closes it; the agent then ends its ranks.
   /// Does nothing if the agent has ended.
-  void send(const Frame& frame);
+  void send(const protocol::Frame& frame);
   /// Returns the frames that have arrived. Does not block. At the end of the agent's output, returns the last frames
   /// and closes the descriptor. Throws Error kProtocol.
-  std::vector<Frame> read();
+  std::vector<protocol::Frame> read();
 
   /// Makes check_timeouts() kill the agent if it is still running at `deadline`. Call it after requesting that the
   /// agent end its ranks and exit. The earliest deadline applies.
@@ -84,7 +84,7 @@ class AgentLink {
   void kill();
   /// Closes the agent's input and waits for the process. After 5 s kills it, and then waits for at most 1 s. Returns
   /// how it ended.
-  RankExit reap();
+  protocol::RankExit reap();
 
  private:
   base::Deadline next_message_due() const;
@@ -96,10 +96,10 @@ class AgentLink {
   std::chrono::milliseconds max_silence_;
   std::optional<FileStaging> staging_;
   std::string script_output_;  // output of the staging script that is not parsed
-  FrameReader frames_{kMaxFrameBytes};
+  protocol::FrameReader frames_{protocol::kMaxFrameBytes};
   base::Deadline exit_due_ = base::Deadline::never();
   base::Deadline message_due_ = base::Deadline::never();
   bool is_second_silence_ = false;  // message_due_ is the end of kSecondSilence
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -9,14 +9,14 @@
 #include "lockstep/launch/hosts/start_agents.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 
 /// Reads the frames of one agent. Returns whether the agent has replied or is lost.
-bool AgentQuery::read_reply(std::size_t i, FrameKind reply, const OnReply& take) {
+bool AgentQuery::read_reply(std::size_t i, protocol::FrameKind reply, const OnReply& take) {
   AgentLink& agent = agents_[i];
   std::string why;
   try {
-    for (const Frame& frame : agent.read()) {
+    for (const protocol::Frame& frame : agent.read()) {
       if (frame.kind != reply)
         throw base::Error(base::Cause::kProtocol, "a frame that is not the reply to the request");
       take(i, frame.payload);
@@ -33,8 +33,8 @@ bool AgentQuery::read_reply(std::size_t i, FrameKind reply, const OnReply& take)
   return true;
 }
 
-void AgentQuery::ask(const std::vector<std::size_t>& agents, FrameKind request, const MakePayload& payload,
-                     FrameKind reply, std::chrono::seconds limit, const OnReply& take) {
+void AgentQuery::ask(const std::vector<std::size_t>& agents, protocol::FrameKind request, const MakePayload& payload,
+                     protocol::FrameKind reply, std::chrono::seconds limit, const OnReply& take) {
   for (const std::size_t i : agents) agents_[i].send({request, -1, payload(i)});
   std::vector<std::size_t> missing = agents;
   for (const base::Deadline deadline = base::Deadline::in(limit); !missing.empty() && !deadline.expired();) {
@@ -54,4 +54,4 @@ void AgentQuery::ask(const std::vector<std::size_t>& agents, FrameKind request, 
     on_lost_(i, "its agent did not reply within " + std::to_string(limit.count()) + " s");
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

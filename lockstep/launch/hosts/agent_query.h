@@ -8,10 +8,13 @@
 
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
+class ConnectivityProbe;
+}  // namespace lockstep::launcher::protocol
+
+namespace lockstep::launcher::hosts {
 
 class AgentLink;
-class ConnectivityProbe;
 
 /// Sends a request to several agents and waits for the replies. Not thread-safe.
 class AgentQuery {
@@ -24,21 +27,21 @@ class AgentQuery {
 
   /// While ask() waits, it handles the connections of `connectivity`, and it calls check_interrupted(signals), which
   /// may throw. `signals` is a descriptor of make_signal_fd(). `agents` and `connectivity` must outlive this object.
-  AgentQuery(std::vector<AgentLink>& agents, ConnectivityProbe& connectivity, int signals, OnLost on_lost)
+  AgentQuery(std::vector<AgentLink>& agents, protocol::ConnectivityProbe& connectivity, int signals, OnLost on_lost)
       : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(on_lost)) {}
 
   /// Sends a frame of kind `request` to each agent in `agents` and returns when each has replied with a frame of kind
   /// `reply` or is lost. Blocks for at most `limit`. If `take` throws an Error, its agent counts as lost.
-  void ask(const std::vector<std::size_t>& agents, FrameKind request, const MakePayload& payload, FrameKind reply,
-           std::chrono::seconds limit, const OnReply& take);
+  void ask(const std::vector<std::size_t>& agents, protocol::FrameKind request, const MakePayload& payload,
+           protocol::FrameKind reply, std::chrono::seconds limit, const OnReply& take);
 
  private:
-  bool read_reply(std::size_t agent, FrameKind reply, const OnReply& take);
+  bool read_reply(std::size_t agent, protocol::FrameKind reply, const OnReply& take);
 
   std::vector<AgentLink>& agents_;
-  ConnectivityProbe& connectivity_;
+  protocol::ConnectivityProbe& connectivity_;
   int signals_;
   OnLost on_lost_;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -14,7 +14,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
@@ -84,4 +84,4 @@ std::string_view FileStaging::pending_bytes() const {
   return sending_ ? std::string_view((*files_)[next_ - 1].content).substr(sent_) : std::string_view();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 
 /// A file to be copied.
 struct StagedFile {
@@ -49,4 +49,4 @@ class FileStaging {
   std::size_t sent_ = 0;  // bytes of that file
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

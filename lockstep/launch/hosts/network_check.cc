@@ -12,7 +12,7 @@
 #include "lockstep/launch/hosts/agent_query.h"
 #include "lockstep/launch/protocol/connectivity_probe.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using namespace std::chrono_literals;
@@ -21,9 +21,9 @@ constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
-std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
+std::string text_of(const std::vector<base::net::InterfaceAddress>& addresses) {
   std::string text;
-  for (const base::InterfaceAddress& one : addresses)
+  for (const base::net::InterfaceAddress& one : addresses)
     text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
   return text;
 }
@@ -40,34 +40,35 @@ class NetworkChecker {
   NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own);
 
  private:
-  void ask_all(FrameKind request, const AgentQuery::MakePayload& payload, FrameKind reply,
+  void ask_all(protocol::FrameKind request, const AgentQuery::MakePayload& payload, protocol::FrameKind reply,
                const AgentQuery::OnReply& take);
-  int common_address(const std::vector<RouteReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
-  void check(const std::vector<std::vector<ProbeFailure>>& failures, const NetworkPlan& network) const;
+  int common_address(const std::vector<protocol::RouteReply>& replies,
+                     const std::vector<base::net::InterfaceAddress>& own) const;
+  void check(const std::vector<std::vector<protocol::ProbeFailure>>& failures, const NetworkPlan& network) const;
 
   std::vector<AgentLink>& agents_;
-  std::string token_ = ConnectivityProbe::make_token();
-  ConnectivityProbe connectivity_;
+  std::string token_ = protocol::ConnectivityProbe::make_token();
+  protocol::ConnectivityProbe connectivity_;
   AgentQuery query_;
 };
 
-void NetworkChecker::ask_all(FrameKind request, const AgentQuery::MakePayload& payload, FrameKind reply,
-                             const AgentQuery::OnReply& take) {
+void NetworkChecker::ask_all(protocol::FrameKind request, const AgentQuery::MakePayload& payload,
+                             protocol::FrameKind reply, const AgentQuery::OnReply& take) {
   std::vector<std::size_t> all(agents_.size());
   std::iota(all.begin(), all.end(), 0);
   query_.ask(all, request, payload, reply, base::kNetworkReplyTimeout, take);
 }
 
 /// Returns the index of the first of the launcher's addresses that all hosts reach.
-int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
-                                   const std::vector<base::InterfaceAddress>& own) const {
-  const auto reaches = [](const RouteReply& reply, int address_index) {
+int NetworkChecker::common_address(const std::vector<protocol::RouteReply>& replies,
+                                   const std::vector<base::net::InterfaceAddress>& own) const {
+  const auto reaches = [](const protocol::RouteReply& reply, int address_index) {
     return std::any_of(reply.routes.begin(), reply.routes.end(),
-                       [&](const Route& route) { return route.launcher == address_index; });
+                       [&](const protocol::Route& route) { return route.launcher == address_index; });
   };
   for (int address_index = 0; address_index < static_cast<int>(own.size()); ++address_index)
     if (std::all_of(replies.begin(), replies.end(),
-                    [&](const RouteReply& reply) { return reaches(reply, address_index); }))
+                    [&](const protocol::RouteReply& reply) { return reaches(reply, address_index); }))
       return address_index;
   std::string first;
   std::vector<std::size_t> lost;
@@ -83,7 +84,8 @@ int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
                     kFirewallHint, std::move(lost));
 }
 
-void NetworkChecker::check(const std::vector<std::vector<ProbeFailure>>& failures, const NetworkPlan& network) const {
+void NetworkChecker::check(const std::vector<std::vector<protocol::ProbeFailure>>& failures,
+                           const NetworkPlan& network) const {
   const auto name = [&](std::size_t node) {
     return base::quoted(agents_[node].host(), 253) + " (" + network.routes[node].address.host + ", " +
            network.routes[node].interface + ")";
@@ -91,7 +93,7 @@ void NetworkChecker::check(const std::vector<std::vector<ProbeFailure>>& failure
   std::string first;
   int count = 0;
   for (std::size_t i = 0; i < failures.size(); ++i)
-    for (const ProbeFailure& failure : failures[i]) {
+    for (const protocol::ProbeFailure& failure : failures[i]) {
       if (failure.node < 0 || failure.node >= static_cast<int>(agents_.size())) continue;
       const std::string line =
           "host " + name(i) + " cannot reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
@@ -104,42 +106,45 @@ void NetworkChecker::check(const std::vector<std::vector<ProbeFailure>>& failure
 }
 
 NetworkPlan NetworkChecker::run(const std::vector<std::string>& interfaces, const std::string& own) {
-  const std::vector<base::InterfaceAddress> addresses = launcher_addresses(own);
-  std::vector<base::Address> listen_addresses;
-  for (const base::InterfaceAddress& one : addresses) listen_addresses.push_back(connectivity_.listen(one.address));
-  std::vector<RouteReply> replies(agents_.size());
+  const std::vector<base::net::InterfaceAddress> addresses = launcher_addresses(own);
+  std::vector<base::net::Address> listen_addresses;
+  for (const base::net::InterfaceAddress& one : addresses)
+    listen_addresses.push_back(connectivity_.listen(one.address));
+  std::vector<protocol::RouteReply> replies(agents_.size());
   const auto make_request = [&](std::size_t i) {
-    return encode_route_request({static_cast<int>(i), token_, interfaces[i], listen_addresses});
+    return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i], listen_addresses});
   };
-  ask_all(FrameKind::kRouteRequest, make_request, FrameKind::kRouteReply,
-          [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
+  ask_all(protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
+          [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
   const int address_index = common_address(replies, addresses);
 
   NetworkPlan network{
       .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
-  ProbeRequest probe{.launcher = address_index, .peers = {}};
-  for (const RouteReply& reply : replies) {
-    network.routes.push_back(*std::find_if(reply.routes.begin(), reply.routes.end(),
-                                           [&](const Route& route) { return route.launcher == address_index; }));
+  protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
+  for (const protocol::RouteReply& reply : replies) {
+    network.routes.push_back(*std::find_if(reply.routes.begin(), reply.routes.end(), [&](const protocol::Route& route) {
+      return route.launcher == address_index;
+    }));
     probe.peers.push_back(network.routes.back().address);
   }
   for (std::size_t i = 0; i < agents_.size(); ++i)
     network.liveness_fds.push_back(connectivity_.take_incoming(
         static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
-  std::vector<std::vector<ProbeFailure>> failures(agents_.size());
+  std::vector<std::vector<protocol::ProbeFailure>> failures(agents_.size());
   ask_all(
-      FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(probe); }, FrameKind::kProbeReply,
-      [&](std::size_t i, const std::string& payload) { failures[i] = decode_probe_failures(payload); });
+      protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encode_probe_request(probe); },
+      protocol::FrameKind::kProbeReply,
+      [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
   check(failures, network);
   return network;
 }
 
 }  // namespace
 
-std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures) {
+std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::ProbeFailure>>& failures) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;
   for (std::size_t from = 0; from < failures.size(); ++from)
-    for (const ProbeFailure& failure : failures[from])
+    for (const protocol::ProbeFailure& failure : failures[from])
       if (failure.node >= 0 && static_cast<std::size_t>(failure.node) < failures.size())
         pairs.emplace_back(from, failure.node);
   std::vector<std::size_t> found;
@@ -158,9 +163,9 @@ std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailu
   return found;
 }
 
-std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
-  std::vector<base::InterfaceAddress> all = base::interface_addresses();
-  std::erase_if(all, [](const base::InterfaceAddress& one) {
+std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own) {
+  std::vector<base::net::InterfaceAddress> all = base::net::interface_addresses();
+  std::erase_if(all, [](const base::net::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;
   });
   if (all.empty())
@@ -168,10 +173,10 @@ std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
                       "this host has only loopback addresses, so no other host can reach it",
                       "check that its network is up");
   if (own.empty()) return all;
-  const InterfaceFilter filter = parse_interface_filter("--interface", own);
-  std::vector<base::InterfaceAddress> chosen;
-  for (const base::InterfaceAddress& one : all)
-    if (allows(filter, one.interface, one.address)) chosen.push_back(one);
+  const cli::InterfaceFilter filter = cli::parse_interface_filter("--interface", own);
+  std::vector<base::net::InterfaceAddress> chosen;
+  for (const base::net::InterfaceAddress& one : all)
+    if (cli::allows(filter, one.interface, one.address)) chosen.push_back(one);
   return chosen.empty() ? all : chosen;
 }
 
@@ -180,4 +185,4 @@ NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std:
   return NetworkChecker(agents, signals).run(interfaces, own);
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

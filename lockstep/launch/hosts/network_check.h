@@ -12,16 +12,16 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/launch/protocol/network_messages.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 
 class AgentLink;
 
 /// The result of the check.
 struct NetworkPlan {
-  std::string launcher;                ///< address at which all hosts reach the launcher
-  std::vector<Route> routes;           ///< one per host
-  std::vector<base::Fd> liveness_fds;  ///< one connection per agent; it ends within base::kPeerHostTimeout if the host
-                                       ///< becomes unreachable
+  std::string launcher;                 ///< address at which all hosts reach the launcher
+  std::vector<protocol::Route> routes;  ///< one per host
+  std::vector<base::Fd> liveness_fds;   ///< one connection per agent; it ends within base::kPeerHostTimeout if the host
+                                        ///< becomes unreachable
 };
 
 /// Thrown if hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may do so.
@@ -37,7 +37,7 @@ class Unreachable : public base::Error {
 
 /// Returns a small set of hosts without which no failure is left. `failures` has the failures of each host. Repeatedly
 /// removes the host with the most failures; of several, the last. Pure.
-std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures);
+std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::ProbeFailure>>& failures);
 
 /// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` has the
 /// RouteRequest::interface of each agent, and `own` is that of this host. Blocks for at most 15 s. Prints one line for
@@ -48,6 +48,6 @@ NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std:
 
 /// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts; if it
 /// matches no interface of this host, it is ignored. Throws Error kPeerUnreachable if there is no address.
-std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
+std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

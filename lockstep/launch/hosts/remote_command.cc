@@ -6,7 +6,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 constexpr int kSshFailed = 255;
@@ -48,7 +48,7 @@ constexpr SshErrorMeaning kMeanings[] = {
 
 }  // namespace
 
-Environment srun_environment(Environment environment) {
+process::Environment srun_environment(process::Environment environment) {
   std::erase_if(environment, [](const std::string& variable) {
     const std::string name = variable.substr(0, variable.find('='));
     return name == "SLURM_LABELIO" || name == "SLURM_STDINMODE" || name == "SLURM_STDOUTMODE" ||
@@ -57,13 +57,13 @@ Environment srun_environment(Environment environment) {
   return environment;
 }
 
-std::vector<std::string> agent_arguments(const HostSpec& host, const std::string& slurm_step) {
+std::vector<std::string> agent_arguments(const cli::HostSpec& host, const std::string& slurm_step) {
   std::vector<std::string> words = {"agent", "--guarded"};
   if (host.is_slurm && !slurm_step.empty()) words.insert(words.end(), {"--slurm-step", slurm_step});
   return words;
 }
 
-std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds connect_timeout,
+std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,
                                      const std::string& script) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) {
@@ -84,12 +84,12 @@ std::vector<std::string> ssh_command(const HostSpec& host, std::chrono::seconds 
                                     "-o",  "EscapeChar=none",
                                     "-o",  "LogLevel=ERROR"};
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
-  words.insert(words.end(), {"--", ssh_destination(host),
+  words.insert(words.end(), {"--", cli::ssh_destination(host),
                              script.empty() ? "exec " + path + " agent --guarded" : "exec sh -c '" + script + "'"});
   return words;
 }
 
-std::vector<std::string> srun_command(const HostSpec& host, const std::vector<std::string>& agent,
+std::vector<std::string> srun_command(const cli::HostSpec& host, const std::vector<std::string>& agent,
                                       const std::string& script) {
   // --mem=0 gives the step all of the job's memory on the host, and --overlap takes no resources from other steps. The
   // other options override what the job sets for its own steps.
@@ -106,7 +106,7 @@ std::vector<std::string> srun_command(const HostSpec& host, const std::vector<st
   return words;
 }
 
-base::UsageError agent_start_error(const HostSpec& host, int code, const std::string& text) {
+base::UsageError agent_start_error(const cli::HostSpec& host, int code, const std::string& text) {
   const std::string name = "host " + base::quoted(host.name, 253) + ": ";
   if (code == kNotFound && text.find("shared librar") == std::string::npos)
     return base::UsageError(name + "there is no program " + base::quoted(host.remote_path, 256),
@@ -123,4 +123,4 @@ base::UsageError agent_start_error(const HostSpec& host, int code, const std::st
       ": " + base::quoted(text, 512));
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -23,7 +23,7 @@
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using base::Deadline;
@@ -32,17 +32,17 @@ using namespace std::chrono_literals;
 constexpr auto kPerHostAllowance = 100ms;  // work of this host per agent: 64 ssh clients took 6 s on two cores
 
 /// Starts an agent with two pipes. Its input ends when this process dies.
-AgentProcess start_process(ChildSpec spec) {
+AgentProcess start_process(process::ChildSpec spec) {
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   spec.in = in.read.get();
   spec.out = out.write.get();
-  const pid_t pid = spawn(spec);
+  const pid_t pid = process::spawn(spec);
   return {pid, std::move(in.write), std::move(out.read), {}};
 }
 
 /// Starts ssh or srun, which the kernel kills when this process ends. Its stderr goes to a file and is not printed.
-AgentProcess start_remote_process(ChildSpec spec) {
+AgentProcess start_remote_process(process::ChildSpec spec) {
   base::Fd err(::memfd_create("lockstep-ssh", MFD_CLOEXEC));
   if (!err) throw base::SystemError("cannot create a file for the messages of ssh", errno);
   spec.err = err.get();
@@ -51,30 +51,32 @@ AgentProcess start_remote_process(ChildSpec spec) {
   return process;
 }
 
-AgentLink start_local_agent(const HostSpec& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
-  return {host.name.empty() ? base::host_name() : host.name, "",
+AgentLink start_local_agent(const cli::HostSpec& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
+  return {host.name.empty() ? base::net::host_name() : host.name, "",
           start_process({.path = "/proc/self/exe",
                          .argv = {"lockstep", "agent"},
-                         .environment = current_environment(),
+                         .environment = process::current_environment(),
                          .max_files = max_files,
                          .death_signal = 0}),
           max_silence};
 }
 
-AgentLink start_remote_agent(const HostSpec& host, const HostOptions& options, const StagedFiles& staged_files,
-                             std::chrono::milliseconds max_silence, std::uint64_t max_files) {
+AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& options,
+                             const StagedFiles& staged_files, std::chrono::milliseconds max_silence,
+                             std::uint64_t max_files) {
   const std::string via = host.is_slurm ? "srun" : "ssh";
   const std::vector<std::string> agent = agent_arguments(host, options.slurm_step);
   const std::string script = staged_files ? staging_script(*staged_files, agent) : "";
   const std::vector<std::string> words =
       host.is_slurm ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
-  const std::string path = find_program(via, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  const std::string path =
+      process::find_program(via, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
   AgentLink link(host.name, via,
-                 start_remote_process(
-                     {.path = path,
-                      .argv = words,
-                      .environment = host.is_slurm ? srun_environment(current_environment()) : current_environment(),
-                      .max_files = max_files}),
+                 start_remote_process({.path = path,
+                                       .argv = words,
+                                       .environment = host.is_slurm ? srun_environment(process::current_environment())
+                                                                    : process::current_environment(),
+                                       .max_files = max_files}),
                  max_silence);
   if (staged_files) link.stage_files(staged_files);
   return link;
@@ -89,7 +91,7 @@ std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
 
 class AgentStartup {
  public:
-  AgentStartup(std::vector<HostSpec> hosts, std::vector<AgentLink> agents)
+  AgentStartup(std::vector<cli::HostSpec> hosts, std::vector<AgentLink> agents)
       : hosts_(std::move(hosts)),
         agents_(std::move(agents)),
         infos_(agents_.size()),
@@ -107,23 +109,23 @@ class AgentStartup {
 
  private:
   void read_agent(std::size_t i);
-  void take_host_info(std::size_t i, const Frame& frame);
+  void take_host_info(std::size_t i, const protocol::Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
 
-  std::vector<HostSpec> hosts_;
+  std::vector<cli::HostSpec> hosts_;
   std::vector<AgentLink> agents_;
-  std::vector<std::optional<HostInfo>> infos_;
+  std::vector<std::optional<plan::HostInfo>> infos_;
   std::vector<std::optional<base::UsageError>> failed_;
   std::vector<std::chrono::milliseconds> startup_times_;
   const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
 /// Handles the first frame of an agent, which must be its HostInfo.
-void AgentStartup::take_host_info(std::size_t i, const Frame& frame) {
+void AgentStartup::take_host_info(std::size_t i, const protocol::Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
-  if (infos_[i] || frame.kind != FrameKind::kHostInfo)
+  if (infos_[i] || frame.kind != protocol::FrameKind::kHostInfo)
     throw base::Error(base::Cause::kProtocol, "the first frame is not a HostInfo");
-  infos_[i] = decode_host_info(frame.payload);
+  infos_[i] = protocol::decode_host_info(frame.payload);
   startup_times_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
   if (infos_[i]->version != LOCKSTEP_VERSION)
     fail(i, base::UsageError(host + ": lockstep there is version " + base::quoted(infos_[i]->version, 80) +
@@ -139,7 +141,7 @@ void AgentStartup::take_host_info(std::size_t i, const Frame& frame) {
 void AgentStartup::read_agent(std::size_t i) {
   AgentLink& agent = agents_[i];
   try {
-    for (const Frame& frame : agent.read()) take_host_info(i, frame);
+    for (const protocol::Frame& frame : agent.read()) take_host_info(i, frame);
   } catch (const base::Error& error) {
     return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) +
                                         ": the output there is not from lockstep (" + error.what() + ")",
@@ -147,8 +149,8 @@ void AgentStartup::read_agent(std::size_t i) {
                                     "anything in a non-interactive shell"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
-  const RankExit end = agent.reap();
-  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent ended: " + to_text(end)));
+  const protocol::RankExit end = agent.reap();
+  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent ended: " + protocol::to_text(end)));
   fail(i, agent_start_error(hosts_[i], end.exit_code(), agent.stderr_text()));
 }
 
@@ -183,20 +185,20 @@ StartedAgents AgentStartup::take_result() {
                     .infos = {},
                     .failed = std::move(failed_),
                     .startup_times = std::move(startup_times_)};
-  for (auto& info : infos_) all.infos.push_back(info ? std::move(*info) : HostInfo());
+  for (auto& info : infos_) all.infos.push_back(info ? std::move(*info) : plan::HostInfo());
   return all;
 }
 
 }  // namespace
 
-bool is_local_host(const HostSpec& host) {
+bool is_local_host(const cli::HostSpec& host) {
   if (host.is_slurm) return host.is_local;
   return host.user.empty() && host.port == 0 &&
-         (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
+         (host.name.empty() || host.name == "localhost" || host.name == base::net::host_name());
 }
 
 void check_interrupted(int signals) {
-  while (const auto signal = read_signal(signals))
+  while (const auto signal = process::read_signal(signals))
     if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
       throw base::Error(base::Cause::kInterrupted,
                         "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : job::signal_name(*signal)) +
@@ -268,21 +270,21 @@ void require_hosts(StartedAgents& started, std::size_t min_hosts) {
                          first->hint());
 }
 
-std::string resolve_program(const HostOptions& options, const std::string& name) {
+std::string resolve_program(const cli::HostOptions& options, const std::string& name) {
   const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
   if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
-  return find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  return process::find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
 }
 
-StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
+StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,
                            std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals) {
-  const std::string own = executable_path();
-  std::vector<HostSpec> hosts = options.hosts.empty() ? std::vector<HostSpec>{{}} : options.hosts;
-  for (HostSpec& host : hosts)
+  const std::string own = process::executable_path();
+  std::vector<cli::HostSpec> hosts = options.hosts.empty() ? std::vector<cli::HostSpec>{{}} : options.hosts;
+  for (cli::HostSpec& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
   std::vector<AgentLink> agents;
-  for (const HostSpec& host : hosts)
+  for (const cli::HostSpec& host : hosts)
     agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
                                          : start_remote_agent(host, options, staged_files, max_silence, max_files));
   const Deadline deadline =
@@ -294,4 +296,4 @@ StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged
   return startup.take_result();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

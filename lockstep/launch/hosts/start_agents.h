@@ -13,13 +13,13 @@
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/plan/host_info.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 
 /// The result of start_agents(): one entry per host in each vector.
 struct StartedAgents {
-  std::vector<HostSpec> hosts;  ///< a host with an empty name is this host
+  std::vector<cli::HostSpec> hosts;  ///< a host with an empty name is this host
   std::vector<AgentLink> agents;
-  std::vector<HostInfo> infos;  ///< default-constructed for a host that sent none
+  std::vector<plan::HostInfo> infos;  ///< default-constructed for a host that sent none
   std::vector<std::optional<base::UsageError>>
       failed;  ///< why a host cannot be used: it is unreachable, or runs another version of lockstep
   std::vector<std::chrono::milliseconds> startup_times;  ///< time until each HostInfo arrived
@@ -36,7 +36,7 @@ using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
 /// `max_silence` is as for AgentLink. `max_files` is the agents' soft limit of file descriptors. `signals` is a
 /// descriptor of make_signal_fd(): on a user's signal, throws as check_interrupted() does. Throws UsageError if ssh or
 /// srun is not installed, and SystemError.
-StartedAgents start_agents(const HostOptions& options, const StagedFiles& staged_files,
+StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,
                            std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals);
 
 /// Marks a host as failed if it is the same machine as an earlier host, because their ranks would share cores and GPUs.
@@ -58,10 +58,10 @@ void check_interrupted(int signals);
 /// Returns whether `host` is this machine, so that its agent is started without ssh or srun: HostSpec::is_local is set
 /// for a host of a SLURM allocation; otherwise the name is empty, "localhost" or this host's own name, and no user and
 /// no port are given.
-bool is_local_host(const HostSpec& host);
+bool is_local_host(const cli::HostSpec& host);
 
 /// Returns the path of the program `name` as a shell on this host would find it; all hosts use the same path. A path
 /// need not exist on this host if no rank runs here. Throws UsageError.
-std::string resolve_program(const HostOptions& options, const std::string& name);
+std::string resolve_program(const cli::HostOptions& options, const std::string& name);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

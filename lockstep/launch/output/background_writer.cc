@@ -13,7 +13,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 struct Entry {
@@ -157,4 +157,4 @@ int BackgroundWriter::error() const {
   return shared_->error;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

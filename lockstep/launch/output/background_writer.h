@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 /// A bounded queue in front of blocking descriptors. When the queue is full, it drops and counts the oldest entries.
 /// One thread may call its methods.
@@ -41,4 +41,4 @@ class BackgroundWriter {
   std::thread thread_;              // started by the first write()
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

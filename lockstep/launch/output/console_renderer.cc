@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 const char* const kEraseRow = "\r\x1b[K";
@@ -65,4 +65,4 @@ std::string ConsoleRenderer::close_bar() {
   return open ? "\n" : "";
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

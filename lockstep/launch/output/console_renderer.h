@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/output/line_splitter.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 /// Converts segments to the bytes to write; does no I/O. On a terminal, the newest progress bar stays in the last row,
 /// and lines are printed above it. For any other destination, the bytes are the text with prefixes.
@@ -41,4 +41,4 @@ class ConsoleRenderer {
 /// after one, the result ends with a reset. Pure.
 std::string clip_to_columns(std::string_view text, int columns);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 void LineSplitter::emit(SegmentEnd end, std::vector<LineSegment>& segments) {
   segments.push_back({std::move(line_), end, is_continuation_, overwrites_bar_});
@@ -50,4 +50,4 @@ std::vector<LineSegment> LineSplitter::finish() {
   return segments;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

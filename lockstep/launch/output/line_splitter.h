@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 /// How a segment of output ended.
 enum class SegmentEnd {
@@ -42,4 +42,4 @@ class LineSplitter {
   bool is_continuation_ = false;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 using namespace std::chrono_literals;
@@ -54,7 +54,7 @@ int terminal_columns() { return columns_of(STDOUT_FILENO); }
 Output::Destination::Destination(int descriptor)
     : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, true) {}
 
-Output::Output(const RunOptions& options, std::vector<std::string> prefixes)
+Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes)
     : only_rank_zero_(options.quiet_ranks), directory_(options.output_dir), ranks_(prefixes.size()) {
   for (std::size_t rank = 0; rank < prefixes.size(); ++rank) ranks_[rank].prefix = std::move(prefixes[rank]);
   if (!directory_.empty()) {
@@ -142,4 +142,4 @@ void Output::finish(const std::string& last) {
   err.writer.drain(1s, 10s);
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

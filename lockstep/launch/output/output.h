@@ -13,7 +13,7 @@
 #include "lockstep/launch/output/console_renderer.h"
 #include "lockstep/launch/output/line_splitter.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 /// A stream of a rank: stdout or stderr.
 enum class Stream { kOut = 0, kErr = 1 };
@@ -27,7 +27,7 @@ class Output {
  public:
   /// `prefixes` has the prefix of each rank's lines. Creates options.output_dir and its files. Throws a SystemError
   /// that names --output and the file.
-  Output(const RunOptions& options, std::vector<std::string> prefixes);
+  Output(const cli::RunOptions& options, std::vector<std::string> prefixes);
 
   /// Prints and stores bytes that `rank` has written to a stream. Ignores unknown ranks.
   void add(int rank, Stream stream, std::string_view bytes);
@@ -69,4 +69,4 @@ class Output {
   std::unique_ptr<BackgroundWriter> disk_;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

@@ -11,17 +11,17 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1 << 19)) >> 20) + " MiB"; }
 
-std::string current_operation(const base::RankSnapshot& rank) {
-  const auto* now = job::current_operation(rank);
-  return now ? job::describe(*now) : "";
+std::string current_operation(const base::telemetry::RankSnapshot& rank) {
+  const auto* now = job::health::current_operation(rank);
+  return now ? job::health::describe(*now) : "";
 }
 
-std::string json_line(const base::RankSnapshot& rank) {
+std::string json_line(const base::telemetry::RankSnapshot& rank) {
   const nlohmann::ordered_json line = {{"job", rank.job},
                                        {"rank", rank.rank},
                                        {"world_size", rank.world_size},
@@ -41,7 +41,7 @@ std::string json_line(const base::RankSnapshot& rank) {
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string table_line(const base::RankSnapshot& rank) {
+std::string table_line(const base::telemetry::RankSnapshot& rank) {
   char line[200];
   std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %10llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
                 rank.transport.c_str(), static_cast<unsigned long long>(rank.gradient_reductions),
@@ -50,24 +50,25 @@ std::string table_line(const base::RankSnapshot& rank) {
 }
 
 /// Returns the table of one job and a report about the operations of its ranks.
-std::string job_text(const std::vector<base::RankSnapshot>& ranks) {
-  const base::RankSnapshot& first = ranks.front();
+std::string job_text(const std::vector<base::telemetry::RankSnapshot>& ranks) {
+  const base::telemetry::RankSnapshot& first = ranks.front();
   std::string text = "job " + first.job + ": " + std::to_string(ranks.size()) + " of " +
                      std::to_string(first.world_size) + (first.world_size == 1 ? " rank" : " ranks") +
                      " on this host\n rank      pid  transport  reductions       arena        peak    resident\n";
-  for (const base::RankSnapshot& rank : ranks) text += table_line(rank);
-  return text + job::progress_report(ranks);
+  for (const base::telemetry::RankSnapshot& rank : ranks) text += table_line(rank);
+  return text + job::health::progress_report(ranks);
 }
 
 }  // namespace
 
-std::vector<base::RankSnapshot> find_local_ranks() {
-  std::vector<base::RankSnapshot> ranks;
+std::vector<base::telemetry::RankSnapshot> find_local_ranks() {
+  std::vector<base::telemetry::RankSnapshot> ranks;
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
   while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
     const auto pid = base::parse_int(entry->d_name);
     if (!pid) continue;
-    if (auto snapshot = base::find_rank_page(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*snapshot));
+    if (auto snapshot = base::telemetry::find_rank_page(static_cast<pid_t>(*pid)))
+      ranks.push_back(std::move(*snapshot));
   }
   std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
     return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
@@ -75,10 +76,10 @@ std::vector<base::RankSnapshot> find_local_ranks() {
   return ranks;
 }
 
-std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json) {
+std::string status_text(const std::vector<base::telemetry::RankSnapshot>& ranks, bool json) {
   std::string text;
   if (json) {
-    for (const base::RankSnapshot& rank : ranks) text += json_line(rank);
+    for (const base::telemetry::RankSnapshot& rank : ranks) text += json_line(rank);
     return text;
   }
   if (ranks.empty()) return "no ranks of this user on this host\n";
@@ -90,4 +91,4 @@ std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json)
   return text;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

@@ -6,13 +6,13 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 
 /// Returns the ranks of this user on this host, whichever launcher started them, sorted by job and rank. Only reads
 /// their pages in shared memory.
-std::vector<base::RankSnapshot> find_local_ranks();
+std::vector<base::telemetry::RankSnapshot> find_local_ranks();
 
 /// Returns one table per job. With `json`, returns one JSON object per line, with sizes in bytes.
-std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json);
+std::string status_text(const std::vector<base::telemetry::RankSnapshot>& ranks, bool json);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

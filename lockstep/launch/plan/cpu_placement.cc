@@ -13,7 +13,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 namespace {
 
 constexpr int kMaxCpus = 8192;  // the largest NR_CPUS of Linux
@@ -101,4 +101,4 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
   return parts;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

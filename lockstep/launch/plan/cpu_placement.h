@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 
 /// A logical CPU that this process may use.
 struct Cpu {
@@ -28,4 +28,4 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks);
 /// Parses a CPU list in the kernel's format, "0-3,8". Skips entries that are not valid. Pure.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

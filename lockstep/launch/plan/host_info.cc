@@ -9,7 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/join.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 namespace {
 
 int count_gpus() {
@@ -25,7 +25,7 @@ int count_gpus() {
 }  // namespace
 
 HostInfo collect_host_info() {
-  return {.host = base::host_name(),
+  return {.host = base::net::host_name(),
           .version = LOCKSTEP_VERSION,
           .build = job::build_id(""),
           .machine = job::host_id(),
@@ -34,4 +34,4 @@ HostInfo collect_host_info() {
           .visible_gpus = base::Env::this_process().cuda_visible_devices.value_or("")};
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/plan/cpu_placement.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 
 /// The facts about one host.
 struct HostInfo {
@@ -24,4 +24,4 @@ struct HostInfo {
 /// Returns the facts about this host, from its affinity mask, /dev and the environment. Does not set master_port.
 HostInfo collect_host_info();
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

@@ -10,7 +10,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 namespace {
 
 bool begins_with_one_of(std::string_view name, const auto& prefixes) {
@@ -29,16 +29,16 @@ std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds l
   return text;
 }
 
-Environment shared_environment(const RunOptions& options, const LaunchContext& context,
-                               const std::vector<Node>& nodes) {
+process::Environment shared_environment(const cli::RunOptions& options, const LaunchContext& context,
+                                        const std::vector<Node>& nodes) {
   const int num_ranks =
       std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
   const std::string size = std::to_string(num_ranks);
   const std::string num_nodes = std::to_string(nodes.size());
-  Environment environment = {
+  process::Environment environment = {
       "LOCKSTEP_WORLD_SIZE=" + size,
       "LOCKSTEP_NUM_NODES=" + num_nodes,
-      "LOCKSTEP_STORE=" + base::to_string(context.store),
+      "LOCKSTEP_STORE=" + base::net::to_string(context.store),
       "LOCKSTEP_JOB=" + context.job,
       "LOCKSTEP_GENERATION=" + std::to_string(context.generation),
       "WORLD_SIZE=" + size,
@@ -54,7 +54,7 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   // The ranks' time limit is longer than the launcher's, so that the launcher, which monitors all ranks, acts first.
-  if (options.hang_timeout || !find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
+  if (options.hang_timeout || !process::find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
     environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, base::kLauncherHeadStart));
   // The prefix of each line takes some columns of the terminal.
   std::size_t widest = 0;
@@ -63,29 +63,29 @@ Environment shared_environment(const RunOptions& options, const LaunchContext& c
   const int columns = context.columns - static_cast<int>(widest);
   if (columns > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(columns));
   // Python buffers its output when it writes to a pipe.
-  if (!find_variable(context.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
+  if (!process::find_variable(context.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
   return environment;
 }
 
 /// Returns the variables of all ranks of a host. They name the interface for Gloo and NCCL, because the host's name may
 /// resolve to a loopback address.
-Environment node_environment(std::size_t number, const Node& node, const RunOptions& options,
-                             const Environment& inherited) {
+process::Environment node_environment(std::size_t number, const Node& node, const cli::RunOptions& options,
+                                      const process::Environment& inherited) {
   const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
-  Environment environment = {"LOCKSTEP_LOCAL_WORLD_SIZE=" + size, "LOCKSTEP_NODE_RANK=" + rank,
-                             "LOCAL_WORLD_SIZE=" + size, "GROUP_RANK=" + rank, "NODE_RANK=" + rank};
+  process::Environment environment = {"LOCKSTEP_LOCAL_WORLD_SIZE=" + size, "LOCKSTEP_NODE_RANK=" + rank,
+                                      "LOCAL_WORLD_SIZE=" + size, "GROUP_RANK=" + rank, "NODE_RANK=" + rank};
   if (node.interface.empty()) return environment;
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
-    if (!find_variable(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
+    if (!process::find_variable(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
   if (!options.interface.empty() || !node.wanted_interface.empty())
     environment.push_back("LOCKSTEP_INTERFACE=" + node.interface);
   return environment;
 }
 
 /// Returns the GPUs that the ranks of a host may use; nullopt if neither an option nor a variable names them.
-std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, const Node& node,
-                                                    const Environment& inherited) {
-  const auto outer = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
+std::optional<std::vector<std::string>> usable_gpus(const cli::RunOptions& options, const Node& node,
+                                                    const process::Environment& inherited) {
+  const auto outer = process::find_variable(inherited, "CUDA_VISIBLE_DEVICES");
   std::vector<std::string> gpus;
   if (options.gpus.empty() && !outer && !options.isolate_gpus) return std::nullopt;
   if (options.gpus.empty() && !outer)
@@ -100,7 +100,8 @@ std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, c
 
 /// Sets CUDA_VISIBLE_DEVICES of the ranks. With --isolate-gpus, each rank gets only its own entry of the list.
 /// Otherwise all ranks get the list of --gpus, or inherit their list, and each uses the entry of its local rank.
-void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
+void assign_gpus(JobPlan& job, const cli::RunOptions& options, const Node& node,
+                 const process::Environment& inherited) {
   const auto gpus = usable_gpus(options, node, inherited);
   if (!gpus || (gpus->empty() && !options.isolate_gpus)) return;
   const auto num_gpus = gpus->size(), num_ranks = job.ranks.size();
@@ -120,14 +121,14 @@ void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, cons
   }
 }
 
-RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const LaunchContext& context, const Node& node,
-                   std::vector<int> cpus) {
+RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, const LaunchContext& context,
+                   const Node& node, std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
   RankPlan plan;
   plan.rank = rank;
   plan.environment = {"LOCKSTEP_RANK=" + number, "LOCKSTEP_LOCAL_RANK=" + local, "RANK=" + number,
                       "LOCAL_RANK=" + local};
-  const auto threads = find_variable(context.environment, "OMP_NUM_THREADS");
+  const auto threads = process::find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
     std::vector<Cpu> own;
     for (const Cpu& cpu : node.info.cpus)
@@ -142,16 +143,16 @@ RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const La
 
 }  // namespace
 
-Environment inherited_environment(const Node& node, const LaunchContext& context) {
-  Environment inherited;
+process::Environment inherited_environment(const Node& node, const LaunchContext& context) {
+  process::Environment inherited;
   for (const std::string& variable : context.environment) {
-    const std::string_view name = variable_name(variable);
+    const std::string_view name = process::variable_name(variable);
     const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.is_slurm && !node.info.visible_gpus.empty() &&
                           !is_one_of(name, context.exported);
     if (node.is_local || is_one_of(name, context.exported) || (is_forwarded(name) && !own_gpus))
       inherited.push_back(variable);
   }
-  if (!node.is_local && !node.info.visible_gpus.empty() && !find_variable(inherited, "CUDA_VISIBLE_DEVICES"))
+  if (!node.is_local && !node.info.visible_gpus.empty() && !process::find_variable(inherited, "CUDA_VISIBLE_DEVICES"))
     inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.info.visible_gpus);
   return inherited;
 }
@@ -167,29 +168,31 @@ bool is_forwarded(std::string_view name) {
   return (begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames)) && (!secret || name == "LOCKSTEP_KEY_FILE");
 }
 
-Environment apply_exports(Environment environment, const std::vector<std::string>& exports) {
-  Environment set;
+process::Environment apply_exports(process::Environment environment, const std::vector<std::string>& exports) {
+  process::Environment set;
   for (const std::string& variable : exports) {
     if (variable.find('=') != std::string::npos)
       set.push_back(variable);
-    else if (!find_variable(environment, variable))
+    else if (!process::find_variable(environment, variable))
       throw base::UsageError("-x " + base::quoted(variable, 80) +
                              ": this variable is not set; expected a variable that is set, or NAME=VALUE");
   }
   std::erase_if(environment, [&](const std::string& one) {
-    return std::any_of(set.begin(), set.end(),
-                       [&](const std::string& other) { return variable_name(one) == variable_name(other); });
+    return std::any_of(set.begin(), set.end(), [&](const std::string& other) {
+      return process::variable_name(one) == process::variable_name(other);
+    });
   });
   for (auto one = set.begin(); one != set.end(); ++one)  // of several values of one name, keep the last
-    if (std::none_of(one + 1, set.end(),
-                     [&](const std::string& other) { return variable_name(other) == variable_name(*one); }))
+    if (std::none_of(one + 1, set.end(), [&](const std::string& other) {
+          return process::variable_name(other) == process::variable_name(*one);
+        }))
       environment.push_back(*one);
   return environment;
 }
 
-std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context,
+std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchContext& context,
                                const std::vector<Node>& nodes) {
-  const Environment for_all = shared_environment(options, context, nodes);
+  const process::Environment for_all = shared_environment(options, context, nodes);
   std::vector<JobPlan> jobs;
   int first = 0;
   for (std::size_t number = 0; number < nodes.size(); first += nodes[number++].ranks) {
@@ -206,20 +209,20 @@ std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& c
     for (int local = 0; local < node.ranks; ++local)
       job.ranks.push_back(
           plan_rank(first + local, local, options, context, node, std::move(cpus[static_cast<std::size_t>(local)])));
-    Environment inherited = inherited_environment(node, context);
+    process::Environment inherited = inherited_environment(node, context);
     assign_gpus(job, options, node, inherited);
-    Environment ours = node_environment(number, node, options, inherited);
+    process::Environment ours = node_environment(number, node, options, inherited);
     ours.insert(ours.end(), for_all.begin(), for_all.end());
-    inherited = merge_environment(inherited, ours);
-    job.environment = remove_variables(std::move(inherited), job.ranks.front().environment);
+    inherited = process::merge_environment(inherited, ours);
+    job.environment = process::remove_variables(std::move(inherited), job.ranks.front().environment);
     jobs.push_back(std::move(job));
   }
   return jobs;
 }
 
-job::HealthLimits health_limits(const RunOptions& options, const Environment& environment) {
-  job::HealthLimits limits;
-  const auto variable = find_variable(environment, "LOCKSTEP_TIMEOUT");
+job::health::HealthLimits health_limits(const cli::RunOptions& options, const process::Environment& environment) {
+  job::health::HealthLimits limits;
+  const auto variable = process::find_variable(environment, "LOCKSTEP_TIMEOUT");
   const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
   if (seconds && *seconds >= 0 && *seconds < 1e7)
     limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
@@ -229,7 +232,7 @@ job::HealthLimits health_limits(const RunOptions& options, const Environment& en
   return limits;
 }
 
-int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node) {
+int default_ranks(const cli::RunOptions& options, const LaunchContext& context, const Node& node) {
   const auto named = usable_gpus(options, node, inherited_environment(node, context));
   int gpus = node.info.gpus;
   if (named && (gpus > 0 || !options.gpus.empty()))
@@ -257,4 +260,4 @@ std::string rank_prefix(int rank, std::string_view host) {
   return "[" + std::string(host) + (host.empty() ? "" : ":") + std::to_string(rank) + "] ";
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

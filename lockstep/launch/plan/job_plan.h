@@ -14,12 +14,12 @@
 #include "lockstep/launch/plan/host_info.h"
 #include "lockstep/launch/process/environment.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 
 /// The settings that distinguish one rank from the other ranks of its host.
 struct RankPlan {
   int rank = 0;
-  Environment environment;             ///< added to JobPlan::environment
+  process::Environment environment;    ///< added to JobPlan::environment
   std::vector<std::string> arguments;  ///< appended to JobPlan::arguments
   std::vector<int> cpus;               ///< empty: not bound
 };
@@ -30,7 +30,7 @@ struct JobPlan {
   std::vector<std::string> arguments;    ///< argv, including argv[0]
   std::string directory;                 ///< working directory of the ranks; empty: the agent's own
   bool extends_own_environment = false;  ///< add `environment` to the agent's own, which is that of a login
-  Environment environment;
+  process::Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL for processes that ranks leave behind
   std::string run_dir;  ///< directory for stack files; the agent creates it when it writes the first one
@@ -39,16 +39,16 @@ struct JobPlan {
 
 /// The inputs of the plan besides the options and the hosts.
 struct LaunchContext {
-  Environment environment;            ///< environment of the launcher
+  process::Environment environment;   ///< environment of the launcher
   std::string program;                ///< path at which the program was found
   std::string directory;              ///< working directory of the ranks, absolute; empty: the launcher's
   std::string launcher_directory;     ///< working directory of the launcher
   std::vector<std::string> exported;  ///< names of the variables given with -x, which all hosts get
-  base::Address store;
+  base::net::Address store;
   std::string job;
-  base::Address master;  ///< rendezvous address of programs with torch.distributed
-  std::string run_dir;   ///< runs/NAME
-  int generation = 0;    ///< number of earlier starts of the job
+  base::net::Address master;  ///< rendezvous address of programs with torch.distributed
+  std::string run_dir;        ///< runs/NAME
+  int generation = 0;         ///< number of earlier starts of the job
   job::JobKey key{};
   int columns = 0;  ///< width of the launcher's terminal; 0: stdout is not a terminal
 };
@@ -66,7 +66,7 @@ struct Node {
 };
 
 /// Returns the variables of the launcher that the ranks of a host inherit.
-Environment inherited_environment(const Node& node, const LaunchContext& context);
+process::Environment inherited_environment(const Node& node, const LaunchContext& context);
 
 /// Returns one plan per node, for its agent. Every node must have at least one rank.
 ///
@@ -74,18 +74,19 @@ Environment inherited_environment(const Node& node, const LaunchContext& context
 /// those variables of the launcher that are exported or for which is_forwarded() is true. In both cases, variables with
 /// which another launcher (torchrun, SLURM, PMI) describes a rank are removed. All ranks get the variables LOCKSTEP_*,
 /// those of torchrun, and OMP_NUM_THREADS unless it is set. Throws UsageError if a host has too few GPUs.
-std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context, const std::vector<Node>& nodes);
+std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchContext& context,
+                               const std::vector<Node>& nodes);
 
 /// Returns `environment` with the variables of `exports`, each NAME=VALUE or NAME. Throws UsageError for a NAME that is
 /// not set.
-Environment apply_exports(Environment environment, const std::vector<std::string>& exports);
+process::Environment apply_exports(process::Environment environment, const std::vector<std::string>& exports);
 
 /// Returns whether the launcher sends its variable `name` to other hosts even without -x.
 bool is_forwarded(std::string_view name);
 
 /// Returns the number of ranks of a host if neither -n nor slots are given: one per GPU that --gpus or
 /// CUDA_VISIBLE_DEVICES leaves, else one per core; at least 1.
-int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node);
+int default_ranks(const cli::RunOptions& options, const LaunchContext& context, const Node& node);
 
 /// Returns the number of ranks of each host. Fills the slots in order with `ranks` ranks, or fills all slots if `ranks`
 /// is 0; the remaining hosts get 0. Throws a UsageError with both numbers if there are more ranks than slots.
@@ -93,9 +94,9 @@ std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 
 /// Returns the limits after which ranks count as hanging, from the options, else from LOCKSTEP_TIMEOUT in
 /// `environment`.
-job::HealthLimits health_limits(const RunOptions& options, const Environment& environment);
+job::health::HealthLimits health_limits(const cli::RunOptions& options, const process::Environment& environment);
 
 /// Returns the prefix of each line of a rank's output: "[rank] ", or "[host:rank] " if `host` is not empty.
 std::string rank_prefix(int rank, std::string_view host = {});
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

@@ -12,7 +12,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/process.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 /// Returns the parent of `pid`; 0 if there is no such process. A zombie counts as a process: it may have running
@@ -80,4 +80,4 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

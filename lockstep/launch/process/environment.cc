@@ -6,7 +6,7 @@
 #include <array>
 #include <set>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 Environment current_environment() {
   Environment all;
@@ -50,4 +50,4 @@ bool belongs_to_another_launcher(std::string_view name) {
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

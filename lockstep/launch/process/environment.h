@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// Environment variables in the form of execve(2): "NAME=value".
 using Environment = std::vector<std::string>;
@@ -31,4 +31,4 @@ Environment remove_variables(Environment environment, const Environment& others)
 /// Such a variable does not apply to the ranks that Lockstep starts.
 bool belongs_to_another_launcher(std::string_view name);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 void open_standard_descriptors() {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
@@ -62,4 +62,4 @@ std::optional<ReapedChild> try_reap() {
   return reaped;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// Makes this process the parent of all its descendants that become orphans after this call.
 void become_subreaper();
@@ -45,4 +45,4 @@ std::vector<pid_t> descendants();
 /// left or the deadline expires. Returns the processes that are left.
 std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

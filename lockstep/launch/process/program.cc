@@ -11,7 +11,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/spawn.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 void check_executable(const std::string& path) {
@@ -66,4 +66,4 @@ void exec_companion(const std::string& name, const std::vector<std::string>& arg
   throw base::SystemError("cannot execute " + base::quoted(path, 256), exec_program(path, argv));
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

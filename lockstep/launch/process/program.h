@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// Returns the path of the program `name`: `name` itself if it contains a slash, else the first executable file of that
 /// name in the directories of `search_path` (the value of PATH). Throws UsageError with the reason: not found, not a
@@ -22,4 +22,4 @@ std::string executable_path();
 /// UsageError if there is no such program, and SystemError if the system cannot execute it.
 [[noreturn]] void exec_companion(const std::string& name, const std::vector<std::string>& arguments);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

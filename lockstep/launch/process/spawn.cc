@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 /// Builds an argv or envp for execve() from `texts`, which must outlive it.
@@ -106,4 +106,4 @@ int exec_program(const std::string& path, const std::vector<std::string>& argv) 
   return errno;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

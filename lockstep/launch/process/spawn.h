@@ -10,7 +10,7 @@
 
 #include "lockstep/launch/process/environment.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// The step in which the start of a child failed.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -51,4 +51,4 @@ pid_t spawn(const ChildSpec& spec);
 /// Replaces this process by the program at `path`. Returns only on failure, with errno.
 int exec_program(const std::string& path, const std::vector<std::string>& argv);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

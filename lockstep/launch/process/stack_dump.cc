@@ -14,7 +14,7 @@
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 constexpr const char* kSearchPath = "/usr/local/bin:/usr/bin:/bin";
@@ -112,4 +112,4 @@ void StackDump::give_up() {
   tool_ = -1;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

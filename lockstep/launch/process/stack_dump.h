@@ -10,7 +10,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// Returns the state of a process from /proc, such as R, S, D or T; '?' if there is no such process.
 char process_state(pid_t pid);
@@ -49,4 +49,4 @@ std::string stack_file_name(int rank);
 /// is none.
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

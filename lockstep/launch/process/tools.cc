@@ -16,7 +16,7 @@
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 using base::Deadline;
@@ -156,4 +156,4 @@ std::string find_tool(const std::string& name, const Environment& environment) {
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/process/environment.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 
 /// A program to run.
 struct ToolCommand {
@@ -44,4 +44,4 @@ ToolResult run_tool(const ToolCommand& call, int quit = -1);
 /// Returns the path of the executable `name` in the PATH of `environment`; empty if there is none.
 std::string find_tool(const std::string& name, const Environment& environment);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

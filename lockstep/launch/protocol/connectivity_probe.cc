@@ -11,7 +11,7 @@
 #include "lockstep/base/byte_codec.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 namespace {
 
 constexpr std::size_t kNumberBytes = 4;
@@ -60,9 +60,9 @@ std::string ConnectivityProbe::make_token() {
   return token;
 }
 
-base::Address ConnectivityProbe::listen(const std::string& host) {
-  listeners_.push_back(base::listen_on({host, 0}));
-  return base::local_address(listeners_.back().get());
+base::net::Address ConnectivityProbe::listen(const std::string& host) {
+  listeners_.push_back(base::net::listen_on({host, 0}));
+  return base::net::local_address(listeners_.back().get());
 }
 
 void ConnectivityProbe::fail(std::size_t index, const std::string& why) {
@@ -71,11 +71,11 @@ void ConnectivityProbe::fail(std::size_t index, const std::string& why) {
   outgoing_[index].fd.reset();
 }
 
-void ConnectivityProbe::connect_to(const base::Address& address, int node, const std::string& source) {
+void ConnectivityProbe::connect_to(const base::net::Address& address, int node, const std::string& source) {
   outgoing_.emplace_back();
   outgoing_states_.push_back({.node = node});
   try {
-    outgoing_.back().fd = base::start_connect(address, source);
+    outgoing_.back().fd = base::net::start_connect(address, source);
   } catch (const base::Error& error) {
     fail(outgoing_.size() - 1, error.what());
   }
@@ -97,7 +97,7 @@ void ConnectivityProbe::advance(std::size_t index) {
   Outgoing& outgoing = outgoing_[index];
   OutgoingState& state = outgoing_states_[index];
   if (!state.connected) {
-    if (const int error = base::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
+    if (const int error = base::net::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
     const std::string greeting = token_ + encode_number(static_cast<std::size_t>(self_)) + encode_number(index);
     if (::send(outgoing.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(greeting.size()))
@@ -112,7 +112,7 @@ void ConnectivityProbe::advance(std::size_t index) {
   if (decode_number(state.answer) != state.node)
     return fail(index, decode_number(state.answer) == self_ ? "the address belongs to this host itself"
                                                             : "another host of the job answers there");
-  outgoing.from = base::local_address(outgoing.fd.get()).host;
+  outgoing.from = base::net::local_address(outgoing.fd.get()).host;
   outgoing.decided = true;
 }
 
@@ -139,7 +139,7 @@ void ConnectivityProbe::handle(const std::vector<pollfd>& entries) {
   std::vector<Unauthenticated> accepted;
   for (std::size_t i = 0; i < listeners_.size(); ++i, ++entry)
     if (entry->revents)
-      while (base::Fd fd = base::try_accept(listeners_[i].get())) accepted.push_back({std::move(fd), i});
+      while (base::Fd fd = base::net::try_accept(listeners_[i].get())) accepted.push_back({std::move(fd), i});
   for (Unauthenticated& unauthenticated : unauthenticated_)
     if ((entry++)->revents && !read_greeting(unauthenticated)) unauthenticated.fd.reset();
   for (std::size_t i = 0; i < outgoing_.size() && entry != entries.end(); ++i, ++entry)
@@ -163,4 +163,4 @@ base::Fd ConnectivityProbe::take_incoming(int node, std::size_t index, std::size
   return found == incoming_.end() ? base::Fd() : std::move(found->second);
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

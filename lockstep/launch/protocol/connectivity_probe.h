@@ -13,7 +13,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 
 /// Owns the listeners and the outgoing connections of one host. Does not block: the owner polls entries() and passes
 /// the result to handle(). The token is a secret of the job; a connection that does not send it is closed without an
@@ -30,10 +30,10 @@ class ConnectivityProbe {
   ConnectivityProbe(int self, std::string token);
 
   /// Listens at the numeric address `host` on a free port, and returns the address. Throws SystemError.
-  base::Address listen(const std::string& host);
+  base::net::Address listen(const std::string& host);
   /// Starts a connection to `address`, where host `node` should listen, from the address `source` if it is not empty.
   /// An error becomes the state of the connection.
-  void connect_to(const base::Address& address, int node, const std::string& source = {});
+  void connect_to(const base::net::Address& address, int node, const std::string& source = {});
 
   /// Returns the descriptors to poll.
   std::vector<pollfd> entries() const;
@@ -82,4 +82,4 @@ class ConnectivityProbe {
   std::map<std::tuple<int, std::size_t, std::size_t>, base::Fd> incoming_;  // by node, listener and connection
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

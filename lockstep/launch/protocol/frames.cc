@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/job/join.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 12;
@@ -83,12 +83,12 @@ StopRequest decode_stop(std::string_view bytes) {
   return {static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]), std::chrono::milliseconds(numbers[2])};
 }
 
-std::string encode_rank_health(const job::RankHealth& health) {
+std::string encode_rank_health(const job::health::RankHealth& health) {
   return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(), health.is_in_world,
                          health.process_state});
 }
 
-job::RankHealth decode_rank_health(std::string_view bytes) {
+job::health::RankHealth decode_rank_health(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 5);
   return {.rank = static_cast<int>(numbers[0]),
           .since_heartbeat = std::chrono::milliseconds(numbers[1]),
@@ -101,27 +101,28 @@ namespace {
 
 constexpr std::size_t kMaxPerKind = 32;  // running operations, and finished ones
 
-void put_operation(std::string& out, const base::OperationRecord& operation) {
+void put_operation(std::string& out, const base::telemetry::OperationRecord& operation) {
   for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) base::put_number(out, number);
   for (const std::int64_t number : {operation.step, operation.started, operation.ended}) base::put_number(out, number);
   for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
     base::put_text(out, *text);
 }
 
-base::OperationRecord read_operation(base::ByteReader& reader) {
-  base::OperationRecord operation;
+base::telemetry::OperationRecord read_operation(base::ByteReader& reader) {
+  base::telemetry::OperationRecord operation;
   for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes})
     *number = reader.number<std::uint64_t>();
   for (std::int64_t* number : {&operation.step, &operation.started, &operation.ended})
     *number = reader.number<std::int64_t>();
   for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
-    *text = base::printable(reader.text());
+    *text = base::telemetry::printable(reader.text());
   return operation;
 }
 
 /// Returns the most recent operations, both running and finished, in the order in which they began.
-std::vector<const base::OperationRecord*> recent_operations(const std::vector<base::OperationRecord>& operations) {
-  std::vector<const base::OperationRecord*> recent;
+std::vector<const base::telemetry::OperationRecord*> recent_operations(
+    const std::vector<base::telemetry::OperationRecord>& operations) {
+  std::vector<const base::telemetry::OperationRecord*> recent;
   std::size_t running = 0, finished = 0;
   for (auto one = operations.rbegin(); one != operations.rend(); ++one)
     if ((one->is_running() ? running : finished)++ < kMaxPerKind) recent.push_back(&*one);
@@ -131,7 +132,7 @@ std::vector<const base::OperationRecord*> recent_operations(const std::vector<ba
 
 }  // namespace
 
-std::string encode_snapshot(const base::RankSnapshot& snapshot) {
+std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot) {
   std::string bytes;
   for (const std::int64_t number :
        {std::int64_t{snapshot.rank}, std::int64_t{snapshot.pid}, std::int64_t{snapshot.world_size}, snapshot.steps,
@@ -145,9 +146,9 @@ std::string encode_snapshot(const base::RankSnapshot& snapshot) {
   return bytes;
 }
 
-base::RankSnapshot decode_snapshot(std::string_view bytes) {
+base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
   base::ByteReader reader(bytes, kProtocolSubject);
-  base::RankSnapshot snapshot;
+  base::telemetry::RankSnapshot snapshot;
   snapshot.rank = static_cast<int>(reader.number<std::int64_t>());
   snapshot.pid = static_cast<pid_t>(reader.number<std::int64_t>());
   snapshot.world_size = static_cast<int>(reader.number<std::int64_t>());
@@ -157,9 +158,9 @@ base::RankSnapshot decode_snapshot(std::string_view bytes) {
   snapshot.has_left = reader.number<std::int64_t>() != 0;
   snapshot.read_at_ns = reader.number<std::int64_t>();
   for (std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
-    *text = base::printable(reader.text());
+    *text = base::telemetry::printable(reader.text());
   snapshot.operations.resize(reader.count(64));
-  for (base::OperationRecord& operation : snapshot.operations) operation = read_operation(reader);
+  for (base::telemetry::OperationRecord& operation : snapshot.operations) operation = read_operation(reader);
   reader.end();
   return snapshot;
 }
@@ -177,29 +178,29 @@ RankExit decode_rank_exit(std::string_view bytes) {
           .oom_kills = numbers[4]};
 }
 
-std::string encode_host_info(const HostInfo& info) {
+std::string encode_host_info(const plan::HostInfo& info) {
   std::string bytes;
   for (const std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
     base::put_text(bytes, *text);
   base::put_number(bytes, info.master_port);
   base::put_number(bytes, static_cast<std::int32_t>(info.gpus));
   base::put_number(bytes, static_cast<std::uint32_t>(info.cpus.size()));
-  for (const Cpu& cpu : info.cpus)
+  for (const plan::Cpu& cpu : info.cpus)
     for (const int number : {cpu.id, cpu.core, cpu.node}) base::put_number(bytes, static_cast<std::int32_t>(number));
   return bytes;
 }
 
-HostInfo decode_host_info(std::string_view bytes) {
+plan::HostInfo decode_host_info(std::string_view bytes) {
   base::ByteReader reader(bytes, kProtocolSubject);
-  HostInfo info;
+  plan::HostInfo info;
   for (std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
-    *text = base::printable(reader.text());
+    *text = base::telemetry::printable(reader.text());
   if (info.version != LOCKSTEP_VERSION || info.build != job::build_id(""))
     return info;  // the other values may have another format
   info.master_port = reader.number<std::uint16_t>();
   info.gpus = reader.number<std::int32_t>();
   info.cpus.resize(reader.count(12));
-  for (Cpu& cpu : info.cpus)
+  for (plan::Cpu& cpu : info.cpus)
     for (int* number : {&cpu.id, &cpu.core, &cpu.node}) *number = reader.number<std::int32_t>();
   reader.end();
   return info;
@@ -207,22 +208,22 @@ HostInfo decode_host_info(std::string_view bytes) {
 
 namespace {
 
-void put_addresses(std::string& out, const std::vector<base::Address>& addresses) {
+void put_addresses(std::string& out, const std::vector<base::net::Address>& addresses) {
   base::put_number(out, static_cast<std::uint32_t>(addresses.size()));
-  for (const base::Address& address : addresses) {
+  for (const base::net::Address& address : addresses) {
     base::put_text(out, address.host);
     base::put_number(out, address.port);
   }
 }
 
-base::Address read_address(base::ByteReader& reader) {
-  std::string host = base::printable(reader.text());
+base::net::Address read_address(base::ByteReader& reader) {
+  std::string host = base::telemetry::printable(reader.text());
   return {std::move(host), reader.number<std::uint16_t>()};
 }
 
-std::vector<base::Address> read_addresses(base::ByteReader& reader) {
-  std::vector<base::Address> addresses(reader.count(6));
-  for (base::Address& address : addresses) address = read_address(reader);
+std::vector<base::net::Address> read_addresses(base::ByteReader& reader) {
+  std::vector<base::net::Address> addresses(reader.count(6));
+  for (base::net::Address& address : addresses) address = read_address(reader);
   return addresses;
 }
 
@@ -265,13 +266,13 @@ std::string encode_route_reply(const RouteReply& reply) {
 RouteReply decode_route_reply(std::string_view bytes) {
   base::ByteReader reader(bytes, kProtocolSubject);
   RouteReply reply;
-  reply.error = base::printable(reader.text());
+  reply.error = base::telemetry::printable(reader.text());
   reply.routes.resize(reader.count(18));
   for (Route& route : reply.routes) {
     route.launcher = reader.number<std::int32_t>();
     route.connection = reader.number<std::uint32_t>();
     route.address = read_address(reader);
-    route.interface = base::printable(reader.text());
+    route.interface = base::telemetry::printable(reader.text());
   }
   reader.end();
   return reply;
@@ -308,7 +309,7 @@ std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
   std::vector<ProbeFailure> failures(reader.count(8));
   for (ProbeFailure& failure : failures) {
     failure.node = reader.number<std::int32_t>();
-    failure.why = base::printable(reader.text());
+    failure.why = base::telemetry::printable(reader.text());
   }
   reader.end();
   return failures;
@@ -326,11 +327,11 @@ std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count)
   reader.end();
   if (texts.size() != count)
     throw_protocol_error(std::to_string(texts.size()) + " texts; expected " + std::to_string(count));
-  for (std::string& text : texts) text = base::printable(text);
+  for (std::string& text : texts) text = base::telemetry::printable(text);
   return texts;
 }
 
-std::string encode_job(const JobPlan& job) {
+std::string encode_job(const plan::JobPlan& job) {
   std::string bytes;
   base::put_text(bytes, job.program);
   base::put_texts(bytes, job.arguments);
@@ -341,7 +342,7 @@ std::string encode_job(const JobPlan& job) {
   base::put_text(bytes, job.run_dir);
   bytes += job.key.bytes();
   base::put_number(bytes, static_cast<std::uint32_t>(job.ranks.size()));
-  for (const RankPlan& rank : job.ranks) {
+  for (const plan::RankPlan& rank : job.ranks) {
     base::put_number(bytes, static_cast<std::int32_t>(rank.rank));
     base::put_texts(bytes, rank.environment);
     base::put_texts(bytes, rank.arguments);
@@ -351,9 +352,9 @@ std::string encode_job(const JobPlan& job) {
   return bytes;
 }
 
-JobPlan decode_job(std::string_view bytes) {
+plan::JobPlan decode_job(std::string_view bytes) {
   base::ByteReader reader(bytes, kProtocolSubject);
-  JobPlan job;
+  plan::JobPlan job;
   job.program = reader.text();
   job.arguments = reader.texts();
   job.directory = reader.text();
@@ -363,7 +364,7 @@ JobPlan decode_job(std::string_view bytes) {
   job.run_dir = reader.text();
   job.key = job::JobKey(reader.bytes(job::JobKey::kBytes));
   job.ranks.resize(reader.count(16));
-  for (RankPlan& rank : job.ranks) {
+  for (plan::RankPlan& rank : job.ranks) {
     rank.rank = reader.number<std::int32_t>();
     rank.environment = reader.texts();
     rank.arguments = reader.texts();
@@ -374,4 +375,4 @@ JobPlan decode_job(std::string_view bytes) {
   return job;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

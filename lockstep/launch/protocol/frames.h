@@ -15,7 +15,7 @@
 #include "lockstep/launch/protocol/network_messages.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 
 /// The kind of a frame, and its payload.
 enum class FrameKind : std::uint32_t {
@@ -45,10 +45,10 @@ enum class FrameKind : std::uint32_t {
   kStartFailed,      ///< two numbers: StartStep and errno
   kStdout,           ///< bytes that `rank` has written
   kStderr,           ///< the same
-  kRankHealth,       ///< job::RankHealth; about once per second
+  kRankHealth,       ///< job::health::RankHealth; about once per second
   kAlive,            ///< empty; about once per second if no other frame is queued
   kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes
-  kSnapshot,         ///< base::RankSnapshot
+  kSnapshot,         ///< base::telemetry::RankSnapshot
   kSnapshotsDone,    ///< empty
   kRankExited,       ///< RankExit; after all output of the rank
   kOutputDropped,    ///< one number: bytes of output that were lost because the launcher did not read them
@@ -109,20 +109,20 @@ std::string encode_ranks(const std::vector<int>& ranks);
 /// Accepts any number of ranks.
 std::vector<int> decode_ranks(std::string_view bytes);
 
-std::string encode_rank_health(const job::RankHealth& health);
-job::RankHealth decode_rank_health(std::string_view bytes);
+std::string encode_rank_health(const job::health::RankHealth& health);
+job::health::RankHealth decode_rank_health(std::string_view bytes);
 
 /// Encodes at most 32 running operations and the last 32 finished ones.
-std::string encode_snapshot(const base::RankSnapshot& snapshot);
-base::RankSnapshot decode_snapshot(std::string_view bytes);
+std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot);
+base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes);
 
 std::string encode_rank_exit(const RankExit& end);
 RankExit decode_rank_exit(std::string_view bytes);
 
-std::string encode_host_info(const HostInfo& info);
+std::string encode_host_info(const plan::HostInfo& info);
 /// For a HostInfo of another version or build of Lockstep, decodes only the texts: host, version, build, machine and
 /// visible_gpus.
-HostInfo decode_host_info(std::string_view bytes);
+plan::HostInfo decode_host_info(std::string_view bytes);
 
 std::string encode_route_request(const RouteRequest& request);
 RouteRequest decode_route_request(std::string_view bytes);
@@ -137,7 +137,7 @@ std::string encode_texts(const std::vector<std::string>& texts);
 /// Expects exactly `count` texts, and makes them printable.
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count);
 
-std::string encode_job(const JobPlan& job);
-JobPlan decode_job(std::string_view bytes);
+std::string encode_job(const plan::JobPlan& job);
+plan::JobPlan decode_job(std::string_view bytes);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

@@ -8,21 +8,21 @@
 
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 
 /// A request to an agent: connect to the launcher.
 struct RouteRequest {
   int self = 0;           ///< number of the agent's host
   std::string token;      ///< the job's token, for ConnectivityProbe
   std::string interface;  ///< as parse_interface_filter() parses it; empty: the address that routes to the launcher
-  std::vector<base::Address> launcher;  ///< addresses of the launcher; the host may reach only some of them
+  std::vector<base::net::Address> launcher;  ///< addresses of the launcher; the host may reach only some of them
 };
 
 /// A route from an agent to the launcher.
 struct Route {
   int launcher = 0;              ///< index in RouteRequest::launcher
   std::uint32_t connection = 0;  ///< number of the agent's connection
-  base::Address address;         ///< the agent's address on this route, where it listens for the other hosts
+  base::net::Address address;    ///< the agent's address on this route, where it listens for the other hosts
   std::string interface;         ///< the interface with this address
 };
 
@@ -36,7 +36,7 @@ struct RouteReply {
 /// `launcher` stays open during the job. When it ends, the agent ends its ranks.
 struct ProbeRequest {
   int launcher = 0;
-  std::vector<base::Address> peers;  ///< one per host of the job
+  std::vector<base::net::Address> peers;  ///< one per host of the job
 };
 
 /// A host that the agent does not reach. The agent's reply is a list of these.
@@ -45,4 +45,4 @@ struct ProbeFailure {
   std::string why;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

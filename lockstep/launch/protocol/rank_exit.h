@@ -6,7 +6,7 @@
 
 #include "lockstep/job/exit_record.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 
 /// The host and the process of a rank.
 struct RankLocation {
@@ -34,4 +34,4 @@ struct RankExit {
 /// Returns "exited with code 7" or "killed by SIGKILL".
 inline std::string to_text(const RankExit& end) { return job::describe(end.record()); }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

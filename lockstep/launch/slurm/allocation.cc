@@ -6,7 +6,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/identity/node_list.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // this and higher ids: batch script, interactive shell
@@ -16,20 +16,20 @@ bool is_in_step(const base::Env& env) {
   return env.slurm_procid && step && *step < kFirstSpecialStep;
 }
 
-std::vector<HostSpec> allocated_hosts(const base::Env& env) {
-  const std::vector<std::string> names = job::expand_hosts("SLURM_JOB_NODELIST", *env.slurm_job_nodelist);
+std::vector<cli::HostSpec> allocated_hosts(const base::Env& env) {
+  const std::vector<std::string> names = job::identity::expand_hosts("SLURM_JOB_NODELIST", *env.slurm_job_nodelist);
   const bool asked = env.slurm_ntasks || env.slurm_ntasks_per_node;
   std::vector<int> counts = asked && env.slurm_tasks_per_node
-                                ? job::expand_counts("SLURM_TASKS_PER_NODE", *env.slurm_tasks_per_node)
+                                ? job::identity::expand_counts("SLURM_TASKS_PER_NODE", *env.slurm_tasks_per_node)
                                 : std::vector<int>();
   if (is_in_step(env)) counts.clear();  // in a step the variable describes the step
   if (!counts.empty() && counts.size() != names.size())
     throw base::UsageError("SLURM_TASKS_PER_NODE: " + base::quoted(*env.slurm_tasks_per_node, 80) + " has counts for " +
                            std::to_string(counts.size()) + " hosts; expected the " + std::to_string(names.size()) +
                            " hosts of SLURM_JOB_NODELIST");
-  std::vector<HostSpec> hosts;
+  std::vector<cli::HostSpec> hosts;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    HostSpec host;
+    cli::HostSpec host;
     host.name = names[i];
     host.slots = counts.empty() ? 0 : counts[i];
     host.is_slurm = true;
@@ -41,7 +41,8 @@ std::vector<HostSpec> allocated_hosts(const base::Env& env) {
 
 }  // namespace
 
-std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::string& env_from, const base::Env& env) {
+std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const std::string& env_from,
+                                         const base::Env& env) {
   const bool allocated = env.slurm_job_id && env.slurm_job_nodelist;
   if (env_from == "slurm" && !allocated)
     throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
@@ -51,11 +52,11 @@ std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::stri
     throw base::UsageError("srun has started lockstep run " + *env.slurm_ntasks +
                                " times; expected once: it starts the ranks of all hosts itself",
                            "call it once, without srun, or let srun start the program: srun ./train");
-  const std::vector<HostSpec> given = allocated_hosts(env);
+  const std::vector<cli::HostSpec> given = allocated_hosts(env);
   if (named.empty()) return given;
-  for (HostSpec& host : named) {
+  for (cli::HostSpec& host : named) {
     const auto found =
-        std::find_if(given.begin(), given.end(), [&](const HostSpec& one) { return one.name == host.name; });
+        std::find_if(given.begin(), given.end(), [&](const cli::HostSpec& one) { return one.name == host.name; });
     if (found == given.end() || !host.user.empty() || host.port != 0) continue;
     host.is_slurm = true;
     host.is_local = found->is_local;
@@ -63,4 +64,4 @@ std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::stri
   return named;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

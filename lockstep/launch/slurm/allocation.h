@@ -7,7 +7,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/launch/cli/host_list.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 
 /// Returns the hosts of a job whose host list is `named`. If the list is empty, returns all hosts of the SLURM
 /// allocation that this process runs in; each has as many slots as tasks were requested, or 0 if no number was given.
@@ -17,6 +17,7 @@ namespace lockstep::launcher {
 /// Returns `named` unchanged if there is no allocation. `env_from` is "auto", "slurm" (requires an allocation) or
 /// "none" (ignores the allocation). Throws UsageError if the variables of SLURM are invalid, and if srun has started
 /// `lockstep run` several times.
-std::vector<HostSpec> resolve_hosts(std::vector<HostSpec> named, const std::string& env_from, const base::Env& env);
+std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const std::string& env_from,
+                                         const base::Env& env);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

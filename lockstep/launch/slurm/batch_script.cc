@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 constexpr std::size_t kMaxCommentColumn = 44;  // longer directives do not move the comments of the others
@@ -39,7 +39,7 @@ std::string slurm_pattern(const std::string& directory) {
   return pattern;
 }
 
-std::vector<Directive> directives(const SubmitOptions& submit, const BatchContext& context) {
+std::vector<Directive> directives(const cli::SubmitOptions& submit, const BatchContext& context) {
   std::vector<Directive> all;
   const auto add = [&](const char* name, const std::string& value, const std::string& comment = "") {
     if (!value.empty()) all.push_back({{std::string(name) + value}, comment});
@@ -52,7 +52,7 @@ std::vector<Directive> directives(const SubmitOptions& submit, const BatchContex
   add("--ntasks-per-node=", number(submit.ranks_per_node), "ranks per node");
   add("--cpus-per-task=", number(submit.cpus_per_rank), "cores per rank");
   add("--mem=", submit.mem, "memory per node");
-  add("--time=", submit.time, duration_text(parse_time_limit(submit.time).value_or(0)));
+  add("--time=", submit.time, duration_text(cli::parse_time_limit(submit.time).value_or(0)));
   add("--partition=", submit.partition);
   add("--account=", submit.account);
   add("--array=", submit.array);
@@ -86,7 +86,7 @@ std::string header(const std::vector<Directive>& all) {
   return text;
 }
 
-std::string run_line(const SubmitOptions& submit, const BatchContext& context) {
+std::string run_line(const cli::SubmitOptions& submit, const BatchContext& context) {
   std::string text = shell_quote(context.lockstep) + " run --output=\"$logs\"";
   for (const std::string& word : submit.run_options) text += " " + shell_quote(word);
   text += " -- \\\n ";
@@ -94,7 +94,7 @@ std::string run_line(const SubmitOptions& submit, const BatchContext& context) {
   return text;
 }
 
-std::string job_variables(const SubmitOptions& submit) {
+std::string job_variables(const cli::SubmitOptions& submit) {
   const std::string job = submit.array.empty() ? "$SLURM_JOB_ID" : "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID";
   return "job=" + job + "\nlogs=" + shell_quote(submit.output + "/") + "$job" +
          (submit.requeue ? "${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}" : "") + "\n";
@@ -125,7 +125,7 @@ const char* const kRequeueing =
 
 }  // namespace
 
-std::string batch_script(const SubmitOptions& submit, const BatchContext& context) {
+std::string batch_script(const cli::SubmitOptions& submit, const BatchContext& context) {
   if (context.directory.find_first_of("\r\n") != std::string::npos)
     throw base::UsageError("lockstep submit: the current directory is " + base::quoted(context.directory, 256) +
                            "; expected a path without line breaks, which #SBATCH lines cannot contain");
@@ -140,7 +140,7 @@ std::string batch_script(const SubmitOptions& submit, const BatchContext& contex
   return text + "exit $code\n";
 }
 
-std::vector<std::string> sbatch_arguments(const SubmitOptions& submit, const BatchContext& context) {
+std::vector<std::string> sbatch_arguments(const cli::SubmitOptions& submit, const BatchContext& context) {
   std::vector<std::string> all;
   for (const Directive& directive : directives(submit, context))
     all.insert(all.end(), directive.words.begin(), directive.words.end());
@@ -184,4 +184,4 @@ std::string sbatch_quote(std::string_view word) {
   return text + "\"";
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

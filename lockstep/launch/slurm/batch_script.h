@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/cli/submit_options.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 
 /// The inputs of a script besides the options.
 struct BatchContext {
@@ -24,11 +24,11 @@ struct BatchContext {
 ///   kills its ranks on a second SIGTERM. After SIGTERM the job is not requeued.
 /// - The exit code is that of `lockstep run`. Exit code 75 requeues the job.
 /// Throws UsageError if `context.directory` contains line breaks.
-std::string batch_script(const SubmitOptions& submit, const BatchContext& context);
+std::string batch_script(const cli::SubmitOptions& submit, const BatchContext& context);
 
 /// Returns the options of the script's #SBATCH lines, for the command line of sbatch. There they take precedence over
 /// SBATCH_* variables.
-std::vector<std::string> sbatch_arguments(const SubmitOptions& submit, const BatchContext& context);
+std::vector<std::string> sbatch_arguments(const cli::SubmitOptions& submit, const BatchContext& context);
 
 /// Quotes `word` so that bash reads it as one word on one line. Returns it unchanged if bash does so without quotes.
 std::string shell_quote(std::string_view word);
@@ -36,4 +36,4 @@ std::string shell_quote(std::string_view word);
 /// Quotes `word` so that sbatch reads it as one word of an #SBATCH line. It must not contain line breaks.
 std::string sbatch_quote(std::string_view word);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

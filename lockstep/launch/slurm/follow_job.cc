@@ -18,7 +18,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/tools.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -54,19 +54,19 @@ int parse_exit_code(const std::string& text) {
 std::optional<SlurmJobState> query_job(const SlurmJob& job) {
   const auto call = [&](std::vector<std::string> argv) {
     if (!job.cluster.empty()) argv.insert(argv.begin() + 1, "--clusters=" + job.cluster);
-    return run_tool({.path = find_tool(argv[0], current_environment()),
-                     .argv = argv,
-                     .environment = current_environment(),
-                     .directory = {},
-                     .limit = kReplyTimeout});
+    return process::run_tool({.path = process::find_tool(argv[0], process::current_environment()),
+                              .argv = argv,
+                              .environment = process::current_environment(),
+                              .directory = {},
+                              .limit = kReplyTimeout});
   };
-  const ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
+  const process::ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
   if (scontrol.succeeded()) return parse_scontrol(scontrol.out);
   if (scontrol.err.find("Invalid job id") == std::string::npos) return std::nullopt;
   // scontrol has no record of a job some minutes after its end, but sacct may have one.
-  const ToolResult accounting =
+  const process::ToolResult accounting =
       call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
-  if (accounting.code == ToolResult::kTimedOut) return std::nullopt;
+  if (accounting.code == process::ToolResult::kTimedOut) return std::nullopt;
   return accounting.succeeded() ? parse_sacct(accounting.out) : SlurmJobState{};
 }
 
@@ -145,7 +145,7 @@ bool has_ended(const SlurmJobState& state) {
 int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
 
 int follow_job(const SlurmJob& job, const std::string& log) {
-  const base::Fd signals = make_signal_fd({SIGINT, SIGTERM});
+  const base::Fd signals = process::make_signal_fd({SIGINT, SIGTERM});
   LogTail tail(log);
   SlurmJobPoller poller(job);
   for (;;) {
@@ -154,7 +154,7 @@ int follow_job(const SlurmJob& job, const std::string& log) {
     if (has_ended(state)) return exit_code_for(state);
     pollfd wait{signals.get(), POLLIN, 0};
     ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
-    if (const auto signal = read_signal(signals.get())) {
+    if (const auto signal = process::read_signal(signals.get())) {
       std::fprintf(stderr, "lockstep: job %s keeps running; squeue -j %s shows it, scancel %s cancels it\n",
                    job.id.c_str(), job.id.c_str(), job.id.c_str());
       return 128 + *signal;
@@ -162,4 +162,4 @@ int follow_job(const SlurmJob& job, const std::string& log) {
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

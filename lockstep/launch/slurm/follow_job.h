@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 
 /// The job id that sbatch printed.
 struct SlurmJob {
@@ -36,4 +36,4 @@ int exit_code_for(const SlurmJobState& state);
 /// of how the job ended.
 int follow_job(const SlurmJob& job, const std::string& log);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

@@ -18,7 +18,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/identity/node_list.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 using base::Deadline;
@@ -30,7 +30,7 @@ constexpr int kNoAgentExitCode = 69;
 /// because several SLURM nodes may be on one machine.
 socklen_t socket_address(const std::string& step, sockaddr_un& address) {
   const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
-                           base::Env::this_process().slurmd_nodename.value_or(base::host_name());
+                           base::Env::this_process().slurmd_nodename.value_or(base::net::host_name());
   address.sun_family = AF_UNIX;
   const std::size_t size = std::min(name.size(), sizeof address.sun_path - 1);
   std::memcpy(address.sun_path + 1, name.data(), size);
@@ -57,12 +57,13 @@ std::optional<std::vector<std::string>> task_arguments(int ranks, const base::En
   if (ranks == 1 || !env.slurm_step_nodelist || !env.slurm_step_tasks_per_node || !env.slurm_job_id ||
       !env.slurm_step_id || number(env.slurm_procid) < 0)
     return std::nullopt;
-  const std::vector<int> tasks = job::expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
+  const std::vector<int> tasks =
+      job::identity::expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
   if (std::any_of(tasks.begin(), tasks.end(), [](int count) { return count != 1; })) return std::nullopt;
   const std::string step = *env.slurm_job_id + "." + *env.slurm_step_id;
   if (number(env.slurm_procid) > 0) return std::vector<std::string>{"agent", "--wait-in-step", step};
   std::string hosts;
-  for (const std::string& host : job::expand_hosts("SLURM_STEP_NODELIST", *env.slurm_step_nodelist))
+  for (const std::string& host : job::identity::expand_hosts("SLURM_STEP_NODELIST", *env.slurm_step_nodelist))
     hosts += (hosts.empty() ? "" : ",") + host + (ranks > 0 ? ":" + std::to_string(ranks) : "");
   return std::vector<std::string>{"run", "-H", hosts, "--slurm-step", step};
 }
@@ -77,10 +78,10 @@ int wait_for_agent(const std::string& step) {
       ::listen(listener.get(), 8) != 0)
     throw base::SystemError("cannot wait for the agent of step " + base::quoted(step, 80), errno);
   const Deadline deadline = Deadline::in(base::kStepAgentTimeout);
-  while (base::wait_readable(listener.get(), deadline)) {
+  while (base::net::wait_readable(listener.get(), deadline)) {
     const base::Fd agent(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!agent || !is_same_user(agent.get())) continue;
-    base::wait_readable(agent.get(), Deadline::never());  // bounded: it ends when the agent ends
+    base::net::wait_readable(agent.get(), Deadline::never());  // bounded: it ends when the agent ends
     return 0;
   }
   return kNoAgentExitCode;
@@ -97,4 +98,4 @@ base::Fd connect_to_task(const std::string& step) {
   return {};
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

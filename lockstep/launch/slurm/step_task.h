@@ -9,7 +9,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 
 /// Returns the arguments of the program `lockstep` by which launch() replaces this task. Returns nullopt if the task is
 /// a rank itself: `ranks` is 1, or the step does not have exactly one task per host. `ranks` is the number of ranks per
@@ -25,4 +25,4 @@ int wait_for_agent(const std::string& step);
 /// most 15 s. Returns an empty Fd if no task listens.
 base::Fd connect_to_task(const std::string& step);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

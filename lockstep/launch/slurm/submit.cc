@@ -16,7 +16,7 @@
 #include "lockstep/launch/slurm/batch_script.h"
 #include "lockstep/launch/slurm/follow_job.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -30,7 +30,7 @@ void print(const std::string& text) {
 
 std::string find_sbatch() {
   try {
-    return find_program("sbatch", base::Env::this_process().path.value_or(""));
+    return process::find_program("sbatch", base::Env::this_process().path.value_or(""));
   } catch (const base::UsageError&) {
     throw base::UsageError("lockstep submit: sbatch not found in PATH: SLURM is not installed here",
                            "--dry-run prints the script only");
@@ -42,7 +42,7 @@ std::string find_sbatch() {
 void check_program(const std::string& program) {
   if (program.find('/') == std::string::npos) return;
   try {
-    find_program(program, "");
+    process::find_program(program, "");
   } catch (const base::UsageError& error) {
     throw base::UsageError(error.what(), "if only the nodes have it: env " + program);
   }
@@ -65,13 +65,13 @@ std::string join_lines(std::string text) {
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> argv = {"sbatch", "--parsable"};
   argv.insert(argv.end(), options.begin(), options.end());
-  const ToolResult result = run_tool({.path = sbatch,
-                                      .argv = argv,
-                                      .environment = current_environment(),
-                                      .directory = {},
-                                      .limit = kSbatchTimeout,
-                                      .input = script});
-  if (result.code == ToolResult::kTimedOut)
+  const process::ToolResult result = process::run_tool({.path = sbatch,
+                                                        .argv = argv,
+                                                        .environment = process::current_environment(),
+                                                        .directory = {},
+                                                        .limit = kSbatchTimeout,
+                                                        .input = script});
+  if (result.code == process::ToolResult::kTimedOut)
     throw base::Error(base::Cause::kCoordinatorLost,
                       "lockstep submit: sbatch did not finish within 60 s; the job may have been submitted",
                       "check with squeue --me");
@@ -95,14 +95,14 @@ void save_script(const std::string& path, const std::string& script) {
 }  // namespace
 
 int submit(std::vector<std::string> arguments) {
-  const SubmitCommand submission = parse_submit_options(std::move(arguments));
-  const SubmitOptions& options = submission.options;
+  const cli::SubmitCommand submission = cli::parse_submit_options(std::move(arguments));
+  const cli::SubmitOptions& options = submission.options;
   if (!submission.help.empty()) {
     print(submission.help);
     return 0;
   }
   const BatchContext context{std::filesystem::current_path().string(),
-                             options.remote_path.empty() ? executable_path() : options.remote_path};
+                             options.remote_path.empty() ? process::executable_path() : options.remote_path};
   const std::string script = batch_script(options, context);
   if (options.dry_run) {
     print(script);
@@ -119,4 +119,4 @@ int submit(std::vector<std::string> arguments) {
   return options.follow ? follow_job(job, log + ".out") : 0;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

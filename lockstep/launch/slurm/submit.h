@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 
 /// Runs `lockstep submit` with the arguments after `submit`: prints the script, creates the output directory, passes
 /// the script to sbatch, prints the job id, and saves the script as OUTPUT/JOB.sh. With --follow, follows the job
@@ -15,4 +15,4 @@ namespace lockstep::launcher {
 /// SystemError. After an error no job was submitted, unless the message says that one may have been.
 int submit(std::vector<std::string> arguments);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

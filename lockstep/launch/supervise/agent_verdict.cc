@@ -11,7 +11,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using base::Cause;
@@ -42,28 +42,30 @@ std::string unreachable_hint() {
   return "its ranks end by themselves within " + std::to_string(base::kUnreachableExitTime / 1s) + " s";
 }
 
-std::string ended(const RankExit& end) { return (end.signal != 0 ? "was " : "") + to_text(end); }
+std::string ended(const protocol::RankExit& end) { return (end.signal != 0 ? "was " : "") + protocol::to_text(end); }
 
 }  // namespace
 
-StartStep to_start_step(std::int64_t number) {
-  for (const StartStep step : {StartStep::kFork, StartStep::kBind, StartStep::kExec})
+process::StartStep to_start_step(std::int64_t number) {
+  for (const process::StartStep step :
+       {process::StartStep::kFork, process::StartStep::kBind, process::StartStep::kExec})
     if (number == static_cast<std::int64_t>(step)) return step;
   throw base::Error(Cause::kProtocol, "launcher and agent: start step " + std::to_string(number) + "; expected 0 to 2");
 }
 
-Verdict judge_start_failure(StartStep step, int error, int rank, const std::string& host, const std::string& program) {
+Verdict judge_start_failure(process::StartStep step, int error, int rank, const std::string& host,
+                            const std::string& program) {
   const Subject subject{.host = host, .rank = rank};
   const std::string number = std::to_string(rank), why = std::string(": ") + std::strerror(error);
   switch (step) {
-    case StartStep::kExec:
+    case process::StartStep::kExec:
       return make_verdict(Cause::kBadArg, subject,
                           "program " + base::quoted(program, 256) + ": cannot be executed" + why,
                           error == ENOEXEC ? "start the script with a line such as #!/bin/sh" : "");
-    case StartStep::kBind:
+    case process::StartStep::kBind:
       return make_verdict(Cause::kResource, subject, "cannot bind the cores of rank " + number + why,
                           "use --bind none");
-    case StartStep::kFork: break;
+    case process::StartStep::kFork: break;
   }
   return make_verdict(Cause::kResource, subject, "cannot start rank " + number + why,
                       "use fewer ranks, or raise ulimit -u");
@@ -97,7 +99,8 @@ Verdict judge_lost_agent(const LostAgent& agent) {
   const std::string text = agent.text.empty() ? "" : ": " + base::quoted(agent.text, 512);
   if (agent.is_local || (agent.end.signal == 0 && agent.end.code != kSshFailed)) {
     // A guard exits with 128 and the signal that ended its agent.
-    const RankExit end = agent.end.code > 128 ? RankExit{.signal = agent.end.code - 128} : agent.end;
+    const protocol::RankExit end =
+        agent.end.code > 128 ? protocol::RankExit{.signal = agent.end.code - 128} : agent.end;
     return make_verdict(Cause::kInternal, subject, "the agent, which monitors the ranks, " + ended(end) + text,
                         "all ranks of this host ended with it");
   }
@@ -117,13 +120,14 @@ Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid) {
 
 Verdict judge_user_stop(int signal) {
   Verdict verdict =
-      make_verdict(Cause::kInterrupted, {.host = base::host_name(), .pid = ::getpid()},
+      make_verdict(Cause::kInterrupted, {.host = base::net::host_name(), .pid = ::getpid()},
                    signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + job::signal_name(signal), "");
   verdict.exit_code = 128 + signal;
   return verdict;
 }
 
-Verdict judge_preemption(const RankExit& first, const std::string& host, const std::vector<base::RankSnapshot>& ranks) {
+Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
+                         const std::vector<base::telemetry::RankSnapshot>& ranks) {
   Verdict verdict = make_verdict(Cause::kPreempted, {.host = host, .rank = first.rank, .pid = first.pid}, "",
                                  "start the same command again");
   add_step_and_operation(verdict.fatal, ranks);
@@ -132,4 +136,4 @@ Verdict judge_preemption(const RankExit& first, const std::string& host, const s
   return verdict;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

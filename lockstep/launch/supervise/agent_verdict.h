@@ -12,13 +12,14 @@
 #include "lockstep/launch/protocol/rank_exit.h"
 #include "lockstep/launch/supervise/verdict.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// Returns the step with the number that an agent has sent in kStartFailed. Throws Error kProtocol for another number.
-StartStep to_start_step(std::int64_t number);
+process::StartStep to_start_step(std::int64_t number);
 
 /// Returns the verdict on `rank`, whose start on `host` failed in `step` with errno `error`. Pure.
-Verdict judge_start_failure(StartStep step, int error, int rank, const std::string& host, const std::string& program);
+Verdict judge_start_failure(process::StartStep step, int error, int rank, const std::string& host,
+                            const std::string& program);
 
 /// Returns the verdict on an agent that has refused its job. Pure.
 Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint);
@@ -35,10 +36,10 @@ Verdict judge_unreachable_host(const std::string& host);
 /// An agent whose output has ended before its last frame.
 struct LostAgent {
   std::string host;
-  bool is_local = true;  ///< it ran on the launcher's host, without ssh or srun
-  std::string via;       ///< "ssh", "srun" or empty
-  RankExit end;          ///< how its process, or ssh or srun, ended
-  std::string text;      ///< stderr of ssh or srun
+  bool is_local = true;    ///< it ran on the launcher's host, without ssh or srun
+  std::string via;         ///< "ssh", "srun" or empty
+  protocol::RankExit end;  ///< how its process, or ssh or srun, ended
+  std::string text;        ///< stderr of ssh or srun
 };
 /// Returns the verdict on a lost agent. It was killed, or its host is unreachable. Pure.
 Verdict judge_lost_agent(const LostAgent& agent);
@@ -50,6 +51,7 @@ Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid);
 Verdict judge_user_stop(int signal);
 
 /// Returns the verdict on a job whose ranks all exited together after a stop request. `first` is the first exit. Pure.
-Verdict judge_preemption(const RankExit& first, const std::string& host, const std::vector<base::RankSnapshot>& ranks);
+Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
+                         const std::vector<base::telemetry::RankSnapshot>& ranks);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

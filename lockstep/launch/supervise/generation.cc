@@ -12,15 +12,15 @@
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/hosts/network_check.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
 std::string generation_folder(int generation) { return generation == 0 ? "" : "/gen." + std::to_string(generation); }
 
-RunOptions options_for(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts) {
-  RunOptions options = job.options;
+cli::RunOptions options_for(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts) {
+  cli::RunOptions options = job.options;
   if (generation == 0) return options;
   if (!options.hosts.empty()) options.hosts.clear();
   for (const std::size_t host : hosts)
@@ -31,12 +31,12 @@ RunOptions options_for(const JobSpec& job, int generation, const std::vector<std
   return options;
 }
 
-std::vector<Node> make_nodes(StartedAgents& started, const std::vector<std::size_t>& numbers) {
-  std::vector<Node> nodes;
+std::vector<plan::Node> make_nodes(hosts::StartedAgents& started, const std::vector<std::size_t>& numbers) {
+  std::vector<plan::Node> nodes;
   for (std::size_t i = 0; i < started.hosts.size(); ++i)
     nodes.push_back({.info = std::move(started.infos[i]),
                      .name = started.agents[i].host(),
-                     .is_local = is_local_host(started.hosts[i]),
+                     .is_local = hosts::is_local_host(started.hosts[i]),
                      .is_slurm = started.hosts[i].is_slurm,
                      .wanted_interface = started.hosts[i].interface,
                      .number = numbers[i]});
@@ -45,17 +45,17 @@ std::vector<Node> make_nodes(StartedAgents& started, const std::vector<std::size
 
 /// Assigns ranks to hosts. Drops the agents of hosts without ranks; they exit at the end of their input. With `fewer`,
 /// assigns fewer ranks than requested if the hosts have too few slots.
-void assign_ranks(const RunOptions& options, const LaunchContext& context, StartedAgents& started,
-                  std::vector<Node>& nodes, bool fewer) {
+void assign_ranks(const cli::RunOptions& options, const plan::LaunchContext& context, hosts::StartedAgents& started,
+                  std::vector<plan::Node>& nodes, bool fewer) {
   std::vector<int> slots;
   for (std::size_t i = 0; i < nodes.size(); ++i)
     slots.push_back(options.hosts.empty() && options.ranks > 0 ? options.ranks
                     : started.hosts[i].slots > 0               ? started.hosts[i].slots
-                                                               : default_ranks(options, context, nodes[i]));
-  const std::vector<int> ranks = fill_slots(
+                                                               : plan::default_ranks(options, context, nodes[i]));
+  const std::vector<int> ranks = plan::fill_slots(
       slots, fewer ? std::min(options.ranks, std::accumulate(slots.begin(), slots.end(), 0)) : options.ranks);
-  std::vector<AgentLink> agents;
-  std::vector<Node> used;
+  std::vector<hosts::AgentLink> agents;
+  std::vector<plan::Node> used;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (ranks[i] == 0) continue;
     nodes[i].ranks = ranks[i];
@@ -68,15 +68,15 @@ void assign_ranks(const RunOptions& options, const LaunchContext& context, Start
 
 /// Chooses the addresses of the store and of torch.distributed's rendezvous. If there are remote hosts, checks first
 /// that each reaches the launcher and the other hosts.
-void choose_addresses(const RunOptions& options, LaunchContext& context, std::vector<AgentLink>& agents,
-                      std::vector<Node>& nodes, int signals) {
+void choose_addresses(const cli::RunOptions& options, plan::LaunchContext& context,
+                      std::vector<hosts::AgentLink>& agents, std::vector<plan::Node>& nodes, int signals) {
   context.store.host = context.master.host = kLoopback;
   context.master.port = nodes.front().info.master_port;
-  if (std::all_of(nodes.begin(), nodes.end(), [](const Node& node) { return node.is_local; })) return;
+  if (std::all_of(nodes.begin(), nodes.end(), [](const plan::Node& node) { return node.is_local; })) return;
   std::vector<std::string> interfaces;
-  for (const Node& node : nodes)
+  for (const plan::Node& node : nodes)
     interfaces.push_back(node.wanted_interface.empty() ? options.interface : node.wanted_interface);
-  NetworkPlan network = check_network(agents, interfaces, options.interface, signals);
+  hosts::NetworkPlan network = hosts::check_network(agents, interfaces, options.interface, signals);
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].interface = network.routes[i].interface;
     agents[i].set_liveness_fd(std::move(network.liveness_fds[i]));
@@ -85,8 +85,9 @@ void choose_addresses(const RunOptions& options, LaunchContext& context, std::ve
   context.master.host = network.routes.front().address.host;
 }
 
-int count_ranks(const std::vector<Node>& nodes) {
-  return std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+int count_ranks(const std::vector<plan::Node>& nodes) {
+  return std::accumulate(nodes.begin(), nodes.end(), 0,
+                         [](int sum, const plan::Node& node) { return sum + node.ranks; });
 }
 
 std::string text_of(const WorldSize& world) {
@@ -95,8 +96,9 @@ std::string text_of(const WorldSize& world) {
 }
 
 /// Assigns ranks to the started hosts and checks the network. Adds hosts that the others do not reach to `lost`.
-PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int generation, StartedAgents started,
-                        const std::vector<std::size_t>& numbers, WorldSize& world, std::set<std::size_t>& lost) {
+PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int generation,
+                        hosts::StartedAgents started, const std::vector<std::size_t>& numbers, WorldSize& world,
+                        std::set<std::size_t>& lost) {
   PreparedJob prepared{.context = job.context, .agents = {}, .nodes = make_nodes(started, numbers), .start_note = {}};
   prepared.context.generation = generation;
   prepared.context.run_dir += generation_folder(generation);
@@ -110,22 +112,22 @@ PreparedJob prepare_job(const JobSpec& job, const RunOptions& options, int gener
   // our addresses, and our own.
   base::raise_fd_limit(job::store_fd_count(now.ranks) +
                        static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * now.ranks) +
-                       (now.hosts > 1 ? now.hosts * (8 + base::interface_addresses().size()) : 8) + 56);
+                       (now.hosts > 1 ? now.hosts * (8 + base::net::interface_addresses().size()) : 8) + 56);
   try {
     choose_addresses(options, prepared.context, prepared.agents, prepared.nodes, job.signals);
   } catch (const base::Error& error) {
-    if (const auto* unreachable = dynamic_cast<const Unreachable*>(&error))
+    if (const auto* unreachable = dynamic_cast<const hosts::Unreachable*>(&error))
       for (const std::size_t agent : unreachable->agents()) lost.insert(prepared.nodes[agent].number);
-    kill_agents(prepared.agents);
+    hosts::kill_agents(prepared.agents);
     throw;
   }
   return prepared;
 }
 
 /// Calls require_hosts(). A later generation uses hosts that worked before, so its failures are not usage errors.
-void require_hosts_again(StartedAgents& started, std::size_t min_hosts, int generation) {
+void require_hosts_again(hosts::StartedAgents& started, std::size_t min_hosts, int generation) {
   try {
-    require_hosts(started, min_hosts);
+    hosts::require_hosts(started, min_hosts);
   } catch (const base::UsageError& error) {
     if (generation == 0) throw;
     throw base::Error(base::Cause::kPeerUnreachable, error.what(), error.hint());
@@ -136,13 +138,13 @@ void require_hosts_again(StartedAgents& started, std::size_t min_hosts, int gene
 
 JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts,
                           std::size_t min_hosts, WorldSize& world) {
-  const RunOptions options = options_for(job, generation, hosts);
+  const cli::RunOptions options = options_for(job, generation, hosts);
   std::set<std::size_t> lost;
   try {
-    StartedAgents started =
-        start_agents(options, job.staged_files, agent_silence_limit(health_limits(options, job.context.environment)),
-                     job.max_files, job.signals);
-    mark_duplicate_hosts(started);
+    hosts::StartedAgents started = hosts::start_agents(
+        options, job.staged_files, agent_silence_limit(plan::health_limits(options, job.context.environment)),
+        job.max_files, job.signals);
+    hosts::mark_duplicate_hosts(started);
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < started.failed.size(); ++i)
       if (started.failed[i])
@@ -167,4 +169,4 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
   }
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -12,13 +12,13 @@
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/supervise/supervisor.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// The settings that all generations of a job share.
 struct JobSpec {
-  RunOptions options;     ///< its hosts are all hosts of the job
-  LaunchContext context;  ///< without what each generation sets: addresses, key and generation
-  StagedFiles staged_files;
+  cli::RunOptions options;      ///< its hosts are all hosts of the job
+  plan::LaunchContext context;  ///< without what each generation sets: addresses, key and generation
+  hosts::StagedFiles staged_files;
   std::uint64_t max_files = 0;            ///< soft limit of file descriptors for agents
   int signals = -1;                       ///< a descriptor of make_signal_fd(), as for supervise()
   std::vector<pid_t> inherited_children;  ///< as for supervise()
@@ -41,4 +41,4 @@ struct WorldSize {
 JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts,
                           std::size_t min_hosts, WorldSize& world);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -4,7 +4,7 @@
 
 #include "lockstep/job/health/progress_report.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr std::size_t kMaxStacks = 8;
@@ -22,7 +22,7 @@ std::string process_state_text(char state) {
   }
 }
 
-job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<RankLocation>& locations) {
+job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<protocol::RankLocation>& locations) {
   job::Fatal fatal;
   fatal.cause = cause;
   fatal.rank = rank;
@@ -33,41 +33,42 @@ job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<RankLoca
 }
 
 /// Describes the largest group of ranks that wait in one operation: "ranks 0,1 wait in all_reduce(fc)#12 of world".
-std::string waiting_text(const std::vector<base::RankSnapshot>& ranks) {
+std::string waiting_text(const std::vector<base::telemetry::RankSnapshot>& ranks) {
   std::map<std::string, std::vector<int>> groups;
-  for (const base::RankSnapshot& rank : ranks)
-    if (const auto* now = job::current_operation(rank); now && rank.waiting)
-      groups[job::describe(*now)].push_back(rank.rank);
+  for (const base::telemetry::RankSnapshot& rank : ranks)
+    if (const auto* now = job::health::current_operation(rank); now && rank.waiting)
+      groups[job::health::describe(*now)].push_back(rank.rank);
   const auto most = std::max_element(groups.begin(), groups.end(),
                                      [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   if (most == groups.end()) return "";
-  return "; " + job::format_ranks(most->second) + (most->second.size() == 1 ? " waits in " : " wait in ") + most->first;
+  return "; " + job::health::format_ranks(most->second) + (most->second.size() == 1 ? " waits in " : " wait in ") +
+         most->first;
 }
 
-std::string location_text(const base::RankSnapshot& rank) {
-  const auto* now = job::current_operation(rank);
+std::string location_text(const base::telemetry::RankSnapshot& rank) {
+  const auto* now = job::health::current_operation(rank);
   std::string text = "; rank " + std::to_string(rank.rank) + " finished " + std::to_string(rank.steps) +
                      (rank.steps == 1 ? " step" : " steps") + " and ";
-  if (rank.waiting && now) return text + "waits in " + job::describe(*now);
+  if (rank.waiting && now) return text + "waits in " + job::health::describe(*now);
   return text + "is in user code" + (rank.busy_with.empty() ? "" : ", busy with " + rank.busy_with);
 }
 
 }  // namespace
 
-job::Fatal stall_warning(const job::RankHealth& health, const std::vector<RankLocation>& locations,
-                         const job::HealthLimits& limits) {
+job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
+                         const job::health::HealthLimits& limits) {
   job::Fatal fatal = fatal_of_rank(base::Cause::kRankStalled, health.rank, locations);
   fatal.detail = "no heartbeat for " + seconds(health.since_heartbeat) + process_state_text(health.process_state);
   fatal.hint = "the job is stopped after " + seconds(limits.stall) + " without a heartbeat (--stall-timeout)";
   return fatal;
 }
 
-Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::RankHealth>& health,
-                   const std::vector<base::RankSnapshot>& ranks, const HangEvidence& evidence) {
+Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
+                   const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence) {
   const bool stalled = finding.cause == base::Cause::kRankStalled;
   Verdict verdict;
   verdict.exit_code = base::exit_code(finding.cause);
-  verdict.stacks = stalled || ranks.empty() ? finding.ranks : job::culprit_ranks(ranks);
+  verdict.stacks = stalled || ranks.empty() ? finding.ranks : job::health::culprit_ranks(ranks);
   if (verdict.stacks.empty()) verdict.stacks = finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const int rank = verdict.stacks.front();
@@ -82,12 +83,12 @@ Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::Ran
       verdict.fatal.detail += process_state_text('T');
   }
   verdict.fatal.detail += waiting_text(ranks);
-  const auto snapshot =
-      std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSnapshot& one) { return one.rank == rank; });
+  const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
+                                     [&](const base::telemetry::RankSnapshot& one) { return one.rank == rank; });
   if (snapshot != ranks.end() && !stalled) verdict.fatal.detail += location_text(*snapshot);
   verdict.fatal.hint = "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
                        (stalled ? "" : "; wrap long work in world.busy(), or raise --hang-timeout");
   return verdict;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

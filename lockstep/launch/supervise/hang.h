@@ -11,21 +11,21 @@
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/supervise/verdict.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// The facts for a verdict besides the ranks without progress.
 struct HangEvidence {
-  job::HealthLimits limits;
+  job::health::HealthLimits limits;
   std::string run_dir;  ///< where stack files are written
-  std::vector<RankLocation> locations;
+  std::vector<protocol::RankLocation> locations;
 };
 
 /// Returns the verdict on ranks that are stalled or stuck, from the snapshots of all ranks. Pure.
-Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::RankHealth>& health,
-                   const std::vector<base::RankSnapshot>& ranks, const HangEvidence& evidence);
+Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
+                   const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence);
 
 /// Returns a kRankStalled warning about a rank that may still recover. Pure.
-job::Fatal stall_warning(const job::RankHealth& health, const std::vector<RankLocation>& locations,
-                         const job::HealthLimits& limits);
+job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
+                         const job::health::HealthLimits& limits);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr std::chrono::seconds kMinBackoff{10}, kMaxBackoff{600};
@@ -31,4 +31,4 @@ HostBackoff::Time HostBackoff::when_available(std::size_t count) const {
   return *last;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

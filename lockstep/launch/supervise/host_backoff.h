@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// Determines which hosts may be used. Identifies hosts by their numbers, from 0. Has no clock: callers pass the time.
 class HostBackoff {
@@ -31,4 +31,4 @@ class HostBackoff {
   std::vector<Backoff> hosts_;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

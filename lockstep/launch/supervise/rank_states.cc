@@ -7,8 +7,8 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/progress_report.h"
 
-namespace lockstep::launcher {
-bool RankStates::add(const job::RankHealth& health) {
+namespace lockstep::launcher::supervise {
+bool RankStates::add(const job::health::RankHealth& health) {
   const auto before = health_.find(health.rank);
   if (before != health_.end() && before->second.is_in_world && !health.is_in_world) last_left_ = Clock::now();
   health_[health.rank] = health;
@@ -22,21 +22,21 @@ void RankStates::on_rank_exit(int rank) {
   if (health_.erase(rank) > 0) last_left_ = Clock::now();
 }
 
-void RankStates::add(base::RankSnapshot snapshot) {
+void RankStates::add(base::telemetry::RankSnapshot snapshot) {
   const int rank = snapshot.rank;
   snapshots_[rank] = std::move(snapshot);
 }
 
-std::optional<job::HangFinding> RankStates::find_hang() const {
-  std::vector<job::RankHealth> all;
+std::optional<job::health::HangFinding> RankStates::find_hang() const {
+  std::vector<job::health::RankHealth> all;
   for (const auto& [rank, health] : health_) all.push_back(health);
-  const auto finding = job::find_hang(all, world_size_, limits_);
+  const auto finding = job::health::find_hang(all, world_size_, limits_);
   const bool just_left = last_left_ && Clock::now() - *last_left_ < limits_.hang;
   return finding && finding->cause == base::Cause::kRankStuck && just_left ? std::nullopt : finding;
 }
 
-std::vector<base::RankSnapshot> RankStates::snapshots() const {
-  std::vector<base::RankSnapshot> all;
+std::vector<base::telemetry::RankSnapshot> RankStates::snapshots() const {
+  std::vector<base::telemetry::RankSnapshot> all;
   for (const auto& [rank, snapshot] : snapshots_) all.push_back(snapshot);
   return all;
 }
@@ -44,7 +44,7 @@ std::vector<base::RankSnapshot> RankStates::snapshots() const {
 std::string RankStates::text() const {
   const auto has_done = [](const auto& flight) { return !flight.second.operations.empty(); };
   if (std::none_of(snapshots_.begin(), snapshots_.end(), has_done)) return "";
-  return "lockstep: where the ranks were:\n" + job::progress_report(snapshots());
+  return "lockstep: where the ranks were:\n" + job::health::progress_report(snapshots());
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

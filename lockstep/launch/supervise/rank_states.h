@@ -10,37 +10,38 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// Collects the health reports and snapshots of all ranks. Not thread-safe.
 class RankStates {
  public:
-  RankStates(int world_size, const job::HealthLimits& limits) : world_size_(world_size), limits_(limits) {}
+  RankStates(int world_size, const job::health::HealthLimits& limits) : world_size_(world_size), limits_(limits) {}
 
   /// Stores a health report. Returns whether the caller should print a warning: the rank has had no heartbeat for 5 s,
   /// and there was no warning yet since its last heartbeat.
-  bool add(const job::RankHealth& health);
-  void add(base::RankSnapshot snapshot);
+  bool add(const job::health::RankHealth& health);
+  void add(base::telemetry::RankSnapshot snapshot);
   /// Call it when the process of `rank` has exited.
   void on_rank_exit(int rank);
 
-  /// Calls job::find_hang() with the last health reports. Does not return kRankStuck within the limit after a rank has
-  /// left its world: it has just released the other ranks, whose last reports may be older.
-  std::optional<job::HangFinding> find_hang() const;
+  /// Calls job::health::find_hang() with the last health reports. Does not return kRankStuck within the limit after a
+  /// rank has left its world: it has just released the other ranks, whose last reports may be older.
+  std::optional<job::health::HangFinding> find_hang() const;
 
-  const std::map<int, job::RankHealth>& health() const { return health_; }
-  std::vector<base::RankSnapshot> snapshots() const;
-  /// Returns "lockstep: where the ranks were:" and job::progress_report(); empty if no rank has recorded an operation.
+  const std::map<int, job::health::RankHealth>& health() const { return health_; }
+  std::vector<base::telemetry::RankSnapshot> snapshots() const;
+  /// Returns "lockstep: where the ranks were:" and job::health::progress_report(); empty if no rank has recorded an
+  /// operation.
   std::string text() const;
 
  private:
-  using Clock = job::StallTimer::Clock;
+  using Clock = job::health::StallTimer::Clock;
   const int world_size_;
-  const job::HealthLimits limits_;
-  std::map<int, job::RankHealth> health_;       // the last report of each running rank
-  std::optional<Clock::time_point> last_left_;  // when a rank last left its world
-  std::set<int> warned_;                        // ranks for which add() has returned true
-  std::map<int, base::RankSnapshot> snapshots_;
+  const job::health::HealthLimits limits_;
+  std::map<int, job::health::RankHealth> health_;  // the last report of each running rank
+  std::optional<Clock::time_point> last_left_;     // when a rank last left its world
+  std::set<int> warned_;                           // ranks for which add() has returned true
+  std::map<int, base::telemetry::RankSnapshot> snapshots_;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

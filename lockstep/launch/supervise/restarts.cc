@@ -6,7 +6,7 @@
 #include <array>
 #include <string>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using base::Cause;
@@ -110,4 +110,4 @@ std::optional<std::chrono::milliseconds> Restarts::next(const Attempt& attempt, 
   return pause;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/supervise/verdict.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// Returns whether a restart may succeed. Returns false for failures that a user must fix, that would happen again, or
 /// that a user requested. Pure.
@@ -52,4 +52,4 @@ class Restarts {
   bool made_progress_ = false;
 };
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -27,7 +27,7 @@
 #include "lockstep/launch/supervise/host_backoff.h"
 #include "lockstep/launch/supervise/restarts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -47,14 +47,14 @@ std::string default_run_name(const std::string& program) {
 
 /// Returns lockstep itself, and the user's program if it was given by a path. A program found in PATH must exist on all
 /// hosts.
-StagedFiles files_to_stage(const RunOptions& options) {
-  if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), is_local_host)) return nullptr;
-  std::vector<StagedFile> files = {read_staged_file(executable_path())};
+hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
+  if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), hosts::is_local_host)) return nullptr;
+  std::vector<hosts::StagedFile> files = {hosts::read_staged_file(process::executable_path())};
   const std::string& program = options.command.front();
   if (program.find('/') != std::string::npos)
-    files.push_back(
-        read_staged_file(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
-  return std::make_shared<const std::vector<StagedFile>>(std::move(files));
+    files.push_back(hosts::read_staged_file(
+        program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
+  return std::make_shared<const std::vector<hosts::StagedFile>>(std::move(files));
 }
 
 /// Returns a random id, which all generations of a job share.
@@ -65,9 +65,9 @@ std::string random_job_id() {
   return base::to_hex({bytes, sizeof bytes});
 }
 
-std::size_t count_hosts(const RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
+std::size_t count_hosts(const cli::RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
 
-void check_min_hosts(const RunOptions& options) {
+void check_min_hosts(const cli::RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
     throw base::UsageError("--min-hosts: " + std::to_string(options.min_hosts) + "; expected at most " +
                            std::to_string(count_hosts(options)) + ", the number of hosts of the job");
@@ -151,7 +151,7 @@ std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point 
   const job::Fatal& fatal = verdict.fatal;
   std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
                      (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") +
-                     (fatal.host.empty() ? "" : " on " + fatal.host) + ": " + base::printable(fatal.detail) +
+                     (fatal.host.empty() ? "" : " on " + fatal.host) + ": " + base::telemetry::printable(fatal.detail) +
                      "; restart " + std::to_string(restarts_.num_restarts()) + " of " +
                      std::to_string(job_.options.max_restarts) + " in " + seconds_text(next - now);
   if (num_hosts_ > 1) {
@@ -172,7 +172,7 @@ std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point 
 /// Returns the verdict on a stop request that arrives while no rank runs; nullopt for other signals.
 std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
   job::Fatal fatal;
-  fatal.host = base::host_name();
+  fatal.host = base::net::host_name();
   fatal.pid = ::getpid();
   fatal.gen = std::max(0, restarts_.num_restarts() - 1);
   const std::string where = " before restart " + std::to_string(restarts_.num_restarts()) + " of " +
@@ -194,7 +194,7 @@ std::optional<Verdict> RestartLoop::wait_until(Clock::time_point next) const {
   do {
     pollfd entry{job_.signals, POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms());
-    while (const auto signal = read_signal(job_.signals))
+    while (const auto signal = process::read_signal(job_.signals))
       if (auto verdict = signal_verdict(*signal)) return verdict;
   } while (!deadline.expired());
   return std::nullopt;
@@ -225,30 +225,30 @@ int RestartLoop::run() {
 
 }  // namespace
 
-int run(RunOptions options) {
-  options.hosts = resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
+int run(cli::RunOptions options) {
+  options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   check_min_hosts(options);
   JobSpec job;
-  LaunchContext& context = job.context;
+  plan::LaunchContext& context = job.context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   context.launcher_directory = std::filesystem::current_path();
-  context.program = resolve_program(options, options.command.front());
-  context.environment = apply_exports(current_environment(), options.exports);
+  context.program = hosts::resolve_program(options, options.command.front());
+  context.environment = plan::apply_exports(process::current_environment(), options.exports);
   for (const std::string& variable : options.exports)
     context.exported.push_back(variable.substr(0, variable.find('=')));
-  context.columns = terminal_columns();
+  context.columns = output::terminal_columns();
   context.job = random_job_id();
   context.run_dir = "runs/" + (options.name.empty() ? default_run_name(context.program) : options.name);
   // A shell that replaced itself by lockstep may have left children.
-  job.inherited_children = has_children() ? descendants() : std::vector<pid_t>();
+  job.inherited_children = process::has_children() ? process::descendants() : std::vector<pid_t>();
   const base::Fd signals(
-      make_signal_fd(handled_signals()));  // before any thread exists, so that none receives a signal
+      process::make_signal_fd(process::handled_signals()));  // before any thread exists, so that none receives a signal
   job.signals = signals.get();
-  become_subreaper();
+  process::become_subreaper();
   job.max_files = base::raise_fd_limit(8 * options.hosts.size() + 64);
   job.staged_files = files_to_stage(options);
   job.options = std::move(options);
   return RestartLoop(job).run();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

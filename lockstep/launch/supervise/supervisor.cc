@@ -22,7 +22,7 @@
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/verdict.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using base::Deadline;
@@ -30,55 +30,56 @@ using namespace std::chrono_literals;
 
 class Supervisor {
  public:
-  Supervisor(const RunOptions& options, PreparedJob job, int signals, const std::vector<pid_t>& inherited_children);
+  Supervisor(const cli::RunOptions& options, PreparedJob job, int signals,
+             const std::vector<pid_t>& inherited_children);
   JobOutcome run();
 
  private:
-  void send_jobs(LaunchContext context);
+  void send_jobs(plan::LaunchContext context);
   void mark_host_lost(std::size_t index);
   bool has_agent() const;
   Deadline next_deadline() const;
   void poll_once();
   void read_agent(std::size_t index);
-  void handle_frame(std::size_t agent, const Frame& frame);
-  void on_rank_exit(RankExit end);
+  void handle_frame(std::size_t agent, const protocol::Frame& frame);
+  void on_rank_exit(protocol::RankExit end);
   void conclude_preemption();
-  void on_start_failed(std::size_t agent, int rank, StartStep step, int error);
+  void on_start_failed(std::size_t agent, int rank, process::StartStep step, int error);
   void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
-  void on_refused(const AgentLink& agent, const std::vector<std::string>& why);
+  void on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why);
   void on_host_unreachable(std::size_t index);
   void on_signal(int signal);
   void decide();
   void request_snapshots();
   void on_snapshots();
-  void on_rank_health(const job::RankHealth& health);
-  Verdict exit_verdict(const RankExit& end);
-  Verdict hang_verdict(const std::vector<base::RankSnapshot>& ranks);
+  void on_rank_health(const job::health::RankHealth& health);
+  Verdict exit_verdict(const protocol::RankExit& end);
+  Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
   void use_own_exit_code();
-  void send_stop(const StopRequest& request);
+  void send_stop(const protocol::StopRequest& request);
   std::string failure_report();
-  void broadcast(const Frame& frame);
+  void broadcast(const protocol::Frame& frame);
   void on_agent_silent(std::size_t index);
   void on_agent_lost(std::size_t index);
   std::optional<job::Fatal> published_cause();
   void conclude(Verdict verdict);
-  RankLocation& location(int rank);
+  protocol::RankLocation& location(int rank);
 
-  const RunOptions options_;
+  const cli::RunOptions options_;
   const std::vector<pid_t> inherited_children_;
   const int signals_;
   const int generation_;
-  std::vector<AgentLink> agents_;
-  const std::vector<Node> nodes_;  // one per agent
-  std::vector<RankLocation> locations_;
-  std::unique_ptr<Output> output_;
+  std::vector<hosts::AgentLink> agents_;
+  const std::vector<plan::Node> nodes_;  // one per agent
+  std::vector<protocol::RankLocation> locations_;
+  std::unique_ptr<output::Output> output_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
-  const job::HealthLimits limits_;
-  std::vector<RankExit> exits_;
+  const job::health::HealthLimits limits_;
+  std::vector<protocol::RankExit> exits_;
   RankStates rank_states_;
-  std::optional<job::HangFinding> finding_;  // the hang because of which snapshots were requested
-  bool snapshots_requested_ = false;         // after the first failure or hang
+  std::optional<job::health::HangFinding> finding_;  // the hang because of which snapshots were requested
+  bool snapshots_requested_ = false;                 // after the first failure or hang
   Deadline snapshot_deadline_ = Deadline::never();
   std::set<std::size_t> awaited_snapshots_;  // agents whose snapshots are awaited
   int stop_signal_ = 0;                      // the user's signal
@@ -88,22 +89,22 @@ class Supervisor {
   JobOutcome outcome_;
 };
 
-std::vector<RankLocation> rank_locations(const std::vector<Node>& nodes) {
-  std::vector<RankLocation> locations;
-  for (const Node& node : nodes)
+std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes) {
+  std::vector<protocol::RankLocation> locations;
+  for (const plan::Node& node : nodes)
     locations.insert(locations.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
   return locations;
 }
 
 /// Returns the prefix of each rank's lines.
-std::vector<std::string> rank_prefixes(const std::vector<RankLocation>& locations, bool with_hosts) {
+std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts) {
   std::vector<std::string> prefixes;
-  for (const RankLocation& location : locations)
-    prefixes.push_back(rank_prefix(static_cast<int>(prefixes.size()), with_hosts ? location.host : ""));
+  for (const protocol::RankLocation& location : locations)
+    prefixes.push_back(plan::rank_prefix(static_cast<int>(prefixes.size()), with_hosts ? location.host : ""));
   return prefixes;
 }
 
-Supervisor::Supervisor(const RunOptions& options, PreparedJob job, int signals,
+Supervisor::Supervisor(const cli::RunOptions& options, PreparedJob job, int signals,
                        const std::vector<pid_t>& inherited_children)
     : options_(options),
       inherited_children_(inherited_children),
@@ -112,30 +113,31 @@ Supervisor::Supervisor(const RunOptions& options, PreparedJob job, int signals,
       agents_(std::move(job.agents)),
       nodes_(std::move(job.nodes)),
       locations_(rank_locations(nodes_)),
-      output_(std::make_unique<Output>(options, rank_prefixes(locations_, nodes_.size() > 1))),
+      output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1))),
       run_dir_(job.context.run_dir),
-      limits_(health_limits(options, job.context.environment)),
+      limits_(plan::health_limits(options, job.context.environment)),
       rank_states_(static_cast<int>(locations_.size()), limits_) {
   if (!job.start_note.empty()) output_->print_note(job.start_note);
   send_jobs(std::move(job.context));
 }
 
-void Supervisor::send_jobs(LaunchContext context) {
+void Supervisor::send_jobs(plan::LaunchContext context) {
   context.key = job::JobKey::random();
-  store_.emplace(base::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
+  store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
   context.store = store_->address();
-  const std::vector<JobPlan> jobs = plan_jobs(options_, context, nodes_);
-  for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kJob, -1, encode_job(jobs[i])});
+  const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    agents_[i].send({protocol::FrameKind::kJob, -1, protocol::encode_job(jobs[i])});
 }
 
-void Supervisor::broadcast(const Frame& frame) {
-  for (AgentLink& agent : agents_) agent.send(frame);
+void Supervisor::broadcast(const protocol::Frame& frame) {
+  for (hosts::AgentLink& agent : agents_) agent.send(frame);
 }
 
-void Supervisor::send_stop(const StopRequest& request) {
-  broadcast({FrameKind::kStop, -1, encode_stop(request)});
+void Supervisor::send_stop(const protocol::StopRequest& request) {
+  broadcast({protocol::FrameKind::kStop, -1, protocol::encode_stop(request)});
   const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
-  for (AgentLink& agent : agents_)
+  for (hosts::AgentLink& agent : agents_)
     agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + base::kAgentExitTimeout));
 }
 
@@ -148,7 +150,7 @@ std::optional<job::Fatal> Supervisor::published_cause() {
   return line ? job::parse_fatal(*line) : std::nullopt;
 }
 
-Verdict Supervisor::exit_verdict(const RankExit& end) {
+Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
   return judge_exit(end, {.tail = output_->tail(end.rank),
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
@@ -156,7 +158,7 @@ Verdict Supervisor::exit_verdict(const RankExit& end) {
 }
 
 /// Returns the verdict on a hang. A cause that a rank has published takes precedence.
-Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
+Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks) {
   Verdict verdict = judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_});
   if (auto published = published_cause()) {
     verdict.fatal = std::move(*published);
@@ -173,7 +175,7 @@ void Supervisor::decide() {
 
 void Supervisor::request_snapshots() {
   if (std::exchange(snapshots_requested_, true)) return;
-  broadcast({FrameKind::kSnapshotRequest, -1, {}});
+  broadcast({protocol::FrameKind::kSnapshotRequest, -1, {}});
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
   snapshot_deadline_ = Deadline::in(base::kSnapshotTimeout);
@@ -184,8 +186,8 @@ void Supervisor::request_snapshots() {
 void Supervisor::on_snapshots() {
   snapshot_deadline_ = Deadline::never();
   if (verdict_ || stop_signal_ != 0) return;
-  const RankExit* end = first_failure(exits_);
-  const std::vector<base::RankSnapshot> ranks = rank_states_.snapshots();
+  const protocol::RankExit* end = first_failure(exits_);
+  const std::vector<base::telemetry::RankSnapshot> ranks = rank_states_.snapshots();
   if (end)
     verdict_ = exit_verdict(*end);
   else if (finding_)
@@ -195,11 +197,12 @@ void Supervisor::on_snapshots() {
   add_step_and_operation(verdict_->fatal, ranks);
   request_stack(*verdict_, exits_, run_dir_, locations_);
   job::publish_cause(store_->store(), verdict_->fatal);
-  if (!verdict_->stacks.empty()) broadcast({FrameKind::kWriteStacks, -1, encode_ranks(verdict_->stacks)});
+  if (!verdict_->stacks.empty())
+    broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
   send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
 }
 
-void Supervisor::on_rank_health(const job::RankHealth& health) {
+void Supervisor::on_rank_health(const job::health::RankHealth& health) {
   if (rank_states_.add(health) && !verdict_) {
     job::Fatal warning = stall_warning(health, locations_, limits_);
     warning.gen = generation_;
@@ -210,7 +213,7 @@ void Supervisor::on_rank_health(const job::RankHealth& health) {
   if (finding_) request_snapshots();
 }
 
-void Supervisor::on_rank_exit(RankExit end) {
+void Supervisor::on_rank_exit(protocol::RankExit end) {
   location(end.rank);  // throws for an unknown rank
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
@@ -226,13 +229,13 @@ void Supervisor::on_rank_exit(RankExit end) {
 /// Records that the host has failed, or that its ranks are no longer monitored.
 void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
-void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
-  if (step != StartStep::kExec) mark_host_lost(agent);
+void Supervisor::on_start_failed(std::size_t agent, int rank, process::StartStep step, int error) {
+  if (step != process::StartStep::kExec) mark_host_lost(agent);
   conclude(judge_start_failure(step, error, rank, location(rank).host, options_.command.front()));
   send_stop({.signal = SIGKILL});
 }
 
-void Supervisor::on_refused(const AgentLink& agent, const std::vector<std::string>& why) {
+void Supervisor::on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why) {
   conclude(judge_refusal(agent.host(), why[0], why[1]));
   send_stop({.signal = SIGKILL});
 }
@@ -248,70 +251,73 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
 }
 
 /// Returns where `rank` runs. Throws Error kProtocol if there is no such rank.
-RankLocation& Supervisor::location(int rank) {
+protocol::RankLocation& Supervisor::location(int rank) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= locations_.size())
     throw base::Error(base::Cause::kProtocol, "launcher and agent: a frame of rank " + std::to_string(rank) +
                                                   "; expected 0 to " + std::to_string(locations_.size() - 1));
   return locations_[static_cast<std::size_t>(rank)];
 }
 
-void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
+void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kStarted: location(frame.rank).pid = decode_numbers(frame.payload, 1)[0]; break;
-    case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
-    case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
-    case FrameKind::kRankExited: on_rank_exit(decode_rank_exit(frame.payload)); break;
-    case FrameKind::kStartFailed: {
-      const auto numbers = decode_numbers(frame.payload, 2);
+    case protocol::FrameKind::kStarted: location(frame.rank).pid = protocol::decode_numbers(frame.payload, 1)[0]; break;
+    case protocol::FrameKind::kStdout: output_->add(frame.rank, output::Stream::kOut, frame.payload); break;
+    case protocol::FrameKind::kStderr: output_->add(frame.rank, output::Stream::kErr, frame.payload); break;
+    case protocol::FrameKind::kRankExited: on_rank_exit(protocol::decode_rank_exit(frame.payload)); break;
+    case protocol::FrameKind::kStartFailed: {
+      const auto numbers = protocol::decode_numbers(frame.payload, 2);
       on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
       break;
     }
-    case FrameKind::kOutputDropped:
-      output_->print_note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
+    case protocol::FrameKind::kOutputDropped:
+      output_->print_note(std::to_string(protocol::decode_numbers(frame.payload, 1)[0]) +
                           " bytes of output dropped: the launcher was suspended");
       break;
-    case FrameKind::kRankHealth: on_rank_health(decode_rank_health(frame.payload)); break;
-    case FrameKind::kCheckpointSaved:
+    case protocol::FrameKind::kRankHealth: on_rank_health(protocol::decode_rank_health(frame.payload)); break;
+    case protocol::FrameKind::kCheckpointSaved:
       outcome_.attempt.newest_checkpoint =
-          std::max(outcome_.attempt.newest_checkpoint, decode_numbers(frame.payload, 1)[0]);
+          std::max(outcome_.attempt.newest_checkpoint, protocol::decode_numbers(frame.payload, 1)[0]);
       break;
-    case FrameKind::kSnapshot:
+    case protocol::FrameKind::kSnapshot:
       if (!verdict_)
-        rank_states_.add(decode_snapshot(frame.payload));  // later snapshots show ranks that are being stopped
+        rank_states_.add(
+            protocol::decode_snapshot(frame.payload));  // later snapshots show ranks that are being stopped
       break;
-    case FrameKind::kAlive: break;
-    case FrameKind::kSnapshotsDone:
+    case protocol::FrameKind::kAlive: break;
+    case protocol::FrameKind::kSnapshotsDone:
       awaited_snapshots_.erase(agent);
       if (awaited_snapshots_.empty()) on_snapshots();
       break;
-    case FrameKind::kRefused: on_refused(agents_[agent], decode_texts(frame.payload, 2)); break;
-    case FrameKind::kUnkillable: on_unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
-    case FrameKind::kDone: done_agents_.insert(agent); break;
-    case FrameKind::kHostInfo:
-    case FrameKind::kRouteReply:
-    case FrameKind::kProbeReply:
-    case FrameKind::kClockReply:
-    case FrameKind::kHostFacts:
-    case FrameKind::kListenReply:
-    case FrameKind::kLinkSpeed:
-    case FrameKind::kJob:
-    case FrameKind::kStop:
-    case FrameKind::kSignal:
-    case FrameKind::kSnapshotRequest:
-    case FrameKind::kRouteRequest:
-    case FrameKind::kProbeRequest:
-    case FrameKind::kWriteStacks:
-    case FrameKind::kClockRequest:
-    case FrameKind::kHostFactsRequest:
-    case FrameKind::kListenRequest:
-    case FrameKind::kMeasureRequest:
+    case protocol::FrameKind::kRefused: on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2)); break;
+    case protocol::FrameKind::kUnkillable:
+      on_unkillable(agent, frame.rank, protocol::decode_numbers(frame.payload, 1)[0]);
+      break;
+    case protocol::FrameKind::kDone: done_agents_.insert(agent); break;
+    case protocol::FrameKind::kHostInfo:
+    case protocol::FrameKind::kRouteReply:
+    case protocol::FrameKind::kProbeReply:
+    case protocol::FrameKind::kClockReply:
+    case protocol::FrameKind::kHostFacts:
+    case protocol::FrameKind::kListenReply:
+    case protocol::FrameKind::kLinkSpeed:
+    case protocol::FrameKind::kJob:
+    case protocol::FrameKind::kStop:
+    case protocol::FrameKind::kSignal:
+    case protocol::FrameKind::kSnapshotRequest:
+    case protocol::FrameKind::kRouteRequest:
+    case protocol::FrameKind::kProbeRequest:
+    case protocol::FrameKind::kWriteStacks:
+    case protocol::FrameKind::kClockRequest:
+    case protocol::FrameKind::kHostFactsRequest:
+    case protocol::FrameKind::kListenRequest:
+    case protocol::FrameKind::kMeasureRequest:
       throw base::Error(base::Cause::kProtocol, "the agent sent a frame that does not belong to a running job");
   }
 }
 
 void Supervisor::read_agent(std::size_t index) {
   try {
-    for (const Frame& frame : agents_[index].read()) handle_frame(index, frame);
+    for (const protocol::Frame& frame : agents_[index].read()) handle_frame(index, frame);
   } catch (const base::Error& error) {
     conclude(judge_invalid_agent(agents_[index].host(), agents_[index].pid(), error));
     agents_[index].kill();
@@ -322,7 +328,7 @@ void Supervisor::read_agent(std::size_t index) {
 void Supervisor::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
     outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
-    return broadcast({FrameKind::kSignal, -1, encode_numbers({signal})});
+    return broadcast({protocol::FrameKind::kSignal, -1, protocol::encode_numbers({signal})});
   }
   if (signal == SIGCHLD) return;
   const bool again = stop_signal_ != 0 || verdict_;
@@ -357,7 +363,7 @@ void Supervisor::on_host_unreachable(std::size_t index) {
 /// the agent was on this host, the kernel has killed its ranks, and their children have become children of this
 /// process, which kills them. On other hosts, they are killed when the agent's connection ends.
 void Supervisor::on_agent_lost(std::size_t index) {
-  const RankExit end = agents_[index].reap();
+  const protocol::RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
   if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
   if (done_agents_.contains(index)) return;
@@ -370,29 +376,30 @@ void Supervisor::on_agent_lost(std::size_t index) {
                              .text = agents_[index].stderr_text()}));
   send_stop({.signal = SIGKILL});
   if (nodes_[index].is_local &&
-      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_local; }) == 1)
-    for (const pid_t pid : kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
+      std::count_if(nodes_.begin(), nodes_.end(), [](const plan::Node& node) { return node.is_local; }) == 1)
+    for (const pid_t pid : process::kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
       on_unkillable(index, -1, pid);
 }
 
 bool Supervisor::has_agent() const {
-  return std::any_of(agents_.begin(), agents_.end(), [](const AgentLink& agent) { return agent.descriptor() >= 0; });
+  return std::any_of(agents_.begin(), agents_.end(),
+                     [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
 }
 
 Deadline Supervisor::next_deadline() const {
   Deadline next = earlier(decide_at_, snapshot_deadline_);
-  for (const AgentLink& agent : agents_)
+  for (const hosts::AgentLink& agent : agents_)
     if (agent.descriptor() >= 0) next = earlier(next, agent.next_deadline());
   return next;
 }
 
 void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
-  for (const AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
-  for (const AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
+  for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
+  for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
   if (entries[0].revents)
-    while (const auto signal = read_signal(signals_)) on_signal(*signal);
+    while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -420,7 +427,8 @@ JobOutcome Supervisor::run() {
 /// Sets the verdict to kPreempted if all ranks exited together after a stop request (SIGTERM or SIGUSR1). After Ctrl-C
 /// the verdict stays kInterrupted.
 void Supervisor::conclude_preemption() {
-  const bool all = std::all_of(exits_.begin(), exits_.end(), [](const RankExit& end) { return end.preempted; });
+  const bool all =
+      std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
   verdict_ = judge_preemption(exits_.front(), location(exits_.front().rank).host, rank_states_.snapshots());
 }
@@ -431,7 +439,7 @@ void Supervisor::use_own_exit_code() {
   if (!verdict_ ||
       (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
     return;
-  for (const RankExit& end : exits_)
+  for (const protocol::RankExit& end : exits_)
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
@@ -446,13 +454,13 @@ std::string Supervisor::failure_report() {
 
 }  // namespace
 
-std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits) {
+std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits) {
   return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, base::kMinAgentSilence) : 0ms;
 }
 
-JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,
+JobOutcome supervise(const cli::RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children) {
   return Supervisor(options, std::move(job), signals, inherited_children).run();
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

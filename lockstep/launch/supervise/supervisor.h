@@ -19,14 +19,14 @@
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/supervise/restarts.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// A job whose agents run and whose hosts reach each other.
 struct PreparedJob {
-  LaunchContext context;  ///< store.host is the address for the store; supervise() sets its port and the key
-  std::vector<AgentLink> agents;
-  std::vector<Node> nodes;  ///< one per agent
-  std::string start_note;   ///< a line to print at the start; empty: none
+  plan::LaunchContext context;  ///< store.host is the address for the store; supervise() sets its port and the key
+  std::vector<hosts::AgentLink> agents;
+  std::vector<plan::Node> nodes;  ///< one per agent
+  std::string start_note;         ///< a line to print at the start; empty: none
 };
 
 /// How a generation ended. Its processes have ended, except on unreachable hosts.
@@ -37,18 +37,18 @@ struct JobOutcome {
   Attempt attempt;
   std::set<std::size_t> lost_hosts;   ///< numbers of the hosts that failed, as opposed to their ranks
   bool has_unreachable_host = false;  ///< a host is unreachable; its processes end within 10 s
-  std::string failure_report;      ///< lines to print: where the ranks were, and the last stderr lines of the culprit
-  std::unique_ptr<Output> output;  ///< the caller must call finish(); null: no output was created
+  std::string failure_report;  ///< lines to print: where the ranks were, and the last stderr lines of the culprit
+  std::unique_ptr<output::Output> output;  ///< the caller must call finish(); null: no output was created
 };
 
 /// Sends each agent its job and blocks until the processes of the job have ended. `signals` is a descriptor of
 /// make_signal_fd() for handled_signals(). `inherited_children` are descendants of this process that existed before the
 /// job; they are not killed. Throws Error before any rank has started, for example if a host has too few GPUs; later
 /// failures, such as an invalid frame of an agent, become the verdict. Call it from the main thread.
-JobOutcome supervise(const RunOptions& options, PreparedJob job, int signals,
+JobOutcome supervise(const cli::RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children);
 
 /// Returns the longest time in which an agent may send nothing; 0 means no limit.
-std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits);
+std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -8,12 +8,12 @@
 #include "lockstep/job/health/progress_report.h"
 #include "lockstep/launch/process/stack_dump.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
-bool is_killed(const RankExit& end) { return end.signal != 0 && end.signal != SIGABRT; }
+bool is_killed(const protocol::RankExit& end) { return end.signal != 0 && end.signal != SIGABRT; }
 
-std::string hint_for(const RankExit& end, const ExitEvidence& evidence) {
+std::string hint_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   const std::string stderr_hint = !evidence.tail.empty() ? "the last lines of its stderr are above" : "";
   switch (end.signal) {
     case 0: return stderr_hint;
@@ -41,8 +41,8 @@ std::string last_message(const std::string& tail, const std::string& prefix) {
   return message;
 }
 
-std::string detail_for(const RankExit& end, const ExitEvidence& evidence) {
-  std::string detail = to_text(end);
+std::string detail_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
+  std::string detail = protocol::to_text(end);
   if (end.signal == SIGABRT && !evidence.tail.empty())
     detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
@@ -53,14 +53,14 @@ std::string detail_for(const RankExit& end, const ExitEvidence& evidence) {
 
 }  // namespace
 
-const RankExit* first_failure(const std::vector<RankExit>& exits) {
-  const RankExit* first = nullptr;
-  for (const RankExit& end : exits)
+const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits) {
+  const protocol::RankExit* first = nullptr;
+  for (const protocol::RankExit& end : exits)
     if (end.failed() && (!first || (is_killed(end) && !is_killed(*first)))) first = &end;
   return first;
 }
 
-Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence) {
+Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) {
   Verdict verdict;
   job::Fatal& fatal = verdict.fatal;
   if (evidence.published) {
@@ -85,35 +85,36 @@ Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence) {
   return verdict;
 }
 
-void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks) {
-  const auto snapshot =
-      std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSnapshot& one) { return one.rank == fatal.rank; });
+void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry::RankSnapshot>& ranks) {
+  const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
+                                     [&](const base::telemetry::RankSnapshot& one) { return one.rank == fatal.rank; });
   if (snapshot == ranks.end()) return;
   if (fatal.step < 0) fatal.step = snapshot->steps;
   if (!fatal.op.empty()) return;
-  if (const auto* now = job::current_operation(*snapshot))
-    fatal.op = job::operation_label(*now);
-  else if (const auto* last = job::last_finished_operation(*snapshot))
-    fatal.detail += "; the last operation that it finished was " + job::describe(*last);
+  if (const auto* now = job::health::current_operation(*snapshot))
+    fatal.op = job::health::operation_label(*now);
+  else if (const auto* last = job::health::last_finished_operation(*snapshot))
+    fatal.detail += "; the last operation that it finished was " + job::health::describe(*last);
 }
 
-std::string stack_location(const std::string& run_dir, int rank, const std::vector<RankLocation>& locations) {
-  const bool several = std::any_of(locations.begin(), locations.end(), [&](const RankLocation& location) {
+std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations) {
+  const bool several = std::any_of(locations.begin(), locations.end(), [&](const protocol::RankLocation& location) {
     return location.host != locations.front().host;
   });
   const bool known = rank >= 0 && static_cast<std::size_t>(rank) < locations.size();
-  return run_dir + "/" + stack_file_name(rank) +
+  return run_dir + "/" + process::stack_file_name(rank) +
          (several && known ? " on " + locations[static_cast<std::size_t>(rank)].host : "");
 }
 
-void request_stack(Verdict& verdict, const std::vector<RankExit>& exits, const std::string& run_dir,
-                   const std::vector<RankLocation>& locations) {
+void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exits, const std::string& run_dir,
+                   const std::vector<protocol::RankLocation>& locations) {
   const int rank = verdict.fatal.rank;
-  const bool ended = std::any_of(exits.begin(), exits.end(), [&](const RankExit& end) { return end.rank == rank; });
+  const bool ended =
+      std::any_of(exits.begin(), exits.end(), [&](const protocol::RankExit& end) { return end.rank == rank; });
   if (verdict.fatal.cause != base::Cause::kRankStuck || rank < 0 || ended || !verdict.stacks.empty()) return;
   verdict.stacks = {rank};
   verdict.fatal.hint = "its stack is in " + stack_location(run_dir, rank, locations) +
                        (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

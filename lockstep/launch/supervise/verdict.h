@@ -12,7 +12,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 
 /// The content of the FATAL line, and the exit code of the launcher.
 struct Verdict {
@@ -24,30 +24,30 @@ struct Verdict {
 /// Returns the exit that caused the others; null if none is a failure. `exits` has all exits so far in the order of
 /// their arrival. A rank killed by a signal other than SIGABRT takes precedence over earlier exits, because a rank that
 /// loses a peer exits or aborts, and its exit may arrive first. Pure.
-const RankExit* first_failure(const std::vector<RankExit>& exits);
+const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits);
 
 /// The facts for a verdict besides the exits.
 struct ExitEvidence {
   std::string tail;                     ///< the last lines of the rank's stderr, as printed above the FATAL line
   std::string prefix;                   ///< the prefix of each of these lines
   std::optional<job::Fatal> published;  ///< the cause that a rank has published in the store
-  std::vector<RankLocation> locations;
+  std::vector<protocol::RankLocation> locations;
 };
 
 /// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
 /// explains more than the exit of a process. Pure.
-Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence);
+Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence);
 
 /// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no
 /// operation, appends the last one that it finished to the detail. Pure.
-void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks);
+void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry::RankSnapshot>& ranks);
 
 /// Adds the rank of the verdict to `verdict.stacks`, and the stack file to the hint, if other ranks have reported the
 /// rank as kRankStuck and it is alive: `exits` does not contain it. Pure.
-void request_stack(Verdict& verdict, const std::vector<RankExit>& exits, const std::string& run_dir,
-                   const std::vector<RankLocation>& locations);
+void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exits, const std::string& run_dir,
+                   const std::vector<protocol::RankLocation>& locations);
 
 /// Returns the path of the stack file of `rank`, with the host if the ranks are on several hosts. Pure.
-std::string stack_location(const std::string& run_dir, int rank, const std::vector<RankLocation>& locations);
+std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations);
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// A 64-bit hash of the numbers' bits, in their order. Two lists that differ in exactly one number never have the same
 /// hash.
@@ -21,4 +21,4 @@ inline std::uint64_t fingerprint(std::initializer_list<double> numbers) {
   return fingerprint(std::span(numbers.begin(), numbers.size()));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -10,7 +10,7 @@
 #include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/kernels/foreach_update.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// Parameters that one operation updates.
 struct ForeachPass::Batch {
@@ -44,7 +44,7 @@ ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool
 at::Tensor ForeachPass::gradient_like(std::size_t index) const {
   const auto& [name, tensor] = storage_.parameters()[index];
   const at::Tensor& gradient = tensor.grad();
-  if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(name);
+  if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(name);
   if (gradient.strides() == tensor.strides() && gradient.scalar_type() == tensor.scalar_type()) return gradient;
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
 }
@@ -75,7 +75,7 @@ std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
 }
 
 void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf) {
-  ForeachArgs list;
+  kernels::ForeachArgs list;
   std::vector<at::Tensor> stored;  // low-precision parameters, whose update is computed in float
   const bool widen = batch.dtype == at::kBFloat16 || batch.dtype == at::kHalf;
   list.states.resize(rule_.state_names().size());
@@ -106,4 +106,4 @@ void ForeachPass::reset_step_counts() {
   step_counts_stale_ = false;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

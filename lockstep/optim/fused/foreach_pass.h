@@ -9,7 +9,7 @@
 #include "lockstep/optim/fused/parameter_storage.h"
 #include "lockstep/optim/fused/update_rule.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// Updates parameters from gradients that are already means. Parameters that share options, dtype, device and step
 /// count form a batch, and each operation handles all tensors of a batch. For bfloat16 and half, sums and state are in
@@ -48,4 +48,4 @@ class ForeachPass {
   bool step_counts_stale_ = false;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -5,7 +5,7 @@
 
 #include "lockstep/optim/fused/fused_update.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 FusedOptimizer::FusedOptimizer() = default;
 FusedOptimizer::~FusedOptimizer() = default;
@@ -43,4 +43,4 @@ void FusedOptimizer::import_loaded_state() { update_->import_loaded_state(); }
 checkpoint::StateDict FusedOptimizer::state_dict() const { return update_->state_dict(); }
 void FusedOptimizer::load_state_dict(const checkpoint::StateDict& state) { update_->load_state_dict(state); }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

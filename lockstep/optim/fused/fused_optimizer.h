@@ -11,19 +11,21 @@
 
 namespace lockstep::ddp {
 class GradientSource;
-}
+}  // namespace lockstep::ddp
 
 namespace torch::optim {
 class Optimizer;
 }
 
 namespace lockstep::optim {
+at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
+void clip_grad_value(torch::optim::Optimizer& optimizer, double max);
+}  // namespace lockstep::optim
+
+namespace lockstep::optim::inline fused {
 
 class FusedUpdate;
 class UpdateRule;
-
-at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
-void clip_grad_value(torch::optim::Optimizer& optimizer, double max);
 
 /// Options of a fused optimizer as a whole, in addition to those of its parameter groups.
 struct FusedOptions {
@@ -116,8 +118,8 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
 
  private:
   // For clip_grad_norm() and clip_grad_value() of optim/clip_grad.h.
-  friend at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
-  friend void clip_grad_value(torch::optim::Optimizer& optimizer, double max);
+  friend at::Tensor optim::clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
+  friend void optim::clip_grad_value(torch::optim::Optimizer& optimizer, double max);
   at::Tensor clip_norm(double max_norm);
   void clip_value(double max);
 
@@ -129,4 +131,4 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   std::unique_ptr<FusedUpdate> update_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -15,7 +15,7 @@
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/kernels/clip_grad.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 namespace {
 
 using base::UsageError;
@@ -124,7 +124,7 @@ void FusedUpdate::measure_norms(std::uint64_t options_hash) {
   run_pass(comm::GradientUse::kNorm, options_hash);
   if (shards_) shards_->all_reduce_sums(storage_.all_partial_sums());
   for (std::size_t index = 0; index < has_sums_.size(); ++index) {
-    SquaredNorms all{};
+    kernels::SquaredNorms all{};
     for (std::size_t i = 0; has_sums_[index] && i < storage_.num_partial_sums(index); ++i) {
       all.parameter += storage_.partial_sums(index, 0)[i];
       all.step += storage_.partial_sums(index, 1)[i];
@@ -205,7 +205,7 @@ void FusedUpdate::require_clippable(const std::string& call) const {
 at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   base::check_option(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   require_clippable("clip_grad_norm");
-  if (foreach_pass_) return clip_norm(tensors_of(storage_), max_norm);
+  if (foreach_pass_) return kernels::clip_norm(tensors_of(storage_), max_norm);
   check_not_scaled_twice();
   if (clip_.backward != source_->num_backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
@@ -223,7 +223,7 @@ at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
 void FusedUpdate::clip_grad_value(double max) {
   base::check_option(max > 0, "clip_grad_value", "max", max, "more than 0");
   require_clippable("clip_grad_value");
-  if (foreach_pass_) return clip_value(tensors_of(storage_), max);
+  if (foreach_pass_) return kernels::clip_value(tensors_of(storage_), max);
   check_not_scaled_twice();
   if (clip_.backward != source_->num_backwards()) clip_ = {};
   clip_.max = std::min(clip_.max, max);
@@ -276,7 +276,7 @@ void FusedUpdate::run_local_pass() {
     const at::Tensor& tensor = parameters[index].tensor;
     const at::Tensor& gradient = tensor.grad();
     if (!gradient.defined()) continue;
-    if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(parameters[index].name);
+    if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(parameters[index].name);
     at::Tensor gradient_copy;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
       gradient_copy =
@@ -297,7 +297,7 @@ struct FusedUpdate::RangeArgs {
 
   c10::SmallVector<const void*, 16> gradients;
   c10::SmallVector<void*, 4> states;
-  KernelArgs kernel;
+  kernels::KernelArgs kernel;
 };
 
 FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range)
@@ -342,7 +342,7 @@ void FusedUpdate::sum_chunk_squares(const comm::GradientChunk& chunk) {
   double* sums = storage_.partial_sums(chunk.gradient_index) + chunk.offset / ParameterStorage::kElementsPerSum;
   for (std::size_t done = 0; done < chunk.count; done += ParameterStorage::kElementsPerSum) {
     const std::size_t count = std::min(ParameterStorage::kElementsPerSum, chunk.count - done);
-    *sums++ = kernels().sum_of_squares(RangeArgs(*this, chunk, {chunk.offset + done, count}).kernel);
+    *sums++ = kernels::kernels().sum_of_squares(RangeArgs(*this, chunk, {chunk.offset + done, count}).kernel);
   }
 }
 
@@ -351,7 +351,7 @@ void FusedUpdate::measure_chunk_norms(const comm::GradientChunk& chunk) {
   for (std::size_t first = chunk.offset; first < stop; first += ParameterStorage::kElementsPerSum) {
     const std::size_t place = first / ParameterStorage::kElementsPerSum;
     const ElementRange range = owned_range(chunk, first, std::min(first + ParameterStorage::kElementsPerSum, stop));
-    SquaredNorms squares{};
+    kernels::SquaredNorms squares{};
     if (range.count > 0) squares = rule_.measure_norms(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
     storage_.partial_sums(chunk.gradient_index, 0)[place] = squares.parameter;
     storage_.partial_sums(chunk.gradient_index, 1)[place] = squares.step;
@@ -454,4 +454,4 @@ void FusedUpdate::load_state_dict(const checkpoint::StateDict& state) {
   source_->host_group().barrier({.name = "load_state_dict"});
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -17,7 +17,7 @@
 #include "lockstep/optim/fused/state_sharding.h"
 #include "lockstep/optim/fused/update_rule.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
 /// copy of parameters and state, and each chunk is updated by the rank that claims it first. Elsewhere each rank
@@ -104,4 +104,4 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   std::uint64_t options_hash_ = 0;    // of that update, from prepare()
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

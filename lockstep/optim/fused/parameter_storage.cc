@@ -14,7 +14,7 @@
 #include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 namespace {
 
 using base::UsageError;
@@ -32,7 +32,7 @@ at::DataPtr pointer_into(const std::shared_ptr<void>& memory, std::size_t offset
 }
 
 at::TensorOptions state_options(const at::Tensor& parameter) {
-  return at::TensorOptions().dtype(state_dtype(parameter.scalar_type())).device(parameter.device());
+  return at::TensorOptions().dtype(kernels::state_dtype(parameter.scalar_type())).device(parameter.device());
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ ParameterStorage::~ParameterStorage() {
 void ParameterStorage::check_parameter(const Parameter& parameter) const {
   const at::Tensor& tensor = parameter.tensor;
   const std::string start = "lockstep::optim: parameter " + parameter.name + " ";
-  if (!has_kernel(tensor.scalar_type()))
+  if (!kernels::has_kernel(tensor.scalar_type()))
     throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
                      "; expected float, double, bfloat16 or half");
   if (!tensor.is_non_overlapping_and_dense())
@@ -128,7 +128,8 @@ void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
 }
 
 std::size_t ParameterStorage::state_bytes(std::size_t index) const {
-  return aligned(shard_of(index).count * c10::elementSize(state_dtype(parameters_[index].tensor.scalar_type())));
+  return aligned(shard_of(index).count *
+                 c10::elementSize(kernels::state_dtype(parameters_[index].tensor.scalar_type())));
 }
 
 void ParameterStorage::allocate_states(std::size_t num_states) {
@@ -213,4 +214,4 @@ void ParameterStorage::record_changes() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) snapshots_[i].version = parameters_[i].tensor._version();
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

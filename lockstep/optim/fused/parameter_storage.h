@@ -11,7 +11,7 @@
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/state_sharding.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// Holds parameters and state once per host, in memory that the ranks of the host share; or, where ranks share no
 /// memory, in each rank's own memory.
@@ -104,4 +104,4 @@ class ParameterStorage {
       aliases_;  // by parameter: all that use its storage, itself included; views share a version counter
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 namespace {
 
 /// The number of elements before byte `cut` of a parameter whose state begins at byte `begin`, rounded down to a whole
@@ -33,4 +33,4 @@ std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, i
   return ranges;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// Allocations and shards begin on a cache line.
 constexpr std::size_t kCacheLineBytes = 64;
@@ -25,4 +25,4 @@ struct StateSize {
 /// cache lines, and returns the range of each parameter that belongs to `owner`. Pure.
 std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

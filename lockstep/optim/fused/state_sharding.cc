@@ -14,7 +14,7 @@
 #include "lockstep/comm/group_access.h"
 #include "lockstep/optim/kernels/kernels.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 namespace {
 
 constexpr std::size_t kMaxChunkBytes = std::size_t{1} << 20;
@@ -26,7 +26,8 @@ std::size_t element_bytes(const at::Tensor& tensor) { return c10::elementSize(te
 std::vector<StateSize> state_sizes(const std::vector<ddp::GradientSource::Parameter>& parameters) {
   std::vector<StateSize> sizes;
   for (const auto& [name, tensor] : parameters)
-    sizes.push_back({static_cast<std::size_t>(tensor.numel()), c10::elementSize(state_dtype(tensor.scalar_type()))});
+    sizes.push_back(
+        {static_cast<std::size_t>(tensor.numel()), c10::elementSize(kernels::state_dtype(tensor.scalar_type()))});
   return sizes;
 }
 
@@ -175,4 +176,4 @@ at::Tensor StateSharding::gather_state(std::size_t index, const at::Tensor& shar
   return whole;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

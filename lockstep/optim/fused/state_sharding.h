@@ -10,7 +10,7 @@
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/shard_plan.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// An owner is a rank, or the set of ranks of a host that share memory. Each owner updates the elements whose state it
 /// holds and then sends them to the others. All collectives below are called by all ranks in the same order; each call
@@ -56,4 +56,4 @@ class StateSharding {
   at::Tensor input_, output_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -3,7 +3,7 @@
 
 #include <set>
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 using base::UsageError;
 
@@ -30,4 +30,4 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
   return groups;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -16,7 +16,7 @@
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/fused/update_rule.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// Parameters with options of their own.
 using ParamGroupOptions = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
@@ -44,7 +44,7 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
 template <typename Derived, typename Options, typename State, typename Scalars>
 class TorchUpdateRule : public UpdateRule {
  public:
-  using Kernel = void (*)(const KernelArgs&, const Scalars&);
+  using Kernel = void (*)(const kernels::KernelArgs&, const Scalars&);
 
   TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, Kernel kernel,
                   std::vector<std::string> state_names)
@@ -81,8 +81,10 @@ class TorchUpdateRule : public UpdateRule {
     return fingerprint(numbers_);
   }
 
-  void update(std::size_t index, const KernelArgs& args) const override { kernel_(args, scalars_[index]); }
-  void update(std::size_t index, const ForeachArgs& args) const override { optim::update(args, scalars_[index]); }
+  void update(std::size_t index, const kernels::KernelArgs& args) const override { kernel_(args, scalars_[index]); }
+  void update(std::size_t index, const kernels::ForeachArgs& args) const override {
+    optim::kernels::update(args, scalars_[index]);
+  }
   std::size_t batch_key(std::size_t index) const override { return batch_keys_[index]; }
   bool can_skip() const override {
     return std::all_of(scalars_.begin(), scalars_.end(),
@@ -151,4 +153,4 @@ class TorchUpdateRule : public UpdateRule {
   std::vector<double> numbers_;  // scratch of prepare()
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -10,7 +10,7 @@
 #include "lockstep/optim/kernels/foreach_update.h"
 #include "lockstep/optim/kernels/kernels.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline fused {
 
 /// An optimizer's options, state and arithmetic. `index` is a parameter's position in GradientSource::parameters().
 class UpdateRule {
@@ -25,9 +25,9 @@ class UpdateRule {
   virtual std::uint64_t prepare() = 0;
   /// Updates a range of elements. `args.states` are in the order of state_names(). May be called on any thread of the
   /// running pass.
-  virtual void update(std::size_t index, const KernelArgs& args) const = 0;
+  virtual void update(std::size_t index, const kernels::KernelArgs& args) const = 0;
   /// Updates a batch of parameters on a device; `index` is one of them.
-  virtual void update(std::size_t index, const ForeachArgs& args) const = 0;
+  virtual void update(std::size_t index, const kernels::ForeachArgs& args) const = 0;
   /// Valid after prepare(): parameters with the same key have the same options and step count.
   virtual std::size_t batch_key(std::size_t index) const = 0;
   /// Valid after prepare(): true if ForeachArgs::found_inf alone is enough to skip this update.
@@ -42,9 +42,9 @@ class UpdateRule {
   // prepare() and update():
   virtual bool needs_norms() const { return false; }
   /// Returns the sums of squares for a range of at most ParameterStorage::kElementsPerSum elements.
-  virtual SquaredNorms measure_norms(std::size_t, const KernelArgs&) const { return {}; }
+  virtual kernels::SquaredNorms measure_norms(std::size_t, const kernels::KernelArgs&) const { return {}; }
   /// Receives the sums over the whole parameter, on every rank.
-  virtual void set_norms(std::size_t, const SquaredNorms&) {}
+  virtual void set_norms(std::size_t, const kernels::SquaredNorms&) {}
 
   // Access to the state that torch::optim::Optimizer holds:
   /// Number of updates of a parameter. An optimizer without a step count returns 1 for any number above 0.
@@ -54,4 +54,4 @@ class UpdateRule {
   virtual void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) = 0;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline fused

@@ -18,7 +18,7 @@
 #include "lockstep/base/option_check.h"
 #include "lockstep/optim/kernels/kernels.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 namespace {
 
 using base::UsageError;
@@ -166,4 +166,4 @@ void clip_value(const std::vector<at::Tensor>& parameters, double max) {
   bump_versions(gradients);
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 
 /// clip_grad_norm() of a list of parameters.
 at::Tensor clip_norm(const std::vector<at::Tensor>& parameters, double max_norm);
@@ -13,4 +13,4 @@ at::Tensor clip_norm(const std::vector<at::Tensor>& parameters, double max_norm)
 /// clip_grad_value() of a list of parameters.
 void clip_value(const std::vector<at::Tensor>& parameters, double max);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

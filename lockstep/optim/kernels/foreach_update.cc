@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 namespace {
 
 std::optional<at::Tensor> optional_found_inf(const ForeachArgs& args) {
@@ -134,4 +134,4 @@ void update(const ForeachArgs& args, const LarsScalars& scalars) {
   rollback.restore_if_skipped();
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

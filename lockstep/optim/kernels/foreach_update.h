@@ -7,7 +7,7 @@
 
 #include "lockstep/optim/kernels/kernels.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 
 /// Tensors of one device and one dtype, float or double. All lists have the same order; gradients and states have the
 /// shape and strides of their parameter.
@@ -27,4 +27,4 @@ void update(const ForeachArgs& args, const AdagradScalars& scalars);
 void update(const ForeachArgs& args, const LambScalars& scalars);
 void update(const ForeachArgs& args, const LarsScalars& scalars);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

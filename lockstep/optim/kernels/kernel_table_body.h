@@ -6,7 +6,7 @@
 #include "lockstep/optim/kernels/tensor_kernels_body.h"
 #include "lockstep/optim/kernels/update_kernels_body.h"
 
-namespace lockstep::optim::LOCKSTEP_ISA {
+namespace lockstep::optim::kernels::LOCKSTEP_ISA {
 
 constinit const KernelTable kTable{.sgd = update_sgd,
                                    .adam = update_adam,
@@ -21,4 +21,4 @@ constinit const KernelTable kTable{.sgd = update_sgd,
                                    .clamp = clamp,
                                    .update_ema = update_ema};
 
-}  // namespace lockstep::optim::LOCKSTEP_ISA
+}  // namespace lockstep::optim::kernels::LOCKSTEP_ISA

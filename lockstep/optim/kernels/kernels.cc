@@ -5,14 +5,14 @@
 
 #include "lockstep/base/check.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 
-const KernelTable& kernels(base::InstructionSet set) {
-  return base::select(set, baseline::kTable, avx2::kTable, avx512::kTable);
+const KernelTable& kernels(base::simd::InstructionSet set) {
+  return base::simd::select(set, baseline::kTable, avx2::kTable, avx512::kTable);
 }
 
 const KernelTable& kernels() {
-  static const KernelTable& chosen = kernels(base::best_instruction_set());
+  static const KernelTable& chosen = kernels(base::simd::best_instruction_set());
   return chosen;
 }
 
@@ -26,4 +26,4 @@ bool has_kernel(at::ScalarType dtype) {
 
 at::ScalarType state_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

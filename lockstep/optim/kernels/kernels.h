@@ -7,7 +7,7 @@
 
 #include "lockstep/base/simd/cpu_features.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 
 /// The arguments of a kernel: `count` contiguous elements of a parameter, of its state tensors, and of the gradient of
 /// each rank that has one. The dtypes are float, double, bfloat16 and half; gradients have the parameter's dtype. State
@@ -92,10 +92,10 @@ struct KernelTable {
   void (*update_ema)(at::ScalarType dtype, void* average, const void* data, std::size_t count, double decay);
 };
 
-/// The kernels that this process uses (base::best_instruction_set()). Thread-safe.
+/// The kernels that this process uses (base::simd::best_instruction_set()). Thread-safe.
 const KernelTable& kernels();
 /// The kernels for `set`, which the CPU must support.
-const KernelTable& kernels(base::InstructionSet set);
+const KernelTable& kernels(base::simd::InstructionSet set);
 
 /// The dtype of the state of a parameter of `dtype`: double for double, otherwise float.
 at::ScalarType state_dtype(at::ScalarType dtype);
@@ -116,4 +116,4 @@ namespace avx512 {
 extern const KernelTable kTable;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

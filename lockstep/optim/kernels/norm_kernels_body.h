@@ -4,7 +4,7 @@
 
 #include "lockstep/optim/kernels/update_kernels_body.h"
 
-namespace lockstep::optim::LOCKSTEP_ISA {
+namespace lockstep::optim::kernels::LOCKSTEP_ISA {
 namespace {
 
 /// Returns the sums of squares of the parameter and of the values that body(k, gradient, parameter) returns.
@@ -115,4 +115,4 @@ SquaredNorms measure_lars(const KernelArgs& args, const LarsScalars&) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim::LOCKSTEP_ISA
+}  // namespace lockstep::optim::kernels::LOCKSTEP_ISA

@@ -3,7 +3,7 @@
 
 #include "lockstep/optim/kernels/update_kernels_body.h"
 
-namespace lockstep::optim::LOCKSTEP_ISA {
+namespace lockstep::optim::kernels::LOCKSTEP_ISA {
 namespace {
 
 template <typename Element>
@@ -74,4 +74,4 @@ void update_ema(at::ScalarType dtype, void* average, const void* data, std::size
 }
 
 }  // namespace
-}  // namespace lockstep::optim::LOCKSTEP_ISA
+}  // namespace lockstep::optim::kernels::LOCKSTEP_ISA

@@ -3,12 +3,12 @@
 
 #include "lockstep/base/simd/element_types.h"
 
-namespace lockstep::optim::LOCKSTEP_ISA {
+namespace lockstep::optim::kernels::LOCKSTEP_ISA {
 namespace {
 
-using base::LOCKSTEP_ISA::Bfloat16;
-using base::LOCKSTEP_ISA::Half;
-using base::LOCKSTEP_ISA::NativeElement;
+using base::simd::LOCKSTEP_ISA::Bfloat16;
+using base::simd::LOCKSTEP_ISA::Half;
+using base::simd::LOCKSTEP_ISA::NativeElement;
 
 /// Returns act(element), where the type of `element` has the loads and stores of `dtype`.
 template <typename Act>
@@ -207,4 +207,4 @@ double sum_of_squares(const KernelArgs& args) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim::LOCKSTEP_ISA
+}  // namespace lockstep::optim::kernels::LOCKSTEP_ISA

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 
 std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
@@ -23,4 +23,4 @@ void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<do
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates[i]);
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

@@ -10,7 +10,7 @@
 #include "lockstep/base/option_check.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 namespace {
 
 const std::string kRatePrefix = "rate.";  // followed by the number of the group
@@ -93,4 +93,4 @@ void ReduceLROnPlateau::load_state_dict(const checkpoint::StateDict& state) {
   state_ = loaded;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

@@ -10,7 +10,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 
 /// Options of torch.optim.lr_scheduler.ReduceLROnPlateau.
 struct ReduceLROnPlateauOptions {
@@ -59,4 +59,4 @@ class ReduceLROnPlateau final : public checkpoint::Stateful {
   PlateauState state_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

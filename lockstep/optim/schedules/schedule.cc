@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/option_check.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 namespace {
 
 void require_steps(std::int64_t steps, const std::string& schedule, const std::string& option) {
@@ -121,4 +121,4 @@ Schedule warmup(std::int64_t steps, Schedule next, double from) {
   return sequential(linear({.steps = steps, .from = from}), steps, std::move(next));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

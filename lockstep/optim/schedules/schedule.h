@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 
 /// The learning rate at `step` >= 0 of a parameter group whose base rate is `base`. Pure: returns the same value on
 /// every rank and at any time. Values equal those of the class of torch.optim.lr_scheduler that each function names.
@@ -72,4 +72,4 @@ Schedule sequential(Schedule first, std::int64_t steps, Schedule next);
 /// `next` from its step 0 on. `next` should begin at the base rate.
 Schedule warmup(std::int64_t steps, Schedule next, double from = 0);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

@@ -9,7 +9,7 @@
 #include "lockstep/base/option_check.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 namespace {
 
 const std::string kBaseRatePrefix = "base_rate.";  // followed by the number of the group
@@ -57,4 +57,4 @@ void Scheduler::set_step(std::int64_t step, const std::vector<double>& base_rate
   base_rates_ = base_rates;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

@@ -11,7 +11,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace lockstep::optim {
+namespace lockstep::optim::inline schedules {
 
 /// Sets the learning rates of all groups of an optimizer, of torch or of this library, which must outlive this object.
 /// A group's rate at construction is its base rate. All ranks must make the same calls. Does not block.
@@ -43,4 +43,4 @@ class Scheduler final : public checkpoint::Stateful {
   std::vector<double> base_rates_;  // by group
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::inline schedules

@@ -9,7 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/train/loggers/number_format.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 std::string quote_csv_field(std::string text) {
@@ -130,4 +130,4 @@ void CsvLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   file_.append(line + "\n");
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

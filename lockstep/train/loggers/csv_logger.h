@@ -11,7 +11,7 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// The first columns are "step" and "time", seconds since 1970. A field is empty when the call had no value of that
 /// name; NaN and infinities are written as nan, inf and -inf. The header names all columns and all rows have the same
@@ -49,4 +49,4 @@ void read_csv(const std::string& path, std::int64_t end,
 /// Splits one row, without its \n, into unquoted fields: "a ""b""" becomes a "b". Pure.
 std::vector<std::string> split_csv_row(std::string_view line);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

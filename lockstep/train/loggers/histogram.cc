@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 template <typename Number>
@@ -53,4 +53,4 @@ Histogram compute_histogram(std::span<const Number> values) {
 Histogram make_histogram(std::span<const float> values) { return compute_histogram(values); }
 Histogram make_histogram(std::span<const double> values) { return compute_histogram(values); }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

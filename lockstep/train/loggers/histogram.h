@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// A histogram of the finite values; NaN and infinities are only counted. Bucket i counts values above limits[i - 1]
 /// (the first bucket: from `min`) and at most limits[i], as in TensorBoard's HistogramProto.
@@ -28,4 +28,4 @@ struct Histogram {
 Histogram make_histogram(std::span<const float> values);
 Histogram make_histogram(std::span<const double> values);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

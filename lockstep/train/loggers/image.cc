@@ -6,7 +6,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 std::string big_endian(std::uint32_t number) {
@@ -55,4 +55,4 @@ std::string encode_png(const Image& image) {
   return "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", header) + png_chunk("IDAT", compressed) + png_chunk("IEND", "");
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

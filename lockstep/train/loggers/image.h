@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// height * width * channels bytes, row by row without padding, the channels of a pixel together.
 struct Image {
@@ -18,4 +18,4 @@ struct Image {
 /// Returns the bytes of a PNG file. Throws UsageError for an invalid size, number of channels or number of bytes.
 std::string encode_png(const Image& image);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

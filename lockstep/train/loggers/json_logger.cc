@@ -6,7 +6,7 @@
 
 #include "lockstep/train/loggers/number_format.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 std::string json_text(const std::string& text) {
@@ -69,4 +69,4 @@ void JsonLogger::log_histogram(const LogTimestamp& at, const std::string& name, 
         ",\"limits\":[" + limits + "],\"counts\":[" + counts + "]}}");
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

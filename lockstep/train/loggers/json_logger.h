@@ -6,7 +6,7 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// Writes one object per call:
 ///   {"step":12,"time":1763900000.123,"loss":1.482,"lr":0.1}
@@ -35,4 +35,4 @@ class JsonLogger final : public Logger {
   bool has_adopted_file_ = false;  // lines of an earlier run were read
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

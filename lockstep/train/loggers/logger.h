@@ -8,7 +8,7 @@
 #include "lockstep/train/loggers/image.h"
 #include "lockstep/train/loggers/named_values.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// The step and the time of a logged value.
 struct LogTimestamp {
@@ -34,4 +34,4 @@ class Logger {
   virtual void flush() = 0;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -11,7 +11,7 @@
 #include "lockstep/train/loggers/json_logger.h"
 #include "lockstep/train/loggers/tensorboard_logger.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 constexpr std::array<std::string_view, 4> kReservedNames = {"step", "time", "text", "histogram"};
@@ -118,4 +118,4 @@ void LoggerCollection::log_image(std::int64_t step, const std::string& name, con
   write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.log_image(at, name, image); });
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -12,7 +12,7 @@
 
 #include "lockstep/train/loggers/logger.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// How loggers handle data that cannot be written to the disk.
 enum class DiskErrorPolicy {
@@ -78,4 +78,4 @@ class LoggerCollection {
   std::chrono::steady_clock::time_point flushed_at_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// Displayed and written in this order: {"loss", 1.482}, {"acc", 0.551}.
 using NamedValues = std::vector<std::pair<std::string, double>>;
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// Appends the shortest text that parses to `number`: "0.1", "1e-05"; "nan", "inf", "-inf".
 inline void append_number(std::string& text, double number) {
@@ -22,4 +22,4 @@ inline void append_seconds(std::string& text, double seconds) {
   text.append(digits, std::to_chars(digits, digits + sizeof digits, seconds, std::chars_format::fixed, 3).ptr);
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

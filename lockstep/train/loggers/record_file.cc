@@ -13,7 +13,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 constexpr std::size_t kMaxBufferedBytes = std::size_t{64} << 10;
@@ -125,4 +125,4 @@ void rewrite_lines(const std::string& path, const std::function<void(std::string
   file.commit();
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// A buffered file of records. The first flush() with data creates it and its parent directories; an existing file is
 /// appended to. After a failed write the file still ends with its last complete record, and later records may succeed.
@@ -48,4 +48,4 @@ void replace_file(const std::string& path, std::string_view bytes);
 /// `change` is called once more with an empty line, to which it may append. Throws SystemError.
 void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

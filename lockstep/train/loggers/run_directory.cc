@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 constexpr const char* kJobFile = "/job";  // file with the name of the job that used the directory last
@@ -65,4 +65,4 @@ RunDirectory open_run_directory(const RunDirectoryOptions& options) {
 
 std::string program_name() { return program_invocation_short_name; }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 struct RunDirectoryOptions {
   std::string folder = {};     ///< "runs": parent of the run directories
@@ -25,4 +25,4 @@ RunDirectory open_run_directory(const RunDirectoryOptions& options);
 /// Name of the running program, the default name of a run.
 std::string program_name();
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -8,7 +8,7 @@
 #include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/loggers/tfrecord.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 // Field numbers of event.proto, summary.proto and tensor.proto, by message.
@@ -139,4 +139,4 @@ void TensorBoardLogger::log_image(const LogTimestamp& at, const std::string& nam
 
 void TensorBoardLogger::flush() { file_.flush(); }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

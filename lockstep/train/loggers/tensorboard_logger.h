@@ -6,7 +6,7 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 class ProtoMessage;
 
@@ -34,4 +34,4 @@ class TensorBoardLogger final : public Logger {
   bool has_header_ = false;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -2,7 +2,7 @@
 
 #include "lockstep/base/utf8.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 std::string replace_invalid_utf8(std::string_view text) {
   std::string valid;
@@ -33,4 +33,4 @@ std::string escape_xml(std::string_view text) {
   return result;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

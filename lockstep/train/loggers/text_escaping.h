@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// Replaces each byte that is not valid UTF-8 by U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
@@ -13,4 +13,4 @@ std::string replace_invalid_utf8(std::string_view text);
 /// allow, and replaces invalid UTF-8.
 std::string escape_xml(std::string_view text);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -88,4 +88,4 @@ ProtoMessage& ProtoMessage::add_doubles(int field, const std::vector<double>& va
   return *this;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::training::inline loggers {
 
 /// CRC-32C (Castagnoli), as in RFC 3720: crc32c("123456789") is 0xE3069283.
 std::uint32_t crc32c(std::string_view bytes);
@@ -36,4 +36,4 @@ class ProtoMessage {
   std::string serialized_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline loggers

@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep::training {
+namespace lockstep::training::inline metrics {
 
 std::vector<RankRecord> gather_records(const comm::Group& world, const RankRecord& mine) {
   const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "rank records"});
@@ -12,4 +12,4 @@ std::vector<RankRecord> gather_records(const comm::Group& world, const RankRecor
   return records;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline metrics

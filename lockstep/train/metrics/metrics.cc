@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline metrics {
 
 namespace {
 
@@ -113,4 +113,4 @@ NamedValues mean_over_ranks(const Metrics& metrics, const comm::Group& group) {
   return means;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline metrics

@@ -12,7 +12,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/train/loggers/named_values.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline metrics {
 
 /// Accumulates named values since the last clear(). Used by one thread.
 ///
@@ -60,4 +60,4 @@ std::string to_text(const std::map<std::string, Metrics::Sum>& sums);
 /// Parses that text. Throws FormatError.
 std::map<std::string, Metrics::Sum> sums_from_text(const std::string& text);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline metrics

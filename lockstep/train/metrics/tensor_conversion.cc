@@ -6,7 +6,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline metrics {
 namespace {
 
 [[noreturn]] void throw_unsupported(const char* function, const at::Tensor& tensor, const char* expected) {
@@ -24,8 +24,8 @@ Histogram make_histogram(const at::Tensor& tensor) {
       tensor.scalar_type() == at::kDouble || tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
   const at::Tensor host = tensor.detach().to(at::kCPU, wide ? at::kDouble : at::kFloat).contiguous();
   const auto count = static_cast<std::size_t>(host.numel());
-  return wide ? make_histogram(std::span(host.const_data_ptr<double>(), count))
-              : make_histogram(std::span(host.const_data_ptr<float>(), count));
+  return wide ? loggers::make_histogram(std::span(host.const_data_ptr<double>(), count))
+              : loggers::make_histogram(std::span(host.const_data_ptr<float>(), count));
 }
 
 Image make_image(const at::Tensor& tensor) {
@@ -47,4 +47,4 @@ Image make_image(const at::Tensor& tensor) {
   return image;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline metrics

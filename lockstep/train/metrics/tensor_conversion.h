@@ -6,7 +6,7 @@
 #include "lockstep/train/loggers/histogram.h"
 #include "lockstep/train/loggers/image.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline metrics {
 
 /// Makes a histogram of all elements of a tensor of any shape, real dtype and device; blocks on the copy from a device.
 /// Throws UsageError for complex tensors.
@@ -17,4 +17,4 @@ Histogram make_histogram(const at::Tensor& tensor);
 /// 255, with values outside clamped and NaN as 0. Throws UsageError for other tensors.
 Image make_image(const at::Tensor& tensor);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline metrics

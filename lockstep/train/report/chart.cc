@@ -8,7 +8,7 @@
 
 #include "lockstep/train/loggers/text_escaping.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 // In units of the viewBox; on a screen of 360 pixels, one unit is about one pixel.
@@ -222,4 +222,4 @@ std::string stacked_chart(const std::vector<ChartSeries>& all_series) {
   return svg + "</svg>";
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -6,7 +6,7 @@
 
 #include "lockstep/train/report/curve.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 struct ChartSeries {
   std::string name;
@@ -31,4 +31,4 @@ std::vector<double> axis_ticks(double low, double high, int count);
 /// CSS class with the color of series `number`, in light and dark mode: "c0" to "c7", then from "c0" again.
 std::string color_class(std::size_t number);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
@@ -38,4 +38,4 @@ std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records) 
   return offsets;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 CurvePoint merge_points(const CurvePoint& a, const CurvePoint& b) {
@@ -43,4 +43,4 @@ void Curve::add(double step, double value) {
   points_.push_back(one);
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// One or more adjacent values, merged.
 struct CurvePoint {
@@ -42,4 +42,4 @@ class Curve {
   std::vector<CurvePoint> points_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

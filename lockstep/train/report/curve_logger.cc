@@ -1,6 +1,6 @@
 #include "lockstep/train/report/curve_logger.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 void CurveLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   for (const auto& [name, value] : values) {
@@ -17,4 +17,4 @@ void CurveLogger::log_scalars(const LogTimestamp& at, const NamedValues& values)
   }
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

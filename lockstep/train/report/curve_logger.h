@@ -10,7 +10,7 @@
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/report/curve.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// Keeps a curve of at most 16 KB per name, for the first 100 names.
 class CurveLogger final : public Logger {
@@ -34,4 +34,4 @@ class CurveLogger final : public Logger {
   std::unordered_set<std::string> dropped_names_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

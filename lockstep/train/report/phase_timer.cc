@@ -1,6 +1,6 @@
 #include "lockstep/train/report/phase_timer.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 std::array<double, kNumPhases> StepTimes::phase_seconds() const {
   std::array<double, kNumPhases> seconds{};
@@ -22,4 +22,4 @@ const StepTimes& PhaseTimer::end_step() {
   return finished_;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/monotonic.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 enum class Phase : std::uint8_t {
   kData,  ///< waiting for the next batch, and copying it to the device
@@ -70,4 +70,4 @@ class PhaseTimer {
   StepTimes finished_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -13,7 +13,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 constexpr std::size_t kLongestBar = 30;
@@ -234,4 +234,4 @@ void ProgressBar::write(std::string text, bool wait_for_terminal) {
   [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

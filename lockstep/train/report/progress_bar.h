@@ -10,7 +10,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/train/loggers/named_values.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// The values that a progress line displays.
 struct ProgressBarState {
@@ -95,4 +95,4 @@ class ProgressBar {
   bool has_open_row_ = false;  // the cursor is on a progress line that will be redrawn
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -11,7 +11,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/telemetry/span_log.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 using JsonValue = nlohmann::json;
@@ -31,13 +31,13 @@ std::string read_clock_id() {
 
 std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
   std::vector<OperationSpan> spans;
-  if (const auto seen = base::find_rank_page(::getpid()))
-    for (const base::OperationRecord& operation : seen->operations)
+  if (const auto seen = base::telemetry::find_rank_page(::getpid()))
+    for (const base::telemetry::OperationRecord& operation : seen->operations)
       if (operation.is_finished() && operation.ended >= begin_ns)
         spans.push_back({operation.channel, operation.seq, operation.kind, operation.name, operation.bytes,
                          operation.started, operation.ended});
-  if (const base::SpanLog* log = base::SpanLog::this_process())
-    for (base::Span& span : log->spans())
+  if (const base::telemetry::SpanLog* log = base::telemetry::SpanLog::this_process())
+    for (base::telemetry::Span& span : log->spans())
       if (span.end_ns >= begin_ns)
         spans.push_back({"", 0, std::move(span.kind), std::move(span.name), span.bytes, span.begin_ns, span.end_ns});
   return spans;
@@ -139,7 +139,7 @@ RankRecorder::RankRecorder(const RankRecorderOptions& options)
                            ", sample_interval is " + std::to_string(options.sample_interval.count()) +
                            " ms, curve_points is " + std::to_string(options.curve_points) +
                            "; expected at least 1, 1 and 2");
-  if (options.trace) base::SpanLog::enable();
+  if (options.trace) base::telemetry::SpanLog::enable();
   record_.rank = options.rank;
   record_.host = host_name();
   record_.clock = read_clock_id();
@@ -193,4 +193,4 @@ RankRecord RankRecorder::record() const {
   return record;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -11,7 +11,7 @@
 #include "lockstep/train/report/phase_timer.h"
 #include "lockstep/train/report/resource_usage.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// An operation between ranks on one rank, from its call to its end.
 struct OperationSpan {
@@ -83,4 +83,4 @@ class RankRecorder {
   ResourceUsage last_sample_;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

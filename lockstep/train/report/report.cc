@@ -12,7 +12,7 @@
 #include "lockstep/train/report/report_css.h"
 #include "lockstep/train/report/timeline.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 constexpr std::size_t kMaxSeries = 8;  // per chart, one for each color
@@ -216,4 +216,4 @@ std::string report_html(const Report& report) {
 
 void write_report(const std::string& path, const Report& report) { replace_file(path, report_html(report)); }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

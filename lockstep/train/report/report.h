@@ -8,7 +8,7 @@
 #include "lockstep/train/report/curve_logger.h"
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// The contents of a report.
 struct Report {
@@ -27,4 +27,4 @@ std::string report_html(const Report& report);
 /// Writes the page to `path`, atomically. Throws SystemError.
 void write_report(const std::string& path, const Report& report);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

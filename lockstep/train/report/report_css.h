@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// Colors are CSS variables, with other values in dark mode. Contains no characters that XML requires to be escaped.
 inline constexpr std::string_view kReportCss = R"(
@@ -55,4 +55,4 @@ th:nth-child(2), td:nth-child(2) { text-align: left; }
 .bar i { display: block; height: 100%; }
 )";
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <fstream>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 ResourceUsage ResourceUsage::now() {
   rusage usage{};
@@ -24,4 +24,4 @@ ResourceUsage ResourceUsage::now() {
   return use;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

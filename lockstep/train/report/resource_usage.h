@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// Resource usage of this process.
 struct ResourceUsage {
@@ -15,4 +15,4 @@ struct ResourceUsage {
   static ResourceUsage now();
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 Throughput::Throughput(const ThroughputOptions& options) : options_(options) {
   if (options.window < 1)
@@ -58,4 +58,4 @@ NamedValues Throughput::values() const {
   return values;
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

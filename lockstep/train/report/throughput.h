@@ -8,7 +8,7 @@
 #include "lockstep/train/loggers/named_values.h"
 #include "lockstep/train/report/phase_timer.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 struct ThroughputOptions {
   int window = 100;           ///< number of most recent steps to average over
@@ -50,4 +50,4 @@ class Throughput {
   std::size_t next_ = 0;
 };
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -9,7 +9,7 @@
 #include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/report/chart.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 // In units of the viewBox.
@@ -147,4 +147,4 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
          " of all ranks\">" + svg + "</svg>";
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

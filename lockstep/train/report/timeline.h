@@ -9,7 +9,7 @@
 
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// Returns the step of median duration on the first rank among the steps that all records contain; nullopt if there is
 /// none. Pure.
@@ -24,4 +24,4 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
 /// Pure.
 std::vector<int> assign_rows(const std::vector<std::pair<std::int64_t, std::int64_t>>& spans);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

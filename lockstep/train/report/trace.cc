@@ -10,7 +10,7 @@
 #include "lockstep/train/report/clock_offsets.h"
 #include "lockstep/train/report/timeline.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 namespace {
 
 enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // operations use kOperations and the tracks after it
@@ -101,4 +101,4 @@ void write_trace(const std::string& path, const std::vector<RankRecord>& records
   replace_file(path, trace_json(records));
 }
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -6,7 +6,7 @@
 
 #include "lockstep/train/report/rank_record.h"
 
-namespace lockstep::training {
+namespace lockstep::training::inline report {
 
 /// Returns JSON in the Trace Event Format: one process per rank with a track of steps, a track of phases, and as many
 /// tracks as needed for operations with other ranks. Event arguments contain steps, bytes and operation numbers. Times
@@ -16,4 +16,4 @@ std::string trace_json(const std::vector<RankRecord>& records);
 /// Writes the trace to `path`, atomically. Throws SystemError.
 void write_trace(const std::string& path, const std::vector<RankRecord>& records);
 
-}  // namespace lockstep::training
+}  // namespace lockstep::training::inline report

@@ -18,10 +18,10 @@ using Variables = std::map<std::string, std::string>;
 /// Reserves a port on which rank 0 can listen.
 class FreePort {
  public:
-  std::string text() const { return std::to_string(base::local_address(fd_.get()).port); }
+  std::string text() const { return std::to_string(base::net::local_address(fd_.get()).port); }
 
  private:
-  base::Fd fd_ = base::reserve_port({"127.0.0.1", 0});
+  base::Fd fd_ = base::net::reserve_port({"127.0.0.1", 0});
 };
 
 Variables torchrun_variables(const FreePort& port, int rank, int size) {
@@ -267,8 +267,8 @@ TEST(Rendezvous, UnknownInterfaceIsRejected) {
 }
 
 TEST(Rendezvous, PortInUse) {
-  const base::Fd listener = base::listen_on({"127.0.0.1", 0});
-  const std::string port = std::to_string(base::local_address(listener.get()).port);
+  const base::Fd listener = base::net::listen_on({"127.0.0.1", 0});
+  const std::string port = std::to_string(base::net::local_address(listener.get()).port);
   const ProcessResult exit =
       run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
   EXPECT_EQ(exit.code, 64);

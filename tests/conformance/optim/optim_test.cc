@@ -126,15 +126,15 @@ TEST(Optim, EqualsSerialReferenceBitwise) {
       all.push_back(gradients(*reference));
     }
     const double now = step + 1;
-    const optim::AdamScalars rule = {.lr = 0.01,
-                                     .beta1 = 0.9,
-                                     .beta2 = 0.999,
-                                     .eps = 1e-8,
-                                     .weight_decay = 1e-2,
-                                     .bias_correction1 = 1 - std::pow(0.9, now),
-                                     .bias_correction2 = 1 - std::pow(0.999, now),
-                                     .decoupled = true,
-                                     .amsgrad = false};
+    const optim::kernels::AdamScalars rule = {.lr = 0.01,
+                                              .beta1 = 0.9,
+                                              .beta2 = 0.999,
+                                              .eps = 1e-8,
+                                              .weight_decay = 1e-2,
+                                              .bias_correction1 = 1 - std::pow(0.9, now),
+                                              .bias_correction2 = 1 - std::pow(0.999, now),
+                                              .decoupled = true,
+                                              .amsgrad = false};
     std::size_t i = 0;
     for (auto& item : reference->named_parameters()) {
       auto& state = states[item.key()];
@@ -142,14 +142,14 @@ TEST(Optim, EqualsSerialReferenceBitwise) {
       std::vector<const void*> pointers;
       for (const auto& one : all) pointers.push_back(one[i].const_data_ptr());
       void* addresses[] = {state[0].mutable_data_ptr(), state[1].mutable_data_ptr()};
-      optim::kernels().adam({.dtype = at::kFloat,
-                             .gradients = pointers.data(),
-                             .num_gradients = pointers.size(),
-                             .divisor = static_cast<double>(world().size()),
-                             .parameter = item.value().mutable_data_ptr(),
-                             .states = addresses,
-                             .count = static_cast<std::size_t>(item.value().numel())},
-                            rule);
+      optim::kernels::kernels().adam({.dtype = at::kFloat,
+                                      .gradients = pointers.data(),
+                                      .num_gradients = pointers.size(),
+                                      .divisor = static_cast<double>(world().size()),
+                                      .parameter = item.value().mutable_data_ptr(),
+                                      .states = addresses,
+                                      .count = static_cast<std::size_t>(item.value().numel())},
+                                     rule);
       ++i;
     }
   }

@@ -98,7 +98,7 @@ TEST(OptimUsage, ExternalChangesAreDetected) {
 }
 
 TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
-  const auto own = base::find_rank_page(::getpid());
+  const auto own = base::telemetry::find_rank_page(::getpid());
   ASSERT_TRUE(own);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -111,11 +111,11 @@ TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
     fused.step();
   }
   world().barrier();
-  std::vector<base::RankSnapshot> ranks = launcher::find_local_ranks();
+  std::vector<base::telemetry::RankSnapshot> ranks = launcher::output::find_local_ranks();
   std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
   ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
   for (int rank = 0; rank < world().size(); ++rank) {
-    const base::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
+    const base::telemetry::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(seen.rank, rank);
     EXPECT_EQ(seen.transport, world().transport());
     // A world of one rank does not reduce gradients.

@@ -29,7 +29,7 @@ TEST(LauncherFailure, ReturnsExitCodeOfFirstFailure) {
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(fatal.rank, 1);
-  EXPECT_EQ(fatal.host, base::host_name());
+  EXPECT_EQ(fatal.host, base::net::host_name());
   EXPECT_GT(fatal.pid, 1);
   EXPECT_EQ(fatal.detail, "exited with code 7");
   EXPECT_LT(exit.elapsed, 2s);

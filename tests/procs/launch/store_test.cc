@@ -64,8 +64,8 @@ class StoreAccess : public ::testing::Test {
   }
 
   TempDir folder_;
-  const base::Fd reserved_ = base::reserve_port({"127.0.0.1", 0});
-  const std::uint16_t port_ = base::local_address(reserved_.get()).port;
+  const base::Fd reserved_ = base::net::reserve_port({"127.0.0.1", 0});
+  const std::uint16_t port_ = base::net::local_address(reserved_.get()).port;
   const std::string key_ = key_file("key", 'k');
   std::map<int, std::unique_ptr<Process>> ranks_;
 };
@@ -202,7 +202,7 @@ std::string key_of(pid_t pid) {
     const auto link = std::filesystem::read_symlink(entry.path(), error);
     if (link.string().rfind("/memfd:lockstep-rank", 0) != 0) continue;
     const std::string page = content(entry.path());
-    return page.substr(offsetof(base::RankPage, key), sizeof(base::JobKeyBytes));
+    return page.substr(offsetof(base::telemetry::RankPage, key), sizeof(base::telemetry::JobKeyBytes));
   }
   return "";
 }

@@ -71,7 +71,7 @@ void save(const std::string& folder, const State& state) {
 
 class Rank {
  public:
-  Rank(const std::string& folder, std::int64_t every, const job::Identity& id)
+  Rank(const std::string& folder, std::int64_t every, const job::identity::Identity& id)
       : folder_(folder),
         every_(every),
         id_(id),
@@ -79,8 +79,8 @@ class Rank {
                                   Deadline::in(10s))),
         state_(load_newest(folder)),
         history_(folder + "/rank." + std::to_string(id.rank) + ".jsonl", std::ios::app) {
-    base::publish_rank_page(id.rank, id.world_size, id.job, "probe");
-    heartbeat_ = std::make_unique<job::Heartbeat>(nullptr, id.rank);
+    base::telemetry::publish_rank_page(id.rank, id.world_size, id.job, "probe");
+    heartbeat_ = std::make_unique<job::health::Heartbeat>(nullptr, id.rank);
   }
 
   const State& state() const { return state_; }
@@ -102,7 +102,7 @@ class Rank {
     ++state_.step;
     const bool saves = state_.step % every_ == 0;
     write_line(before, first, saves);
-    base::RankPage::this_process().steps = state_.step;
+    base::telemetry::RankPage::this_process().steps = state_.step;
     if (saves) save_together();
   }
 
@@ -115,7 +115,7 @@ class Rank {
   std::string wait_for(const std::string& name) {
     for (;;) {
       if (const auto value = store_->get(name, Deadline::in(50ms))) return *value;
-      if (base::RankPage::this_process().stop_requested != 0) std::exit(kStoppedExitCode);
+      if (base::telemetry::RankPage::this_process().stop_requested != 0) std::exit(kStoppedExitCode);
     }
   }
 
@@ -140,23 +140,23 @@ class Rank {
     } else {
       wait_for(key("saved", 0));
     }
-    base::RankPage::this_process().durable_checkpoint = state_.sequence;
+    base::telemetry::RankPage::this_process().durable_checkpoint = state_.sequence;
   }
 
   const std::string folder_;
   const std::int64_t every_;
-  const job::Identity id_;
+  const job::identity::Identity id_;
   const std::shared_ptr<job::Store> store_;
   State state_;
   std::ofstream history_;
-  std::unique_ptr<job::Heartbeat> heartbeat_;
+  std::unique_ptr<job::health::Heartbeat> heartbeat_;
   int saves_ = 0;
 };
 
 int run(int argc, char** argv) {
   if (argc < 4) return 2;
   const std::string how = argc > 4 ? argv[4] : "";
-  const job::Identity id = job::identify(base::Env::this_process());
+  const job::identity::Identity id = job::identity::identify(base::Env::this_process());
   Rank rank(argv[1], std::atoll(argv[3]), id);
   if (how == "hold") {
     std::printf("held %d\n", static_cast<int>(::getpid()));
@@ -167,7 +167,7 @@ int run(int argc, char** argv) {
     rank.step();
     if (how == "exits" && argc > 5 && id.rank == 0 && rank.saves() == std::atoi(argv[5])) return 7;
   }
-  base::RankPage::this_process().has_left = 1;
+  base::telemetry::RankPage::this_process().has_left = 1;
   if (id.rank == 0)
     std::printf("params %016" PRIx64 " after step %" PRId64 "\n", rank.state().params, rank.state().step);
   return 0;

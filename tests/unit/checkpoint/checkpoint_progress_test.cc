@@ -12,7 +12,7 @@ namespace {
 TEST(CheckpointProgress, RankPageHasSequenceOfLatestDurableCheckpoint) {
   const tests::TempDir folder;
   const auto parts = [](const char* name) { return CheckpointParts{{name, {{"step", std::int64_t{1}}}}}; };
-  const auto& saved = base::RankPage::this_process().durable_checkpoint;
+  const auto& saved = base::telemetry::RankPage::this_process().durable_checkpoint;
   {
     Checkpointer checkpoints(comm::init(), folder.path());
     EXPECT_EQ(saved, 0);

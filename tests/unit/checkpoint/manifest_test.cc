@@ -24,8 +24,8 @@ std::string manifest_error(const std::string& text) {
 
 // Recomputes the hash of the changed manifest `text`, and returns the reason for which it is rejected.
 std::string reason_with_valid_hash(std::string text) {
-  text.replace(13, kHashDigits, kHashPlaceholder);
-  embed_hash(text, 13);
+  text.replace(13, files::kHashDigits, files::kHashPlaceholder);
+  files::embed_hash(text, 13);
   return manifest_error(text);
 }
 std::string with(const std::string& was, const std::string& now) {

@@ -116,11 +116,11 @@ TEST(CheckpointName, SortsBySequence) {
 
 TEST(Directory, CreatesParents) {
   const TempDir folder;
-  create_directories(folder / "a/b/c");
-  create_directories(folder / "a/b/c");
-  EXPECT_TRUE(open_directory(folder / "a/b/c", "it"));
+  files::create_directories(folder / "a/b/c");
+  files::create_directories(folder / "a/b/c");
+  EXPECT_TRUE(files::open_directory(folder / "a/b/c", "it"));
   folder.write("file", "");
-  EXPECT_THAT(message_of<base::SystemError>([&] { create_directories(folder / "file/b"); }),
+  EXPECT_THAT(message_of<base::SystemError>([&] { files::create_directories(folder / "file/b"); }),
               HasSubstr("cannot create the directory"));
 }
 

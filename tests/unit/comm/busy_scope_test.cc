@@ -10,7 +10,7 @@ namespace lockstep::comm {
 namespace {
 
 TEST(BusyScope, LastStartedIsPublished) {
-  const base::RankPage& page = base::RankPage::this_process();
+  const base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   auto outer = std::make_unique<BusyScope>("evaluate");
   auto inner = std::make_unique<BusyScope>("save");
   EXPECT_EQ(page.busy_depth, 2);

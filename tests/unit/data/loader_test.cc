@@ -376,7 +376,7 @@ TEST(Loader, CountsEachBatchReturned) {
 }
 
 TEST(Loader, EachBatchCountsAsProgress) {
-  const auto& alive = base::RankPage::this_process().alive_count;
+  const auto& alive = base::telemetry::RankPage::this_process().alive_count;
   auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2});  // as for an evaluation on one rank
   const std::uint64_t before = alive;
   collect_batches(loader, 0);

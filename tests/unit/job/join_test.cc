@@ -25,7 +25,7 @@ struct RankSpec {
 };
 
 struct JoinResult {
-  Identity identity;
+  identity::Identity identity;
   Cause cause = Cause::kInternal;
   std::string text;  // empty if the rank joined
 };
@@ -88,7 +88,7 @@ TEST(Join, MismatchIsReportedOnEveryRank) {
 TEST(Join, DifferentArgumentsAreAWarning) {
   LocalStore store;
   store.set("join/1", "beta\nid\n77\narguments=--lr\t0.2\nlibrary=1\nworld_size=2", Deadline::in(1s));
-  Identity id{.rank = 0, .world_size = 2};
+  identity::Identity id{.rank = 0, .world_size = 2};
   ::testing::internal::CaptureStderr();
   join(store, id, {{"library", "1"}}, Deadline::in(1s));
   EXPECT_THAT(
@@ -129,9 +129,9 @@ TEST(Join, DuplicateRankIsRejected) {
 
 TEST(Join, HostsWithEqualNamesAreDistinguished) {
   LocalStore store;
-  Identity id{.rank = 1, .world_size = 3};
-  store.set("join/0", base::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
-  store.set("join/2", base::host_name() + "\nanother machine\n2\nlibrary=1\nworld_size=3", Deadline::in(1s));
+  identity::Identity id{.rank = 1, .world_size = 3};
+  store.set("join/0", base::net::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
+  store.set("join/2", base::net::host_name() + "\nanother machine\n2\nlibrary=1\nworld_size=3", Deadline::in(1s));
   join(store, id, {{"library", "1"}}, Deadline::in(1s));
   EXPECT_EQ(id.local_rank, 0);
   EXPECT_EQ(id.local_world_size, 1);
@@ -141,7 +141,8 @@ TEST(Join, HostsWithEqualNamesAreDistinguished) {
 
 TEST(Join, LauncherValuesAreKept) {
   LocalStore store;
-  Identity id{.rank = 0, .world_size = 1, .local_rank = 3, .local_world_size = 4, .node_rank = 5, .num_nodes = 6};
+  identity::Identity id{
+      .rank = 0, .world_size = 1, .local_rank = 3, .local_world_size = 4, .node_rank = 5, .num_nodes = 6};
   join(store, id, {}, Deadline::in(1s));
   EXPECT_EQ(id.local_rank, 3);
   EXPECT_EQ(id.num_nodes, 6);

@@ -28,7 +28,7 @@ using base::Deadline;
 using base::Fd;
 using ::testing::HasSubstr;
 
-const base::Address kAnyPort{"127.0.0.1", 0};
+const base::net::Address kAnyPort{"127.0.0.1", 0};
 Deadline within_10s() { return Deadline::in(10s); }
 
 const Credentials kJob{"job", 0, JobKey(std::string(32, 'k'))};
@@ -49,7 +49,7 @@ std::string body(store_protocol::StoreOperation operation, const std::string& ke
 
 std::string read_bytes(const Fd& fd, std::size_t size) {
   std::string bytes(size, '\0');
-  EXPECT_TRUE(base::recv_all(fd.get(), bytes.data(), size, within_10s()));
+  EXPECT_TRUE(base::net::recv_all(fd.get(), bytes.data(), size, within_10s()));
   return bytes;
 }
 
@@ -65,8 +65,8 @@ struct RawConnection {
 
 /// Connects and sends `bytes`.
 Fd connect_and_send(const StoreServer& server, const std::string& bytes) {
-  Fd fd = base::connect_to(server.address(), within_10s());
-  base::send_all(fd.get(), bytes, within_10s());
+  Fd fd = base::net::connect_to(server.address(), within_10s());
+  base::net::send_all(fd.get(), bytes, within_10s());
   return fd;
 }
 
@@ -74,7 +74,7 @@ Fd connect_and_send(const StoreServer& server, const std::string& bytes) {
 bool is_closed_by_server(const Fd& fd, Deadline deadline) {
   char bytes[256];
   for (;;) {
-    if (!base::wait_readable(fd.get(), deadline)) return false;
+    if (!base::net::wait_readable(fd.get(), deadline)) return false;
     const ssize_t got = ::read(fd.get(), bytes, sizeof bytes);
     if (got <= 0) return true;
   }
@@ -133,7 +133,7 @@ RawConnection authenticate(const StoreServer& server, const JobKey& key) {
   EXPECT_EQ(handshake_result_in(challenge), store_protocol::HandshakeResult::kAccepted);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(
       key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
-  base::send_all(fd.get(), mac_bytes(derived.client_proof), within_10s());
+  base::net::send_all(fd.get(), mac_bytes(derived.client_proof), within_10s());
   return {std::move(fd), store_protocol::FrameAuthenticator(derived.key, store_protocol::kRequestDirection)};
 }
 
@@ -183,22 +183,22 @@ TEST(StoreServer, ImpostorServerLearnsNothing) {
   StoreServer server(kAnyPort, {"job", 0, JobKey::random()});
   EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, within_10s()); }), Cause::kAuthFailed);
   // A rank sends only its hello to the impostor, and no proof of the key.
-  const Fd listener = base::listen_on(kAnyPort);
+  const Fd listener = base::net::listen_on(kAnyPort);
   std::string proof;
   std::thread impostor([&] {
-    base::wait_readable(listener.get(), within_10s());
-    const Fd one = base::try_accept(listener.get());
+    base::net::wait_readable(listener.get(), within_10s());
+    const Fd one = base::net::try_accept(listener.get());
     const std::string text = read_bytes(one, hello("job").size());
     std::string challenge(store_protocol::kMagic);
     base::put_number(challenge, store_protocol::kProtocol);
     challenge += std::string(store_protocol::kChallengeBytes - challenge.size(), '\0');
-    base::send_all(one.get(), challenge, within_10s());
+    base::net::send_all(one.get(), challenge, within_10s());
     proof = read_bytes(one, store_protocol::kMacBytes);
     const store_protocol::Handshake derived = store_protocol::derive_handshake(
         kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
     EXPECT_FALSE(equal_constant_time(derived.client_proof, proof));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
             Cause::kAuthFailed);
   impostor.join();
   EXPECT_EQ(proof, std::string(store_protocol::kMacBytes, '\0'));
@@ -211,7 +211,7 @@ TEST(StoreServer, ReplayedBytesAreRefused) {
   const std::string challenge = read_bytes(first, store_protocol::kChallengeBytes);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(
       kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
-  base::send_all(first.get(), mac_bytes(derived.client_proof), within_10s());
+  base::net::send_all(first.get(), mac_bytes(derived.client_proof), within_10s());
   EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(first, 1)[0]),
             store_protocol::HandshakeResult::kAccepted);
   // Replays the handshake on another connection.
@@ -222,7 +222,7 @@ TEST(StoreServer, ReplayedBytesAreRefused) {
   // Replays a frame on the same connection.
   store_protocol::FrameAuthenticator requests(derived.key, store_protocol::kRequestDirection);
   const std::string frame = requests.make_frame(body(store_protocol::StoreOperation::kAdd, "n", "1", 1));
-  base::send_all(first.get(), frame + frame, within_10s());
+  base::net::send_all(first.get(), frame + frame, within_10s());
   EXPECT_TRUE(is_closed_by_server(first, within_10s()));
   EXPECT_EQ(server.store().find("n", within_10s()), "1");
 }
@@ -234,7 +234,7 @@ TEST(StoreServer, ChangedBytesAreDetected) {
     RawConnection one = authenticate(server, kJob.key);
     std::string frame = one.requests.make_frame(request);
     frame[at] = static_cast<char>(frame[at] ^ 0x10);
-    base::send_all(one.fd.get(), frame, within_10s());
+    base::net::send_all(one.fd.get(), frame, within_10s());
     EXPECT_TRUE(is_closed_by_server(one.fd, within_10s())) << "byte " << at;
   }
   EXPECT_EQ(server.store().find("key", within_10s()), std::nullopt);
@@ -270,29 +270,29 @@ TEST(StoreServer, RefusesAnotherProtocol) {
 }
 
 TEST(StoreClient, ReportsAServerOfAnotherProtocol) {
-  const Fd listener = base::listen_on(kAnyPort);
+  const Fd listener = base::net::listen_on(kAnyPort);
   std::thread other([&] {
-    base::wait_readable(listener.get(), within_10s());
-    const Fd one = base::try_accept(listener.get());
+    base::net::wait_readable(listener.get(), within_10s());
+    const Fd one = base::net::try_accept(listener.get());
     std::string answer(store_protocol::kMagic);
     base::put_number(answer, std::uint16_t{1});
     base::put_number(answer, store_protocol::HandshakeResult::kOtherProtocol);
-    base::send_all(one.get(), answer, within_10s());
+    base::net::send_all(one.get(), answer, within_10s());
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
             Cause::kProtocol);
   other.join();
 }
 
 TEST(StoreServer, ReportsAServerThatIsNotAStore) {
-  const Fd listener = base::listen_on(kAnyPort);
+  const Fd listener = base::net::listen_on(kAnyPort);
   std::thread other([&] {
-    base::wait_readable(listener.get(), within_10s());
-    const Fd one = base::try_accept(listener.get());
-    base::send_all(one.get(), "SSH-2.0-OpenSSH_9.2p1\r\n", within_10s());
+    base::net::wait_readable(listener.get(), within_10s());
+    const Fd one = base::net::try_accept(listener.get());
+    base::net::send_all(one.get(), "SSH-2.0-OpenSSH_9.2p1\r\n", within_10s());
     is_closed_by_server(one, Deadline::in(1s));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
             Cause::kProtocol);
   other.join();
 }
@@ -317,7 +317,7 @@ TEST(StoreServer, RefusesOrDropsMalformedRequests) {
   const auto send_body = [&](const std::string& bytes) {
     RawConnection one = authenticate(server, kJob.key);
     read_bytes(one.fd, 1);
-    base::send_all(one.fd.get(), one.requests.make_frame(bytes), within_10s());
+    base::net::send_all(one.fd.get(), one.requests.make_frame(bytes), within_10s());
     return static_cast<store_protocol::ReplyStatus>(read_bytes(one.fd, store_protocol::kLengthBytes + 1).back());
   };
   EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", "value", 0xffffffff)),
@@ -332,16 +332,16 @@ TEST(StoreServer, RefusesOrDropsMalformedRequests) {
   EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", std::string(kMaxValueBytes + 1, 'x'), 3)),
             store_protocol::ReplyStatus::kRefused);
   const RawConnection greedy = authenticate(server, kJob.key);
-  base::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), within_10s());  // a frame of 4 GiB
+  base::net::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), within_10s());  // a frame of 4 GiB
   EXPECT_TRUE(is_closed_by_server(greedy.fd, within_10s()));
   EXPECT_EQ(server.store().find("key", within_10s()), std::nullopt);
 }
 
 TEST(StoreServer, AcceptsAFragmentedHello) {
   StoreServer server(kAnyPort, kJob);
-  const Fd fd = base::connect_to(server.address(), within_10s());
+  const Fd fd = base::net::connect_to(server.address(), within_10s());
   for (const char c : hello("job")) {
-    base::send_all(fd.get(), std::string(1, c), within_10s());
+    base::net::send_all(fd.get(), std::string(1, c), within_10s());
     std::this_thread::sleep_for(1ms);
   }
   EXPECT_EQ(handshake_result_in(read_bytes(fd, store_protocol::kChallengeBytes)),
@@ -350,7 +350,7 @@ TEST(StoreServer, AcceptsAFragmentedHello) {
 
 TEST(StoreServer, DropsSilentConnectionsAfterTwoSeconds) {
   StoreServer server(kAnyPort, kJob);
-  const Fd silent = base::connect_to(server.address(), within_10s());
+  const Fd silent = base::net::connect_to(server.address(), within_10s());
   const Fd slow = connect_and_send(server, "LOCK");
   EXPECT_FALSE(is_closed_by_server(silent, Deadline::in(1s)));
   EXPECT_TRUE(is_closed_by_server(silent, Deadline::in(3s)));
@@ -362,7 +362,7 @@ TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
   const auto early = connect_store(server.address(), kJob, 0, within_10s());
   std::vector<Fd> flood;
   const auto flood_begin = Deadline::Clock::now();
-  for (int i = 0; i < 200; ++i) flood.push_back(base::connect_to(server.address(), within_10s()));
+  for (int i = 0; i < 200; ++i) flood.push_back(base::net::connect_to(server.address(), within_10s()));
   const auto begin = Deadline::Clock::now();
   const auto cpu = cpu_time();
   const auto late = connect_store(server.address(), kJob, 0, within_10s());
@@ -393,7 +393,7 @@ TEST(StoreServer, SuspendedServerAcceptsATimelyHello) {
   StoreServer server(kAnyPort, kJob);
   const Fd fd = connect_and_send(server, "LOCKSTEP");
   std::this_thread::sleep_for(1500ms);
-  base::send_all(fd.get(), hello("job").substr(8), within_10s());
+  base::net::send_all(fd.get(), hello("job").substr(8), within_10s());
   EXPECT_EQ(handshake_result_in(read_bytes(fd, store_protocol::kChallengeBytes)),
             store_protocol::HandshakeResult::kAccepted);
 }
@@ -415,7 +415,7 @@ TEST(StoreClient, ReportsALostServerAtOnce) {
 
 TEST(StoreClient, RefusesAReplacedServer) {
   auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
-  const base::Address address = server->address();
+  const base::net::Address address = server->address();
   const auto client = connect_store(address, kJob, 1, within_10s());
   client->set("k", "v", within_10s());
   server.reset();
@@ -434,25 +434,25 @@ TEST(StoreClient, RefusesAReplacedServer) {
 
 TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
   StoreServer server(kAnyPort, kJob);
-  const Fd listener = base::listen_on(kAnyPort);
+  const Fd listener = base::net::listen_on(kAnyPort);
   int refused = 0;
   std::thread closing_server([&] {
     for (; refused < 2; ++refused) {
-      base::wait_readable(listener.get(), within_10s());
-      const Fd one = base::try_accept(listener.get());
+      base::net::wait_readable(listener.get(), within_10s());
+      const Fd one = base::net::try_accept(listener.get());
       read_bytes(one, hello("job").size());
     }
   });
   // A server that always closes the connection is reported in the end.
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }),
             Cause::kCoordinatorLost);
   closing_server.join();
   EXPECT_EQ(refused, 2);
 }
 
 TEST(StoreClient, ReportsAnAddressWithoutServer) {
-  const Fd reserved = base::reserve_port(kAnyPort);
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }),
+  const Fd reserved = base::net::reserve_port(kAnyPort);
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }),
             Cause::kCoordinatorLost);
 }
 

@@ -18,7 +18,7 @@ struct SummaryNetImpl : torch::nn::Module {
 };
 
 TEST(ModuleSummary, CountsParametersAndMemory) {
-  EXPECT_EQ(training::module_summary(SummaryNetImpl()),
+  EXPECT_EQ(nn::module_summary(SummaryNetImpl()),
             "module  kind        parameters    memory\n"
             "body    Sequential   1,003,000   3.8 MiB\n"
             "head    Linear          10,010  39.1 KiB\n"
@@ -34,11 +34,11 @@ TEST(ModuleSummary, LimitsDepthAndCountsSharedParametersOnce) {
     }
     torch::nn::Linear first{nullptr};
   };
-  EXPECT_EQ(training::module_summary(TiedImpl(), 0),
+  EXPECT_EQ(nn::module_summary(TiedImpl(), 0),
             "module  kind  parameters  memory\n"
             "all     Tied          16    64 B\n"
             "16 parameters are trainable, with 64 B of gradients; buffers take 0 B\n");
-  const std::string deep = training::module_summary(SummaryNetImpl(), 2);
+  const std::string deep = nn::module_summary(SummaryNetImpl(), 2);
   EXPECT_NE(deep.find("\n  0     Linear        1,001,000   3.8 MiB\n"), std::string::npos) << deep;
 }
 

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 namespace {
 
 using namespace std::chrono_literals;
@@ -136,4 +136,4 @@ TEST(Socket, TryAcceptDoesNotBlock) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

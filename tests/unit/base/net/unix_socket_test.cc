@@ -14,7 +14,7 @@
 #include "lockstep/base/shared_memory.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::base {
+namespace lockstep::base::net {
 namespace {
 
 using ::testing::HasSubstr;
@@ -89,4 +89,4 @@ TEST(UnixListener, TimeoutAndGarbageThrow) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::net

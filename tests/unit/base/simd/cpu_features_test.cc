@@ -4,7 +4,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::base {
+namespace lockstep::base::simd {
 namespace {
 
 const std::vector<InstructionSet> kUpToAvx2{InstructionSet::kBaseline, InstructionSet::kAvx2};
@@ -39,4 +39,4 @@ TEST(CpuFeatures, TableOfTheSetIsSelected) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::simd

@@ -5,7 +5,7 @@
 #include <memory>
 #include <thread>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 namespace {
 
 struct FlightRingTest : ::testing::Test {
@@ -101,4 +101,4 @@ TEST_F(FlightRingTest, ManyThreadsCanWrite) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -10,7 +10,7 @@
 #include <thread>
 #include <tuple>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 namespace {
 
 TEST(RankPage, ReadsBackWhatWasPublished) {
@@ -87,4 +87,4 @@ TEST(RankPage, ChildOfARankIsNotARank) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::base {
+namespace lockstep::base::telemetry {
 namespace {
 
 TEST(SpanLog, ExistsOnceEnabled) {
@@ -24,4 +24,4 @@ TEST(SpanLog, KeepsTheNewestSpans) {
 }
 
 }  // namespace
-}  // namespace lockstep::base
+}  // namespace lockstep::base::telemetry

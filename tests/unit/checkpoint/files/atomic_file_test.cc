@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::checkpoint::files {
 namespace {
 
 using testing::HasSubstr;
@@ -96,4 +96,4 @@ TEST(AtomicFile, RejectsUnsafePaths) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::checkpoint::files

@@ -131,7 +131,7 @@ TEST(SafetensorsHeader, ShapeMustMatchNumBytes) {
   EXPECT_THAT(of("0,4294967296,4294967296", 0), HasSubstr("more than 2^63 bytes"));
   EXPECT_THAT(of("4611686018427387904,0", 0), HasSubstr("more than 2^63 bytes"));
   std::string many = "1";
-  for (std::size_t i = 1; i < kMaxDimensions; ++i) many += ",1";
+  for (std::size_t i = 1; i < files::kMaxDimensions; ++i) many += ",1";
   EXPECT_EQ(of(many, 4), "");
   EXPECT_THAT(of(many + ",1", 4), HasSubstr("shape of tensor \"w\" has more than 64 entries"));
 }
@@ -158,8 +158,8 @@ TEST(SafetensorsHeader, TensorsMustCoverTheData) {
 }
 
 TEST(SafetensorsHeader, NamesMustBeShortUtf8) {
-  EXPECT_EQ(header_error("{" + bytes(std::string(kMaxNameBytes, 'n'), 0, 0) + "}"), "");
-  EXPECT_THAT(header_error("{" + bytes(std::string(kMaxNameBytes + 1, 'n'), 0, 0) + "}"),
+  EXPECT_EQ(header_error("{" + bytes(std::string(files::kMaxNameBytes, 'n'), 0, 0) + "}"), "");
+  EXPECT_THAT(header_error("{" + bytes(std::string(files::kMaxNameBytes + 1, 'n'), 0, 0) + "}"),
               HasSubstr("a name has 1025 bytes; expected at most 1024"));
   for (const char* const bad : {"\xff", "\xc0\xaf", "\xed\xa0\x80", "\\ud800", "\\ud800x", "\\x", "\x01"})
     EXPECT_NE(header_error("{" + bytes(bad, 0, 0) + "}"), "") << bad;
@@ -179,7 +179,7 @@ TEST(SafetensorsHeader, LimitsDepthAndTokensBeforeAllocating) {
   EXPECT_THAT(header_error(many + "}}"), HasSubstr("describes more than the limit of 12 MiB"));
   many = "{";
   for (int i = 0; i < 200'000; ++i) many += (i == 0 ? "" : ",") + bytes(std::to_string(i), 0, 0);
-  EXPECT_LT(many.size(), kMaxHeaderBytes);
+  EXPECT_LT(many.size(), files::kMaxHeaderBytes);
   EXPECT_THAT(header_error(many + "}"), HasSubstr("describes more than the limit of 12 MiB"));
 }
 

@@ -166,15 +166,15 @@ TEST(TensorHashes, DamagedFileDoesNotChangeModule) {
 }
 
 TEST(TensorHashes, EmbeddedHashMatchesItsTextOnly) {
-  std::string text = "before" + kHashPlaceholder + "behind";
-  embed_hash(text, 6);
-  EXPECT_TRUE(is_hash_valid(text, 6));
-  EXPECT_FALSE(is_hash_valid(text + " ", 6));
-  EXPECT_FALSE(is_hash_valid(text, 7));
-  EXPECT_FALSE(is_hash_valid("short", 0));
+  std::string text = "before" + files::kHashPlaceholder + "behind";
+  files::embed_hash(text, 6);
+  EXPECT_TRUE(files::is_hash_valid(text, 6));
+  EXPECT_FALSE(files::is_hash_valid(text + " ", 6));
+  EXPECT_FALSE(files::is_hash_valid(text, 7));
+  EXPECT_FALSE(files::is_hash_valid("short", 0));
   base::ContentHash hash;
-  hash.add("before" + kHashPlaceholder + "behind");
-  EXPECT_EQ(text.substr(6, kHashDigits), hash.hex_digest());
+  hash.add("before" + files::kHashPlaceholder + "behind");
+  EXPECT_EQ(text.substr(6, files::kHashDigits), hash.hex_digest());
 }
 
 }  // namespace

@@ -211,9 +211,9 @@ TEST(Pickle, LimitsDepthAndMemory) {
   std::string often = "](" + ("X\0\0\x10\0"s + std::string(1 << 20, 'x')) + "q\x01";
   for (int i = 0; i < 200; ++i) often += "h\x01";
   EXPECT_THAT(pickle_error(often + "e"), HasSubstr("more than 128 MiB"));
-  EXPECT_THAT(pickle_error("](" + std::string(kMaxPickleBytes - 100, 'N') + "e"),
+  EXPECT_THAT(pickle_error("](" + std::string(files::kMaxPickleBytes - 100, 'N') + "e"),
               HasSubstr("the pickle takes more than the limit of 128 MiB"));
-  EXPECT_THAT(pickle_error(std::string(kMaxPickleBytes, 'N')), HasSubstr("expected at most 32 MiB"));
+  EXPECT_THAT(pickle_error(std::string(files::kMaxPickleBytes, 'N')), HasSubstr("expected at most 32 MiB"));
 }
 
 }  // namespace

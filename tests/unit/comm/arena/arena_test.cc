@@ -13,7 +13,7 @@
 #include "lockstep/base/host_memory.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 namespace {
 
 using ::testing::AllOf;
@@ -241,4 +241,4 @@ TEST(Arena, StatsAndTrimArePublic) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

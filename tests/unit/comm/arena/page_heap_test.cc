@@ -9,7 +9,7 @@
 #include "lockstep/comm/arena/page_set.h"
 #include "lockstep/comm/arena/size_class.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::arena {
 namespace {
 
 using ::testing::ElementsAre;
@@ -102,4 +102,4 @@ TEST(PageSet, CountsAcrossWords) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::arena

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 Collective reduce_call() {
@@ -110,4 +110,4 @@ TEST(CallSignature, SuspectIsTheMinority) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

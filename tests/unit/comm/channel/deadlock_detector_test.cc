@@ -13,7 +13,7 @@
 #include "lockstep/job/local_store.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::channel {
 namespace {
 
 using namespace std::chrono_literals;
@@ -402,4 +402,4 @@ TEST_F(DeadlockDetectorTest, AbsentPeersAloneAreNoError) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::channel

@@ -7,7 +7,7 @@
 
 #include "lockstep/job/local_store.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::gloo {
 namespace {
 
 using namespace std::chrono_literals;
@@ -71,4 +71,4 @@ TEST(Gloo, RankThatClosesImmediatelyDoesNotBreakOthersConnecting) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::gloo

@@ -5,7 +5,7 @@
 
 #include <map>
 
-namespace lockstep::comm {
+namespace lockstep::comm::mpi {
 namespace {
 
 using ::testing::HasSubstr;
@@ -61,4 +61,4 @@ TEST(MpiLibrary, LauncherMustMatchTheMpiLibrary) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::mpi

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::nccl {
 namespace {
 
 using ::testing::AllOf;
@@ -106,4 +106,4 @@ TEST(NcclFailure, TextIsOneLineOfBoundedLength) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::nccl

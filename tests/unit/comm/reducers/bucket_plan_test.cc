@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 using ::testing::ElementsAre;
@@ -79,4 +79,4 @@ TEST(MergeOrders, RankZeroFirstThenUnseenOfOthers) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

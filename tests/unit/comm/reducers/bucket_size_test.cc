@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 TEST(BucketSize, ChoosesSmallestSizeNearTheBestRate) {
@@ -15,4 +15,4 @@ TEST(BucketSize, ChoosesSmallestSizeNearTheBestRate) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 const StepIdentity kStep{.steps = 3, .batches = 12};
@@ -80,4 +80,4 @@ TEST(ReductionHeader, JoinedRanksMatchEveryStep) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

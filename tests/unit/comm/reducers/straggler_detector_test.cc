@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::reducers {
 namespace {
 
 /// Adds `count` windows with these times. Returns the reports as "rank:window".
@@ -63,4 +63,4 @@ TEST(StragglerDetector, WarningHasSlowdownAndWaitShare) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::reducers

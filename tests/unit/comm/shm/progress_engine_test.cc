@@ -16,7 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -118,7 +118,7 @@ TEST_F(ProgressEngineTest, FastPathRunsOnlyIfNothingIsQueued) {
   EXPECT_EQ(calls, 2) << "an operation overtook a queued one";
   limit_ = 1;
   EXPECT_TRUE(queued->wait_until(Deadline::in(20s)));
-  EXPECT_THROW(engine_->try_now([]() -> bool { throw ArenaFull("full"); }), ArenaFull);
+  EXPECT_THROW(engine_->try_now([]() -> bool { throw arena::ArenaFull("full"); }), arena::ArenaFull);
   EXPECT_TRUE(engine_->try_now([&] { return ++calls > 0; }));
   engine_->abort(abort_cause());
   EXPECT_FALSE(engine_->try_now([&] { return ++calls > 0; }));
@@ -196,7 +196,7 @@ TEST_F(ProgressEngineTest, ExceptionFailsItsOperationAlone) {
 }
 
 TEST_F(ProgressEngineTest, FullArenaIsAnErrorOfTheTransport) {
-  const PendingPtr failed = engine_->add([](Deadline) -> bool { throw ArenaFull("the arena is full"); });
+  const PendingPtr failed = engine_->add([](Deadline) -> bool { throw arena::ArenaFull("the arena is full"); });
   ASSERT_TRUE(failed->done() && failed->error());
   try {
     std::rethrow_exception(failed->error());
@@ -346,4 +346,4 @@ TEST_F(ProgressEngineTest, WaitBlocksWhileAnotherThreadAdvances) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

@@ -5,16 +5,16 @@
 
 #include "lockstep/comm/shm/reduce_table.h"
 
-namespace lockstep::comm {
+namespace lockstep::comm::shm {
 namespace {
 
 using ReduceKernel = void (*)(const Reduction&);
 
 /// Returns all kernels that this machine can run, with their names.
 std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
-  std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}};
-  for (const base::InstructionSet set : base::supported_instruction_sets())
-    kernels.emplace_back(base::name(set), reduce_table(set).reduce);
+  std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::shm::reduce}};
+  for (const base::simd::InstructionSet set : base::simd::supported_instruction_sets())
+    kernels.emplace_back(base::simd::name(set), reduce_table(set).reduce);
   return kernels;
 }
 
@@ -114,9 +114,9 @@ TEST(Reduce, ReducedPrecisionSumsAreRoundedOnce) {
   // In bfloat16, 256 + 1 is 256. Only a sum in float32 counts all of the ones.
   std::vector<at::Tensor> inputs{torch::full({8}, 256.0f).to(at::kBFloat16)};
   for (int r = 0; r < 6; ++r) inputs.push_back(torch::ones({8}).to(at::kBFloat16));
-  EXPECT_EQ(run(&comm::reduce, ReduceOp::kSum, inputs)[0].item<float>(), 262);
+  EXPECT_EQ(run(&comm::shm::reduce, ReduceOp::kSum, inputs)[0].item<float>(), 262);
   const at::Tensor nan = torch::full({8}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16);
-  EXPECT_TRUE(run(&comm::reduce, ReduceOp::kSum, {nan, nan}).isnan().all().item<bool>());
+  EXPECT_TRUE(run(&comm::shm::reduce, ReduceOp::kSum, {nan, nan}).isnan().all().item<bool>());
 }
 
 TEST(Convert, RoundsLikeTorch) {
@@ -124,8 +124,9 @@ TEST(Convert, RoundsLikeTorch) {
   values[3] = std::numeric_limits<float>::infinity();
   values[4] = std::numeric_limits<float>::quiet_NaN();
   values[5] = 1e30F;
-  std::vector<void (*)(const Conversion&)> all{&comm::convert};
-  for (const base::InstructionSet set : base::supported_instruction_sets()) all.push_back(reduce_table(set).convert);
+  std::vector<void (*)(const Conversion&)> all{&comm::shm::convert};
+  for (const base::simd::InstructionSet set : base::simd::supported_instruction_sets())
+    all.push_back(reduce_table(set).convert);
   for (const auto& convert : all)
     for (const at::ScalarType narrow : {at::kBFloat16, at::kHalf}) {
       const at::Tensor there = at::empty({values.numel()}, narrow);
@@ -146,11 +147,11 @@ TEST(Convert, RoundsLikeTorch) {
       EXPECT_TRUE(back.allclose(there.to(at::kFloat), 0, 0, /*equal_nan=*/true)) << c10::toString(narrow);
     }
   const at::Tensor copied = at::empty_like(values);
-  comm::convert({.from = at::kFloat,
-                 .to = at::kFloat,
-                 .input = values.const_data_ptr(),
-                 .output = copied.mutable_data_ptr(),
-                 .count = 1037});
+  comm::shm::convert({.from = at::kFloat,
+                      .to = at::kFloat,
+                      .input = values.const_data_ptr(),
+                      .output = copied.mutable_data_ptr(),
+                      .count = 1037});
   EXPECT_TRUE(copied.allclose(values, 0, 0, /*equal_nan=*/true));
 }
 
@@ -167,4 +168,4 @@ TEST(ReduceDeathTest, DtypeWithoutKernelAborts) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::shm

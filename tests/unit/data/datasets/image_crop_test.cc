@@ -57,7 +57,7 @@ TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
   std::vector<double> areas, aspects, places;
   for (std::uint64_t i = 0; i < 20000; ++i) {
     SampleRng random(1, 0, i);
-    const Box box = random_crop(1000, 1000, random, {.min_area = 0.08, .max_area = 0.5});
+    const jpeg::Box box = random_crop(1000, 1000, random, {.min_area = 0.08, .max_area = 0.5});
     EXPECT_GE(box.left, 0);
     EXPECT_LE(box.left + box.width, 1000);
     EXPECT_GE(box.top, 0);
@@ -77,17 +77,17 @@ TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
 /// 20 x 1000: no box with these aspect ratios has 8 % of its area.
 TEST(RandomCrop, FallsBackToCenterCrop) {
   SampleRng random(1, 2, 3);
-  EXPECT_EQ(random_crop(20, 1000, random), (Box{0, 486, 20, 27}));
-  EXPECT_EQ(random_crop(1000, 20, random), (Box{486, 0, 27, 20}));
-  EXPECT_EQ(random_crop(1, 1, random), (Box{0, 0, 1, 1}));
+  EXPECT_EQ(random_crop(20, 1000, random), (jpeg::Box{0, 486, 20, 27}));
+  EXPECT_EQ(random_crop(1000, 20, random), (jpeg::Box{486, 0, 27, 20}));
+  EXPECT_EQ(random_crop(1, 1, random), (jpeg::Box{0, 0, 1, 1}));
 }
 
 TEST(CenterCrop, MatchesTorchvision) {
   EXPECT_EQ(resized_size(500, 375, 256), (std::pair<std::int64_t, std::int64_t>(341, 256)));
   EXPECT_EQ(resized_size(375, 500, 256), (std::pair<std::int64_t, std::int64_t>(256, 341)));
   EXPECT_EQ(resized_size(1, 65535, 256), (std::pair<std::int64_t, std::int64_t>(256, 16776960)));
-  EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));  // round(58.5) rounds to the even number
-  EXPECT_EQ(center_crop(343, 256, 224), (Box{60, 16, 224, 224}));  // round(59.5)
+  EXPECT_EQ(center_crop(341, 256, 224), (jpeg::Box{58, 16, 224, 224}));  // round(58.5) rounds to the even number
+  EXPECT_EQ(center_crop(343, 256, 224), (jpeg::Box{60, 16, 224, 224}));  // round(59.5)
 }
 
 TEST(CenterCrop, ShrinkFactorKeepsMinimumSize) {

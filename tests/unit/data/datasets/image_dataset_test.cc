@@ -51,7 +51,7 @@ bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 }
 
 TEST(ImageResize, MatchesTorchWithinOneLevel) {
-  RgbImage from{.width = 71, .height = 53, .rgb = {}};
+  jpeg::RgbImage from{.width = 71, .height = 53, .rgb = {}};
   for (int i = 0; i < 3 * 71 * 53; ++i) from.rgb.push_back(static_cast<std::uint8_t>(i * 37 + i / 213 * 11));
   const at::Tensor floats =
       torch::from_blob(from.rgb.data(), {1, 53, 71, 3}, torch::kByte).permute({0, 3, 1, 2}).to(torch::kFloat);

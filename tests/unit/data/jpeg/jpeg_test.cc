@@ -11,7 +11,7 @@
 #include "tests/support/jpeg_writer.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::data {
+namespace lockstep::data::jpeg {
 namespace {
 
 using base::FormatError;
@@ -207,4 +207,4 @@ TEST(DecodeJpeg, DecodesAfterAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep::data
+}  // namespace lockstep::data::jpeg

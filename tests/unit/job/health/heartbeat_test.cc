@@ -11,7 +11,7 @@
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/local_store.h"
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 namespace {
 
 using namespace std::chrono_literals;
@@ -19,7 +19,7 @@ using base::Deadline;
 
 /// Blocks until this process has published `count` more heartbeats.
 void wait_for_heartbeats(std::uint64_t count) {
-  const base::RankPage& page = base::RankPage::this_process();
+  const base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   const std::uint64_t until = page.heartbeats + count;
   const Deadline limit = Deadline::in(20s);
   while (page.heartbeats < until && !limit.expired()) std::this_thread::sleep_for(5ms);
@@ -28,7 +28,7 @@ void wait_for_heartbeats(std::uint64_t count) {
 
 TEST(Heartbeat, PublishesProgressOnly) {
   const auto store = std::make_shared<LocalStore>();
-  base::RankPage& page = base::RankPage::this_process();
+  base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   page.alive_count += 3;
   const Heartbeat heartbeat(store, 5);
   wait_for_heartbeats(2);
@@ -44,7 +44,7 @@ TEST(Heartbeat, PublishesProgressOnly) {
 
 TEST(Heartbeat, BusyCountsAsProgress) {
   const auto store = std::make_shared<LocalStore>();
-  base::RankPage& page = base::RankPage::this_process();
+  base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   page.busy_depth = 1;
   const Heartbeat heartbeat(store, 0);
   wait_for_heartbeats(2);
@@ -85,4 +85,4 @@ TEST(Heartbeat, ThreadBlocksAllSignals) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

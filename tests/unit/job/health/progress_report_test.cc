@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 namespace {
 
-using base::OperationRecord;
-using base::RankSnapshot;
+using base::telemetry::OperationRecord;
+using base::telemetry::RankSnapshot;
 
 constexpr std::int64_t kSecond = 1000000000;
 
@@ -108,7 +108,7 @@ TEST(ProgressReport, IdleRankIsMissingFromWorldOperations) {
 
 TEST(ProgressReport, AbandonedOperationIsCurrentUntilTheNext) {
   OperationRecord broken = operation(4, "gradients", "fc", 70, 0, "world.ddp0");
-  broken.ended = base::FlightRing::kAbandoned;
+  broken.ended = base::telemetry::FlightRing::kAbandoned;
   RankSnapshot one = rank(0, 7, {operation(3, "gradients", "fc", 60, 61, "world.ddp0"), broken});
   one.waiting = false;
   EXPECT_EQ(progress_report({one}),
@@ -140,4 +140,4 @@ TEST(CulpritRanks, AllPresentRanksWhenNoneStandsOut) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::job {
+namespace lockstep::job::health {
 namespace {
 
 using namespace std::chrono_literals;
@@ -74,4 +74,4 @@ TEST(RankHealth, ZeroLimitDisablesDetection) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::health

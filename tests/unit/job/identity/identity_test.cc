@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 using base::Env;
@@ -106,7 +106,7 @@ TEST(Identity, LockstepRun) {
   EXPECT_EQ(id.node_rank, 1);
   EXPECT_EQ(id.num_nodes, 2);
   EXPECT_EQ(id.store, StoreKind::kLauncher);
-  EXPECT_EQ(base::to_string(id.address), "alpha:4242");
+  EXPECT_EQ(base::net::to_string(id.address), "alpha:4242");
   EXPECT_EQ(id.job, "key");
   EXPECT_EQ(id.generation, 0);
   EXPECT_EQ(from(with(kLockstep, "LOCKSTEP_GENERATION", "2")).generation, 2);
@@ -128,7 +128,7 @@ TEST(Identity, EnvUrl) {
   const Identity id = from(kEnvUrl);
   EXPECT_EQ(id.source, "env://");
   EXPECT_EQ(id.store, StoreKind::kRankZero);
-  EXPECT_EQ(base::to_string(id.address), "h:29500");
+  EXPECT_EQ(base::net::to_string(id.address), "h:29500");
   EXPECT_EQ(id.local_rank, -1);
   EXPECT_EQ(from({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).store, StoreKind::kLocal);
 }
@@ -144,8 +144,8 @@ TEST(Identity, OpenMpi) {
   EXPECT_EQ(id.store, StoreKind::kRankZero);
   EXPECT_EQ(id.address.host, "") << "init() exchanges it by MPI";
   EXPECT_EQ(id.job, "4711.1");
-  EXPECT_EQ(base::to_string(from(with(kMpi, "LOCKSTEP_STORE", "a:5")).address), "a:5");
-  EXPECT_EQ(base::to_string(from(with(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
+  EXPECT_EQ(base::net::to_string(from(with(kMpi, "LOCKSTEP_STORE", "a:5")).address), "a:5");
+  EXPECT_EQ(base::net::to_string(from(with(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
   EXPECT_EQ(from(with(with(kMpi, "OMPI_COMM_WORLD_SIZE", "1"), "OMPI_COMM_WORLD_RANK", "0")).world_size, 1);
   EXPECT_EQ(from(both(kMpi, kEnvUrl)).source, "env://");
   EXPECT_EQ(from(with(both(kMpi, kEnvUrl), "LOCKSTEP_ENV_FROM", "mpi")).source, "mpi");
@@ -177,7 +177,7 @@ TEST(Identity, SlurmStep) {
   EXPECT_EQ(id.node_rank, 1);
   EXPECT_EQ(id.num_nodes, 2);
   EXPECT_EQ(id.store, StoreKind::kRankZero);
-  EXPECT_EQ(base::to_string(id.address), "alpha07:22175");
+  EXPECT_EQ(base::net::to_string(id.address), "alpha07:22175");
   EXPECT_EQ(id.job, "slurm-71.4");
   EXPECT_EQ(id.generation, 1);
 }
@@ -186,8 +186,8 @@ TEST(Identity, SlurmStepStoreAddress) {
   const Identity one_host = from(with(with(kSlurm, "SLURM_STEP_NUM_NODES", "1"), "SLURM_NODEID", "0"));
   EXPECT_EQ(one_host.address.host, "127.0.0.1");
   EXPECT_NE(from(with(kSlurm, "SLURM_STEP_ID", "5")).address.port, from(kSlurm).address.port);
-  EXPECT_EQ(base::to_string(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).address), "a:5");
-  EXPECT_EQ(base::to_string(from(with(with(kSlurm, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
+  EXPECT_EQ(base::net::to_string(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).address), "a:5");
+  EXPECT_EQ(base::net::to_string(from(with(with(kSlurm, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
   expect_refused(with(kSlurm, "MASTER_ADDR", "b"), "MASTER_PORT is not set");
   for (const std::int64_t job : {std::int64_t{0}, std::int64_t{1}, std::int64_t{123456}, std::int64_t{0xffffffff}})
     for (const std::int64_t step : {0, 9999, 123456}) {
@@ -338,4 +338,4 @@ TEST(Identity, ContradictingValueIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 using ::testing::ElementsAre;
@@ -109,4 +109,4 @@ TEST(NodeList, MatchesScontrol) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

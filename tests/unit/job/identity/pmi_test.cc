@@ -10,7 +10,7 @@
 #include "lockstep/base/fd.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::job {
+namespace lockstep::job::identity {
 namespace {
 
 using base::Cause;
@@ -120,4 +120,4 @@ TEST(Pmi, ParsesFields) {
 }
 
 }  // namespace
-}  // namespace lockstep::job
+}  // namespace lockstep::job::identity

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 namespace {
 
 /// A pipe that is not read until read_all() is called.
@@ -19,9 +19,9 @@ struct UnreadPipe {
     base::set_nonblocking(pipe.read.get());
   }
   /// Flushes and reads in turn until nothing is left.
-  std::vector<Frame> read_all(FrameQueue& queue) {
-    FrameReader reader(kMaxFrameBytes);
-    std::vector<Frame> frames;
+  std::vector<protocol::Frame> read_all(FrameQueue& queue) {
+    protocol::FrameReader reader(protocol::kMaxFrameBytes);
+    std::vector<protocol::Frame> frames;
     char bytes[1 << 16];
     for (ssize_t size = 1; size > 0 || !queue.empty();) {
       EXPECT_TRUE(queue.flush());
@@ -36,8 +36,8 @@ struct UnreadPipe {
 TEST(FrameQueue, FramesArriveInOrder) {
   UnreadPipe channel;
   FrameQueue queue(channel.pipe.write.get());
-  queue.push({FrameKind::kStdout, 0, "a"});
-  queue.push({FrameKind::kRankExited, 0, "b"});
+  queue.push({protocol::FrameKind::kStdout, 0, "a"});
+  queue.push({protocol::FrameKind::kRankExited, 0, "b"});
   const auto frames = channel.read_all(queue);
   ASSERT_EQ(frames.size(), 2u);
   EXPECT_EQ(frames[0].payload, "a");
@@ -49,22 +49,22 @@ TEST(FrameQueue, OldestOutputIsDroppedAndCounted) {
   constexpr std::size_t kChunk = 10000, kChunks = 100, kLimit = 50000;
   FrameQueue queue(channel.pipe.write.get(), kLimit);
   for (std::size_t i = 0; i < kChunks; ++i) {
-    queue.push({FrameKind::kStdout, static_cast<int>(i), std::string(kChunk, 'x')});
-    if (i % 10 == 0) queue.push({FrameKind::kRankExited, static_cast<int>(i), ""});
+    queue.push({protocol::FrameKind::kStdout, static_cast<int>(i), std::string(kChunk, 'x')});
+    if (i % 10 == 0) queue.push({protocol::FrameKind::kRankExited, static_cast<int>(i), ""});
     ASSERT_TRUE(queue.flush());
   }
   std::size_t output = 0, ends = 0;
   std::int64_t dropped = 0;
   int last = -1;
-  for (const Frame& frame : channel.read_all(queue)) {
-    if (frame.kind == FrameKind::kStdout) {
+  for (const protocol::Frame& frame : channel.read_all(queue)) {
+    if (frame.kind == protocol::FrameKind::kStdout) {
       EXPECT_EQ(frame.payload.size(), kChunk);
       EXPECT_GT(frame.rank, last);
       last = frame.rank;
       ++output;
     }
-    ends += frame.kind == FrameKind::kRankExited;
-    if (frame.kind == FrameKind::kOutputDropped) dropped += decode_numbers(frame.payload, 1)[0];
+    ends += frame.kind == protocol::FrameKind::kRankExited;
+    if (frame.kind == protocol::FrameKind::kOutputDropped) dropped += protocol::decode_numbers(frame.payload, 1)[0];
   }
   EXPECT_EQ(ends, 10u);
   EXPECT_EQ(last, 99);
@@ -77,17 +77,17 @@ TEST(FrameQueue, OnlyTheNewestRankHealthIsKept) {
   FrameQueue queue(channel.pipe.write.get());
   // More than the pipe can hold, so that one frame is half written.
   for (int beat = 0; beat < 20000; ++beat) {
-    for (int rank = 0; rank < 2; ++rank) queue.push({FrameKind::kRankHealth, rank, std::to_string(beat)});
+    for (int rank = 0; rank < 2; ++rank) queue.push({protocol::FrameKind::kRankHealth, rank, std::to_string(beat)});
     ASSERT_TRUE(queue.flush());
   }
-  queue.push({FrameKind::kRankExited, 0, ""});
+  queue.push({protocol::FrameKind::kRankExited, 0, ""});
   const auto frames = channel.read_all(queue);
   EXPECT_LT(frames.size(), 10000u);
   ASSERT_GE(frames.size(), 3u);
-  EXPECT_EQ(frames.back().kind, FrameKind::kRankExited);
+  EXPECT_EQ(frames.back().kind, protocol::FrameKind::kRankExited);
   std::map<int, std::string> last;
-  for (const Frame& frame : frames)
-    if (frame.kind == FrameKind::kRankHealth) last[frame.rank] = frame.payload;
+  for (const protocol::Frame& frame : frames)
+    if (frame.kind == protocol::FrameKind::kRankHealth) last[frame.rank] = frame.payload;
   EXPECT_EQ(last, (std::map<int, std::string>{{0, "19999"}, {1, "19999"}}));
 }
 
@@ -96,9 +96,9 @@ TEST(FrameQueue, ClosedReaderIsReported) {
   FrameQueue queue(channel.pipe.write.get());
   channel.pipe.read.reset();
   ::signal(SIGPIPE, SIG_IGN);
-  queue.push({FrameKind::kDone, -1, ""});
+  queue.push({protocol::FrameKind::kDone, -1, ""});
   EXPECT_FALSE(queue.flush());
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::agent {
 namespace {
 
 TEST(OomKills, ParsesKernelCounters) {
@@ -14,4 +14,4 @@ TEST(OomKills, ParsesKernelCounters) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::agent

@@ -7,7 +7,7 @@
 #include "lockstep/base/parse.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 using ::testing::AllOf;
@@ -212,4 +212,4 @@ TEST(CommandLineOptions, BenchPassesItsArgumentsOn) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

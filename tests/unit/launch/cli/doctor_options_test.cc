@@ -5,7 +5,7 @@
 #include "lockstep/launch/cli/command_line.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 using ::testing::AllOf;
@@ -65,4 +65,4 @@ TEST(DoctorOptions, HelpReturnsText) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

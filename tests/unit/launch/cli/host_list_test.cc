@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 using ::testing::AllOf;
@@ -113,4 +113,4 @@ TEST(HostList, SshDestination) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

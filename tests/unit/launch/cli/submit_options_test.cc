@@ -8,7 +8,7 @@
 #include "lockstep/launch/cli/command_line.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::cli {
 namespace {
 
 using ::testing::AllOf;
@@ -245,4 +245,4 @@ TEST(SubmitOptions, SubmitPassesItsArgumentsOn) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::cli

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using ::testing::AllOf;
@@ -25,7 +25,7 @@ HostReport healthy(const std::string& name, int number) {
                .master_port = 41000};
   host.clock_offset = 2ms;
   const std::string address = "10.0.0." + std::to_string(number);
-  host.route = Route{0, 0, {address, 4000}, "eth0"};
+  host.route = protocol::Route{0, 0, {address, 4000}, "eth0"};
   HostFacts facts;
   facts.program = {.path = "/app/train", .error = "", .hash = "77aa", .loader = "", .python = "/usr/bin/python3"};
   facts.python = {"/usr/bin/python3", 0, kPython};
@@ -152,7 +152,7 @@ TEST(Diagnosis, NameResolvesToLoopback) {
 TEST(Diagnosis, ContainerInterface) {
   expect_fault("interface", Severity::kBad,
                "docker0 172.17.0.1, which no other host can reach; its addresses are 10.0.0.2 (eth0)", "--interface",
-               [](HostReport& host) { host.route = Route{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
+               [](HostReport& host) { host.route = protocol::Route{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
 }
 
 TEST(Diagnosis, FullShm) {
@@ -255,4 +255,4 @@ TEST(Diagnosis, SlowestLinkDeterminesNetworkCost) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using ::testing::ElementsAre;
@@ -17,7 +17,7 @@ HostFacts sample_facts() {
   HostFacts facts;
   facts.program = {"/p", "e", "h", "/ld", "/py"};
   facts.libraries = {"/ld", 0, "\ta => b\nc\x1b[2J => not found", "\x1b[1m"};
-  facts.nvidia_smi = {"/smi", ToolResult::kTimedOut, "", ""};
+  facts.nvidia_smi = {"/smi", process::ToolResult::kTimedOut, "", ""};
   facts.addresses = {{"eth0", "10.0.0.1", false}, {"lo", "::1", true}};
   facts.orted = "/usr/bin/orted";
   facts.cpus_online = 8;
@@ -36,7 +36,7 @@ TEST(DoctorMessages, HostFactsRoundTrip) {
             "/peh/ld/py");
   EXPECT_EQ(got.libraries.out + "|" + got.libraries.err,
             " a => b\nc?[2J => not found|?[1m");  // line breaks stay, terminal control characters are replaced
-  EXPECT_EQ(got.nvidia_smi.code, ToolResult::kTimedOut);
+  EXPECT_EQ(got.nvidia_smi.code, process::ToolResult::kTimedOut);
   ASSERT_EQ(got.addresses.size(), 2u);
   EXPECT_EQ(got.addresses[0].interface, "eth0");
   EXPECT_TRUE(got.addresses[1].loopback);
@@ -63,7 +63,7 @@ TEST(DoctorMessages, RequestsRoundTrip) {
   const ListenRequest listen = decode_listen_request(encode_listen_request({1, 2, "t", "10.0.0.1"}));
   EXPECT_EQ(std::tie(listen.self, listen.caller, listen.token, listen.host), std::tuple(1, 2, "t", "10.0.0.1"));
   const ListenReply reply = decode_listen_reply(encode_listen_reply({{"10.0.0.1", 41000}, "e"}));
-  EXPECT_EQ(base::to_string(reply.address) + reply.error, "10.0.0.1:41000e");
+  EXPECT_EQ(base::net::to_string(reply.address) + reply.error, "10.0.0.1:41000e");
   const MeasureRequest measure = decode_measure_request(encode_measure_request({3, 4, "t", {"10.0.0.1", 7}}));
   EXPECT_EQ(std::tie(measure.self, measure.peer, measure.token, measure.address.port), std::tuple(3, 4, "t", 7));
   const LinkSpeed speed = decode_link_speed(encode_link_speed({11, 12, 13, "x\n"}));
@@ -97,11 +97,11 @@ TEST(DoctorMessages, HugeCountAllocatesNothing) {
 /// The facts contain the largest possible output of six tools.
 TEST(DoctorMessages, LargestHostFactsFitInAFrame) {
   HostFacts facts;
-  for (ToolResult* tool :
+  for (process::ToolResult* tool :
        {&facts.libraries, &facts.python, &facts.probe, &facts.nvidia_smi, &facts.resolved, &facts.mpirun})
-    tool->out = tool->err = std::string(kMaxOutputBytes, 'x');
-  EXPECT_LT(encode_host_facts(facts).size(), kMaxFrameBytes / 2);
+    tool->out = tool->err = std::string(process::kMaxOutputBytes, 'x');
+  EXPECT_LT(encode_host_facts(facts).size(), protocol::kMaxFrameBytes / 2);
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 const std::vector<Finding> kFindings = {
@@ -45,4 +45,4 @@ TEST(FindingsTable, JsonIsOneObject) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -13,13 +13,13 @@
 #include "lockstep/launch/process/stack_dump.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-const Environment kPath = {"PATH=/usr/local/bin:/usr/bin:/bin"};
+const process::Environment kPath = {"PATH=/usr/local/bin:/usr/bin:/bin"};
 
 std::string write(const tests::TempDir& folder, const std::string& name, const std::string& text, int mode = 0755) {
   const std::string path = folder / name;
@@ -81,47 +81,48 @@ TEST(HostFacts, FactsOfThisHost) {
   EXPECT_EQ(facts.orted + facts.mpirun.path, "");  // not requested
 }
 
-ToolCommand shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
+process::ToolCommand shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
   return {"/bin/sh", {"sh", "-c", script}, kPath, "", limit};
 }
 
 TEST(Tools, ReportOutputAndExitCode) {
-  const auto results = run_tools({shell("echo out; echo err >&2; exit 3"),
-                                  {},
-                                  shell("kill -TERM $$"),
-                                  {"/nowhere", {"x"}, {}, "", 1s},
-                                  shell("pwd")},
-                                 -1);
+  const auto results = process::run_tools({shell("echo out; echo err >&2; exit 3"),
+                                           {},
+                                           shell("kill -TERM $$"),
+                                           {"/nowhere", {"x"}, {}, "", 1s},
+                                           shell("pwd")},
+                                          -1);
   EXPECT_EQ(results[0].out, "out\n");
   EXPECT_EQ(results[0].err, "err\n");
   EXPECT_EQ(results[0].code, 3);
-  EXPECT_EQ(results[1].code, ToolResult::kNotRun);
+  EXPECT_EQ(results[1].code, process::ToolResult::kNotRun);
   EXPECT_EQ(results[2].code, 128 + 15);
   EXPECT_EQ(results[3].code, 127);
   EXPECT_TRUE(results[4].succeeded());
 }
 
 TEST(Tools, InputIsPassedToStdin) {
-  ToolCommand cat{"/bin/cat", {"cat"}, kPath};
+  process::ToolCommand cat{"/bin/cat", {"cat"}, kPath};
   cat.input = std::string(20000, 'a') + std::string("\0'\n", 3);
-  EXPECT_EQ(run_tool(cat).out, cat.input);
-  EXPECT_EQ(run_tool(shell("cat; echo end")).out, "end\n");
+  EXPECT_EQ(process::run_tool(cat).out, cat.input);
+  EXPECT_EQ(process::run_tool(shell("cat; echo end")).out, "end\n");
 }
 
 TEST(Tools, TimeoutKillsTheProcessGroup) {
   const tests::TempDir folder;
   const auto begun = std::chrono::steady_clock::now();
-  const auto results = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
-                                  shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
-                                 -1);
+  const auto results =
+      process::run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
+                          shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
+                         -1);
   for (const char* file : {"a", "b"}) {
     const pid_t left = std::stoi(tests::read_file(folder / file));
-    const auto runs = [&] { return std::string("Z?").find(process_state(left)) == std::string::npos; };
+    const auto runs = [&] { return std::string("Z?").find(process::process_state(left)) == std::string::npos; };
     while (runs() && std::chrono::steady_clock::now() - begun < 10s) std::this_thread::yield();
     EXPECT_FALSE(runs()) << file;
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
-  EXPECT_EQ(results[0].code, ToolResult::kTimedOut);
+  EXPECT_EQ(results[0].code, process::ToolResult::kTimedOut);
   EXPECT_EQ(results[0].out, "begun\n");
   EXPECT_EQ(results[1].out, "left\n");
   EXPECT_TRUE(results[1].succeeded());
@@ -131,15 +132,16 @@ TEST(Tools, EndWhenTheCallerIsGone) {
   base::Pipe pipe = base::make_pipe();
   pipe.write.reset();
   const auto begun = std::chrono::steady_clock::now();
-  EXPECT_EQ(run_tools({shell("sleep 100")}, pipe.read.get())[0].code, ToolResult::kTimedOut);
+  EXPECT_EQ(process::run_tools({shell("sleep 100")}, pipe.read.get())[0].code, process::ToolResult::kTimedOut);
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
 }
 
 TEST(Tools, OutputIsTruncatedAtTheLimit) {
-  const auto results = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
+  const auto results =
+      process::run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
   EXPECT_TRUE(results[0].succeeded());
-  EXPECT_EQ(results[0].out.size(), kMaxOutputBytes);
+  EXPECT_EQ(results[0].out.size(), process::kMaxOutputBytes);
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

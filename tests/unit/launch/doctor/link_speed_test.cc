@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 using base::Deadline;
@@ -56,4 +56,4 @@ TEST(LinkSpeed, SilentPeerTimesOut) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::doctor {
 namespace {
 
 TEST(NetworkCost, RingAllReduceSeconds) {
@@ -36,4 +36,4 @@ TEST(NetworkCost, Texts) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::doctor

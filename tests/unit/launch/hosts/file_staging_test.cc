@@ -9,7 +9,7 @@
 #include "lockstep/launch/process/tools.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using ::testing::HasSubstr;
@@ -80,12 +80,12 @@ TEST(FileStaging, UnexpectedRepliesAreRejected) {
 }
 
 /// Runs the staging script with an agent that is a shell script.
-ToolResult run_script(const std::string& cache, const StagedFile& one, const std::string& bytes) {
-  return run_tool({.path = "/bin/sh",
-                   .argv = {"sh", "-c", staging_script({one}, {"agent"})},
-                   .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
-                   .directory = {},
-                   .input = bytes});
+process::ToolResult run_script(const std::string& cache, const StagedFile& one, const std::string& bytes) {
+  return process::run_tool({.path = "/bin/sh",
+                            .argv = {"sh", "-c", staging_script({one}, {"agent"})},
+                            .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
+                            .directory = {},
+                            .input = bytes});
 }
 
 TEST(FileStaging, PartialFilesAreNotInstalled) {
@@ -93,7 +93,7 @@ TEST(FileStaging, PartialFilesAreNotInstalled) {
   const std::string cache = folder / "cache", program = "#!/bin/sh\necho $0 $*\n";
   const StagedFile one = {.name = "program", .hash = "0123", .content = program};
   EXPECT_EQ(run_script(cache, one, program.substr(0, 20)).code, 125);
-  const ToolResult whole = run_script(cache, one, program);
+  const process::ToolResult whole = run_script(cache, one, program);
   EXPECT_EQ(whole.out, "n\n" + cache + "/lockstep/0123/program agent\n") << whole.err;
   EXPECT_EQ(run_script(cache, one, "").out, "y\n" + cache + "/lockstep/0123/program agent\n");
 }
@@ -107,4 +107,4 @@ TEST(FileStaging, ScriptContainsNoSingleQuote) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Failures = std::vector<std::vector<ProbeFailure>>;
+using Failures = std::vector<std::vector<protocol::ProbeFailure>>;
 
 TEST(NetworkPlan, NoHostBlocksAConnectedNetwork) { EXPECT_THAT(blocking_hosts(Failures(3)), IsEmpty()); }
 
@@ -26,4 +26,4 @@ TEST(NetworkPlan, UnreachableHostBlocks) {
 TEST(NetworkPlan, UnknownHostsAreIgnored) { EXPECT_THAT(blocking_hosts({{{-1, "why"}, {2, "why"}}, {}}), IsEmpty()); }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

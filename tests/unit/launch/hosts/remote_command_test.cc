@@ -5,7 +5,7 @@
 
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::hosts {
 namespace {
 
 using namespace std::chrono_literals;
@@ -13,8 +13,8 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-HostSpec host(const std::string& name, const std::string& path = "/opt/lockstep") {
-  HostSpec one;
+cli::HostSpec host(const std::string& name, const std::string& path = "/opt/lockstep") {
+  cli::HostSpec one;
   one.name = name;
   one.remote_path = path;
   return one;
@@ -31,7 +31,7 @@ TEST(RemoteCommand, SshIsNonInteractiveWithoutForwarding) {
 }
 
 TEST(RemoteCommand, SshUsesUserPortAndPath) {
-  HostSpec one = host("fd00::2");
+  cli::HostSpec one = host("fd00::2");
   one.user = "eve";
   one.port = 2222;
   one.remote_path = "bin/lockstep";
@@ -54,7 +54,7 @@ TEST(RemoteCommand, SrunStepOverlapsOtherSteps) {
   EXPECT_THAT(words, Contains("--overlap"));
   EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // not quoted: no shell reads it
   EXPECT_EQ(words.back(), "--guarded");
-  HostSpec step = host("n1");
+  cli::HostSpec step = host("n1");
   EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded"));
   step.is_slurm = true;
   EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded", "--slurm-step", "12.0"));
@@ -74,7 +74,7 @@ TEST(RemoteCommand, ScriptReplacesTheAgent) {
 }
 
 TEST(RemoteCommand, SrunErrorMessages) {
-  HostSpec one = host("n1");
+  cli::HostSpec one = host("n1");
   one.is_slurm = true;
   const auto error_of = [&](const std::string& text) { return std::string(agent_start_error(one, 1, text).what()); };
   EXPECT_THAT(error_of("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
@@ -109,4 +109,4 @@ TEST(RemoteCommand, SshErrorMessages) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::hosts

@@ -11,7 +11,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/net/socket.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 using namespace std::chrono_literals;
@@ -83,4 +83,4 @@ TEST(BackgroundWriter, ClosedReaderIsReportedOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

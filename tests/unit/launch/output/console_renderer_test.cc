@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 const std::string kErase = "\r\x1b[K";
@@ -80,4 +80,4 @@ TEST(ConsoleRenderer, ColourCodesHaveNoWidth) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

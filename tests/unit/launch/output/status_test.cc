@@ -6,12 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::output {
 namespace {
 
 using ::testing::HasSubstr;
 
-base::RankSnapshot rank_of(const std::string& job, int rank) {
+base::telemetry::RankSnapshot rank_of(const std::string& job, int rank) {
   return {.pid = 4711 + rank,
           .rank = rank,
           .world_size = 2,
@@ -55,4 +55,4 @@ TEST(Status, OneJsonObjectPerLine) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::output

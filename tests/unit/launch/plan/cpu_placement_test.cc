@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <set>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 namespace {
 
 using ::testing::ElementsAre;
@@ -76,4 +76,4 @@ TEST(CpuPlacement, ParsesCpuLists) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::plan {
 namespace {
 
 using ::testing::Contains;
@@ -18,8 +18,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-RunOptions options(int ranks) {
-  RunOptions run;
+cli::RunOptions options(int ranks) {
+  cli::RunOptions run;
   run.ranks = ranks;
   run.command = {"train", "--lr", "0.1"};
   return run;
@@ -42,7 +42,7 @@ Node node(int ranks, bool is_local = true, const std::string& name = "alpha") {
   return one;
 }
 
-JobPlan plan_job(const RunOptions& run, const LaunchContext& launch) {
+JobPlan plan_job(const cli::RunOptions& run, const LaunchContext& launch) {
   return plan_jobs(run, launch, {node(run.ranks)}).front();
 }
 
@@ -62,7 +62,7 @@ TEST(JobPlan, RanksGetTheGeneration) {
   launch.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
   launch.environment.push_back("LOCKSTEP_GENERATION=9");
   launch.generation = 2;
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.max_restarts = 5;
   const JobPlan job = plan_job(run, launch);
   for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"})
@@ -72,7 +72,7 @@ TEST(JobPlan, RanksGetTheGeneration) {
 }
 
 TEST(JobPlan, RanksGetRunNameAndTrace) {
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   for (const std::string& variable : plan_job(run, context()).environment) {
     EXPECT_FALSE(variable.starts_with("LOCKSTEP_NAME")) << variable;
     EXPECT_FALSE(variable.starts_with("LOCKSTEP_TRACE")) << variable;
@@ -98,14 +98,14 @@ TEST(JobPlan, NoVariableIsSetTwice) {
   LaunchContext launch = context();
   for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
     launch.environment.push_back(variable);
-  RunOptions run = options(3);
+  cli::RunOptions run = options(3);
   run.transport = "gloo";
   run.hang_timeout = std::chrono::milliseconds(7500);
   run.join_timeout = "2.5";
   const JobPlan job = plan_job(run, launch);
   for (const RankPlan& rank : job.ranks) {
     std::vector<std::string> names;
-    for (const Environment* part : {&job.environment, &rank.environment})
+    for (const process::Environment* part : {&job.environment, &rank.environment})
       for (const std::string& variable : *part) names.push_back(variable.substr(0, variable.find('=')));
     std::sort(names.begin(), names.end());
     EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
@@ -120,7 +120,7 @@ TEST(JobPlan, RankTimeoutExceedsTheLaunchers) {
   EXPECT_THAT(plan_job(options(2), launch).environment, Contains("LOCKSTEP_TIMEOUT=310"));
   launch.environment.push_back("LOCKSTEP_TIMEOUT=5");  // set by the user
   EXPECT_THAT(plan_job(options(2), launch).environment, Contains("LOCKSTEP_TIMEOUT=5"));
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.hang_timeout = std::chrono::milliseconds(0);
   EXPECT_THAT(plan_job(run, launch).environment, Contains("LOCKSTEP_TIMEOUT=0"));
   EXPECT_EQ(health_limits(run, {}).stall.count(), 0);  // a debugger also stops heartbeats
@@ -163,7 +163,7 @@ TEST(JobPlan, MoreRanksThanCoresHaveOneThreadEach) {
 }
 
 TEST(JobPlan, UnboundRanksShareThreads) {
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.bind = false;
   const JobPlan job = plan_job(run, context());
   EXPECT_THAT(job.ranks[0].cpus, IsEmpty());
@@ -171,7 +171,7 @@ TEST(JobPlan, UnboundRanksShareThreads) {
 }
 
 TEST(JobPlan, LocalRankIsTheLastArgument) {
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.local_rank_argument = "local_rank";
   EXPECT_THAT(plan_job(run, context()).ranks[1].arguments, ElementsAre("--local_rank=1"));
 }
@@ -183,9 +183,9 @@ TEST(JobPlan, PrefixReducesTerminalColumns) {
   EXPECT_THAT(plan_job(options(11), launch).environment, Contains("LOCKSTEP_TERMINAL=75"));
 }
 
-int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "",
+int ranks_of(const process::Environment& environment, int gpus, int cores, const std::string& named = "",
              const std::string& of_host = "") {
-  RunOptions run = options(0);
+  cli::RunOptions run = options(0);
   run.gpus = named;
   LaunchContext launch = context();
   launch.environment = environment;
@@ -209,7 +209,7 @@ TEST(JobPlan, DefaultRanks) {
 }
 
 TEST(JobPlan, PerRankVariablesAreNotInherited) {
-  EXPECT_THAT(remove_variables({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
+  EXPECT_THAT(process::remove_variables({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
               ElementsAre("HOME=/root"));
 }
 
@@ -278,13 +278,14 @@ TEST(JobPlan, SocketIfnameVariablesFollowTheInterface) {
   EXPECT_THAT(jobs[1].environment, Contains("NCCL_SOCKET_IFNAME=ib0"));
   EXPECT_THAT(jobs[1].environment, Not(Contains("NCCL_SOCKET_IFNAME=ens3")));
   EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith("LOCKSTEP_INTERFACE"))));
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.interface = "10.0.0.0/8";
   jobs = plan_jobs(run, launch, {one, other});
   EXPECT_THAT(jobs[1].environment, Contains("LOCKSTEP_INTERFACE=ens3"));
 }
 
-std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment& environment, int gpus = 0) {
+std::vector<std::string> gpus_of_ranks(const cli::RunOptions& run, const process::Environment& environment,
+                                       int gpus = 0) {
   LaunchContext launch = context();
   launch.environment = environment;
   Node one = node(run.ranks);
@@ -293,7 +294,7 @@ std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment&
   std::vector<std::string> gpus_seen;
   for (const RankPlan& rank : job.ranks) {
     std::string value = "-";
-    for (const Environment* part : {&job.environment, &rank.environment})
+    for (const process::Environment* part : {&job.environment, &rank.environment})
       for (const std::string& variable : *part)
         if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0)
           value = (value == "-" ? "" : value + " and ") + variable.substr(21);
@@ -306,7 +307,7 @@ TEST(JobPlan, EachRankSeesAllGpus) {
   EXPECT_THAT(gpus_of_ranks(options(2), {}), ElementsAre("-", "-"));
   EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4,5", "4,5"));
   EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES="}), ElementsAre("", ""));
-  RunOptions run = options(2);
+  cli::RunOptions run = options(2);
   run.gpus = "6,7";
   EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("6,7", "6,7"));
   run.isolate_gpus = true;
@@ -317,7 +318,7 @@ TEST(JobPlan, EachRankSeesAllGpus) {
 }
 
 TEST(JobPlan, FewerGpusThanRanksRequiresShareGpus) {
-  RunOptions run = options(3);
+  cli::RunOptions run = options(3);
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }),
               HasSubstr("2 GPUs in its list for 3 ranks"));
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,-1,5"}); }),
@@ -352,4 +353,4 @@ TEST(JobPlan, SlotsAreFilledInOrder) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::plan

@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 using ::testing::AllOf;
@@ -36,4 +36,4 @@ TEST(Program, PathsAreNotSearched) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

@@ -10,7 +10,7 @@
 #include "lockstep/base/fd.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::process {
 namespace {
 
 struct ShellResult {
@@ -96,4 +96,4 @@ TEST(Spawn, FailuresAreReported) {
 TEST(ExecProgram, ReturnsErrno) { EXPECT_EQ(exec_program("/nowhere/program", {"program"}), ENOENT); }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::process

@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 namespace {
 
 using base::Deadline;
@@ -28,8 +28,8 @@ void poll_until(const std::vector<ConnectivityProbe*>& ends, const auto& done) {
 
 TEST(ConnectivityProbe, BothEndsAuthenticate) {
   ConnectivityProbe one(1, kToken), two(2, kToken);
-  const base::Address first = one.listen("127.0.0.1");
-  const base::Address second = one.listen("127.0.0.1");
+  const base::net::Address first = one.listen("127.0.0.1");
+  const base::net::Address second = one.listen("127.0.0.1");
   EXPECT_NE(first.port, second.port);
   two.connect_to(second, 1);
   poll_until({&one, &two}, [&] { return two.all_decided(); });
@@ -46,14 +46,15 @@ TEST(ConnectivityProbe, BothEndsAuthenticate) {
 /// A host with two addresses makes two connections.
 TEST(ConnectivityProbe, ConnectionsOfOneNodeAreDistinguished) {
   ConnectivityProbe one(1, kToken), two(2, kToken);
-  const base::Address address = one.listen("127.0.0.1");
+  const base::net::Address address = one.listen("127.0.0.1");
   two.connect_to(address, 1);
   two.connect_to(address, 1);
   poll_until({&one, &two}, [&] { return two.all_decided(); });
   for (const std::size_t connection : {1u, 0u}) {
     const base::Fd incoming = one.take_incoming(2, 0, connection);
     ASSERT_TRUE(incoming);
-    EXPECT_EQ(base::peer_address(incoming.get()).port, base::local_address(two.outgoing()[connection].fd.get()).port);
+    EXPECT_EQ(base::net::peer_address(incoming.get()).port,
+              base::net::local_address(two.outgoing()[connection].fd.get()).port);
   }
 }
 
@@ -89,10 +90,10 @@ TEST(ConnectivityProbe, WrongTokenGetsNoAnswer) {
 }
 
 TEST(ConnectivityProbe, RefusedConnectionIsReported) {
-  base::Address address;
+  base::net::Address address;
   {
-    const base::Fd listener = base::listen_on({"127.0.0.1", 0});
-    address = base::local_address(listener.get());
+    const base::Fd listener = base::net::listen_on({"127.0.0.1", 0});
+    address = base::net::local_address(listener.get());
   }
   ConnectivityProbe one(1, kToken);
   one.connect_to(address, 2);
@@ -101,9 +102,9 @@ TEST(ConnectivityProbe, RefusedConnectionIsReported) {
 }
 
 TEST(ConnectivityProbe, UnansweredConnectionsFail) {
-  const base::Fd listener = base::listen_on({"127.0.0.1", 0});
+  const base::Fd listener = base::net::listen_on({"127.0.0.1", 0});
   ConnectivityProbe one(1, kToken);
-  one.connect_to(base::local_address(listener.get()), 2);
+  one.connect_to(base::net::local_address(listener.get()), 2);
   EXPECT_FALSE(one.all_decided());
   one.fail_undecided();
   EXPECT_TRUE(one.all_decided());
@@ -118,4 +119,4 @@ TEST(ConnectivityProbe, InvalidAddressFailsAtOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

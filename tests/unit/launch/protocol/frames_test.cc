@@ -7,13 +7,13 @@
 #include "lockstep/job/join.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::protocol {
 namespace {
 
 using ::testing::HasSubstr;
 
-JobPlan sample_job() {
-  JobPlan job;
+plan::JobPlan sample_job() {
+  plan::JobPlan job;
   job.program = "/bin/\xff\n";
   job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
   job.directory = "/d/\xfe";
@@ -27,7 +27,7 @@ JobPlan sample_job() {
 }
 
 TEST(Frames, JobPlanRoundTrips) {
-  const JobPlan job = decode_job(encode_job(sample_job()));
+  const plan::JobPlan job = decode_job(encode_job(sample_job()));
   EXPECT_EQ(job.program, sample_job().program);
   EXPECT_EQ(job.arguments, sample_job().arguments);
   EXPECT_EQ(job.directory, sample_job().directory);
@@ -44,7 +44,7 @@ TEST(Frames, JobPlanRoundTrips) {
 }
 
 TEST(Frames, EveryTruncationIsRejected) {
-  JobPlan job = sample_job();
+  plan::JobPlan job = sample_job();
   job.arguments.back() = "short";
   const std::string bytes = encode_job(job);
   for (std::size_t size = 0; size < bytes.size(); ++size)
@@ -53,19 +53,19 @@ TEST(Frames, EveryTruncationIsRejected) {
 }
 
 TEST(Frames, HugeCountAllocatesNothing) {
-  std::string bytes = encode_job(JobPlan{});
+  std::string bytes = encode_job(plan::JobPlan{});
   bytes.replace(4, 4, "\xff\xff\xff\xff");  // the number of arguments
   EXPECT_THAT(tests::message_of<base::Error>([&] { decode_job(bytes); }), HasSubstr("4294967295"));
 }
 
 TEST(Frames, NetworkMessagesRoundTrip) {
-  const HostInfo info = decode_host_info(encode_host_info({.host = "h1",
-                                                           .version = LOCKSTEP_VERSION,
-                                                           .build = job::build_id(""),
-                                                           .cpus = {{0, 0, 0}, {5, 4, 1}},
-                                                           .gpus = 2,
-                                                           .master_port = 77,
-                                                           .visible_gpus = "3,4"}));
+  const plan::HostInfo info = decode_host_info(encode_host_info({.host = "h1",
+                                                                 .version = LOCKSTEP_VERSION,
+                                                                 .build = job::build_id(""),
+                                                                 .cpus = {{0, 0, 0}, {5, 4, 1}},
+                                                                 .gpus = 2,
+                                                                 .master_port = 77,
+                                                                 .visible_gpus = "3,4"}));
   EXPECT_EQ(info.host + " " + info.version + " " + info.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
   EXPECT_EQ(info.gpus, 2);
   EXPECT_EQ(info.master_port, 77);
@@ -77,7 +77,7 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   EXPECT_EQ(request.token, std::string(32, '\0'));
   EXPECT_EQ(request.interface, "^docker0");
   ASSERT_EQ(request.launcher.size(), 2u);
-  EXPECT_EQ(base::to_string(request.launcher[1]), "[fd00::1]:65535");
+  EXPECT_EQ(base::net::to_string(request.launcher[1]), "[fd00::1]:65535");
   const RouteReply reply = decode_route_reply(encode_route_reply({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
   ASSERT_EQ(reply.routes.size(), 1u);
   EXPECT_EQ(reply.routes[0].launcher, 1);
@@ -95,7 +95,7 @@ TEST(Frames, NetworkMessagesRoundTrip) {
 }
 
 TEST(Frames, OtherVersionsDecodePartially) {
-  const HostInfo info =
+  const plan::HostInfo info =
       decode_host_info(encode_host_info({.host = "h1", .version = "9.9", .build = "ab"}) + "fields of version 9.9");
   EXPECT_EQ(info.host + info.version + info.build, "h19.9ab");
   EXPECT_EQ(
@@ -142,7 +142,7 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::RankHealth health = decode_rank_health(
+  const job::health::RankHealth health = decode_rank_health(
       encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
   EXPECT_EQ(health.rank, 3);
   EXPECT_EQ(health.since_heartbeat.count(), 5);
@@ -154,18 +154,18 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_THROW(decode_ranks("123"), base::Error);
 }
 
-base::RankSnapshot snapshot_with(int running, int finished) {
-  base::RankSnapshot snapshot{.pid = 4711,
-                              .rank = 2,
-                              .world_size = 4,
-                              .job = "j",
-                              .transport = "shm",
-                              .steps = 9,
-                              .batches = 10,
-                              .waiting = true,
-                              .has_left = true,
-                              .busy_with = "evaluate",
-                              .read_at_ns = 77};
+base::telemetry::RankSnapshot snapshot_with(int running, int finished) {
+  base::telemetry::RankSnapshot snapshot{.pid = 4711,
+                                         .rank = 2,
+                                         .world_size = 4,
+                                         .job = "j",
+                                         .transport = "shm",
+                                         .steps = 9,
+                                         .batches = 10,
+                                         .waiting = true,
+                                         .has_left = true,
+                                         .busy_with = "evaluate",
+                                         .read_at_ns = 77};
   for (int i = 0; i < running + finished; ++i)
     snapshot.operations.push_back({.number = static_cast<std::uint64_t>(i),
                                    .seq = 5,
@@ -181,7 +181,7 @@ base::RankSnapshot snapshot_with(int running, int finished) {
 }
 
 TEST(Frames, SnapshotRoundTrips) {
-  const base::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(1, 1)));
+  const base::telemetry::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(1, 1)));
   EXPECT_EQ(snapshot.rank, 2);
   EXPECT_EQ(snapshot.pid, 4711);
   EXPECT_EQ(snapshot.steps, 9);
@@ -197,7 +197,7 @@ TEST(Frames, SnapshotRoundTrips) {
 }
 
 TEST(Frames, OperationsAreLimitedPerKind) {
-  const base::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(40, 4000)));
+  const base::telemetry::RankSnapshot snapshot = decode_snapshot(encode_snapshot(snapshot_with(40, 4000)));
   ASSERT_EQ(snapshot.operations.size(), 64u);
   EXPECT_EQ(snapshot.operations.front().number, 3968u);
   EXPECT_EQ(snapshot.operations.back().number, 4039u);
@@ -223,4 +223,4 @@ TEST(Frames, RankExitRoundTrips) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::protocol

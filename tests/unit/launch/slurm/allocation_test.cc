@@ -9,7 +9,7 @@
 #include "lockstep/launch/slurm/step_task.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 using ::testing::ElementsAre;
@@ -28,9 +28,9 @@ base::Env env(const Variables& variables) {
 const Variables kBatch = {{"SLURM_JOB_ID", "5"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"},
                           {"SLURM_NTASKS", "5"}, {"SLURMD_NODENAME", "n1"},        {"SLURM_PROCID", "0"}};
 
-std::vector<std::string> to_texts(const std::vector<HostSpec>& hosts) {
+std::vector<std::string> to_texts(const std::vector<cli::HostSpec>& hosts) {
   std::vector<std::string> all;
-  for (const HostSpec& host : hosts)
+  for (const cli::HostSpec& host : hosts)
     all.push_back(host.name + ":" + std::to_string(host.slots) + (host.is_slurm ? " step" : "") +
                   (host.is_local ? " local" : ""));
   return all;
@@ -59,7 +59,7 @@ TEST(Allocation, EnvFromSkipsOrRequiresTheAllocation) {
 }
 
 TEST(Allocation, NamedHostsInTheAllocationUseSrun) {
-  HostSpec two, other;
+  cli::HostSpec two, other;
   two.name = "n2";
   two.slots = 7;
   other.name = "login";
@@ -105,4 +105,4 @@ TEST(StepTask, FirstTaskLaunchesAndOthersWait) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 using ::testing::Contains;
@@ -20,7 +20,7 @@ using Words = std::vector<std::string>;
 const BatchContext kContext{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
 
 std::string script_of(const Words& words, const BatchContext& context = kContext) {
-  return batch_script(parse_submit_options(words).options, context);
+  return batch_script(cli::parse_submit_options(words).options, context);
 }
 
 /// Compares with the stored script byte by byte; gtest prints the lines that differ.
@@ -69,13 +69,13 @@ TEST(BatchScript, DirectoryWithLineBreakIsRejected) {
 }
 
 TEST(BatchScript, SbatchArgumentsAreNotQuoted) {
-  const Words words = sbatch_arguments(parse_submit_options({"--nodes=2", "--constraint", "a b", "--", "p"}).options,
-                                       {"/a b", "lockstep"});
+  const Words words = sbatch_arguments(
+      cli::parse_submit_options({"--nodes=2", "--constraint", "a b", "--", "p"}).options, {"/a b", "lockstep"});
   EXPECT_THAT(words, ElementsAre("--job-name=p", "--nodes=2", "--chdir=/a b", "--output=logs/%j.out", "--requeue",
                                  "--open-mode=append", "--signal=B:USR1@120", "--constraint", "a b"));
-  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kContext),
+  EXPECT_THAT(sbatch_arguments(cli::parse_submit_options({"--no-requeue", "p"}).options, kContext),
               Contains("--no-requeue"));
-  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kContext),
+  EXPECT_THAT(sbatch_arguments(cli::parse_submit_options({"--no-requeue", "p"}).options, kContext),
               Not(Contains(HasSubstr("open-mode"))));
 }
 
@@ -101,4 +101,4 @@ TEST(BatchScript, QuotesForSbatch) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

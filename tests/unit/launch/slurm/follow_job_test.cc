@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::slurm {
 namespace {
 
 TEST(FollowJob, ParsesScontrolOutput) {
@@ -42,4 +42,4 @@ TEST(FollowJob, UnfinishedStatesAreNotFinal) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::slurm

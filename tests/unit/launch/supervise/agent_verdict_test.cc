@@ -6,26 +6,27 @@
 
 #include <cerrno>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using ::testing::HasSubstr;
 
 TEST(AgentVerdict, StepOfAFailedStartDecides) {
-  const Verdict exec = judge_start_failure(StartStep::kExec, ENOEXEC, 2, "beta", "./train");
+  const Verdict exec = judge_start_failure(process::StartStep::kExec, ENOEXEC, 2, "beta", "./train");
   EXPECT_EQ(exec.fatal.cause, base::Cause::kBadArg);
   EXPECT_EQ(exec.fatal.detail, "program \"./train\": cannot be executed: Exec format error");
   EXPECT_THAT(exec.fatal.hint, HasSubstr("#!/bin/sh"));
-  const Verdict fork = judge_start_failure(StartStep::kFork, EAGAIN, 2, "beta", "./train");
+  const Verdict fork = judge_start_failure(process::StartStep::kFork, EAGAIN, 2, "beta", "./train");
   EXPECT_EQ(fork.fatal.cause, base::Cause::kResource);
   EXPECT_EQ(fork.fatal.rank, 2);
   EXPECT_EQ(fork.fatal.host, "beta");
   EXPECT_EQ(fork.fatal.detail, "cannot start rank 2: Resource temporarily unavailable");
-  EXPECT_THAT(judge_start_failure(StartStep::kBind, EINVAL, 2, "beta", "./train").fatal.hint, HasSubstr("--bind none"));
+  EXPECT_THAT(judge_start_failure(process::StartStep::kBind, EINVAL, 2, "beta", "./train").fatal.hint,
+              HasSubstr("--bind none"));
 }
 
 TEST(AgentVerdict, UnknownStartStepIsAnError) {
-  EXPECT_EQ(to_start_step(2), StartStep::kExec);
+  EXPECT_EQ(to_start_step(2), process::StartStep::kExec);
   for (const std::int64_t number : {-1, 3}) try {
       to_start_step(number);
       ADD_FAILURE() << number;
@@ -39,7 +40,7 @@ TEST(AgentVerdict, LostAgentIsDistinguishedFromLostConnection) {
       judge_lost_agent({.host = "alpha", .via = "", .end = {.pid = 7, .signal = SIGKILL}, .text = ""});
   EXPECT_EQ(local.fatal.cause, base::Cause::kInternal);
   EXPECT_THAT(local.fatal.detail, HasSubstr("was killed by SIGKILL"));
-  const auto remote = [](RankExit end) {
+  const auto remote = [](protocol::RankExit end) {
     return judge_lost_agent({.host = "beta", .is_local = false, .via = "ssh", .end = end, .text = "broken pipe"}).fatal;
   };
   EXPECT_EQ(remote({.code = 255}).cause, base::Cause::kPeerUnreachable);
@@ -55,7 +56,7 @@ TEST(AgentVerdict, UserStopHasTheExitCodeOfItsSignal) {
 }
 
 TEST(AgentVerdict, PreemptionReplacesTheDetailOfTheOperation) {
-  base::RankSnapshot snapshot;
+  base::telemetry::RankSnapshot snapshot;
   snapshot.rank = 1;
   snapshot.steps = 12;
   const Verdict verdict = judge_preemption({.rank = 1, .pid = 40, .code = 75}, "beta", {snapshot});
@@ -65,4 +66,4 @@ TEST(AgentVerdict, PreemptionReplacesTheDetailOfTheOperation) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

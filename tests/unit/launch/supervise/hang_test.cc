@@ -3,12 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using namespace std::chrono_literals;
 using base::Cause;
-using base::RankSnapshot;
+using base::telemetry::RankSnapshot;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -43,7 +43,7 @@ TEST(Hang, RankInUserCodeIsBlamed) {
 }
 
 TEST(Hang, StuckAndStoppedRankIsReported) {
-  const std::map<int, job::RankHealth> health = {{2, {.rank = 2, .process_state = 'T'}}};
+  const std::map<int, job::health::RankHealth> health = {{2, {.rank = 2, .process_state = 'T'}}};
   const Verdict verdict =
       judge_hang({Cause::kRankStuck, {0, 1, 2}}, health, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_THAT(verdict.fatal.detail,
@@ -67,7 +67,7 @@ TEST(Hang, NumberOfStacksIsLimited) {
 }
 
 TEST(Hang, SilentRankIsBlamedBeforeWaitingRanks) {
-  const std::map<int, job::RankHealth> health = {
+  const std::map<int, job::health::RankHealth> health = {
       {1, {.rank = 1, .since_heartbeat = 31s, .since_progress = 31s, .process_state = 'T'}}};
   const Verdict verdict =
       judge_hang({Cause::kRankStalled, {1}}, health, {rank(0, true), rank(1, false), rank(2, true)}, kEvidence);
@@ -111,4 +111,4 @@ TEST(Verdict, StepAndOperationAreAdded) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

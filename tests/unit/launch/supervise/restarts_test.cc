@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using base::Cause;
@@ -146,4 +146,4 @@ TEST(Restarts, UserErrorEndsRestarts) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

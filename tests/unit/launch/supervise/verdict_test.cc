@@ -6,30 +6,30 @@
 
 #include <cerrno>
 
-namespace lockstep::launcher {
+namespace lockstep::launcher::supervise {
 namespace {
 
 using ::testing::HasSubstr;
 
-RankExit exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
-RankExit died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
+protocol::RankExit exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
+protocol::RankExit died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
 
 TEST(Verdict, FirstFailureInOrder) {
-  const std::vector<RankExit> exits = {exited(0, 0), exited(2, 7), exited(1, 9)};
+  const std::vector<protocol::RankExit> exits = {exited(0, 0), exited(2, 7), exited(1, 9)};
   EXPECT_EQ(first_failure(exits)->rank, 2);
   EXPECT_EQ(first_failure({exited(0, 0)}), nullptr);
   EXPECT_EQ(first_failure({}), nullptr);
 }
 
 TEST(Verdict, SignalOutranksExitAndAbort) {
-  const std::vector<RankExit> exits = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
+  const std::vector<protocol::RankExit> exits = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
   EXPECT_EQ(first_failure(exits)->rank, 2);
-  const std::vector<RankExit> aborts = {exited(0, 1), died(1, SIGABRT)};
+  const std::vector<protocol::RankExit> aborts = {exited(0, 1), died(1, SIGABRT)};
   EXPECT_EQ(first_failure(aborts)->rank, 0);
 }
 
 TEST(Verdict, KilledRankIsNamed) {
-  RankExit killed = died(3, SIGKILL);
+  protocol::RankExit killed = died(3, SIGKILL);
   killed.oom_kills = 1;
   const Verdict verdict =
       judge_exit(killed, {.tail = "", .published = {}, .locations = {{"a"}, {"a"}, {"b"}, {"beta"}}});
@@ -88,16 +88,16 @@ TEST(Verdict, PublishedFieldsAreKept) {
 }
 
 TEST(Verdict, OperationOfTheRankIsReported) {
-  base::OperationRecord finished{
+  base::telemetry::OperationRecord finished{
       .number = 6, .seq = 6, .bytes = 8, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"};
-  base::OperationRecord unfinished{.number = 7,
-                                   .seq = 7,
-                                   .bytes = 256,
-                                   .started = 3,
-                                   .channel = "world",
-                                   .kind = "all_reduce",
-                                   .dtype = "float32",
-                                   .name = "votes"};
+  base::telemetry::OperationRecord unfinished{.number = 7,
+                                              .seq = 7,
+                                              .bytes = 256,
+                                              .started = 3,
+                                              .channel = "world",
+                                              .kind = "all_reduce",
+                                              .dtype = "float32",
+                                              .name = "votes"};
   job::Fatal in_user_code{.rank = 1, .detail = "it died"};
   add_step_and_operation(in_user_code, {{.rank = 1, .steps = 4, .operations = {finished}}});
   EXPECT_EQ(in_user_code.step, 4);
@@ -110,7 +110,7 @@ TEST(Verdict, OperationOfTheRankIsReported) {
 }
 
 TEST(Verdict, StackOfTheAwaitedRankIsRequested) {
-  const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankExit> exits) {
+  const auto stacks_of = [](base::Cause cause, int rank, std::vector<protocol::RankExit> exits) {
     Verdict verdict;
     verdict.fatal = {.cause = cause, .rank = rank, .hint = "more"};
     request_stack(verdict, exits, "runs/it", {{"a"}, {"a"}, {"a"}});
@@ -129,4 +129,4 @@ TEST(Verdict, StackLocationNamesTheHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::launcher
+}  // namespace lockstep::launcher::supervise

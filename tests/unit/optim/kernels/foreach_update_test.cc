@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 namespace {
 
 /// Two tensors with state, after some updates.
@@ -111,4 +111,4 @@ TEST(ForeachArgs, BiasCorrectionUsesEachTensorsStepCount) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace lockstep::optim {
+namespace lockstep::optim::kernels {
 namespace {
 
 struct NamedKernels {
@@ -15,8 +15,8 @@ struct NamedKernels {
 /// Returns the kernels of every instruction set that this CPU supports, the baseline first.
 std::vector<NamedKernels> all_kernels() {
   std::vector<NamedKernels> all;
-  for (const base::InstructionSet set : base::supported_instruction_sets())
-    all.push_back({base::name(set), kernels(set)});
+  for (const base::simd::InstructionSet set : base::simd::supported_instruction_sets())
+    all.push_back({base::simd::name(set), kernels(set)});
   return all;
 }
 
@@ -189,7 +189,9 @@ TEST(Kernels, SumOfSquaresMatchesGradient) {
       }
 }
 
-TEST(Kernels, ProcessUsesOneOfTheSupportedTables) { EXPECT_EQ(&kernels(), &kernels(base::best_instruction_set())); }
+TEST(Kernels, ProcessUsesOneOfTheSupportedTables) {
+  EXPECT_EQ(&kernels(), &kernels(base::simd::best_instruction_set()));
+}
 
 TEST(KernelsDeathTest, DtypeWithoutKernelAborts) {
   KernelCase one(at::kFloat, 4, 1);
@@ -202,4 +204,4 @@ TEST(KernelsDeathTest, DtypeWithoutKernelAborts) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::optim::kernels

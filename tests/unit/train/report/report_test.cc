@@ -195,9 +195,9 @@ TEST(RankRecorder, KeepsTheNewestStepsAndTotals) {
 }
 
 TEST(RankRecorder, ReadsTheFlightRecorder) {
-  base::publish_rank_page(0, 1, "test", "self");
+  base::telemetry::publish_rank_page(0, 1, "test", "self");
   RankRecorder recorder({});
-  base::FlightRing& flight = base::RankPage::this_process().flight;
+  base::telemetry::FlightRing& flight = base::telemetry::RankPage::this_process().flight;
   const std::uint16_t channel = flight.add_channel("world/x");
   flight.end(flight.begin({.channel = channel, .seq = 1, .kind = "all_reduce", .dtype = "", .name = "before"}));
   PhaseTimer timer;
