@@ -17,31 +17,31 @@ using testing::HasSubstr;
 using tests::message_of;
 using tests::TempDir;
 
-const at::ScalarType kDtypes[] = {torch::kFloat64,
-                                  torch::kFloat32,
-                                  torch::kFloat16,
-                                  torch::kBFloat16,
-                                  torch::kInt64,
-                                  torch::kInt32,
-                                  torch::kInt16,
-                                  torch::kInt8,
-                                  torch::kUInt8,
-                                  torch::kBool,
-                                  torch::kUInt16,
-                                  torch::kUInt32,
-                                  torch::kUInt64,
-                                  torch::kComplexDouble,
-                                  torch::kComplexFloat,
-                                  at::ScalarType::ComplexHalf,
-                                  torch::kFloat8_e4m3fn,
-                                  torch::kFloat8_e5m2,
-                                  at::ScalarType::Float8_e4m3fnuz,
-                                  at::ScalarType::Float8_e5m2fnuz,
-                                  at::ScalarType::Float8_e8m0fnu};
+const at::ScalarType kArchiveDtypes[] = {torch::kFloat64,
+                                         torch::kFloat32,
+                                         torch::kFloat16,
+                                         torch::kBFloat16,
+                                         torch::kInt64,
+                                         torch::kInt32,
+                                         torch::kInt16,
+                                         torch::kInt8,
+                                         torch::kUInt8,
+                                         torch::kBool,
+                                         torch::kUInt16,
+                                         torch::kUInt32,
+                                         torch::kUInt64,
+                                         torch::kComplexDouble,
+                                         torch::kComplexFloat,
+                                         at::ScalarType::ComplexHalf,
+                                         torch::kFloat8_e4m3fn,
+                                         torch::kFloat8_e5m2,
+                                         at::ScalarType::Float8_e4m3fnuz,
+                                         at::ScalarType::Float8_e5m2fnuz,
+                                         at::ScalarType::Float8_e8m0fnu};
 
 // Nested modules, buffers of every dtype, tied parameters, an undefined buffer, and modules without tensors.
-struct NetImpl : torch::nn::Module {
-  NetImpl()
+struct ArchivedNetImpl : torch::nn::Module {
+  ArchivedNetImpl()
       : layers(register_module("layers", torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::ReLU(),
                                                                torch::nn::BatchNorm1d(4), torch::nn::Dropout()))),
         head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(4, 2).bias(false)))),
@@ -49,15 +49,15 @@ struct NetImpl : torch::nn::Module {
     register_module("tied", head);
     register_buffer("none", at::Tensor());
     register_buffer("transposed", torch::randn({3, 5}).t());
-    for (const auto type : kDtypes) register_buffer(c10::toString(type), torch::randint(2, {3}).to(type));
+    for (const auto type : kArchiveDtypes) register_buffer(c10::toString(type), torch::randint(2, {3}).to(type));
   }
   torch::nn::Sequential layers;
   torch::nn::Linear head;
   at::Tensor scale;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(ArchivedNet);
 
-TensorMap state_of(const Net& net) {
+TensorMap archived_state(const ArchivedNet& net) {
   TensorMap state;
   for (const auto& item : net->named_parameters()) state[item.key()] = item.value();
   for (const auto& item : net->named_buffers())
@@ -65,7 +65,7 @@ TensorMap state_of(const Net& net) {
   return state;
 }
 
-std::string bytes_of(const at::Tensor& tensor) {
+std::string contents_of(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.contiguous();
   return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
 }
@@ -73,22 +73,22 @@ std::string bytes_of(const at::Tensor& tensor) {
 TEST(CppArchive, LoadsModulesUnderTheirNames) {
   const TempDir folder;
   torch::manual_seed(1);
-  Net net;
+  ArchivedNet net;
   torch::manual_seed(2);
-  Net other;
+  ArchivedNet other;
   torch::save(net, folder / "x.pt");
   const auto report = load(other, folder / "x.pt");
   EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
-  const TensorMap want = state_of(net), got = state_of(other);
+  const TensorMap want = archived_state(net), got = archived_state(other);
   ASSERT_EQ(want.size(), got.size());
   ASSERT_TRUE(want.contains("layers.2.running_mean") && want.contains("tied.weight"));
   for (const auto& [name, tensor] : want) {
     EXPECT_EQ(got.at(name).scalar_type(), tensor.scalar_type()) << name;
-    EXPECT_EQ(bytes_of(got.at(name)), bytes_of(tensor)) << name;
+    EXPECT_EQ(contents_of(got.at(name)), contents_of(tensor)) << name;
   }
   EXPECT_TRUE(other->head->weight.requires_grad());
   // torch::load() reads the same values.
-  Net third;
+  ArchivedNet third;
   torch::load(third, folder / "x.pt");
   EXPECT_TRUE(third->scale.equal(other->scale));
   // A pointer is saved like a holder.
