@@ -52,8 +52,8 @@ int train(const Options& options) {
   const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
   lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::cosine_decay({.steps = epochs * steps_per_epoch}));
   state.add("model", net).add("ddp", ddp).add("optimizer", optimizer).add("schedule", schedule).add("loader", loader);
-  state.add_random_state();
-  state.resume();
+  lockstep::seed_everything(1 + static_cast<std::uint64_t>(world.rank()));  // different dropout on each rank
+  state.add_random_state().resume();
   std::int64_t step = state.step();
 
   training::LoggerCollection loggers(world.rank(), {.directory = folder, .first_step = step + 1});

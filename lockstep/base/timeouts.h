@@ -113,7 +113,7 @@ inline constexpr std::chrono::seconds kAgentStartTimeout{10};
 /// A task of a SLURM step ends if no agent has connected to it within this time.
 inline constexpr std::chrono::seconds kStepAgentTimeout{60};
 /// An agent waits for the task of its step, which may load its libraries more slowly than the agent starts.
-inline constexpr std::chrono::seconds kStepTaskTimeout{15};
+inline constexpr std::chrono::seconds kStepTaskTimeout{9};
 /// An agent allows this time for its connections to the launcher, and for those to the other hosts.
 inline constexpr std::chrono::seconds kAgentConnectTimeout{5};
 /// Once an agent has found a route to the launcher, it waits this long for further ones.
@@ -136,6 +136,7 @@ inline constexpr std::chrono::seconds kHashTimeout{10};
 inline constexpr std::chrono::seconds kHostFactsTimeout{90};
 
 static_assert(kStepAgentTimeout > kDefaultConnectTimeout + kAgentStartTimeout, "the launcher gives up first");
+static_assert(kStepTaskTimeout < kAgentStartTimeout, "the agent says what is missing");
 static_assert(kMoreRoutesWait < kAgentConnectTimeout);
 static_assert(kNetworkReplyTimeout > kAgentConnectTimeout, "the agent replies first");
 static_assert(kDoctorReplyTimeout > kAgentConnectTimeout, "the agent replies first");

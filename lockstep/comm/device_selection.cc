@@ -92,7 +92,7 @@ NcclDecision find_nccl_obstacle(const std::vector<GpuReport>& reports) {
 
 /// Returns why the ranks cannot use NCCL, "" if they can. `report_of` returns the report of a rank.
 template <typename ReportOf>
-std::string describe(const NcclDecision& decision, const ReportOf& report_of) {
+std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
   if (decision.obstacle == NcclObstacle::kNone) return "";
   const int rank = decision.ranks.at(0);
   const GpuReport report = report_of(rank);
@@ -168,7 +168,7 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
     for (int rank = 0; rank < id.world_size; ++rank) reports.push_back(report_of(rank));
     world.store->set(kDecisionKey, encode(find_nccl_obstacle(reports)), deadline);
   }
-  const std::string obstacle = describe(decode_nccl_decision(read_key(kDecisionKey, 0)), report_of);
+  const std::string obstacle = explain(decode_nccl_decision(read_key(kDecisionKey, 0)), report_of);
   const bool named = asked != "auto" && asked != "nccl";
   if (asked == "nccl" && !obstacle.empty())
     throw base::UsageError(

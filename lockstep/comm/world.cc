@@ -37,7 +37,6 @@ constexpr int kManyThreads = 4;
 constexpr auto kConnectTime = std::chrono::seconds(2);  // then checks for a new address
 constexpr auto kRetryPause = std::chrono::milliseconds(100);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
-// Small messages use MPI, which is faster for them; large ones use gloo, which has threads of its own.
 
 }  // namespace
 

@@ -82,8 +82,8 @@ class Loader final : public checkpoint::Stateful {
 
   /// The loader as a range: `for (auto& batch : loader)` iterates over the remaining batches of the epoch in
   /// position(), or over the next epoch if no batch remains. The first loop is thus epoch(0), each complete loop is
-  /// followed by that over the next epoch, and a loop that follows a break or restore() continues at the next batch.
-  /// epoch(n) instead begins epoch n anew after a break, and the loop that follows it continues from there.
+  /// followed by that over the next epoch, and a loop that follows a break or load_state_dict() continues at the next
+  /// batch. epoch(n) instead begins epoch n anew after a break, and the loop that follows it continues from there.
   LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(core_->resume()); }
   std::default_sentinel_t end() const { return {}; }
   /// The number of batches of this rank in a complete epoch.

@@ -62,13 +62,19 @@ class ReplicaError : public base::Error {
 /// The constructor throws UsageError for invalid options, for a module without parameters and buffers, for one that is
 /// not entirely on the first device, and for one with a SyncBatchNorm.
 class DataParallel {
+  // A module that outlives the constructor: not a temporary that nothing else owns.
+  template <typename M>
+  static constexpr bool KeepsModule =
+      (std::is_lvalue_reference_v<M> && (ModuleClass<M> || ModuleHandle<M>)) || std::is_pointer_v<M> ||
+      std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>> || requires(M& module) { module.ptr(); };
+
  public:
   using ForwardFunction = std::function<at::Tensor(torch::nn::Module& replica, const at::Tensor& input)>;
 
   /// `module` is a module with forward(tensor), or a handle of one. A module that is passed by reference, or by a plain
   /// pointer, must outlive this object.
   template <typename M>
-    requires ModuleClass<M> || ModuleHandle<M>
+    requires KeepsModule<M>
   DataParallel(M&& module, DataParallelOptions options)
       : DataParallel(
             module, [](auto& replica, const at::Tensor& input) { return replica.forward(input); }, std::move(options)) {
@@ -76,7 +82,7 @@ class DataParallel {
   /// Calls `call(replica, part)` instead of forward(), for example
   /// [](NetImpl& net, const torch::Tensor& x) { return net.loss(x); }.
   template <typename M, typename Function>
-    requires ModuleClass<M> || ModuleHandle<M>
+    requires KeepsModule<M>
   DataParallel(M&& module, Function call, DataParallelOptions options)
       : DataParallel(to_shared_ptr(module), erase_type<ModuleOf<M>>(std::move(call)), std::move(options), ErasedTag()) {
   }

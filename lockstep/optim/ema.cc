@@ -52,10 +52,11 @@ Ema::Ema(nn::ModuleRef module, EmaOptions options) : options_(std::move(options)
 }
 
 void Ema::add(const std::string& name, const at::Tensor& weight) {
-  if (name == kUpdatesKey)
-    throw UsageError("Ema: a parameter is named \"n_averaged\"; expected another name, because the state uses it");
   const auto same = [&](const AveragedTensor& one) { return one.weight.is_same(weight); };
   if (!weight.defined() || !weight.is_floating_point() || std::any_of(averages_.begin(), averages_.end(), same)) return;
+  if (name == kUpdatesKey)
+    throw UsageError(
+        "Ema: a parameter or buffer is named \"n_averaged\"; expected another name, because the state uses it");
   const bool low = weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf;
   averages_.push_back(
       {name, weight,

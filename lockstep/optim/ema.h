@@ -30,8 +30,8 @@ std::function<double(std::int64_t)> ema_warmup(double decay);
 /// same objects on the same devices. Does not block. Not thread-safe.
 class Ema final : public checkpoint::Stateful {
  public:
-  /// Throws UsageError for a decay outside 0 to 1, for a module without floating-point parameters, and for a parameter
-  /// named "n_averaged".
+  /// Throws UsageError for a decay outside 0 to 1, for a module without floating-point parameters, and for an averaged
+  /// tensor named "n_averaged".
   explicit Ema(nn::ModuleRef module, EmaOptions options = {});
 
   /// Updates the averages; call it after each optimizer.step(). Throws UsageError, and changes nothing, if the averages

@@ -350,7 +350,9 @@ class FitLoop final : public FitContext {
         {.state_dict = [this] { return progress_.in_epoch ? components_.train->loader().state_dict() : StateDict(); },
          .load_state_dict =
              [this](const StateDict& saved) {
-               if (!saved.empty()) components_.train->loader().load_state_dict(saved);
+               if (saved.empty()) return;
+               components_.train->loader().load_state_dict(saved);
+               progress_.in_epoch = true;
              }});
     // The checkpoint also has the state of callbacks that this run may not have.
     if (!state().resume({.allow_unknown = true})) return;

@@ -61,7 +61,16 @@ std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
   return tensors;
 }
 
-bool is_version_0(const checkpoint::SavedCheckpoint& saved) { return !saved.part_names().contains(kTrainingPart); }
+/// Returns whether a Trainer wrote `saved` before checkpoints had a format version. Throws UsageError for a checkpoint
+/// of another origin.
+bool is_version_0(const checkpoint::SavedCheckpoint& saved) {
+  const std::set<std::string> parts = saved.part_names();
+  if (parts.contains(kTrainingPart)) return false;
+  if (parts.contains("trainer")) return true;
+  throw UsageError("resume: the checkpoint " + saved.path() +
+                       " was not written by a TrainingState or a Trainer; expected one that was",
+                   "read it with checkpoint::Checkpointer", base::Cause::kBadFile);
+}
 
 /// Version 0 kept the random state and the metric sums of a rank in one part, the position of the loader as a text and
 /// the number of updates of the averages in the part "trainer", and the state of the scaler as JSON.
@@ -176,7 +185,8 @@ TrainingState& TrainingState::add(const std::string& name, StateMember member) {
   return *this;
 }
 
-TrainingState& TrainingState::add(const std::string& name, torch::nn::Module& module) {
+TrainingState& TrainingState::add(const std::string& name, nn::ModuleRef added) {
+  torch::nn::Module& module = *added;
   return add(name,
              {.state_dict =
                   [&module] {
@@ -188,11 +198,13 @@ TrainingState& TrainingState::add(const std::string& name, torch::nn::Module& mo
 }
 
 TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
-                                  const torch::nn::Module& module) {
-  return add(name,
-             {.state_dict = [&] { return checkpoint::optimizer_state_dict(optimizer, module); },
-              .load_state_dict =
-                  [&](const StateDict& state) { checkpoint::load_optimizer_state_dict(optimizer, module, state); }});
+                                  nn::ConstModuleRef added) {
+  const torch::nn::Module& module = *added;
+  return add(name, {.state_dict = [&optimizer, &module] { return checkpoint::optimizer_state_dict(optimizer, module); },
+                    .load_state_dict =
+                        [&optimizer, &module](const StateDict& state) {
+                          checkpoint::load_optimizer_state_dict(optimizer, module, state);
+                        }});
 }
 
 TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
@@ -306,8 +318,14 @@ void TrainingState::restore(const NamedMember& one) {
 void TrainingState::restore_value(const std::string& name, const ValuePointer& value) {
   if (!found_) return;
   const StateDict state = read(kValuesPart);
-  std::visit([&](auto* variable) { *variable = value_of<std::remove_pointer_t<decltype(variable)>>(state, name); },
-             value);
+  const auto load = [&]<typename T>(T* variable) {
+    const T& saved = value_of<T>(state, name);
+    if constexpr (std::is_same_v<T, at::Tensor>)
+      *variable = variable->defined() ? saved.to(variable->device()) : saved;
+    else
+      *variable = saved;
+  };
+  std::visit(load, value);
 }
 
 bool TrainingState::resume(const ResumeOptions& options) {

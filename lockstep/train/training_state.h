@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/nn/module_ref.h"
 #include "lockstep/train/random_state.h"
 
 namespace lockstep::ddp {
@@ -64,11 +65,13 @@ struct StateMember {
 ///   state.save_async(step);
 ///
 /// A training that resumes is bit-equal to one without the interruption if everything that changes from step to step is
-/// a member, and, between hosts, if its models get their bucket_layout().
+/// a member, and, between hosts, if its models get their bucket_layout(). Not with DdpOptions.average_hosts_every,
+/// unless average_hosts() is called before the save: a checkpoint has the parameters and the optimizer of rank 0.
 ///
-/// Members must outlive this object. A member's name is that of the files in the checkpoint: 1 to 60 characters of a-z,
-/// A-Z, 0-9, _ and -, used once; "training" and "values" are reserved. Collective: all ranks construct it and call its
-/// functions in the same order with the same arguments, unless stated otherwise. Used by one thread.
+/// Members must exist until the last call of resume(), save() or save_async(). A member's name is that of the files in
+/// the checkpoint: 1 to 60 characters of a-z, A-Z, 0-9, _ and -, used once; "training" and "values" are reserved.
+/// Collective: all ranks construct it and call its functions in the same order with the same arguments, unless stated
+/// otherwise. Used by one thread.
 class TrainingState {
  public:
   /// Creates the directory and finds the checkpoint to resume from: the latest complete one, of which every byte is
@@ -84,14 +87,10 @@ class TrainingState {
 
   /// A module: its parameters and buffers. resume() throws UsageError, before it changes the module, for tensors that
   /// are missing or unexpected or have another shape or dtype. Parameters that ranks share are written in
-  /// change_parameters() of their optimizer, which must be a member.
-  TrainingState& add(const std::string& name, torch::nn::Module& module);
-  template <checkpoint::ModuleHandle H>
-  TrainingState& add(const std::string& name, H& holder) {
-    return add(name, static_cast<torch::nn::Module&>(checkpoint::detail::module_of(holder)));
-  }
+  /// change_parameters() of their optimizer, which must be a member; after resume() it is added before the module.
+  TrainingState& add(const std::string& name, nn::ModuleRef module);
   /// An optimizer of torch, whose state is saved under the names of `module`, or under explicit names.
-  TrainingState& add(const std::string& name, torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
+  TrainingState& add(const std::string& name, torch::optim::Optimizer& optimizer, nn::ConstModuleRef module);
   TrainingState& add(const std::string& name, torch::optim::Optimizer& optimizer,
                      checkpoint::NamedParameters parameters);
   /// An object whose state is equal on all ranks: an optimizer of lockstep::optim, a schedule, a GradScaler, an Ema, a

@@ -158,7 +158,7 @@ _lockstep_split_words() {
     if ((i == 0)) || [[ $rest == [[:space:]]* ]]; then
       words+=("$word")
     else
-      words[-1]+=$word
+      words[${#words[@]}-1]+=$word
     fi
     rest=${rest#"${rest%%[![:space:]]*}"}
     rest=${rest#"$word"}
@@ -188,7 +188,7 @@ _lockstep_find_program() {
 
 # Prints the completions of the last of `words`, one per line.
 _lockstep_complete() {
-  local current=${words[-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
+  local current=${words[${#words[@]}-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
   if ((last == 1)); then
     compgen -W 'run submit doctor status bench help --help --version' -- "$current"
     return
@@ -231,19 +231,41 @@ _lockstep_complete() {
   fi
 }
 
+# Succeeds if the completions of the last of `words` are paths.
+_lockstep_completes_files() {
+  local current=${words[${#words[@]}-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
+  ((last > 1)) || return 1
+  case $command in
+    run | submit | doctor)
+      _lockstep_find_program "$command"
+      ((program_index > 0 && program_index < last)) && return 0
+      ;;
+    status | bench) ;;
+    *) return 1 ;;
+  esac
+  if [[ $current == --*=* ]]; then
+    value=$(_lockstep_option_value "$command" "${current%%=*}")
+  else
+    value=$(_lockstep_option_value "$command" "${words[last - 1]}")
+    [[ -z $value && $current != -* && $command != status && $command != bench ]] && return 0
+  fi
+  [[ $value == file || $value == directory || $value == program ]]
+}
+
 _lockstep() {
   local words reply before
   _lockstep_split_words
   # bash replaces only the part of the word after the last "=" or ":".
   before=${COMP_WORDS[COMP_CWORD]}
   [[ $before == [=:]* ]] && before=
-  before=${words[-1]%"$before"}
+  before=${words[${#words[@]}-1]%"$before"}
   COMPREPLY=()
   while IFS= read -r reply; do
     COMPREPLY+=("${reply#"$before"}")
   done < <(_lockstep_complete)
-  # Directories get a slash, and special characters of file names a backslash.
-  compopt -o filenames 2> /dev/null
+  # Directories get a slash, and special characters of file names a backslash. Not if the replies are commands, options
+  # or values, of which one may have the name of a directory.
+  _lockstep_completes_files && compopt -o filenames 2> /dev/null
 }
 
 complete -F _lockstep lockstep

@@ -34,7 +34,8 @@ struct Bucket {
   at::Tensor gradient(std::size_t k) const { return buffer.as_strided(shapes[k], strides[k], offsets[k]); }
 };
 
-/// The operations that a hook may use. All ranks must start the same operations in the same order.
+/// The operations that a hook may use, valid during the call that receives it. All ranks must start the same operations
+/// in the same order.
 class HookContext {
  public:
   virtual ~HookContext() = default;
@@ -50,7 +51,8 @@ class HookContext {
 };
 
 /// A hook is called for every bucket, in the order of their indices: start() on the thread that computes gradients or
-/// ends backward(), finish() at the end of backward(). Its results must have the same bits on all ranks.
+/// ends backward(), finish() at the end of backward(). Its results must have the same bits on all ranks. If one of its
+/// functions throws, backward() throws that error, and the other ranks' backward() throws a PeerLostError.
 ///
 /// A hook object serves one DistributedDataParallel, because it keeps state for each bucket. No two of its functions
 /// run at the same time. In a group of one rank there are no buckets, and no function except name() is called.

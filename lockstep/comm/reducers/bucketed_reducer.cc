@@ -136,7 +136,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
   if (options_.hook) {
     ++stats_.operations;
     ChannelHookContext context = hook_context(bucket.names.front());
-    bucket_state.pending = options_.hook->start(bucket, context);
+    call_hook([&] { bucket_state.pending = options_.hook->start(bucket, context); });
     return;
   }
   Collective op = make_op(CollectiveKind::kAllReduce, bucket.names.front());
@@ -237,7 +237,7 @@ void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
   if (!options_.hook) return;
   std::vector<Bucket> buckets;
   for (const BucketState& bucket_state : buckets_) buckets.push_back(bucket_state.bucket);
-  options_.hook->buckets_changed(buckets);
+  call_hook([&] { options_.hook->buckets_changed(buckets); });
 }
 
 Bucket BucketedReducer::make_bucket(std::size_t index, const std::vector<std::size_t>& gradients) const {
@@ -328,6 +328,18 @@ std::vector<at::Tensor> BucketedReducer::reduce_late() {
   return late;
 }
 
+/// Calls a function of the hook. If it throws, this rank does not start the operations that the other ranks expect, so
+/// the channel is closed on all ranks.
+template <typename F>
+void BucketedReducer::call_hook(F&& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    abandon("the gradient hook " + options_.hook->name() + " failed: " + error.what());
+    throw;
+  }
+}
+
 void BucketedReducer::finish_buckets() {
   for (BucketState& bucket_state : buckets_) {
     const std::int64_t wait_start_ns = time_for_trace();
@@ -335,7 +347,7 @@ void BucketedReducer::finish_buckets() {
     if (wait_start_ns != 0) trace(bucket_state, wait_start_ns);
     if (options_.hook) {
       ChannelHookContext context = hook_context(bucket_state.bucket.names.front());
-      options_.hook->finish(bucket_state.bucket, context);
+      call_hook([&] { options_.hook->finish(bucket_state.bucket, context); });
     }
     if (sum_scale_ != 1) bucket_state.bucket.buffer.mul_(sum_scale_);
   }

@@ -79,6 +79,8 @@ class BucketedReducer final : public ReducerBase {
   void agree_on_order();
   void reduce_flags();
   std::vector<at::Tensor> reduce_late();
+  template <typename F>
+  void call_hook(F&& call);
   void finish_buckets();
   static void trace(const BucketState& bucket_state, std::int64_t wait_start_ns);
   void deliver(GradientSink& sink, const std::vector<at::Tensor>& late);

@@ -64,13 +64,14 @@ PendingPtr ProgressEngine::add(AdvanceFn advance_fn) {
 PendingPtr ProgressEngine::add_background(AdvanceFn advance_fn) {
   auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), /*is_background=*/true);
   const std::lock_guard lock(mutex_);
+  const bool aborted = aborted_.load(std::memory_order_acquire);
+  if (!aborted && !thread_.joinable()) thread_ = std::thread([this] { run_in_background(); });  // may throw
   items_.push_back(item);
   ++num_background_;
-  if (aborted_.load(std::memory_order_acquire)) {
+  if (aborted) {
     finish_aborted();
     return item;
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { run_in_background(); });
   changed_.notify_all();
   return item;
 }

@@ -24,7 +24,8 @@ constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
 /// before it. The first background operation starts that thread. While a background operation is queued, no other
 /// thread runs an operation.
 ///
-/// Threads: any thread may call every function except the destructor, and may use the Pending of an operation. A call
+/// Threads: any thread may call every function except the destructor, two threads not abort() at the same time, and any
+/// thread may use the Pending of an operation. A call
 /// that finds another thread in a foreground operation blocks until that thread pauses, which it does every
 /// kAbortCheckInterval. Only abort() and Pending::done() never block.
 ///

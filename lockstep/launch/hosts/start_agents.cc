@@ -37,8 +37,12 @@ AgentProcess start_process(process::ChildSpec spec) {
   base::Pipe out = base::make_pipe();
   spec.in = in.read.get();
   spec.out = out.write.get();
-  const pid_t pid = process::spawn(spec);
-  return {pid, std::move(in.write), std::move(out.read), {}};
+  try {
+    const pid_t pid = process::spawn(spec);
+    return {pid, std::move(in.write), std::move(out.read), {}};
+  } catch (const base::SystemError& error) {
+    throw base::SystemError("cannot start the agent", error.error_number());
+  }
 }
 
 /// Starts ssh or srun, which the kernel kills when this process ends. Its stderr goes to a file and is not printed.

@@ -321,6 +321,7 @@ void Supervisor::read_agent(std::size_t index) {
   } catch (const base::Error& error) {
     conclude(judge_invalid_agent(agents_[index].host(), agents_[index].pid(), error));
     agents_[index].kill();
+    done_agents_.erase(index);  // so that on_agent_lost() stops the other hosts
   }
   if (agents_[index].descriptor() < 0) on_agent_lost(index);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/checkpoint/module_io.h"
 #include "lockstep/checkpoint/saved_checkpoint.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"

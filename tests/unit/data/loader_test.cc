@@ -313,7 +313,7 @@ TEST(Loader, LoopAfterBreakContinuesInTheSameEpoch) {
     EXPECT_EQ(loop(loader, 3), std::vector(whole.begin() + 2, whole.end())) << "a break at the last batch";
     EXPECT_EQ(loop(loader), collect_batches(by_number, 1));
     auto resumed = make_loader(Numbers(10), DataShard{}, options);
-    resumed.restore(saved);
+    resumed.load_state_dict(to_state_dict(saved));
     EXPECT_EQ(loop(resumed), std::vector(whole.begin() + 2, whole.end()));
     EXPECT_EQ(loop(resumed, 1).size(), 1u);
     EXPECT_EQ(collect_batches(resumed, 1), collect_batches(by_number, 1)) << "epoch() begins it anew";
@@ -324,7 +324,7 @@ TEST(Loader, RanksWithoutARemainingBatchStayInTheEpoch) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop, ShardMode::kExact})
     for (int rank = 0; rank < 2; ++rank) {
       auto loader = make_loader(Numbers(5), DataShard{rank, 2}, {.batch_size = 1, .mode = mode});
-      loader.restore({.samples_drawn = 4, .num_samples = 5});
+      loader.load_state_dict(to_state_dict({.samples_drawn = 4, .num_samples = 5}));
       loop(loader);
       // kDrop omits the fifth sample, so that the position is that of a complete epoch.
       EXPECT_EQ(loader.position().epoch, mode == ShardMode::kDrop ? 1u : 0u) << rank;

@@ -53,7 +53,7 @@ TEST(ModuleArguments, AllFormsAreAccepted) {
   with_each_form([&](auto&& net) {
     checkpoint::save(net, folder / "x");
     EXPECT_TRUE(checkpoint::load(net, folder / "x").missing.empty());
-    EXPECT_NE(training::module_summary(net).find("layer"), std::string::npos);
+    EXPECT_NE(nn::module_summary(net).find("layer"), std::string::npos);
     amp::cast(net, amp::parse_precision("32"));
     amp::FiniteChecker(net).check(torch::ones({1}));
     optim::Ema ema(net, {.decay = 0.5});
@@ -99,7 +99,7 @@ static_assert(std::convertible_to<const NetImpl&, nn::ConstModuleRef> &&
 
 TEST(ModuleArguments, HandleWithoutModuleIsAnError) {
   Net empty(nullptr);
-  EXPECT_THROW(training::module_summary(empty), base::UsageError);
+  EXPECT_THROW(nn::module_summary(empty), base::UsageError);
   EXPECT_THROW(amp::cast(std::shared_ptr<NetImpl>(), {}), base::UsageError);
   NetImpl* const none = nullptr;
   EXPECT_THROW(optim::Ema{none}, base::UsageError);
