@@ -5,8 +5,6 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/checkpoint/stateful.h"
-
 namespace lockstep::data {
 
 /// Does not depend on the number of ranks: a run of 4 ranks can be saved and resumed with 3 ranks without losing or
@@ -23,13 +21,6 @@ struct LoaderPosition {
 
 /// "seed=1 epoch=2 samples=300 num_samples=1000 shuffle=1"
 std::string to_text(const LoaderPosition& position);
-
-/// Returns the fields as "seed", "epoch", "samples_drawn", "num_samples" and "shuffle". A seed above the largest signed
-/// integer is stored as a negative number.
-checkpoint::StateDict to_state_dict(const LoaderPosition& position);
-/// Returns the position that to_state_dict() stored. Throws UsageError for missing or unknown names and for values of
-/// another type.
-LoaderPosition position_from_state_dict(const checkpoint::StateDict& state);
 
 /// Parses exactly the form that to_text() writes. Throws a UsageError that quotes the text and the expected form.
 LoaderPosition parse_position(std::string_view text);

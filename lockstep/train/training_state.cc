@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/state_files.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/data/loader_position.h"
+#include "lockstep/data/loader_state.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
 

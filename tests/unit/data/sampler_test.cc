@@ -13,6 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/batch_plan.h"
 #include "lockstep/data/loader_position.h"
+#include "lockstep/data/loader_state.h"
 #include "lockstep/data/permutation.h"
 
 namespace lockstep::data {
