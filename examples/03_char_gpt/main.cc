@@ -83,7 +83,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, const lo
   };
   // A linear warm-up for a tenth of the steps, then a cosine decay towards a tenth of the maximum.
   const auto decay = lockstep::optim::cosine_decay({.steps = options.steps, .min_lr = options.lr / 10});
-  lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::warmup(options.steps / 10, decay, 0.01));
+  lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::warmup(options.steps / 10 + 1, decay, 0.01));
   lockstep::training::ProgressBar progress(world.rank(),
                                            {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
