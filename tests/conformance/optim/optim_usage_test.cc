@@ -32,7 +32,7 @@ TEST(OptimUsage, InvalidOptionsAreRejected) {
   };
   expect_usage_error("lr is -1", [&] { optim::SGD(ddp, {.lr = -1}); });
   expect_usage_error("with nesterov", [&] { optim::SGD(ddp, {.nesterov = true}); });
-  expect_usage_error("betas is 1.0", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
+  expect_usage_error("betas is 1; expected", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
   expect_usage_error("group 0", [&] { optim::Adam(ddp, {}, {{.parameters = other->parameters(), .options = {}}}); });
   expect_usage_error("group 1", [&] {
     optim::Adam(ddp, {},
