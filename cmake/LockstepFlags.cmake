@@ -8,8 +8,10 @@ check_pie_supported(LANGUAGES CXX)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
-# -O3 takes longer to compile and gains nothing here: the expensive loops are in libtorch.
-set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+# -O3 takes longer to compile and gains nothing here: the expensive loops are in libtorch. The preset `includes`, which
+# only checks that everything compiles, sets -O0.
+set(LOCKSTEP_OPTIMIZATION "-O2" CACHE STRING "optimisation of a release build")
+set(CMAKE_CXX_FLAGS_RELEASE "${LOCKSTEP_OPTIMIZATION} -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
 set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers)
 if(LOCKSTEP_UNITY)
@@ -26,6 +28,9 @@ if(LOCKSTEP_SANITIZE)
                       -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
 else()
-  add_compile_options(-fstack-protector-strong "$<$<CONFIG:Release>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  add_compile_options(-fstack-protector-strong)
+  if(NOT LOCKSTEP_OPTIMIZATION STREQUAL "-O0")  # which _FORTIFY_SOURCE does not support
+    add_compile_options("$<$<CONFIG:Release>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  endif()
   add_link_options(LINKER:-z,relro,-z,now)
 endif()
