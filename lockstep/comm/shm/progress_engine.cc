@@ -8,6 +8,9 @@ namespace lockstep::comm::shm {
 
 using base::Deadline;
 
+// A thread that waits while another one advances operations tries this often to continue them itself.
+constexpr auto kTakeOverInterval = std::chrono::milliseconds(1);
+
 class ProgressEngine::QueuedOp final : public Pending {
  public:
   QueuedOp(ProgressEngine& engine, AdvanceFn advance_fn, bool is_background)
@@ -28,7 +31,11 @@ class ProgressEngine::QueuedOp final : public Pending {
         Pending::wait_until(slice);  // the engine's thread runs this operation
         continue;
       }
-      const std::lock_guard lock(engine_.mutex_);
+      if (!engine_.mutex_.try_lock()) {  // another thread advances, perhaps past this operation
+        Pending::wait_until(earlier(deadline, Deadline::in(kTakeOverInterval)));
+        continue;
+      }
+      const std::lock_guard lock(engine_.mutex_, std::adopt_lock);
       engine_.advance_until_done(*this, slice);
     }
     return is_finished();

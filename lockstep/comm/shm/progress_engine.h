@@ -25,9 +25,10 @@ constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
 /// thread runs an operation.
 ///
 /// Threads: any thread may call every function except the destructor, two threads not abort() at the same time, and any
-/// thread may use the Pending of an operation. A call
-/// that finds another thread in a foreground operation blocks until that thread pauses, which it does every
-/// kAbortCheckInterval. Only abort() and Pending::done() never block.
+/// thread may use the Pending of an operation. While a thread advances a foreground operation, another thread that
+/// waits for an operation sleeps until its own is done, and add(), add_background() and try_now() block until the first
+/// thread pauses, which it does every kAbortCheckInterval; since std::mutex is not fair, that may take several pauses.
+/// abort() and Pending::done() never block.
 ///
 /// Memory ordering: an operation runs with mutex_ held, or on the engine's thread between two critical sections of
 /// mutex_, so it may pass from one thread to another without further synchronization. Pending::finish() is a release

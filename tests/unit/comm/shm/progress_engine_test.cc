@@ -345,5 +345,29 @@ TEST_F(ProgressEngineTest, WaitBlocksWhileAnotherThreadAdvances) {
   waiter.join();
 }
 
+TEST_F(ProgressEngineTest, WaitEndsWhileAnotherThreadAdvancesALaterOperation) {
+  Event entered, waiting, seen;
+  bool first_was_seen = false;
+  const PendingPtr first = engine_->add([&](Deadline deadline) {
+    if (deadline.expired()) return false;  // called by add()
+    entered.set();
+    EXPECT_TRUE(waiting.wait());
+    std::this_thread::sleep_for(
+        20ms);  // so that the other thread waits, although the test is also valid if it does not
+    return true;
+  });
+  const PendingPtr second = engine_->add([&](Deadline) {
+    first_was_seen = seen.wait(5s);
+    return true;
+  });
+  std::thread advancing([&] { EXPECT_TRUE(second->wait_until(Deadline::in(20s))); });
+  EXPECT_TRUE(entered.wait());
+  waiting.set();
+  EXPECT_TRUE(first->wait_until(Deadline::in(20s)));
+  seen.set();
+  advancing.join();
+  EXPECT_TRUE(first_was_seen);
+}
+
 }  // namespace
 }  // namespace lockstep::comm::shm
