@@ -111,17 +111,17 @@ bench-gpu: configure
 	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
 
 # Requires root to create network namespaces. Without root, each script prints that it is skipped.
-bench-hosts: build-all
+bench-hosts: build-tests
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 	@python3 bench/launch_time.py --bin $(BIN) || [ $$? = 77 ]
 
 # CHAOS_ARGS: for example --runs 5, --only kill,desync, --transport gloo,shm.
 CHAOS_ARGS ?=
-chaos: build-all
+chaos: build-tests
 	@python3 tests/procs/faults/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
 
 # CHAOS_ARGS: for example --runs 5, --only cut, --mpi.
-chaos-hosts: build-all
+chaos-hosts: build-tests
 	@python3 tests/procs/hosts/chaos_hosts.py --program $(BIN)/procs_train_probe $(CHAOS_ARGS) || [ $$? = 77 ]
 
 clean:

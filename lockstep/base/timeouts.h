@@ -136,7 +136,7 @@ inline constexpr std::chrono::seconds kHashTimeout{10};
 inline constexpr std::chrono::seconds kHostFactsTimeout{90};
 
 static_assert(kStepAgentTimeout > kDefaultConnectTimeout + kAgentStartTimeout, "the launcher gives up first");
-static_assert(kStepTaskTimeout < kAgentStartTimeout, "the agent says what is missing");
+static_assert(kStepTaskTimeout < kAgentStartTimeout, "the agent reports the missing task first");
 static_assert(kMoreRoutesWait < kAgentConnectTimeout);
 static_assert(kNetworkReplyTimeout > kAgentConnectTimeout, "the agent replies first");
 static_assert(kDoctorReplyTimeout > kAgentConnectTimeout, "the agent replies first");

@@ -18,21 +18,6 @@ namespace {
 constexpr std::string_view kDdpPrefix = "module.";
 constexpr std::size_t kMaxNamesShown = 5;
 
-TensorMap module_state(const torch::nn::Module& module) {
-  TensorMap state;
-  const auto add = [&](const auto& items) {
-    for (const auto& item : items) {
-      if (!item.value().defined()) continue;
-      if (!state.emplace(item.key(), item.value()).second)
-        throw base::UsageError("the module has a parameter and a buffer named " + base::quoted(item.key(), 80) +
-                               "; expected unique names");
-    }
-  };
-  add(module.named_parameters());
-  add(module.named_buffers());
-  return state;
-}
-
 bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.is_same(b) || (a.numel() > 0 && a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() &&
                           a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
@@ -202,6 +187,21 @@ void check_plan(const LoadPlan& plan, const std::string& path, const LoadOptions
 }
 
 }  // namespace
+
+TensorMap module_state(const torch::nn::Module& module) {
+  TensorMap state;
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items) {
+      if (!item.value().defined()) continue;
+      if (!state.emplace(item.key(), item.value()).second)
+        throw base::UsageError("the module has a parameter and a buffer named " + base::quoted(item.key(), 80) +
+                               "; expected unique names");
+    }
+  };
+  add(module.named_parameters());
+  add(module.named_buffers());
+  return state;
+}
 
 void save(nn::ConstModuleRef module, const std::string& path, const SaveOptions& options) {
   const TensorMap state = module_state(*module);

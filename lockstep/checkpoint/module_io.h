@@ -41,4 +41,8 @@ void save(nn::ConstModuleRef module, const std::string& path, const SaveOptions&
 /// are missing, unexpected, of another shape (always an error) or of another dtype. Memory: that of the file.
 LoadReport load(nn::ModuleRef module, const std::string& path, const LoadOptions& options = {});
 
+/// Returns the parameters and the defined buffers by name, which are the module's own tensors. Throws UsageError for a
+/// name that occurs twice.
+TensorMap module_state(const torch::nn::Module& module);
+
 }  // namespace lockstep::checkpoint

@@ -36,8 +36,12 @@ std::string encode(const GpuReport& report) {
 }
 
 GpuReport decode_gpu_report(std::string_view bytes) {
-  std::vector<std::string> texts = base::ByteReader(bytes, "init: a rank's report of its GPU").texts();
-  texts.resize(4);
+  base::ByteReader reader(bytes, "init: a rank's report of its GPU");
+  std::vector<std::string> texts = reader.texts();
+  reader.end();
+  if (texts.size() != 4)
+    throw base::Error(base::Cause::kProtocol,
+                      "init: a rank's report of its GPU has " + std::to_string(texts.size()) + " fields; expected 4");
   return {std::move(texts[0]), std::move(texts[1]), std::move(texts[2]), std::move(texts[3])};
 }
 

@@ -1,4 +1,4 @@
-// The parameter type of functions that take a module. A leaf header: every module of L3 may include it.
+// The parameter type of functions that take a module. It depends on base only, so that every module may include it.
 #pragma once
 
 #include <concepts>

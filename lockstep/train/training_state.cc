@@ -4,9 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -19,6 +17,7 @@
 #include "lockstep/data/loader_state.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
+#include "lockstep/train/loggers/number_format.h"
 
 namespace lockstep::training {
 namespace {
@@ -46,20 +45,12 @@ std::string text_of(const checkpoint::StateValue& value) {
   if (const auto* const it = std::get_if<bool>(&value)) return *it ? "true" : "false";
   if (const auto* const it = std::get_if<std::int64_t>(&value)) return std::to_string(*it);
   if (const auto* const it = std::get_if<double>(&value)) {
-    char text[32];  // the shortest form that is read as the same number
-    const std::string number(text, std::to_chars(text, text + sizeof text, *it).ptr);
+    std::string number;
+    append_number(number, *it);
     return number.find_first_not_of("-0123456789") == std::string::npos ? number + ".0" : number;
   }
   if (const auto* const it = std::get_if<std::string>(&value)) return "\"" + *it + "\"";
   return "a tensor";
-}
-
-std::map<std::string, at::Tensor> tensors_of(const torch::nn::Module& module) {
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& item : module.named_parameters()) tensors[item.key()] = item.value().detach();
-  for (const auto& item : module.named_buffers())
-    if (item.value().defined()) tensors[item.key()] = item.value();
-  return tensors;
 }
 
 /// Returns whether a Trainer wrote `saved` before checkpoints had a format version. Throws UsageError for a checkpoint
@@ -76,7 +67,7 @@ bool is_version_0(const checkpoint::SavedCheckpoint& saved) {
 /// Version 0 kept the random state and the metric sums of a rank in one part, the position of the loader as a text and
 /// the number of updates of the averages in the part "trainer", and the state of the scaler as JSON.
 StateDict read_version_0(const checkpoint::SavedCheckpoint& saved, const std::string& part, int rank) {
-  if (part == "random") return saved.read("rank", rank);
+  if (part == kRandomPart) return saved.read("rank", rank);
   if (part == "loader") {
     const auto position = value_of<std::string>(saved.read("trainer"), "position");
     return position.empty() ? StateDict() : data::to_state_dict(data::parse_position(position));
@@ -105,7 +96,7 @@ bool has_part(const checkpoint::SavedCheckpoint& saved, const std::string& part)
   const auto names = saved.part_names();
   if (names.contains(part)) return true;
   return is_version_0(saved) &&
-         ((part == "random" && names.contains("rank")) || (part == "loader" && names.contains("trainer")));
+         ((part == kRandomPart && names.contains("rank")) || (part == "loader" && names.contains("trainer")));
 }
 
 /// Reads `part` of a rank in the present format, whatever the version of the checkpoint.
@@ -139,8 +130,7 @@ checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& pat
       if (!is_checkpoint) folder = find_checkpoints_directory(path);
       if (!is_checkpoint && folder.empty())
         throw UsageError("resume: \"" + path +
-                             "\" contains no checkpoint; expected the path of a checkpoint or of a "
-                             "run's directory",
+                             "\" contains no checkpoint; expected the path of a checkpoint or of a run's directory",
                          "", base::Cause::kBadFile);
     });
   checkpoint::throw_if_any_failed(world, "find the checkpoint to resume from", error);
@@ -152,15 +142,14 @@ checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& pat
 
 }  // namespace
 
-TrainingState::TrainingState(comm::Group world, std::string folder, TrainingStateOptions options)
-    : world_(std::move(world)), folder_(std::move(folder)), options_(std::move(options)) {
+TrainingState::TrainingState(comm::Group world, const std::string& folder, TrainingStateOptions options)
+    : world_(std::move(world)), options_(std::move(options)) {
   for (const auto& [name, value] : options_.settings)
     if (std::holds_alternative<at::Tensor>(value))
       throw UsageError("TrainingStateOptions.settings: \"" + name +
-                       "\" is a tensor; expected a bool, a number or a "
-                       "string");
-  if (!folder_.empty())
-    checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, folder_,
+                       "\" is a tensor; expected a bool, a number or a string");
+  if (!folder.empty())
+    checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, folder,
                                                                checkpoint::CheckpointOptions{.keep = options_.keep});
   if (checkpointer_) found_ = checkpointer_->latest();
   if (!found_ && !options_.resume_from.empty())
@@ -192,7 +181,7 @@ TrainingState& TrainingState::add(const std::string& name, nn::ModuleRef added) 
              {.state_dict =
                   [&module] {
                     StateDict state;
-                    for (const auto& [key, tensor] : tensors_of(module)) state[key] = tensor;
+                    for (const auto& [key, tensor] : checkpoint::module_state(module)) state[key] = tensor.detach();
                     return state;
                   },
               .load_state_dict = [this, name, &module](const StateDict& state) { load_module(module, name, state); }});
@@ -307,7 +296,7 @@ void TrainingState::check_members(const ResumeOptions& options) const {
 
 void TrainingState::restore(const NamedMember& one) {
   if (!found_) return;
-  if (!has_part(*found_, one.name) && one.member.optional) {
+  if (one.member.optional && !has_part(*found_, one.name)) {
     if (world_.rank() == 0)
       base::log_warning(found_->path() + " has no state of " + one.name + ", which starts without saved state");
     return;
@@ -343,7 +332,7 @@ bool TrainingState::resume(const ResumeOptions& options) {
 }
 
 void TrainingState::load_module(torch::nn::Module& module, const std::string& name, const StateDict& state) {
-  const auto tensors = tensors_of(module);
+  const auto tensors = checkpoint::module_state(module);
   const auto fail = [&](const std::string& key, const std::string& what) {
     throw UsageError("resume: \"" + key + "\" of \"" + name + "\" " + what + " in " + found_->path() +
                          "; expected the tensors of the module",

@@ -78,7 +78,7 @@ class TrainingState {
   /// verified, else TrainingStateOptions.resume_from. Blocks until all ranks have the result. `folder` "": nothing can
   /// be saved. Throws UsageError for invalid options and for a path without a checkpoint, and SystemError, on all
   /// ranks.
-  TrainingState(comm::Group world, std::string folder, TrainingStateOptions options = {});
+  TrainingState(comm::Group world, const std::string& folder, TrainingStateOptions options = {});
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
 
@@ -161,7 +161,6 @@ class TrainingState {
   checkpoint::Checkpointer& checkpointer();
 
   comm::Group world_;
-  const std::string folder_;
   const TrainingStateOptions options_;
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;  // null if `folder` is empty
   std::optional<checkpoint::SavedCheckpoint> found_;

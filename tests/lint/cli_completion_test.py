@@ -14,13 +14,25 @@ SCRIPT = """
 source "$0"
 COMP_LINE=$1 COMP_POINT=${#1} COMP_CWORD=$(($# - 2))
 COMP_WORDS=("${@:2}")
+compopt() { kind="$*"; }
 _lockstep
-printf '%s\\n' "${COMPREPLY[@]}"
+printf '%s\\n' "$kind" "${COMPREPLY[@]}"
 """
 
 
 def complete(line, folder=None):
-    """Returns the completions at the end of `line`. Splits it as bash does: at spaces, and before and after = and :."""
+    """Returns the completions at the end of `line`."""
+    return complete_with_options(line, folder)[1]
+
+
+def is_completed_as_files(line, folder):
+    """Returns whether readline is told that the completions are file names."""
+    return complete_with_options(line, folder)[0] == "-o filenames"
+
+
+def complete_with_options(line, folder):
+    """Returns the arguments of compopt, and the completions at the end of `line`. Splits the line as bash does: at
+    spaces, and before and after = and :."""
     words = re.findall(r"[=:]+|[^\s=:]+", line) + ([""] if line.endswith(" ") else [])
     done = subprocess.run(
         ["bash", "-c", SCRIPT, cli_surface.COMPLETION, line, *words],
@@ -31,7 +43,8 @@ def complete(line, folder=None):
         check=True,
     )
     assert not done.stderr, done.stderr
-    return [reply for reply in done.stdout.split("\n") if reply]
+    options, *replies = done.stdout.split("\n")
+    return options, [reply for reply in replies if reply]
 
 
 class Completion(unittest.TestCase):
@@ -67,6 +80,15 @@ class Completion(unittest.TestCase):
             self.assertEqual(complete("lockstep run --output my", folder), ["my_logs"])
             self.assertEqual(sorted(complete("lockstep run -n 2 ./my", folder)), ["./my_logs", "./my_train"])
             self.assertIn("my_train", complete("lockstep run -n 2 my", folder))
+
+    def test_only_paths_are_completed_as_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("bench", "mpi", "data"):
+                os.mkdir(os.path.join(folder, name))
+            for line in ("run --hostfile da", "run --output=da", "run -n 2 ./da", "run -n 2 ./train da"):
+                self.assertTrue(is_completed_as_files(f"lockstep {line}", folder), line)
+            for line in ("ben", "run --transport mp", "run --transport=mp", "help ben", "bench st", "status --t"):
+                self.assertFalse(is_completed_as_files(f"lockstep {line}", folder), line)
 
     def test_programs_in_path(self):
         self.assertIn("bash", complete("lockstep run -n 2 -- bas"))

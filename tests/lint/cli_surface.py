@@ -65,7 +65,7 @@ def check(bin_dir, write):
         sys.stdout.writelines(
             difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command)
         )
-    return check_verbs(bin_dir) and check_completion() and good
+    return all([check_verbs(bin_dir), check_completion(), good])
 
 
 def listed_options(help_text):

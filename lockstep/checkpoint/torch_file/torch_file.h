@@ -11,11 +11,11 @@ namespace lockstep::checkpoint::inline torch_file {
 
 /// Reads a file that torch.save() wrote in the format since PyTorch 1.6, as torch.load(weights_only=True) does, or an
 /// archive that torch::save() wrote in C++, which becomes a Dict with `module` set. Nothing in a file is executed, and
-/// everything that parse_pickle() does not accept is rejected. Tensors are newly allocated on
-/// the CPU; tensors that share memory in the file share it here, and strides are kept. Reads the bytes of every storage
-/// once; with `verify` compares their CRC-32. Memory: the file's storages, and at most 256 MiB for all other values
-/// (limits.h). Throws SystemError if the file cannot be read, FormatError "FILE:OFFSET: reason", which names the
-/// storage if one is damaged, and UsageError if `path` is not a regular file or not an archive of torch.save().
+/// everything that parse_pickle() does not accept is rejected. Tensors are newly allocated on the CPU; tensors that
+/// share memory in the file share it here, and strides are kept. Reads the bytes of every storage once; with `verify`
+/// compares their CRC-32. Memory: the file's storages, and at most 256 MiB for all other values (limits.h). Throws
+/// SystemError if the file cannot be read, FormatError "FILE:OFFSET: reason", which names the storage if one is
+/// damaged, and UsageError if `path` is not a regular file or not an archive of torch.save().
 Value load_torch_file(const std::string& path, const ReadOptions& options = {});
 
 /// Writes a file for torch.load(path, weights_only=True). The file is replaced atomically (see AtomicFile). Tensors may

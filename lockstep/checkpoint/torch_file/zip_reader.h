@@ -1,5 +1,4 @@
-// Reads the container of PyTorch's files, a zip archive, from an untrusted source and without
-// torch.
+// Reads the container of PyTorch's files, a zip archive, from an untrusted source and without torch.
 #pragma once
 
 #include <cstdint>

@@ -24,8 +24,8 @@ constexpr auto kAbortCheckInterval = std::chrono::milliseconds(20);
 /// before it. The first background operation starts that thread. While a background operation is queued, no other
 /// thread runs an operation.
 ///
-/// Threads: any thread may call every function except the destructor, two threads not abort() at the same time, and any
-/// thread may use the Pending of an operation. While a thread advances a foreground operation, another thread that
+/// Threads: any thread may call every function except the destructor and may use the Pending of an operation; only one
+/// thread at a time may call abort(). While a thread advances a foreground operation, another thread that
 /// waits for an operation sleeps until its own is done, and add(), add_background() and try_now() block until the first
 /// thread pauses, which it does every kAbortCheckInterval; since std::mutex is not fair, that may take several pauses.
 /// abort() and Pending::done() never block.

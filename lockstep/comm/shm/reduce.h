@@ -33,7 +33,7 @@ struct Conversion {
   std::size_t count;
 };
 
-// Both functions use the widest vector instructions of this machine. The bits of the result do not depend on them.
+// Both functions use base::simd::best_instruction_set(). The bits of the result do not depend on it.
 void reduce(const Reduction& reduction);
 void convert(const Conversion& conversion);
 

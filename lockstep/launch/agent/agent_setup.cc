@@ -177,7 +177,10 @@ std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
     std::vector<pollfd> entries = responder.entries();
     entries.push_back({STDIN_FILENO, POLLIN, 0});
     ::poll(entries.data(), entries.size(), earlier(deadline, responder.deadline()).poll_ms());
-    if (deadline.expired()) throw base::Error(base::Cause::kProtocol, "the agent received no job within 10 minutes");
+    if (deadline.expired())
+      throw base::Error(base::Cause::kProtocol, "the agent received no job within " +
+                                                    std::to_string(base::kJobTimeout / std::chrono::minutes(1)) +
+                                                    " minutes");
     const bool has_input = entries.back().revents != 0;
     entries.pop_back();
     responder.handle(entries);

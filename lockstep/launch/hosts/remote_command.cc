@@ -50,7 +50,7 @@ constexpr SshErrorMeaning kMeanings[] = {
 
 process::Environment srun_environment(process::Environment environment) {
   std::erase_if(environment, [](const std::string& variable) {
-    const std::string name = variable.substr(0, variable.find('='));
+    const std::string_view name = process::variable_name(variable);
     return name == "SLURM_LABELIO" || name == "SLURM_STDINMODE" || name == "SLURM_STDOUTMODE" ||
            name == "SLURM_STDERRMODE" || name == "SLURM_UNBUFFEREDIO";
   });

@@ -74,7 +74,7 @@ AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& 
   const std::vector<std::string> words =
       host.is_slurm ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
   const std::string path =
-      process::find_program(via, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+      process::find_program(via, base::Env::this_process().path.value_or(process::kDefaultSearchPath));
   AgentLink link(host.name, via,
                  start_remote_process({.path = path,
                                        .argv = words,
@@ -278,7 +278,7 @@ std::string resolve_program(const cli::HostOptions& options, const std::string& 
   const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
   if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
-  return process::find_program(name, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  return process::find_program(name, base::Env::this_process().path.value_or(process::kDefaultSearchPath));
 }
 
 StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,

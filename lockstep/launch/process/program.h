@@ -12,6 +12,9 @@ namespace lockstep::launcher::process {
 /// file, or not executable.
 std::string find_program(const std::string& name, std::string_view search_path);
 
+/// The directories in which programs are looked up if PATH is not set.
+inline constexpr const char* kDefaultSearchPath = "/usr/local/bin:/usr/bin:/bin";
+
 /// Returns whether `path` is a regular file that this process may execute.
 bool is_executable(const std::string& path);
 

@@ -17,7 +17,6 @@
 namespace lockstep::launcher::process {
 namespace {
 
-constexpr const char* kSearchPath = "/usr/local/bin:/usr/bin:/bin";
 constexpr int kMaxThreads = 1000;
 
 std::string read_file(const std::filesystem::path& path) {
@@ -93,7 +92,7 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
   file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
   write_all(file_.get(), kernel_report(rank, pid));
-  const auto command = stack_command(pid, kSearchPath);
+  const auto command = stack_command(pid, kDefaultSearchPath);
   if (command.empty()) {
     write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed; install one of them\n");
     return;
@@ -101,7 +100,7 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
   const base::Fd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   tool_ = spawn({.path = command[0],
                  .argv = command,
-                 .environment = {std::string("PATH=") + kSearchPath, "LC_ALL=C"},
+                 .environment = {std::string("PATH=") + kDefaultSearchPath, "LC_ALL=C"},
                  .in = no_input.get(),
                  .out = file_.get(),
                  .err = file_.get()});

@@ -150,7 +150,7 @@ ToolResult run_tool(const ToolCommand& call, int quit) { return std::move(run_to
 
 std::string find_tool(const std::string& name, const Environment& environment) {
   try {
-    return find_program(name, find_variable(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
+    return find_program(name, find_variable(environment, "PATH").value_or(kDefaultSearchPath));
   } catch (const base::UsageError&) {
     return "";
   }

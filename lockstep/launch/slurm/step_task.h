@@ -22,7 +22,7 @@ std::optional<std::vector<std::string>> task_arguments(int ranks, const base::En
 int wait_for_agent(const std::string& step);
 
 /// Connects to the task that waits for this agent. The agent must keep the connection open until it ends. Blocks for at
-/// most 15 s. Returns an empty Fd if no task listens.
+/// most base::kStepTaskTimeout. Returns an empty Fd if no task listens.
 base::Fd connect_to_task(const std::string& step);
 
 }  // namespace lockstep::launcher::slurm

@@ -10,6 +10,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/launch/protocol/frames.h"
 
 namespace lockstep::launcher::supervise {
 namespace {
@@ -50,7 +51,8 @@ process::StartStep to_start_step(std::int64_t number) {
   for (const process::StartStep step :
        {process::StartStep::kFork, process::StartStep::kBind, process::StartStep::kExec})
     if (number == static_cast<std::int64_t>(step)) return step;
-  throw base::Error(Cause::kProtocol, "launcher and agent: start step " + std::to_string(number) + "; expected 0 to 2");
+  throw base::Error(Cause::kProtocol, std::string(protocol::kProtocolSubject) + ": start step " +
+                                          std::to_string(number) + "; expected 0 to 2");
 }
 
 Verdict judge_start_failure(process::StartStep step, int error, int rank, const std::string& host,

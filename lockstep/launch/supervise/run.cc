@@ -20,9 +20,11 @@
 #include "lockstep/base/telemetry/flight_ring.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/output/output.h"
+#include "lockstep/launch/process/environment.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/slurm/allocation.h"
+#include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/generation.h"
 #include "lockstep/launch/supervise/host_backoff.h"
 #include "lockstep/launch/supervise/restarts.h"
@@ -184,9 +186,10 @@ std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
     return Verdict{fatal, base::exit_code(fatal.cause), {}};
   }
   if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
-  fatal.cause = base::Cause::kInterrupted;
-  fatal.detail = "stopped by " + (signal == SIGINT ? "Ctrl-C (SIGINT)" : job::signal_name(signal)) + where;
-  return Verdict{fatal, 128 + signal, {}};
+  Verdict verdict = judge_user_stop(signal);
+  verdict.fatal.gen = fatal.gen;
+  verdict.fatal.detail += where;
+  return verdict;
 }
 
 std::optional<Verdict> RestartLoop::wait_until(Clock::time_point next) const {
@@ -234,8 +237,7 @@ int run(cli::RunOptions options) {
   context.launcher_directory = std::filesystem::current_path();
   context.program = hosts::resolve_program(options, options.command.front());
   context.environment = plan::apply_exports(process::current_environment(), options.exports);
-  for (const std::string& variable : options.exports)
-    context.exported.push_back(variable.substr(0, variable.find('=')));
+  for (const std::string& variable : options.exports) context.exported.emplace_back(process::variable_name(variable));
   context.columns = output::terminal_columns();
   context.job = random_job_id();
   context.run_dir = "runs/" + (options.name.empty() ? default_run_name(context.program) : options.name);

@@ -253,8 +253,9 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
 /// Returns where `rank` runs. Throws Error kProtocol if there is no such rank.
 protocol::RankLocation& Supervisor::location(int rank) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= locations_.size())
-    throw base::Error(base::Cause::kProtocol, "launcher and agent: a frame of rank " + std::to_string(rank) +
-                                                  "; expected 0 to " + std::to_string(locations_.size() - 1));
+    throw base::Error(base::Cause::kProtocol, std::string(protocol::kProtocolSubject) + ": a frame of rank " +
+                                                  std::to_string(rank) + "; expected 0 to " +
+                                                  std::to_string(locations_.size() - 1));
   return locations_[static_cast<std::size_t>(rank)];
 }
 

@@ -9,7 +9,6 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/fatal.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher::supervise {

@@ -108,11 +108,15 @@ void expect_same_state(const StateDict& got, const StateDict& expected, const st
   ASSERT_EQ(got.size(), expected.size()) << name;
   for (const auto& [key, value] : expected) {
     ASSERT_TRUE(got.contains(key)) << name << " " << key;
-    if (const auto* const tensor = std::get_if<at::Tensor>(&value)) {
-      EXPECT_TRUE(torch::equal(std::get<at::Tensor>(got.at(key)), *tensor)) << name << " " << key;
-    } else {
-      EXPECT_EQ(got.at(key).index(), value.index()) << name << " " << key;
-    }
+    const auto compare = [&]<typename T>(const T& want) {
+      const T* const have = std::get_if<T>(&got.at(key));
+      ASSERT_NE(have, nullptr) << name << " " << key;
+      if constexpr (std::is_same_v<T, at::Tensor>)
+        EXPECT_TRUE(torch::equal(*have, want)) << name << " " << key;
+      else
+        EXPECT_EQ(*have, want) << name << " " << key;
+    };
+    std::visit(compare, value);
   }
 }
 
@@ -276,6 +280,30 @@ TEST(TrainingState, RefusesAnotherModelAndChangesNothing) {
   state.add("model", other);
   EXPECT_THAT(error_of([&] { state.resume(); }), HasSubstr("of \"model\" is missing"));
   EXPECT_TRUE(torch::equal(other->parameters()[0], before));
+}
+
+TEST(TrainingState, ChecksAllTensorsOfAModelBeforeItChangesOne) {
+  using torch::nn::Linear, torch::nn::Sequential;
+  const SharedDir dir;
+  const auto resume = [&](Sequential net) {
+    const at::Tensor before = net->parameters()[0].detach().clone();
+    TrainingState state(world(), dir.path() + "/net");
+    state.add("model", net);
+    const std::string error = error_of([&] { state.resume(); });
+    EXPECT_TRUE(torch::equal(net->parameters()[0], before)) << error;
+    return error;
+  };
+  {
+    Sequential net(Linear(3, 4), Linear(4, 2));
+    TrainingState state(world(), dir.path() + "/net");
+    state.add("model", net);
+    state.save(1);
+  }
+  EXPECT_THAT(resume(Sequential(Linear(3, 4), Linear(4, 2), Linear(2, 2))),
+              HasSubstr("\"2.bias\" of \"model\" is missing"));
+  EXPECT_THAT(resume(Sequential(Linear(3, 4), Linear(4, 5))),
+              HasSubstr("\"1.bias\" of \"model\" has another shape or dtype"));
+  EXPECT_THAT(resume(Sequential(Linear(3, 4))), HasSubstr("\"1.bias\" of \"model\" is unexpected"));
 }
 
 TEST(TrainingState, ResumesFromAnotherDirectory) {

@@ -337,6 +337,7 @@ TEST_F(ProgressEngineTest, WaitBlocksWhileAnotherThreadAdvances) {
   limit_ = 2;
   std::thread waiter([&] { EXPECT_TRUE(first->wait_until(Deadline::in(20s))); });
   EXPECT_TRUE(entered.wait());
+  EXPECT_FALSE(second->wait_until(Deadline::in(5ms)));
   std::thread opener([&] { gate.set(); });
   EXPECT_TRUE(second->wait_until(Deadline::in(20s)));
   EXPECT_TRUE(first->done());
