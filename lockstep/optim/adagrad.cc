@@ -1,6 +1,7 @@
 // Adagrad: options, state and the scalars of its kernel.
 #include "lockstep/optim/adagrad.h"
 
+#include "lockstep/optim/fused/fused_update.h"
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
@@ -74,7 +75,7 @@ Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOp
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor Adagrad::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor Adagrad::step(LossClosure closure) { return fused_update().step(closure); }
 
 void Adagrad::load(torch::serialize::InputArchive& archive) {
   torch::optim::Adagrad::load(archive);

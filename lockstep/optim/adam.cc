@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/optim/fused/fused_update.h"
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
@@ -92,7 +93,7 @@ Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& op
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor Adam::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor Adam::step(LossClosure closure) { return fused_update().step(closure); }
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
   sync_step_counts();
@@ -114,7 +115,7 @@ AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions&
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor AdamW::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor AdamW::step(LossClosure closure) { return fused_update().step(closure); }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
   sync_step_counts();

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "lockstep/optim/fused/fused_update.h"
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
@@ -80,7 +81,7 @@ LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& op
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor LAMB::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor LAMB::step(LossClosure closure) { return fused_update().step(closure); }
 
 void LAMB::save(torch::serialize::OutputArchive& archive) const {
   torch::optim::serialize<LambState, LambGroupOptions>(archive, *this);

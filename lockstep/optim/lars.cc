@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "lockstep/optim/fused/fused_update.h"
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
@@ -81,7 +82,7 @@ LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& op
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor LARS::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor LARS::step(LossClosure closure) { return fused_update().step(closure); }
 
 void LARS::save(torch::serialize::OutputArchive& archive) const {
   torch::optim::serialize<LarsState, LarsGroupOptions>(archive, *this);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lockstep/optim/fused/fused_update.h"
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
@@ -80,7 +81,7 @@ SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& optio
   initialize(std::move(gradients), std::move(rule), fused);
 }
 
-torch::Tensor SGD::step(LossClosure closure) { return step_fused(closure); }
+torch::Tensor SGD::step(LossClosure closure) { return fused_update().step(closure); }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::SGD::load(archive);

@@ -89,32 +89,30 @@ void InPlaceGradientReducer::consume_early() {
 }
 
 Participation InPlaceGradientReducer::finish(GradientSink& sink) {
-  return run_reduction([&] {
+  wait_for_headers();
+  if (participation_.active > 0) {
+    start_extra_ops();
     reduce_all();
     wait_extra_ops();
     if (!is_shadow_) deliver(sink);
-  });
+  }
+  return end_round();
 }
 
 Participation InPlaceGradientReducer::finish_fused(ChunkSink& sink) {
-  return run_reduction([&] {
+  wait_for_headers();
+  if (participation_.active > 0) {
+    start_extra_ops();
     if (use_ == GradientUse::kAverage)  // this rank has joined; the use is that of the other ranks
       reduce_all();
     else
       consume_all(sink);
     wait_extra_ops();
-  });
+  }
+  return end_round();
 }
 
-/// Runs `work`, which processes the published gradients and waits for the extra operations, between the comparison of
-/// headers and the end of the reduction.
-template <typename Work>
-Participation InPlaceGradientReducer::run_reduction(const Work& work) {
-  wait_for_headers();
-  if (participation_.active > 0) {
-    start_extra_ops();
-    work();
-  }
+Participation InPlaceGradientReducer::end_round() {
   finish_reduction();
   open_ = false;
   states_.assign(specs_.size(), {});

@@ -40,8 +40,7 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   };
   bool can_reduce_in_place(std::size_t index, const at::Tensor& gradient) const;
   void report_copies();
-  template <typename Work>
-  Participation run_reduction(const Work& work);
+  Participation end_round();
   void consume_early();
   void reduce_all();
   void consume_all(ChunkSink& sink);

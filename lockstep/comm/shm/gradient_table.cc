@@ -44,7 +44,11 @@ class GradientTable::ConsumeRound final : public SyncOp {
  private:
   void compute() override {
     table_.scan();
-    if (sink_) table_.consume_rest(*sink_, divisor_, first_only_);
+    if (!sink_ || table_.has_sparse_gradient()) return;
+    if (table_.early_ == EarlyWork::kConsume)
+      table_.consume_rest(*sink_, divisor_, first_only_);
+    else
+      table_.consume_batches(*sink_, divisor_, first_only_);
   }
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
@@ -261,9 +265,12 @@ void GradientTable::reduce_rest() {
                    [&](std::size_t first, std::size_t count) { reduce_chunk(i, first, count); });
 }
 
+bool GradientTable::has_sparse_gradient() const {
+  return std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; });
+}
+
+/// Consumes the chunks that no rank has consumed before the end of the round.
 void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) {
-  if (std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; })) return;
-  if (early_ != EarlyWork::kConsume) return consume_batches(sink, divisor, first_only);
   for (std::size_t i = 0; i < layouts_.size(); ++i)
     if (presence_[i].dense)
       claim_chunks(i, layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
@@ -271,6 +278,7 @@ void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) 
       });
 }
 
+/// Consumes all gradients, in batches.
 void GradientTable::consume_batches(ChunkSink& sink, int divisor, bool first_only) {
   std::uint32_t number = 0;
   while (claim(layouts_.size(), static_cast<std::uint32_t>(batches_.size()), number)) {

@@ -83,6 +83,7 @@ class GradientTable final : public PeerMemoryReducer {
   };
   void make_batches();
   void scan();
+  bool has_sparse_gradient() const;
   void consume_rest(ChunkSink& sink, int divisor, bool first_only);
   void consume_batches(ChunkSink& sink, int divisor, bool first_only);
   void consume_chunk(ChunkSink& sink, const GradientChunk& chunk, bool first_only);

@@ -1,8 +1,6 @@
 // Forwards FusedOptimizer's functions to FusedUpdate.
 #include "lockstep/optim/fused/fused_optimizer.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include "lockstep/optim/fused/fused_update.h"
 
 namespace lockstep::optim::inline fused {
@@ -14,16 +12,6 @@ void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, 
                                 const FusedOptions& options) {
   rule_ = std::move(rule);
   update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
-}
-
-at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) {
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_gradients(true);
-    loss = closure();
-  }
-  update_->step();
-  return loss;
 }
 
 void FusedOptimizer::average_gradients() { update_->average_gradients(); }

@@ -111,7 +111,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   ~FusedOptimizer();
   void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
                   const FusedOptions& options);
-  at::Tensor step_fused(const std::function<at::Tensor()>& closure);
+  FusedUpdate& fused_update() { return *update_; }
   void import_loaded_state();
   /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
   void sync_step_counts() const;

@@ -1,6 +1,7 @@
 // The passes of a fused optimizer: norms, updates, clipping, unscaling and state.
 #include "lockstep/optim/fused/fused_update.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/SmallVector.h>
@@ -57,17 +58,24 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule
 
 FusedUpdate::~FusedUpdate() = default;
 
-void FusedUpdate::step() {
+at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
   if (updates_in_backward_) {
     source_->require_gradients_unchanged();
     updated_in_backward_ = false;
-    return source_->host_group().step();
+    source_->host_group().step();
+    return loss;
   }
   check_not_scaled_twice();
   if (source_->num_backwards() != clip_.backward) clip_ = {};
   update_all(prepare());
   storage_.record_changes();  // averaging between hosts may have changed them as well
   end_step();
+  return loss;
 }
 
 void FusedUpdate::skip_step() { end_step(); }

@@ -29,7 +29,8 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   ~FusedUpdate() override;
 
   bool shares_parameters() const { return storage_.is_shared(); }
-  void step();
+  /// Calls `closure`, if there is one, with gradients enabled, and makes the update. Returns what the closure returned.
+  at::Tensor step(const std::function<at::Tensor()>& closure);
   void average_gradients();
   at::Tensor clip_grad_norm(double max_norm);
   void clip_grad_value(double max);
