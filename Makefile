@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 # Additional options for cmake (such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON) and for ctest (such as -R unit).
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
-CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2
+CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
 .PHONY: help demo build build-tests build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts \

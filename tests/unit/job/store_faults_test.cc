@@ -14,6 +14,7 @@
 #include "lockstep/job/store_protocol.h"
 #include "lockstep/job/store_server.h"
 #include "tests/support/fault_proxy.h"
+#include "tests/unit/job/store_job.h"
 
 namespace lockstep::job {
 namespace {
@@ -24,18 +25,15 @@ using base::CommError;
 using base::Deadline;
 using tests::FaultProxy;
 
-Deadline within_10s() { return Deadline::in(10s); }
-const Credentials kJob{"job", 0, JobKey(std::string(32, 'k'))};
-
 struct FaultyStore {
-  StoreServer server{{"127.0.0.1", 0}, kJob, true};
+  StoreServer server{{"127.0.0.1", 0}, kTestJob, true};
   FaultProxy proxy{server.address()};
 };
 
 TEST(StoreOverFaultyNetwork, WorksWithOneByteSegments) {
   FaultyStore faulty;
   faulty.proxy.send_byte_by_byte();
-  const auto client = connect_store(faulty.proxy.address(), kJob, 1, within_10s());
+  const auto client = connect_store(faulty.proxy.address(), kTestJob, 1, within_10s());
   const std::string value(5000, 'v');
   client->set("key", value, within_10s());
   EXPECT_EQ(client->get("key", within_10s()), value);
@@ -48,7 +46,7 @@ constexpr FaultProxy::CloseMode kCloseModes[] = {FaultProxy::CloseMode::kReset, 
 TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
   for (const auto how : kCloseModes) {
     FaultyStore faulty;
-    const auto client = connect_store(faulty.proxy.address(), kJob, 1, within_10s());
+    const auto client = connect_store(faulty.proxy.address(), kTestJob, 1, within_10s());
     client->set("key", "value", within_10s());
     faulty.proxy.close_connections(how);
     EXPECT_EQ(client->get("key", within_10s()), "value");
@@ -73,9 +71,9 @@ TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
 
 TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
   for (const auto how : kCloseModes) {
-    StoreServer server{{"127.0.0.1", 0}, kJob, true};
+    StoreServer server{{"127.0.0.1", 0}, kTestJob, true};
     auto proxy = std::make_unique<FaultProxy>(server.address());
-    const auto client = connect_store(proxy->address(), kJob, 1, within_10s());
+    const auto client = connect_store(proxy->address(), kTestJob, 1, within_10s());
     Cause cause = Cause::kInternal;
     std::thread waiter([&] {
       try {
@@ -101,9 +99,9 @@ struct Traffic {
 };
 Traffic traffic() {
   const std::uint64_t frame = 8 + store_protocol::kMacBytes;
-  return {
-      store_protocol::make_hello(kJob, 1, Mac{}).size() + store_protocol::kMacBytes + 2 * (frame + 13) + 3 + 5 + 1 + 1,
-      store_protocol::kChallengeBytes + 1 + 2 * (frame + 1) + 1};
+  return {store_protocol::make_hello(kTestJob, 1, Mac{}).size() + store_protocol::kMacBytes + 2 * (frame + 13) + 3 + 5 +
+              1 + 1,
+          store_protocol::kChallengeBytes + 1 + 2 * (frame + 1) + 1};
 }
 
 TEST(StoreOverFaultyNetwork, FlippedBitsAreDetected) {
@@ -118,7 +116,7 @@ TEST(StoreOverFaultyNetwork, FlippedBitsAreDetected) {
                           static_cast<int>(random() % 8));
     const auto begin = Deadline::Clock::now();
     try {
-      const auto client = connect_store(faulty.proxy.address(), kJob, 1, Deadline::in(5s));
+      const auto client = connect_store(faulty.proxy.address(), kTestJob, 1, Deadline::in(5s));
       client->set("key", "value", within_10s());
       client->add("n", 1, within_10s());
     } catch (const base::Error&) {

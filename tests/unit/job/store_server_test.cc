@@ -17,6 +17,7 @@
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_protocol.h"
 #include "tests/support/sanitizer_memory.h"
+#include "tests/unit/job/store_job.h"
 
 namespace lockstep::job {
 namespace {
@@ -29,9 +30,7 @@ using base::Fd;
 using ::testing::HasSubstr;
 
 const base::net::Address kAnyPort{"127.0.0.1", 0};
-Deadline within_10s() { return Deadline::in(10s); }
 
-const Credentials kJob{"job", 0, JobKey(std::string(32, 'k'))};
 const Mac kNonce{};
 
 std::string hello(const std::string& job) { return store_protocol::make_hello({job, 0, {}}, 0, kNonce); }
@@ -104,8 +103,8 @@ std::chrono::microseconds cpu_time() {
 }
 
 TEST(StoreServer, ServesValuesSetByItsOwner) {
-  StoreServer server(kAnyPort, kJob);
-  const auto client = connect_store(server.address(), kJob, 0, within_10s());
+  StoreServer server(kAnyPort, kTestJob);
+  const auto client = connect_store(server.address(), kTestJob, 0, within_10s());
   std::thread owner([&] {
     std::this_thread::sleep_for(50ms);  // so that the client waits by then
     server.store().set("from", "owner", within_10s());
@@ -119,10 +118,10 @@ TEST(StoreServer, ServesValuesSetByItsOwner) {
 }
 
 TEST(StoreServer, ListensOnTheGivenAddress) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   EXPECT_EQ(server.address().host, "127.0.0.1");
   EXPECT_NE(server.address().port, 0);
-  EXPECT_THROW(StoreServer(server.address(), kJob), base::SystemError);
+  EXPECT_THROW(StoreServer(server.address(), kTestJob), base::SystemError);
 }
 
 /// Connects, sends a hello, and authenticates with `key`.
@@ -138,21 +137,21 @@ RawConnection authenticate(const StoreServer& server, const JobKey& key) {
 }
 
 TEST(StoreServer, RefusesAnotherJob) {
-  StoreServer server(kAnyPort, {"ours", 0, kJob.key});
+  StoreServer server(kAnyPort, {"ours", 0, kTestJob.key});
   const auto ask = [&](const std::string& job) {
-    return cause_of([&] { connect_store(server.address(), {job, 0, kJob.key}, 0, within_10s()); });
+    return cause_of([&] { connect_store(server.address(), {job, 0, kTestJob.key}, 0, within_10s()); });
   };
   EXPECT_EQ(ask("theirs"), Cause::kWrongJob);
   EXPECT_EQ(ask(""), Cause::kWrongJob);
   EXPECT_EQ(ask("ours+"), Cause::kWrongJob);
-  EXPECT_TRUE(connect_store(server.address(), {"ours", 0, kJob.key}, 0, within_10s()));
+  EXPECT_TRUE(connect_store(server.address(), {"ours", 0, kTestJob.key}, 0, within_10s()));
 }
 
 TEST(StoreServer, RefusesAnotherGeneration) {
-  StoreServer server(kAnyPort, {"job", 2, kJob.key});
+  StoreServer server(kAnyPort, {"job", 2, kTestJob.key});
   for (const int generation : {1, 3}) {
     try {
-      connect_store(server.address(), {"job", generation, kJob.key}, 0, within_10s());
+      connect_store(server.address(), {"job", generation, kTestJob.key}, 0, within_10s());
       FAIL() << generation << " was accepted";
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), Cause::kStaleGen);
@@ -160,11 +159,11 @@ TEST(StoreServer, RefusesAnotherGeneration) {
                                           std::to_string(generation)));
     }
   }
-  EXPECT_TRUE(connect_store(server.address(), {"job", 2, kJob.key}, 0, within_10s()));
+  EXPECT_TRUE(connect_store(server.address(), {"job", 2, kTestJob.key}, 0, within_10s()));
 }
 
 TEST(StoreServer, RefusesAWrongKey) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   for (const JobKey& key : {JobKey(), JobKey::random()})
     EXPECT_EQ(cause_of([&] { connect_store(server.address(), {"job", 0, key}, 0, within_10s()); }), Cause::kAuthFailed);
   ::testing::internal::CaptureStderr();
@@ -176,12 +175,12 @@ TEST(StoreServer, RefusesAWrongKey) {
   EXPECT_TRUE(is_closed_by_server(again.fd, within_10s()));
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(log.find("rank 0"), log.rfind("rank 0")) << "logged more than once: " << log;
-  EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
+  EXPECT_TRUE(connect_store(server.address(), kTestJob, 0, within_10s()));
 }
 
 TEST(StoreServer, ImpostorServerLearnsNothing) {
   StoreServer server(kAnyPort, {"job", 0, JobKey::random()});
-  EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, within_10s()); }), Cause::kAuthFailed);
+  EXPECT_EQ(cause_of([&] { connect_store(server.address(), kTestJob, 0, within_10s()); }), Cause::kAuthFailed);
   // A rank sends only its hello to the impostor, and no proof of the key.
   const Fd listener = base::net::listen_on(kAnyPort);
   std::string proof;
@@ -195,22 +194,22 @@ TEST(StoreServer, ImpostorServerLearnsNothing) {
     base::net::send_all(one.get(), challenge, within_10s());
     proof = read_bytes(one, store_protocol::kMacBytes);
     const store_protocol::Handshake derived = store_protocol::derive_handshake(
-        kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+        kTestJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
     EXPECT_FALSE(equal_constant_time(derived.client_proof, proof));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kTestJob, 0, within_10s()); }),
             Cause::kAuthFailed);
   impostor.join();
   EXPECT_EQ(proof, std::string(store_protocol::kMacBytes, '\0'));
 }
 
 TEST(StoreServer, ReplayedBytesAreRefused) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const std::string text = hello("job");
   Fd first = connect_and_send(server, text);
   const std::string challenge = read_bytes(first, store_protocol::kChallengeBytes);
   const store_protocol::Handshake derived = store_protocol::derive_handshake(
-      kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+      kTestJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
   base::net::send_all(first.get(), mac_bytes(derived.client_proof), within_10s());
   EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(first, 1)[0]),
             store_protocol::HandshakeResult::kAccepted);
@@ -228,10 +227,10 @@ TEST(StoreServer, ReplayedBytesAreRefused) {
 }
 
 TEST(StoreServer, ChangedBytesAreDetected) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const std::string request = body(store_protocol::StoreOperation::kSet, "key", "value", 3);
   for (std::size_t at = 0; at < store_protocol::kLengthBytes + request.size() + store_protocol::kMacBytes; ++at) {
-    RawConnection one = authenticate(server, kJob.key);
+    RawConnection one = authenticate(server, kTestJob.key);
     std::string frame = one.requests.make_frame(request);
     frame[at] = static_cast<char>(frame[at] ^ 0x10);
     base::net::send_all(one.fd.get(), frame, within_10s());
@@ -241,14 +240,14 @@ TEST(StoreServer, ChangedBytesAreDetected) {
 }
 
 TEST(StoreServer, PublishesRankExits) {
-  StoreServer server(kAnyPort, kJob, true);
-  auto two = connect_store(server.address(), kJob, 2, within_10s());
-  const auto three = connect_store(server.address(), kJob, 3, within_10s());
+  StoreServer server(kAnyPort, kTestJob, true);
+  auto two = connect_store(server.address(), kTestJob, 2, within_10s());
+  const auto three = connect_store(server.address(), kTestJob, 3, within_10s());
   EXPECT_EQ(three->find(key::exited(2), within_10s()).value_or(""), "");
   two.reset();
   EXPECT_EQ(three->get(key::exited(2), within_10s()), encode(ExitRecord{.kind = ExitKind::kClosed}));
   EXPECT_EQ(three->find(key::exited(3), within_10s()).value_or(""), "");
-  two = connect_store(server.address(), kJob, 2, within_10s());
+  two = connect_store(server.address(), kTestJob, 2, within_10s());
   EXPECT_EQ(two->find(key::exited(2), within_10s()), "") << "the rank had only lost its connection";
 }
 
@@ -260,7 +259,7 @@ TEST(StoreServer, AcceptsTheLongestJobName) {
 }
 
 TEST(StoreServer, RefusesAnotherProtocol) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   std::string text = hello("job");
   text[8] = 99;
   const Fd old = connect_and_send(server, text);
@@ -279,7 +278,7 @@ TEST(StoreClient, ReportsAServerOfAnotherProtocol) {
     base::put_number(answer, store_protocol::HandshakeResult::kOtherProtocol);
     base::net::send_all(one.get(), answer, within_10s());
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kTestJob, 0, within_10s()); }),
             Cause::kProtocol);
   other.join();
 }
@@ -292,13 +291,13 @@ TEST(StoreServer, ReportsAServerThatIsNotAStore) {
     base::net::send_all(one.get(), "SSH-2.0-OpenSSH_9.2p1\r\n", within_10s());
     is_closed_by_server(one, Deadline::in(1s));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, within_10s()); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kTestJob, 0, within_10s()); }),
             Cause::kProtocol);
   other.join();
 }
 
 TEST(StoreServer, DropsGarbage) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
     std::string bytes(1 + random() % 400, '\0');
@@ -309,13 +308,13 @@ TEST(StoreServer, DropsGarbage) {
   // A valid beginning, followed by more bytes than a hello may have.
   EXPECT_TRUE(is_closed_by_server(connect_and_send(server, hello(std::string(200, 'j')) + std::string(300, 'x')),
                                   within_10s()));
-  EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
+  EXPECT_TRUE(connect_store(server.address(), kTestJob, 0, within_10s()));
 }
 
 TEST(StoreServer, RefusesOrDropsMalformedRequests) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const auto send_body = [&](const std::string& bytes) {
-    RawConnection one = authenticate(server, kJob.key);
+    RawConnection one = authenticate(server, kTestJob.key);
     read_bytes(one.fd, 1);
     base::net::send_all(one.fd.get(), one.requests.make_frame(bytes), within_10s());
     return static_cast<store_protocol::ReplyStatus>(read_bytes(one.fd, store_protocol::kLengthBytes + 1).back());
@@ -331,14 +330,14 @@ TEST(StoreServer, RefusesOrDropsMalformedRequests) {
   EXPECT_EQ(send_body(""), store_protocol::ReplyStatus::kRefused);
   EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", std::string(kMaxValueBytes + 1, 'x'), 3)),
             store_protocol::ReplyStatus::kRefused);
-  const RawConnection greedy = authenticate(server, kJob.key);
+  const RawConnection greedy = authenticate(server, kTestJob.key);
   base::net::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), within_10s());  // a frame of 4 GiB
   EXPECT_TRUE(is_closed_by_server(greedy.fd, within_10s()));
   EXPECT_EQ(server.store().find("key", within_10s()), std::nullopt);
 }
 
 TEST(StoreServer, AcceptsAFragmentedHello) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const Fd fd = base::net::connect_to(server.address(), within_10s());
   for (const char c : hello("job")) {
     base::net::send_all(fd.get(), std::string(1, c), within_10s());
@@ -349,7 +348,7 @@ TEST(StoreServer, AcceptsAFragmentedHello) {
 }
 
 TEST(StoreServer, DropsSilentConnectionsAfterTwoSeconds) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const Fd silent = base::net::connect_to(server.address(), within_10s());
   const Fd slow = connect_and_send(server, "LOCK");
   EXPECT_FALSE(is_closed_by_server(silent, Deadline::in(1s)));
@@ -358,14 +357,14 @@ TEST(StoreServer, DropsSilentConnectionsAfterTwoSeconds) {
 }
 
 TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
-  StoreServer server(kAnyPort, kJob);
-  const auto early = connect_store(server.address(), kJob, 0, within_10s());
+  StoreServer server(kAnyPort, kTestJob);
+  const auto early = connect_store(server.address(), kTestJob, 0, within_10s());
   std::vector<Fd> flood;
   const auto flood_begin = Deadline::Clock::now();
   for (int i = 0; i < 200; ++i) flood.push_back(base::net::connect_to(server.address(), within_10s()));
   const auto begin = Deadline::Clock::now();
   const auto cpu = cpu_time();
-  const auto late = connect_store(server.address(), kJob, 0, within_10s());
+  const auto late = connect_store(server.address(), kTestJob, 0, within_10s());
   late->set("k", "v", within_10s());
   EXPECT_EQ(early->get("k", within_10s()), "v");
   EXPECT_LT(Deadline::Clock::now() - begin, 1s) << "the flood is dropped only after 2 s";
@@ -375,8 +374,8 @@ TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
 }
 
 TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
-  StoreServer server(kAnyPort, kJob);
-  const auto client = connect_store(server.address(), kJob, 0, within_10s());
+  StoreServer server(kAnyPort, kTestJob);
+  const auto client = connect_store(server.address(), kTestJob, 0, within_10s());
   const auto scan = [&](int count) {
     for (int i = 0; i < count; ++i)
       is_closed_by_server(connect_and_send(server, "GET / HTTP/1.1\r\n" + std::string(200, 'x')), within_10s());
@@ -390,7 +389,7 @@ TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
 
 TEST(StoreServer, SuspendedServerAcceptsATimelyHello) {
   // The hello arrives in the socket before the deadline, so it counts even if the server reads it later.
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const Fd fd = connect_and_send(server, "LOCKSTEP");
   std::this_thread::sleep_for(1500ms);
   base::net::send_all(fd.get(), hello("job").substr(8), within_10s());
@@ -399,8 +398,8 @@ TEST(StoreServer, SuspendedServerAcceptsATimelyHello) {
 }
 
 TEST(StoreClient, ReportsALostServerAtOnce) {
-  auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
-  const auto client = connect_store(server->address(), kJob, 0, within_10s());
+  auto server = std::make_unique<StoreServer>(kAnyPort, kTestJob);
+  const auto client = connect_store(server->address(), kTestJob, 0, within_10s());
   Cause waiting_ended = Cause::kInternal;
   std::thread waiter([&] { waiting_ended = cause_of([&] { client->get("never", Deadline::in(60s)); }); });
   while (!client->find("ready", within_10s()) && client->add("n", 1, within_10s()) < 3)
@@ -414,12 +413,12 @@ TEST(StoreClient, ReportsALostServerAtOnce) {
 }
 
 TEST(StoreClient, RefusesAReplacedServer) {
-  auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
+  auto server = std::make_unique<StoreServer>(kAnyPort, kTestJob);
   const base::net::Address address = server->address();
-  const auto client = connect_store(address, kJob, 1, within_10s());
+  const auto client = connect_store(address, kTestJob, 1, within_10s());
   client->set("k", "v", within_10s());
   server.reset();
-  StoreServer next(address, kJob);  // a server of the same job
+  StoreServer next(address, kTestJob);  // a server of the same job
   try {
     client->set("k", "old", within_10s());
     FAIL() << "the replaced server was accepted";
@@ -429,11 +428,11 @@ TEST(StoreClient, RefusesAReplacedServer) {
   }
   EXPECT_EQ(cause_of([&] { client->set("k", "old", within_10s()); }), Cause::kCoordinatorLost);
   EXPECT_EQ(next.store().find("k", within_10s()), std::nullopt);
-  EXPECT_TRUE(connect_store(address, kJob, 1, within_10s()));
+  EXPECT_TRUE(connect_store(address, kTestJob, 1, within_10s()));
 }
 
 TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
-  StoreServer server(kAnyPort, kJob);
+  StoreServer server(kAnyPort, kTestJob);
   const Fd listener = base::net::listen_on(kAnyPort);
   int refused = 0;
   std::thread closing_server([&] {
@@ -444,7 +443,7 @@ TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
     }
   });
   // A server that always closes the connection is reported in the end.
-  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }),
+  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(listener.get()), kTestJob, 0, Deadline::in(1s)); }),
             Cause::kCoordinatorLost);
   closing_server.join();
   EXPECT_EQ(refused, 2);
@@ -452,8 +451,9 @@ TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
 
 TEST(StoreClient, ReportsAnAddressWithoutServer) {
   const Fd reserved = base::net::reserve_port(kAnyPort);
-  EXPECT_EQ(cause_of([&] { connect_store(base::net::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }),
-            Cause::kCoordinatorLost);
+  EXPECT_EQ(
+      cause_of([&] { connect_store(base::net::local_address(reserved.get()), kTestJob, 0, Deadline::in(100ms)); }),
+      Cause::kCoordinatorLost);
 }
 
 }  // namespace

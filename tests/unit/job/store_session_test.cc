@@ -5,13 +5,13 @@
 namespace lockstep::job {
 namespace {
 
-const Credentials kJob{"job", 0, JobKey::random()};
+const Credentials kCredentials{"job", 0, JobKey::random()};
 
 TEST(StoreSession, LimitsInputBeforeAuthentication) {
   LocalStore store;
-  StoreSession session(kJob, 1, store);
+  StoreSession session(kCredentials, 1, store);
   EXPECT_LE(session.receive_capacity(), 256u);
-  const std::string hello = store_protocol::make_hello(kJob, 0, random_nonce());
+  const std::string hello = store_protocol::make_hello(kCredentials, 0, random_nonce());
   session.receive(hello.substr(0, hello.size() - 1));
   EXPECT_LE(session.receive_capacity(), 256u - (hello.size() - 1)) << "bytes received before count";
   EXPECT_FALSE(session.has_received_hello());

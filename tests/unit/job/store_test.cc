@@ -10,14 +10,13 @@
 #include "lockstep/job/local_store.h"
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_server.h"
+#include "tests/unit/job/store_job.h"
 
 namespace lockstep::job {
 namespace {
 
 using namespace std::chrono_literals;
 using base::Deadline;
-
-Deadline within_10s() { return Deadline::in(10s); }
 
 struct StoreFactory {
   const char* name;

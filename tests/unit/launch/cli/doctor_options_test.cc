@@ -21,7 +21,7 @@ DoctorOptions doctor_of(Words words) {
   return command.doctor;
 }
 
-std::string error_of(Words words) {
+std::string doctor_error_of(Words words) {
   words.insert(words.begin(), "doctor");
   return message_of<base::UsageError>([&] { parse_command_line(words); });
 }
@@ -44,9 +44,9 @@ TEST(DoctorOptions, HostOptionsAreThoseOfRun) {
   EXPECT_EQ(options.interface + options.remote_path + options.directory, "eth0/x/d");
   EXPECT_TRUE(options.mpi && options.json);
   EXPECT_THAT(options.command, ElementsAre("p", "--json", "-n"));
-  EXPECT_THAT(error_of({"-H", "a", "--hostfile", "x"}), HasSubstr("lockstep doctor: both -H and --hostfile"));
-  EXPECT_THAT(error_of({"-n", "2"}), HasSubstr("lockstep doctor: unknown option \"-n\""));
-  EXPECT_THAT(error_of({"--", ""}), HasSubstr("the program is \"\""));
+  EXPECT_THAT(doctor_error_of({"-H", "a", "--hostfile", "x"}), HasSubstr("lockstep doctor: both -H and --hostfile"));
+  EXPECT_THAT(doctor_error_of({"-n", "2"}), HasSubstr("lockstep doctor: unknown option \"-n\""));
+  EXPECT_THAT(doctor_error_of({"--", ""}), HasSubstr("the program is \"\""));
 }
 
 TEST(DoctorOptions, ByteUnitsAreDecimal) {
@@ -54,7 +54,7 @@ TEST(DoctorOptions, ByteUnitsAreDecimal) {
   EXPECT_EQ(doctor_of({"--model-bytes", "2K"}).model_bytes, 2000u);
   EXPECT_EQ(doctor_of({"--model-bytes=14G"}).model_bytes, 14'000'000'000u);
   for (const char* bad : {"0", "-1", "", "K", "1.5G", "9999999999G", "5T"})
-    EXPECT_THAT(error_of({std::string("--model-bytes=") + bad}), HasSubstr("--model-bytes")) << bad;
+    EXPECT_THAT(doctor_error_of({std::string("--model-bytes=") + bad}), HasSubstr("--model-bytes")) << bad;
 }
 
 TEST(DoctorOptions, HelpReturnsText) {

@@ -20,7 +20,7 @@ using Words = std::vector<std::string>;
 
 SubmitOptions options_of(const Words& words) { return parse_submit_options(words).options; }
 
-std::string error_of(const Words& words) {
+std::string submit_error_of(const Words& words) {
   return message_of<base::UsageError>([&] { parse_submit_options(words); });
 }
 
@@ -132,19 +132,19 @@ TEST(SubmitOptions, WordBeforeDashesMayBeAnSbatchValue) {
 }
 
 TEST(SubmitOptions, AmbiguousProgramIsRejected) {
-  EXPECT_THAT(error_of({"--constraint", "gpu", "./train"}),
+  EXPECT_THAT(submit_error_of({"--constraint", "gpu", "./train"}),
               AllOf(HasSubstr("\"gpu\""), HasSubstr("\"--constraint=gpu\""), HasSubstr("-- before the program")));
-  EXPECT_THAT(error_of({"-w", "n1", "./train"}), AllOf(HasSubstr("\"-w\""), HasSubstr("\"-wn1\"")));
-  EXPECT_THAT(error_of({"--new-flag", "./train"}),
+  EXPECT_THAT(submit_error_of({"-w", "n1", "./train"}), AllOf(HasSubstr("\"-w\""), HasSubstr("\"-wn1\"")));
+  EXPECT_THAT(submit_error_of({"--new-flag", "./train"}),
               HasSubstr("\"./train\" may be the value of the sbatch option \"--new-flag\""));
-  EXPECT_THAT(error_of({"--constraint", "", "--", "./train"}), HasSubstr("\"--constraint\" is \"\""));
+  EXPECT_THAT(submit_error_of({"--constraint", "", "--", "./train"}), HasSubstr("\"--constraint\" is \"\""));
 }
 
 TEST(SubmitOptions, OptionsSetByTheScriptAreRejected) {
   for (const char* word : {"-o", "-ox", "-D/tmp", "--chdir=/tmp", "--signal=USR1", "--open-mode=truncate",
                            "--test-only", "--wait", "-W", "--wrap=x"})
-    EXPECT_THAT(error_of({word, "p"}), HasSubstr("is not passed on to sbatch; ")) << word;
-  EXPECT_THAT(error_of({"--signal=USR1", "p"}), HasSubstr("--signal-before SECONDS"));
+    EXPECT_THAT(submit_error_of({word, "p"}), HasSubstr("is not passed on to sbatch; ")) << word;
+  EXPECT_THAT(submit_error_of({"--signal=USR1", "p"}), HasSubstr("--signal-before SECONDS"));
 }
 
 TEST(SubmitOptions, AllTimeLimitForms) {
@@ -166,65 +166,66 @@ TEST(SubmitOptions, SignalPrecedesTheTimeLimit) {
   EXPECT_EQ(options_of({"--time", "0", "p"}).signal_before, 120);
   EXPECT_EQ(options_of({"--time", "4", "--signal-before", "239", "p"}).signal_before, 239);
   EXPECT_EQ(options_of({"--signal-before", "0", "p"}).signal_before, 0);
-  EXPECT_THAT(error_of({"--time", "4", "--signal-before", "240", "p"}),
+  EXPECT_THAT(submit_error_of({"--time", "4", "--signal-before", "240", "p"}),
               AllOf(HasSubstr("--signal-before is 240"), HasSubstr("240 s"), HasSubstr("fewer")));
 }
 
 TEST(SubmitOptions, ErrorsNameArgumentValueAndExpectedValues) {
   for (const char* bad : {"0", "4097", "x", "1-", "4-2", "1-2-3", "-1", "1.5"})
-    EXPECT_THAT(error_of({std::string("--nodes=") + bad, "p"}),
+    EXPECT_THAT(submit_error_of({std::string("--nodes=") + bad, "p"}),
                 AllOf(HasSubstr("--nodes is \"" + std::string(bad) + "\""), HasSubstr("1 to 4096, or MIN-MAX")))
         << bad;
   for (const char* bad : {"0", "x", "a100:", ":8", "a b:8", "1025", "a100:8:1"})
-    EXPECT_THAT(error_of({std::string("--gpus-per-node=") + bad, "p"}),
+    EXPECT_THAT(submit_error_of({std::string("--gpus-per-node=") + bad, "p"}),
                 AllOf(HasSubstr("--gpus-per-node is \"" + std::string(bad) + "\""), HasSubstr("TYPE:N")))
         << bad;
   for (const char* bad : {"G", "4GB", "-1", "1.5G"})
-    EXPECT_THAT(error_of({std::string("--mem=") + bad, "p"}),
+    EXPECT_THAT(submit_error_of({std::string("--mem=") + bad, "p"}),
                 AllOf(HasSubstr("--mem is \""), HasSubstr("K, M, G or T")))
         << bad;
   for (const char* bad : {"x", "1-", "1:2", "1-2:", "1,", "%2", "1%", "1%2%3", "1 2"})
-    EXPECT_THAT(error_of({std::string("--array=") + bad, "p"}), AllOf(HasSubstr("--array is \""), HasSubstr("0-15%4")))
+    EXPECT_THAT(submit_error_of({std::string("--array=") + bad, "p"}),
+                AllOf(HasSubstr("--array is \""), HasSubstr("0-15%4")))
         << bad;
-  EXPECT_THAT(error_of({"--time=4h", "p"}), AllOf(HasSubstr("--time is \"4h\""), HasSubstr("d-h:m:s")));
-  EXPECT_THAT(error_of({"--ranks=0", "p"}), AllOf(HasSubstr("--ranks is \"0\""), HasSubstr("1 to 4096")));
-  EXPECT_THAT(error_of({"--ranks-per-node=x", "p"}),
+  EXPECT_THAT(submit_error_of({"--time=4h", "p"}), AllOf(HasSubstr("--time is \"4h\""), HasSubstr("d-h:m:s")));
+  EXPECT_THAT(submit_error_of({"--ranks=0", "p"}), AllOf(HasSubstr("--ranks is \"0\""), HasSubstr("1 to 4096")));
+  EXPECT_THAT(submit_error_of({"--ranks-per-node=x", "p"}),
               AllOf(HasSubstr("--ranks-per-node is \"x\""), HasSubstr("1 to 1024")));
-  EXPECT_THAT(error_of({"--cpus-per-rank=0", "p"}), HasSubstr("--cpus-per-rank is \"0\""));
-  EXPECT_THAT(error_of({"--signal-before=65536", "p"}),
+  EXPECT_THAT(submit_error_of({"--cpus-per-rank=0", "p"}), HasSubstr("--cpus-per-rank is \"0\""));
+  EXPECT_THAT(submit_error_of({"--signal-before=65536", "p"}),
               AllOf(HasSubstr("--signal-before is \"65536\""), HasSubstr("0 to 65535")));
-  EXPECT_THAT(error_of({"--partition=a b", "p"}), HasSubstr("--partition is \"a b\""));
-  EXPECT_THAT(error_of({"--account=a\nb", "p"}), HasSubstr("--account is \"a\\nb\""));
-  EXPECT_THAT(error_of({"--name=a b", "p"}), HasSubstr("--name is \"a b\""));
-  EXPECT_THAT(error_of({"--output=a\nb", "p"}), HasSubstr("--output is \"a\\nb\""));
-  EXPECT_THAT(error_of({"--output=a\\b", "p"}), HasSubstr("backslashes"));
-  EXPECT_THAT(error_of({"--comment=a\nb", "p"}), AllOf(HasSubstr("\"--comment=a\\nb\""), HasSubstr("one line")));
-  EXPECT_THAT(error_of({"--nodes=", "p"}), HasSubstr("--nodes is \"\""));
-  EXPECT_THAT(error_of({"--nodes"}), HasSubstr("--nodes has no value"));
-  EXPECT_THAT(error_of({"--nodes=1", "--nodes=2", "p"}), HasSubstr("--nodes"));
+  EXPECT_THAT(submit_error_of({"--partition=a b", "p"}), HasSubstr("--partition is \"a b\""));
+  EXPECT_THAT(submit_error_of({"--account=a\nb", "p"}), HasSubstr("--account is \"a\\nb\""));
+  EXPECT_THAT(submit_error_of({"--name=a b", "p"}), HasSubstr("--name is \"a b\""));
+  EXPECT_THAT(submit_error_of({"--output=a\nb", "p"}), HasSubstr("--output is \"a\\nb\""));
+  EXPECT_THAT(submit_error_of({"--output=a\\b", "p"}), HasSubstr("backslashes"));
+  EXPECT_THAT(submit_error_of({"--comment=a\nb", "p"}), AllOf(HasSubstr("\"--comment=a\\nb\""), HasSubstr("one line")));
+  EXPECT_THAT(submit_error_of({"--nodes=", "p"}), HasSubstr("--nodes is \"\""));
+  EXPECT_THAT(submit_error_of({"--nodes"}), HasSubstr("--nodes has no value"));
+  EXPECT_THAT(submit_error_of({"--nodes=1", "--nodes=2", "p"}), HasSubstr("--nodes"));
 }
 
 TEST(SubmitOptions, ContradictoryOptionsAreRejected) {
-  EXPECT_THAT(error_of({"--ranks=2", "--ranks-per-node=2", "p"}), HasSubstr("one of them"));
-  EXPECT_THAT(error_of({"--requeue", "--no-requeue", "p"}), HasSubstr("one of them"));
-  EXPECT_THAT(error_of({"--array=1-2", "--follow", "p"}), HasSubstr("one of them"));
-  EXPECT_THAT(error_of({"--nodes", "2"}), HasSubstr("no program"));
-  EXPECT_THAT(error_of({"--"}), HasSubstr("no program"));
-  EXPECT_THAT(error_of({}), HasSubstr("no program"));
+  EXPECT_THAT(submit_error_of({"--ranks=2", "--ranks-per-node=2", "p"}), HasSubstr("one of them"));
+  EXPECT_THAT(submit_error_of({"--requeue", "--no-requeue", "p"}), HasSubstr("one of them"));
+  EXPECT_THAT(submit_error_of({"--array=1-2", "--follow", "p"}), HasSubstr("one of them"));
+  EXPECT_THAT(submit_error_of({"--nodes", "2"}), HasSubstr("no program"));
+  EXPECT_THAT(submit_error_of({"--"}), HasSubstr("no program"));
+  EXPECT_THAT(submit_error_of({}), HasSubstr("no program"));
 }
 
 TEST(SubmitOptions, RunOptionsAreChecked) {
-  EXPECT_THAT(error_of({"--run=--hang-timeut=3", "p"}), HasSubstr("unknown option \"--hang-timeut=3\""));
-  EXPECT_THAT(error_of({"--run=--grace=x", "p"}), HasSubstr("--grace is \"x\""));
-  EXPECT_THAT(error_of({"--run=train", "p"}), HasSubstr("--run is \"train\""));
-  EXPECT_THAT(error_of({"--run=--help", "p"}), HasSubstr("--run is \"--help\""));
-  EXPECT_THAT(error_of({"--run=--", "p"}), HasSubstr("--run is \"--\""));
-  EXPECT_THAT(error_of({"--run=--output=x", "p"}), HasSubstr("--output of lockstep submit"));
+  EXPECT_THAT(submit_error_of({"--run=--hang-timeut=3", "p"}), HasSubstr("unknown option \"--hang-timeut=3\""));
+  EXPECT_THAT(submit_error_of({"--run=--grace=x", "p"}), HasSubstr("--grace is \"x\""));
+  EXPECT_THAT(submit_error_of({"--run=train", "p"}), HasSubstr("--run is \"train\""));
+  EXPECT_THAT(submit_error_of({"--run=--help", "p"}), HasSubstr("--run is \"--help\""));
+  EXPECT_THAT(submit_error_of({"--run=--", "p"}), HasSubstr("--run is \"--\""));
+  EXPECT_THAT(submit_error_of({"--run=--output=x", "p"}), HasSubstr("--output of lockstep submit"));
   EXPECT_THAT(options_of({"--run", "--grace", "--run", "3", "p"}).run_options, ElementsAre("--grace", "3"));
   EXPECT_THAT(options_of({"--run=--min-hosts=2", "--run=--max-restarts=5", "p"}).run_options,
               ElementsAre("--min-hosts=2", "--max-restarts=5"));
-  EXPECT_THAT(error_of({"--run=--max-restarts=x", "p"}), HasSubstr("--max-restarts is \"x\""));
-  EXPECT_THAT(error_of({"--run=[-n,2]", "p"}), HasSubstr("--run is \"[-n,2]\""));  // one word, not a list
+  EXPECT_THAT(submit_error_of({"--run=--max-restarts=x", "p"}), HasSubstr("--max-restarts is \"x\""));
+  EXPECT_THAT(submit_error_of({"--run=[-n,2]", "p"}), HasSubstr("--run is \"[-n,2]\""));  // one word, not a list
 }
 
 TEST(SubmitOptions, HelpNeedsNoProgram) {

@@ -23,14 +23,14 @@ using tests::message_of;
 /// Returns a step of 10 ms: 1 ms data, 3 ms forward in two spans, 4 ms backward, 1 ms optimizer, 1 ms outside of
 /// phases.
 StepTimes ten_ms_step() {
-  constexpr std::int64_t kMs = 1'000'000;
+  constexpr std::int64_t ms = 1'000'000;
   return {.begin_ns = 0,
-          .end_ns = 10 * kMs,
-          .spans = {{Phase::kData, 0, kMs},
-                    {Phase::kForward, kMs, 2 * kMs},
-                    {Phase::kBackward, 2 * kMs, 6 * kMs},
-                    {Phase::kForward, 6 * kMs, 8 * kMs},
-                    {Phase::kOptimizer, 8 * kMs, 9 * kMs}}};
+          .end_ns = 10 * ms,
+          .spans = {{Phase::kData, 0, ms},
+                    {Phase::kForward, ms, 2 * ms},
+                    {Phase::kBackward, 2 * ms, 6 * ms},
+                    {Phase::kForward, 6 * ms, 8 * ms},
+                    {Phase::kOptimizer, 8 * ms, 9 * ms}}};
 }
 
 TEST(PhaseTimer, MeasuresPhases) {
