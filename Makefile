@@ -3,8 +3,8 @@
 BUILD := build/release
 BIN := $(BUILD)/bin
 
-# Compiling a source that includes libtorch takes up to 1.5 GB, so free memory limits the number of jobs as well.
-JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864); \
+# Compiling a source that includes libtorch takes up to 2 GB, so free memory limits the number of jobs as well.
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 2097152); \
   print jobs < 1 ? 1 : jobs < cores ? jobs : cores}' /proc/meminfo)
 # Additional options for cmake (such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON) and for ctest (such as -R unit).
 CMAKE_ARGS ?=

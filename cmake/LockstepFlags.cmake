@@ -13,6 +13,11 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 set(LOCKSTEP_OPTIMIZATION "-O2" CACHE STRING "optimisation of a release build")
 set(CMAKE_CXX_FLAGS_RELEASE "${LOCKSTEP_OPTIMIZATION} -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ compiles a tenth faster if it does not collect garbage while its heap, which includes the precompiled header, is
+  # smaller than 4 GB.
+  add_compile_options(--param=ggc-min-heapsize=4000000)
+endif()
 set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers)
 if(LOCKSTEP_UNITY)
   # A unity source includes other sources, and g++ warns about their anonymous namespaces as it does in headers.

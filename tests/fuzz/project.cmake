@@ -35,6 +35,7 @@ foreach(
   list(APPEND sources "${root}/lockstep/${name}.cc")
 endforeach()
 add_library(modules STATIC ${sources} "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}")
+set_target_properties(modules PROPERTIES UNITY_BUILD "${LOCKSTEP_UNITY}" UNITY_BUILD_BATCH_SIZE 10)
 target_include_directories(modules PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
 target_compile_definitions(modules PUBLIC LOCKSTEP_VERSION="${VERSION}")
 target_link_libraries(

@@ -105,17 +105,20 @@ TEST(DataGpu, MemoryIsReusedOnlyAfterItsConsumers) {
 TEST(DataGpu, MemoryIsBoundedWithoutSynchronization) {
   auto loader = make_loader(IndexDataset{.count = 320}, DataShard{}, options(1, world().device()));
   const std::int64_t before = device_bytes().current;
-  std::int64_t pinned = 0;
   c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(world().device().index());
+  std::uint64_t num_batches = 0;
   for (const std::uint64_t epoch : {0, 1}) {
-    pinned = at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc;
     at::Tensor work;
-    for (auto& batch : loader.epoch(epoch))
+    auto batches = loader.epoch(epoch);
+    num_batches += batches.size();
+    for (auto& batch : batches)
       for (int i = 0; i < 5; ++i) work = batch.data.clone();
   }
   EXPECT_LE(device_bytes().peak - before, 6 * kBatchBytes);  // three batches, and two of the clones made here
-  EXPECT_GT(pinned, 0);
-  EXPECT_LE(at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc, pinned + 2);
+  // How many blocks are in use depends on how far the device lags behind; without reuse there would be two per batch.
+  const auto pinned_blocks = static_cast<std::uint64_t>(at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc);
+  EXPECT_GT(pinned_blocks, 0u);
+  EXPECT_LE(pinned_blocks, num_batches / 2);
 }
 
 TEST(DataGpu, WorksOnAnyCurrentStream) {

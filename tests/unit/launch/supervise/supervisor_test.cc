@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <utility>
@@ -32,6 +33,7 @@ PreparedJob job_with_agent_output(const std::string& from_agent) {
 }
 
 JobOutcome supervise_output(const std::string& from_agent) {
+  ::signal(SIGPIPE, SIG_IGN);  // `lockstep run` blocks it
   cli::RunOptions options;
   options.command = {"train"};
   JobOutcome outcome = supervise(options, job_with_agent_output(from_agent), -1, {});
