@@ -35,13 +35,19 @@ def sorted_lines(out):
 def start_sleepers(cluster):
     """Starts two ranks on each of two hosts. Returns when all of them and their children sleep."""
     job = LockstepRun(ARGUMENTS.lockstep, "-H", "h1:2,h2:2", *SLEEPERS)
-    wait_until(
-        lambda: all(
-            sum("sleep 300" in words and "sh -c" not in words for words in cluster.processes(host).values()) == 4
-            for host in (1, 2)
-        ),
-        "the ranks do not start",
-    )
+    try:
+        wait_until(
+            lambda: all(
+                sum("sleep 300" in words and "sh -c" not in words for words in cluster.processes(host).values()) == 4
+                for host in (1, 2)
+            ),
+            "the ranks do not start",
+        )
+    except RuntimeError:
+        print({host: cluster.processes(host) for host in range(NUM_HOSTS)}, job.process.poll())
+        job.process.kill()
+        print(*job.process.communicate())
+        raise
     return job
 
 

@@ -116,8 +116,8 @@ def random_kills(folder):
     job = Job(str(folder / "killed"), steps, restarts=kills + 10)
     victims = []
     for generation in range(kills):
-        before = job.saved()
         pids = job.wait_for_ranks(generation)
+        before = job.saved()  # not earlier: a rank of the previous generation may have been saving
         # Without a newer checkpoint the job would end with NO_PROGRESS.
         wait_until(lambda before=before: job.saved() > before, "a newer checkpoint")
         # A step takes 4 ms, and every fifth writes a checkpoint.
