@@ -18,7 +18,8 @@ old:     resumes from a checkpoint that version 0.1.0 wrote (version_0_1_0/), be
          steps before the checkpoint with the same bits as the machine that wrote it.
 
 loop:    the program is 05_custom_loop, a handwritten loop; one of its two ranks receives SIGKILL at a random time,
-         three times. All files of the last checkpoint are bit-equal. --data is a directory with MNIST.
+         three times. All files of the last checkpoint are bit-equal. --data is a directory with MNIST; if it does not
+         exist, the data are generated.
 
 Checks the histories of the ranks of every run (resume_history.py). Prints a line per run; the exit code is 1 if a run
 was wrong.
@@ -27,6 +28,7 @@ was wrong.
 import argparse
 import json
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -37,6 +39,9 @@ import tempfile
 import time
 
 import resume_history
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import fake_mnist  # noqa: E402
 
 LIMIT_S = 300
 OLD_CHECKPOINT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "version_0_1_0")
@@ -251,7 +256,7 @@ def run_loop(args, rng, folder):
         )
         while newest_checkpoint(folder)[0] == before and job.poll() is None:
             time.sleep(0.002)
-        time.sleep(rng.random() * 0.1)
+        time.sleep(rng.random() * 0.03)
         kills.append(newest_checkpoint(folder)[0])
         ranks = loop_ranks(args, folder)
         if ranks:
@@ -259,11 +264,17 @@ def run_loop(args, rng, folder):
         job.wait(timeout=LIMIT_S)
     finished = subprocess.run(loop_command(args, folder), capture_output=True, text=True, timeout=LIMIT_S)
     wrong = [] if finished.returncode == 0 else [f"exit code {finished.returncode}: {finished.stderr[-500:]}"]
+    if kills[0] == newest_checkpoint(folder)[0]:
+        wrong.append("the first kill came after the last checkpoint, so nothing was resumed")
     return f"killed at {', '.join(map(str, kills))}", wrong
 
 
 def check_loop(args, root, rng):
     """Runs the loop without an interruption and then killed; returns the number of runs with a wrong result."""
+    if not os.path.isdir(args.data):
+        args.data = os.path.join(root, "data")
+        os.mkdir(args.data)
+        fake_mnist.write(pathlib.Path(args.data), 10000)
     reference = os.path.join(root, "reference")
     subprocess.run(loop_command(args, reference), check=True, capture_output=True, timeout=LIMIT_S)
     expected, failed = newest_checkpoint(reference), 0
