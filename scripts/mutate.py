@@ -20,8 +20,8 @@ A bug is a table in tests/mutations/MODULE.toml:
     cases = "Sampler.*:Position.*"        # optional: a GTEST_FILTER for the tests of a whole executable
 
 Works in build/mutate on a copy of what is committed; later runs build only what has changed. Prints a table with the
-test cases that failed, and exits with 1 when a bug survived or does not compile, and with 2 when one no longer fits the
-code."""
+test cases that failed, and exits with 1 when a bug survived, does not compile or names no test, and with 2 when one no
+longer fits the code."""
 
 import argparse
 import os
@@ -187,6 +187,8 @@ def outcome(tree, mutation):
         if not tree.compiles(mutation.targets):
             return "UNCOMPILABLE", []
         failing = tree.failing(mutation.tests, mutation.cases)
+        if failing is None:
+            return "NO TEST", []
         return ("caught", failing) if failing else ("SURVIVED", [])
     finally:
         tree.write(mutation.file, original)

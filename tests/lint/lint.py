@@ -8,7 +8,6 @@ lint.py --self-test [RULE...]  checks that each rule flags the marked lines of i
 
 import argparse
 import importlib
-import json
 import os
 import sys
 
@@ -16,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.dont_write_bytecode = True
 
-from source_tree import Tree  # noqa: E402
+from source_tree import Build, Tree  # noqa: E402
 
 RULES = sorted(name[:-3] for name in os.listdir(os.path.join(HERE, "rules")) if name.endswith(".py"))
 FLAG = " @flag"
@@ -26,8 +25,8 @@ def rule(name):
     return importlib.import_module(f"rules.{name}")
 
 
-def lint(names, root):
-    tree = Tree.of_repository(root)
+def lint(names, root, build):
+    tree = Tree.of_repository(root, build)
     num_errors = 0
     for name in names:
         for finding in rule(name).check(tree):
@@ -49,7 +48,8 @@ def self_test(names):
             if line.endswith(FLAG)
         }
         clean = {path: text.replace(FLAG + "\n", "\n") for path, text in sample.items()}
-        flagged = {(finding.path, finding.line) for finding in rule(name).check(Tree(clean)) if not finding.warning}
+        tree = Tree(clean, getattr(rule(name), "SAMPLE_BUILD", None))
+        flagged = {(finding.path, finding.line) for finding in rule(name).check(tree) if not finding.warning}
         for path, number in sorted(marked - flagged):
             print(f"{name}: does not flag {path}:{number}: {clean[path].splitlines()[number - 1]}")
         for path, number in sorted(flagged - marked):
@@ -67,7 +67,12 @@ def main():
     parser.add_argument("--self-test", action="store_true", help="check the rules instead of the repository")
     parser.add_argument("--fix", action="store_true", help="bring the code in the docs up to date")
     parser.add_argument("--root", default=os.path.dirname(os.path.dirname(HERE)), help="the repository")
-    parser.add_argument("--build", help="a build folder; files behind the docs' code must be compiled there")
+    parser.add_argument(
+        "--build", help="a build folder: it must compile the files behind the docs' code, and have the mutations' tests"
+    )
+    parser.add_argument(
+        "--all-parts", action="store_true", help="the build has every optional part, so it must have every test"
+    )
     options = parser.parse_args()
     for name in options.rules:
         if name not in RULES:
@@ -78,10 +83,8 @@ def main():
             with open(os.path.join(options.root, path), "w", encoding="utf-8") as file:
                 file.write(text)
         return
-    if options.build:
-        with open(os.path.join(options.build, "compile_commands.json")) as file:
-            rule("docs_code").compiled_files = [entry["file"] for entry in json.load(file)]
-    sys.exit(0 if (self_test(names) if options.self_test else lint(names, options.root)) else 1)
+    build = Build(options.build, options.all_parts) if options.build else None
+    sys.exit(0 if (self_test(names) if options.self_test else lint(names, options.root, build)) else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 """The files that the rules check, and functions that read C++ without parsing it."""
 
+import functools
+import json
 import os
 import re
+import subprocess
+import tempfile
 from typing import NamedTuple
 
 FOLDERS = ("lockstep", "programs", "examples", "bench", "tests", "scripts", "cmake", "docs", ".ci")
@@ -14,14 +18,49 @@ class Finding(NamedTuple):
     warning: bool = False
 
 
-class Tree:
-    """Maps paths to texts. Paths are relative to the root of the repository, with forward slashes."""
+class Build:
+    """What a build folder consists of. `has_all_parts`: it was configured with every optional part (NCCL, MPI, ...), so
+    that it has every test."""
 
-    def __init__(self, files):
+    def __init__(self, folder, has_all_parts):
+        self._folder = folder
+        self.has_all_parts = has_all_parts
+
+    @functools.cached_property
+    def compiled_files(self):
+        """Absolute paths."""
+        with open(os.path.join(self._folder, "compile_commands.json")) as file:
+            return {entry["file"] for entry in json.load(file)}
+
+    @functools.cached_property
+    def tests(self):
+        """The names of the tests in CMake."""
+        # In a folder of its own: even here ctest writes a log, which would replace that of a ctest that is running.
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "CTestTestfile.cmake"), "w", encoding="utf-8") as file:
+                file.write(f'subdirs("{os.path.abspath(self._folder)}")\n')
+            tests = self._output("ctest", "--test-dir", folder, "--show-only=json-v1")
+        return {test["name"] for test in json.loads(tests)["tests"]}
+
+    @functools.cached_property
+    def targets(self):
+        return set(re.findall(r"^(\S+): ", self._output("ninja", "-C", self._folder, "-t", "targets", "all"), re.M))
+
+    @staticmethod
+    def _output(*command):
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+class Tree:
+    """Maps paths to texts. Paths are relative to the root of the repository, with forward slashes. `build` is None if
+    only the sources are checked."""
+
+    def __init__(self, files, build=None):
         self._files = files
+        self.build = build
 
     @classmethod
-    def of_repository(cls, root):
+    def of_repository(cls, root, build=None):
         files = {}
         for folder in FOLDERS:
             for where, folders, names in os.walk(os.path.join(root, folder)):
@@ -32,7 +71,7 @@ class Tree:
             path = os.path.join(root, name)
             if os.path.isfile(path):
                 cls._read(files, root, path)
-        return cls(files)
+        return cls(files, build)
 
     @staticmethod
     def _read(files, root, path):

@@ -13,9 +13,6 @@ from source_tree import Finding
 MARK = re.compile(r"^<!-- compiled: (?P<path>[^\s#]+)(?:#(?P<region>[\w-]+))? -->$")
 EDGE = re.compile(r"^\s*// docs: (begin|end) [\w-]+$")
 
-# Absolute paths of the files that the build compiles, or None without a build.
-compiled_files = None
-
 
 def check(tree):
     for path in tree.paths(ends=(".md",)):
@@ -63,9 +60,9 @@ def compare(tree, mark, shown):
     if source not in tree:
         return f"{source} does not exist"
     if (
-        compiled_files is not None
+        tree.build is not None
         and not source.endswith(".h")
-        and not any(f.endswith("/" + source) for f in compiled_files)
+        and not any(file.endswith("/" + source) for file in tree.build.compiled_files)
     ):
         return f"{source} is not compiled by this build"
     wanted = region(tree.lines(source), mark.group("region"))
