@@ -91,8 +91,8 @@ test-all:
 	done
 
 shard-includes_%: setup
-	@cmake --preset includes --log-level=WARNING $(CMAKE_ARGS) >/dev/null
-	@cmake --build build/includes -j $(JOBS) --target $(if $(filter modules,$*),all benchmarks,tests/all docs/all)
+	@cmake --preset includes_$* --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+	@cmake --build build/includes_$* -j $(JOBS) --target $(if $(filter modules,$*),all benchmarks,tests/all docs/all)
 
 shard-bench: build-all
 

@@ -8,8 +8,8 @@ check_pie_supported(LANGUAGES CXX)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
-# -O3 takes longer to compile and gains nothing here: the expensive loops are in libtorch. The preset `includes`, which
-# only checks that everything compiles, sets -O0.
+# -O3 takes longer to compile and gains nothing here: the expensive loops are in libtorch. The presets
+# includes_modules and includes_tests, which only check that everything compiles, set -O0.
 set(LOCKSTEP_OPTIMIZATION "-O2" CACHE STRING "optimisation of a release build")
 set(CMAKE_CXX_FLAGS_RELEASE "${LOCKSTEP_OPTIMIZATION} -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
