@@ -80,9 +80,9 @@ test: build-tests
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
-# short benchmarks; long fuzzing; installations; and two builds without unity builds, which check that each source
+# short benchmarks; long fuzzing; installations; and three builds without unity builds, which check that each source
 # includes what it uses.
-SHARDS := ranks transports hosts slurm bench fuzz install includes_modules includes_tests
+SHARDS := ranks transports hosts slurm bench fuzz install includes_modules includes_unit_tests includes_other_tests
 SHARD ?=
 test-all:
 	@for shard in $(or $(SHARD),$(SHARDS)); do \
@@ -90,9 +90,16 @@ test-all:
 	  $(MAKE) --no-print-directory shard-$$shard || exit 1; \
 	done
 
-shard-includes_%: setup
-	@cmake --preset includes_$* --log-level=WARNING $(CMAKE_ARGS) >/dev/null
-	@cmake --build build/includes_$* -j $(JOBS) --target $(if $(filter modules,$*),all benchmarks,tests/all docs/all)
+shard-includes_modules: setup
+	@cmake --preset includes_modules --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+	@cmake --build build/includes_modules -j $(JOBS) --target all benchmarks
+
+shard-includes_unit_tests: TARGETS := unit_tests
+shard-includes_other_tests: TARGETS := docs/all \
+  $(patsubst %,tests/%/all,support unit/cuda unit/train conformance procs fuzz training)
+shard-includes_unit_tests shard-includes_other_tests: setup
+	@cmake --preset includes_tests --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+	@cmake --build build/includes_tests -j $(JOBS) --target $(TARGETS)
 
 shard-bench: build-all
 
