@@ -94,12 +94,9 @@ shard-includes_modules: setup
 	@cmake --preset includes_modules --log-level=WARNING $(CMAKE_ARGS) >/dev/null
 	@cmake --build build/includes_modules -j $(JOBS) --target all benchmarks
 
-shard-includes_unit_tests: TARGETS := unit_tests
-shard-includes_other_tests: TARGETS := docs/all \
-  $(patsubst %,tests/%/all,support unit/cuda unit/train conformance procs fuzz training)
-shard-includes_unit_tests shard-includes_other_tests: setup
+shard-includes_%_tests: setup
 	@cmake --preset includes_tests --log-level=WARNING $(CMAKE_ARGS) >/dev/null
-	@cmake --build build/includes_tests -j $(JOBS) --target $(TARGETS)
+	@cmake --build build/includes_tests -j $(JOBS) --target $*_tests $(if $(filter other,$*),docs/all)
 
 shard-bench: build-all
 
