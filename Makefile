@@ -82,7 +82,7 @@ test: build-tests
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
 # short benchmarks; long fuzzing; installations; and three builds without unity builds, which check that each source
 # includes what it uses.
-SHARDS := ranks transports hosts slurm bench fuzz install includes_modules includes_unit_tests includes_other_tests
+SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests includes_other_tests
 SHARD ?=
 test-all:
 	@for shard in $(or $(SHARD),$(SHARDS)); do \

@@ -1,7 +1,5 @@
 #include "lockstep/comm/busy_scope.h"
 
-#include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -17,10 +15,9 @@ struct BusyStack {
 
   void publish_last() const {
     base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
-    const std::string what = scopes.empty() ? "" : scopes.back().second;
-    const std::size_t size = std::min(what.size(), sizeof page.busy_with - 1);
-    std::memcpy(page.busy_with, what.data(), size);
-    page.busy_with[size] = 0;
+    base::telemetry::RankPage::BusyText what{};
+    if (!scopes.empty()) base::telemetry::copy_text(what.text, scopes.back().second);
+    page.busy_with.store(what);
     page.alive_count.fetch_add(1);
   }
 };

@@ -209,7 +209,9 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const job::identity::Identity& id = world->identity;
   world->deadlock_detector = std::make_shared<channel::DeadlockDetector>(world->store, id.rank, base::net::host_name(),
                                                                          timeout, ranks_of_other_hosts(id));
-  base::telemetry::publish_rank_page(id.rank, id.world_size, id.job, world->transport);
+  base::telemetry::publish_to(
+      base::telemetry::RankPage::this_process(),
+      {.rank = id.rank, .world_size = id.world_size, .job = id.job, .transport = world->transport});
   if (id.store != StoreKind::kLocal || base::telemetry::RankPage::this_process().agent_pid != 0)
     world->heartbeat =
         std::make_unique<job::health::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);

@@ -13,6 +13,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/cuda/device_transport.h"
 #include "lockstep/comm/device_selection.h"
 #include "lockstep/comm/gloo/gloo.h"
@@ -255,8 +256,8 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
                    world.cross_host_transport == CrossHostTransport::kGlooAndMpi;
   if (mpi && world.identity.world_size > 1) mpi::init_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
-    world.local_peers =
-        shm::LocalPeers::connect(*world.store, world.identity.local_ranks, world.identity.rank, deadline);
+    world.local_peers = shm::LocalPeers::connect(arena::Arena::this_process(), *world.store, world.identity.local_ranks,
+                                                 world.identity.rank, deadline);
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
   if (world.device.is_cpu() || world.identity.world_size == 1) return;

@@ -18,13 +18,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t head = offsetof(base::telemetry::RankPage, flight) + sizeof page.flight.started;
   std::memset(memory.data(), 0, head);
   std::memcpy(memory.data(), data, std::min(size, head));
-  std::memcpy(page.magic, base::telemetry::RankPage::kMagic, sizeof page.magic);
+  page.magic = base::telemetry::RankPage::kMagic;
   if (size > head) {
     const std::size_t more = std::min(size - head, memory.size() - head);
     std::memcpy(memory.data() + head, data + head, more);
     std::memcpy(memory.data() + memory.size() - more, data + head, more);
   }
-  if (const auto snapshot = base::telemetry::read_rank_page(memory)) {
+  if (const auto snapshot = base::telemetry::read_rank_page(page)) {
     job::health::progress_report({*snapshot});
     job::health::culprit_ranks({*snapshot});
     launcher::protocol::decode_snapshot(launcher::protocol::encode_snapshot(*snapshot));

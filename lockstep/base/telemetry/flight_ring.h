@@ -2,12 +2,11 @@
 // died.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +14,9 @@
 #if defined(__x86_64__)
 #include <x86intrin.h>
 #endif
+
+#include "lockstep/base/atomic.h"
+#include "lockstep/base/telemetry/shared_words.h"
 
 namespace lockstep::base::telemetry {
 
@@ -40,36 +42,47 @@ struct OperationStart {
   std::int64_t step = 0;
 };
 
-/// One operation in the ring. A text that fills its field has no terminating zero.
-struct FlightEntry {
-  std::atomic<std::uint64_t> number;  ///< from 1; 0 if the entry is empty or being written
-  std::uint64_t seq;
-  std::uint64_t bytes;
-  std::int64_t step;
-  std::int64_t started;             ///< ticks
-  std::atomic<std::int64_t> ended;  ///< ticks; 0 while the operation runs; or kAbandoned
-  std::atomic<std::uint16_t> channel;
+/// The texts of an entry. A text that fills its field has no terminating zero.
+struct FlightText {
+  std::uint16_t channel;
   char kind[14];
   char dtype[8];
   char name[56];
 };
+
+/// One operation in the ring.
+struct FlightEntry {
+  Atomic<std::uint64_t> number;  ///< from 1; 0 if the entry is empty or being written
+  Atomic<std::uint64_t> seq;
+  Atomic<std::uint64_t> bytes;
+  Atomic<std::int64_t> step;
+  Atomic<std::int64_t> started;  ///< ticks
+  Atomic<std::int64_t> ended;    ///< ticks; 0 while the operation runs; or kAbandoned
+  SharedWords<FlightText> text;
+};
 static_assert(sizeof(FlightEntry) == 128);
 
-/// A ring of the last kEntries operations. Any thread of one process may write; other processes may read at any time.
-/// Zeroed memory is an empty ring. There are no locks and no system calls: an entry costs about 30 ns.
+/// A ring of the last kEntries operations. Any thread of one process may write; threads of any process may read at any
+/// time. Zeroed memory is an empty ring. There are no locks and no system calls: an entry costs about 30 ns.
 ///
-/// Memory ordering: begin() resets `number` to 0, issues a release fence, writes the fields, and stores `number` with
-/// release. A thread that loads a non-zero `number` with acquire therefore sees the fields of that entry, unless the
-/// ring has wrapped around meanwhile. end() stores `ended` with release. A reader in another process copies the whole
-/// ring and tolerates entries that change while it copies: read_flight_ring() treats every value as untrusted.
+/// Memory ordering: an entry is a sequence lock (Boehm, "Can seqlocks get along with programming language memory
+/// models?", 2012) without fences. begin() stores 0 to `number`, then each field
+/// and then `number` with release. A
+/// reader loads `number`, then each field, with acquire, then `number` again. If it has read a field of a later
+/// operation, that store happened after `number` was reset, so the second load returns another number and the reader
+/// drops the entry. If both loads return the same number, the fields are those of that operation, except that `ended`
+/// may have been set meanwhile. The name of a channel is written once, before the index of that channel is used:
+/// whoever reads the index in an entry reads the name. Two writers meet in one entry only if 4096 operations start
+/// while one thread is in begin(); the entry may then mix both. The ring may belong to an untrusted process:
+/// read_flight_ring() trusts no value.
 struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
   static constexpr std::size_t kChannelBytes = 64;
   static constexpr std::int64_t kAbandoned = -1;
 
-  std::atomic<std::uint64_t> started;  ///< number of operations that have started
-  std::atomic<std::uint32_t> num_channels;
+  Atomic<std::uint64_t> started;  ///< number of operations that have started
+  Atomic<std::uint32_t> num_channels;
   std::uint32_t unused;
   char channels[kChannels][kChannelBytes];  ///< names
   FlightEntry entries[kEntries];
@@ -82,16 +95,16 @@ struct FlightRing {
     const std::uint64_t number = started.fetch_add(1, std::memory_order_relaxed) + 1;
     FlightEntry& entry = entries[number % kEntries];
     entry.number.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
-    entry.seq = note.seq;
-    entry.bytes = note.bytes;
-    entry.step = note.step;
-    entry.started = ticks();
-    entry.ended.store(0, std::memory_order_relaxed);
-    entry.channel.store(note.channel, std::memory_order_relaxed);
-    copy_text(entry.kind, note.kind);
-    copy_text(entry.dtype, note.dtype);
-    copy_text(entry.name, note.name);
+    entry.seq.store(note.seq, std::memory_order_release);
+    entry.bytes.store(note.bytes, std::memory_order_release);
+    entry.step.store(note.step, std::memory_order_release);
+    entry.started.store(ticks(), std::memory_order_release);
+    entry.ended.store(0, std::memory_order_release);
+    FlightText text{.channel = note.channel};
+    copy_text(text.kind, note.kind);
+    copy_text(text.dtype, note.dtype);
+    copy_text(text.name, note.name);
+    entry.text.store(text);
     entry.number.store(number, std::memory_order_release);
     // The ring has half a megabyte, so the next entry is not in the L1 cache. Prefetch it before the next operation
     // starts.
@@ -110,14 +123,6 @@ struct FlightRing {
 
   /// Marks all running operations of `channel` as abandoned: they will never finish. Scans the whole ring.
   void abandon(std::uint16_t channel) noexcept;
-
- private:
-  template <std::size_t n>
-  static void copy_text(char (&slot)[n], std::string_view text) noexcept {
-    const std::size_t size = std::min(n, text.size());
-    if (size > 0) std::memcpy(slot, text.data(), size);
-    if (size < n) slot[size] = 0;
-  }
 };
 
 /// A validated copy of an entry. The ring may belong to an untrusted process, so its texts are made printable.
@@ -136,16 +141,9 @@ struct OperationRecord {
   bool is_finished() const { return !is_running() && !is_abandoned(); }
 };
 
-/// Returns the operations in a copy of a ring, in the order in which they started.
+/// Returns the operation in entry `index`; nullopt if the entry is empty or changes meanwhile.
+std::optional<OperationRecord> read_flight_entry(const FlightRing& ring, std::size_t index);
+/// Returns the operations in a ring, in the order in which they started.
 std::vector<OperationRecord> read_flight_ring(const FlightRing& ring);
-
-/// Returns `text` with every character that is not printable ASCII, such as terminal escapes, replaced by '?'.
-std::string printable(std::string_view text);
-
-/// Returns the printable text in a field that ends with a zero byte or is full.
-template <std::size_t n>
-std::string text_of(const char (&field)[n]) {
-  return printable(std::string_view(field, ::strnlen(field, n)));
-}
 
 }  // namespace lockstep::base::telemetry

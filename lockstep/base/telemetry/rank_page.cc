@@ -34,21 +34,13 @@ std::string read_link(const std::string& path) {
   return size < 0 ? "" : std::string(text, static_cast<std::size_t>(size));
 }
 
-/// Copies `text` to a fixed-size field, truncated if necessary, with a terminating zero.
-template <std::size_t n>
-void copy_text(char (&slot)[n], const std::string& text) {
-  const std::size_t length = std::min(text.size(), n - 1);
-  std::memcpy(slot, text.data(), length);
-  slot[length] = 0;
-}
-
 /// Returns a - b modulo 2^64: values from an untrusted page may overflow.
 std::int64_t wrapping_difference(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
 }
 
-/// Converts the ticks in `snapshot` to nanoseconds. Assumes that the counter has run at a constant rate since the page
-/// was published. Replaces times in the future by the present.
+/// Converts the ticks in `snapshot`, which was read just now, to nanoseconds. Assumes that the counter has run at a
+/// constant rate since the page was published. Replaces times in the future by the present.
 void to_nanoseconds(const RankPage& page, RankSnapshot& snapshot) {
   const std::int64_t elapsed_ticks = wrapping_difference(ticks(), page.published_ticks);
   const double rate = elapsed_ticks > 0
@@ -67,11 +59,10 @@ void to_nanoseconds(const RankPage& page, RankSnapshot& snapshot) {
   }
 }
 
-std::optional<RankSnapshot> read_page(const Fd& fd) {
-  const auto copy = std::make_unique<std::uint64_t[]>(sizeof(RankPage) / sizeof(std::uint64_t) + 1);
-  if (::pread(fd.get(), copy.get(), sizeof(RankPage), 0) != static_cast<ssize_t>(sizeof(RankPage))) return std::nullopt;
-  const auto& page = *reinterpret_cast<const RankPage*>(copy.get());
-  if (std::memcmp(page.magic, RankPage::kMagic, sizeof page.magic) != 0) return std::nullopt;
+}  // namespace
+
+std::optional<RankSnapshot> read_rank_page(const RankPage& page) {
+  if (!page.is_published()) return std::nullopt;
   RankSnapshot snapshot{.pid = page.pid,
                         .rank = page.rank,
                         .world_size = page.world_size,
@@ -82,18 +73,16 @@ std::optional<RankSnapshot> read_page(const Fd& fd) {
                         .gradient_reductions = page.gradient_reductions,
                         .waiting = page.waiting != 0,
                         .has_left = page.has_left != 0,
-                        .busy_with = page.busy_depth > 0 ? text_of(page.busy_with) : "",
+                        .busy_with = page.busy_depth > 0 ? text_of(page.busy_with.load().text) : "",
                         .live_bytes = page.arena.live,
                         .peak_live_bytes = page.arena.peak_live,
                         .high_water_bytes = page.arena.high_water,
                         .resident_bytes = page.arena.resident,
-                        .read_at_ns = monotonic_ns(),
                         .operations = read_flight_ring(page.flight)};
+  snapshot.read_at_ns = monotonic_ns();
   to_nanoseconds(page, snapshot);
   return snapshot;
 }
-
-}  // namespace
 
 SharedMemory create_rank_page() { return SharedMemory::create(kMemfdName, sizeof(RankPage)); }
 
@@ -172,19 +161,34 @@ JobKeyBytes inherited_job_key() {
   return memory ? rank_page_in(*memory).key : JobKeyBytes{};
 }
 
-void publish_rank_page(int rank, int world_size, const std::string& job, const std::string& transport) {
-  RankPage& page = RankPage::this_process();
+void publish_to(RankPage& page, const RankIdentity& identity) {
+  const auto set_text = [](auto& field, const std::string& text) {
+    std::memset(field, 0, sizeof field);
+    copy_text(field, text);
+  };
   page.pid = ::getpid();
   // Yama's ptrace_scope 1 lets only ancestors inspect a process; this permits the agent's tools as well.
   if (page.agent_pid > 0) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(page.agent_pid), 0, 0, 0);
-  page.rank = rank;
-  page.world_size = world_size;
+  page.rank = identity.rank;
+  page.world_size = identity.world_size;
   page.published_ticks = ticks();
   page.published_ns = monotonic_ns();
-  copy_text(page.job, job);
-  copy_text(page.transport, transport);
-  std::memcpy(page.magic, RankPage::kMagic, sizeof page.magic);
+  set_text(page.job, identity.job);
+  set_text(page.transport, identity.transport);
+  page.magic.store(RankPage::kMagic, std::memory_order_release);
 }
+
+namespace {
+
+std::optional<RankSnapshot> read_page_behind(Fd fd) {
+  try {
+    return read_rank_page(rank_page_in(SharedMemory::map(std::move(fd), sizeof(RankPage))));
+  } catch (const SystemError&) {
+    return std::nullopt;  // created by another version of Lockstep
+  }
+}
+
+}  // namespace
 
 std::optional<RankSnapshot> find_rank_page(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";
@@ -194,14 +198,10 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid) {
   while (const dirent* entry = ::readdir(entries.get())) {
     const std::string path = folder + "/" + entry->d_name;
     if (read_link(path) != kMemfdLink) continue;
-    const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd) continue;
-    auto snapshot = read_page(fd);
+    auto snapshot = read_page_behind(Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC)));
     if (snapshot && snapshot->pid == pid) return snapshot;  // else it is the page of the parent of `pid`
   }
   return std::nullopt;
 }
-
-std::optional<RankSnapshot> read_rank_page(const SharedMemory& memory) { return read_page(memory.fd()); }
 
 }  // namespace lockstep::base::telemetry

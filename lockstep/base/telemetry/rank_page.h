@@ -6,52 +6,61 @@
 #include <sys/types.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/flight_ring.h"
+#include "lockstep/base/telemetry/shared_words.h"
 
 namespace lockstep::base::telemetry {
 
 /// Byte counts of the arena, as in ArenaStats.
 struct ArenaCounters {
-  std::atomic<std::uint64_t> live, peak_live, high_water, resident;
+  Atomic<std::uint64_t> live, peak_live, high_water, resident;
 };
 
 /// A job's key as stored in a page (job/job_key.h); all zeros mean no key.
 using JobKeyBytes = std::array<unsigned char, 32>;
 
-/// The page of one rank. Its owner writes without locks, and reads are not atomic across fields: a reader may see
-/// values of different times. Texts end with a zero. A zeroed page means "not initialised".
+/// The page of one rank. A zeroed page means "not initialised".
+///
+/// Memory ordering: publish_to() writes the identity, the plain members up to `published_ns`, and then stores `magic`
+/// (release). A reader that loads kMagic (acquire) reads that identity, which never changes again. The agent writes
+/// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
+/// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '4'};  // last character: version of the layout
-  char magic[8];
-  std::int32_t pid;
+  /// "LOCKPAG5" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x354741504b434f4c;
+  struct BusyText {
+    char text[48];
+  };
+  Atomic<std::uint64_t> magic;
+  Atomic<std::int32_t> pid;
   std::int32_t rank;
   std::int32_t world_size;
   char job[64];
   char transport[32];
-  std::int64_t published_ticks, published_ns;  ///< time of publish_rank_page(), as ticks() and as monotonic_ns()
-  std::atomic<std::int64_t> steps;
-  std::atomic<std::int64_t> batches;               ///< drawn from data loaders
-  std::atomic<std::uint64_t> gradient_reductions;  ///< started, in all models together
-  std::atomic<std::uint64_t> alive_count;          ///< other signs of progress, such as calls of world.alive()
-  std::atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
-  std::atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
-  std::atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
-  std::atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
-  std::atomic<std::uint32_t> stop_requested;  ///< written by the agent: the job has failed, and the store has the cause
+  std::int64_t published_ticks, published_ns;  ///< time of publish_to(), as ticks() and as monotonic_ns()
+  Atomic<std::int64_t> steps;
+  Atomic<std::int64_t> batches;               ///< drawn from data loaders
+  Atomic<std::uint64_t> gradient_reductions;  ///< started, in all models together
+  Atomic<std::uint64_t> alive_count;          ///< other signs of progress, such as calls of world.alive()
+  Atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
+  Atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
+  Atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
+  Atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
+  Atomic<std::uint32_t> stop_requested;       ///< written by the agent: the job has failed, and the store has the cause
   std::int32_t agent_pid;                     ///< written by the agent
   JobKeyBytes key;                            ///< written by the agent
-  char busy_with[48];
+  SharedWords<BusyText> busy_with;
   ArenaCounters arena;
   FlightRing flight;
-  std::atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
-                                                 ///< part; 0 if there is none
+  Atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
+                                            ///< part; 0 if there is none
 
   /// Returns the step count: calls of step(), or gradient reductions in a program that never calls step().
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(gradient_reductions.load()); }
@@ -61,6 +70,8 @@ struct RankPage {
     return static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(batches) + gradient_reductions + alive_count +
            flight.started;
   }
+
+  bool is_published() const { return magic.load(std::memory_order_acquire) == kMagic; }
 
   /// Returns the page of this process. The first call maps the memory behind the descriptor LOCKSTEP_PAGE if an agent
   /// passed one, and otherwise creates memory that no agent reads; it throws SystemError if that fails. The page is
@@ -78,8 +89,15 @@ SharedMemory create_rank_page();
 /// Returns the page in `memory`, which must come from create_rank_page().
 RankPage& rank_page_in(const SharedMemory& memory);
 
-/// Writes the identity of this process to its page, then the magic, from which readers recognise a published page.
-void publish_rank_page(int rank, int world_size, const std::string& job, const std::string& transport);
+/// The identity of a rank.
+struct RankIdentity {
+  int rank = 0;
+  int world_size = 1;
+  std::string job, transport;
+};
+/// Writes `identity` and the pid of this process to `page`, then the magic, from which readers recognise a published
+/// page.
+void publish_to(RankPage& page, const RankIdentity& identity);
 
 /// A validated copy of a page, which may belong to an untrusted process.
 struct RankSnapshot {
@@ -97,10 +115,9 @@ struct RankSnapshot {
   std::vector<OperationRecord> operations;  ///< in the order of their starts; times as monotonic_ns()
 };
 
+/// Returns what `page` contains now; nullopt if no process has called publish_to().
+std::optional<RankSnapshot> read_rank_page(const RankPage& page);
 /// Returns the page of process `pid` if it is a running rank of this user, else nullopt.
 std::optional<RankSnapshot> find_rank_page(pid_t pid);
-/// Returns what the process for which `memory` was created has published, even if it has ended since; nullopt if that
-/// process has not called publish_rank_page().
-std::optional<RankSnapshot> read_rank_page(const SharedMemory& memory);
 
 }  // namespace lockstep::base::telemetry

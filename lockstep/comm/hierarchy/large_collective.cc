@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/arena/quarantine.h"
 
 namespace lockstep::comm::hierarchy {
@@ -13,13 +12,13 @@ LargeCollective::LargeCollective(const Collective& op, const shm::ControlBlocks&
 
 LargeCollective::~LargeCollective() {
   if (!is_exposed())
-    arena::Arena::this_process().free(staged_);
+    control_blocks_.arena().free(staged_);
   else if (!staged_)
     arena::quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
 }
 
 void LargeCollective::publish() {
-  arena::Arena& arena = arena::Arena::this_process();
+  arena::Arena& arena = control_blocks_.arena();
   const void* data = op_.input.const_data_ptr();
   if (op_.kind == CollectiveKind::kReduceScatter || !arena.contains(data)) {
     staged_ = arena.allocate(op_.input.nbytes());
@@ -61,7 +60,7 @@ void LargeCollective::complete() {
                 op_.output.nbytes());
   else if (receives_result())
     std::memcpy(op_.output.mutable_data_ptr(), result, op_.output.nbytes());
-  arena::Arena::this_process().free(std::exchange(staged_, nullptr));
+  control_blocks_.arena().free(std::exchange(staged_, nullptr));
 }
 
 }  // namespace lockstep::comm::hierarchy

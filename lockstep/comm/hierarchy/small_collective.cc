@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm::hierarchy {
@@ -48,7 +47,7 @@ bool SmallCollective::advance(base::Deadline deadline) {
   if (phase_ == Phase::kWaitCrossHost) {
     if (!cross_host_pending_->wait_until(deadline)) return false;
     if (const auto error = cross_host_pending_->error()) std::rethrow_exception(error);
-    control_blocks_.own().offset[parity] = arena::Arena::this_process().offset_of(result_buffer_.data);
+    control_blocks_.own().offset[parity] = control_blocks_.arena().offset_of(result_buffer_.data);
     control_blocks_.advance(control_blocks_.own().completed, number_);
     write_output(static_cast<const char*>(result_buffer_.data));
     phase_ = Phase::kFinished;
@@ -85,8 +84,8 @@ void SmallCollective::start_cross_host() {
   const std::size_t needed = from_root ? bytes : bytes * plan_.hosts.size();
   if (result_buffer_.bytes < needed) {
     // All local peers have published this operation, so they have read the blocks of the last one.
-    arena::Arena::this_process().free(result_buffer_.data);
-    result_buffer_ = {arena::Arena::this_process().allocate(needed), needed};
+    control_blocks_.arena().free(result_buffer_.data);
+    result_buffer_ = {control_blocks_.arena().allocate(needed), needed};
   }
   host_block_ = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
   all_blocks_ = at::from_blob(result_buffer_.data, {static_cast<std::int64_t>(needed)}, at::kByte);

@@ -1,5 +1,7 @@
 #include "lockstep/comm/interface/pending.h"
 
+#include <mutex>
+
 namespace lockstep::comm::inline interface {
 
 void Pending::finish(std::exception_ptr error) {
@@ -12,7 +14,7 @@ void Pending::finish(std::exception_ptr error) {
 
 bool Pending::wait_until(base::Deadline deadline) {
   if (done()) return true;
-  std::unique_lock lock(mutex_);
+  std::unique_lock<base::Mutex> lock(mutex_);
   const auto ready = [this] { return done_.load(std::memory_order_relaxed); };
   if (deadline.is_never()) {
     changed_.wait(lock, ready);  // bounded: the caller chose no deadline

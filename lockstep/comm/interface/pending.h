@@ -1,12 +1,10 @@
 // Pending: the completion of an operation that has started.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <memory>
-#include <mutex>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::comm::inline interface {
@@ -46,9 +44,9 @@ class Pending {
   bool is_finished() const { return done_.load(std::memory_order_acquire); }
 
  private:
-  std::atomic<bool> done_{false};
-  std::mutex mutex_;  // guards the change of done_ and error_
-  std::condition_variable changed_;
+  base::Atomic<bool> done_{false};
+  base::Mutex mutex_;  // guards the change of done_ and error_
+  base::ConditionVariable changed_;
   std::exception_ptr error_;
 };
 

@@ -4,16 +4,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/comm/arena/arena.h"
-
 namespace lockstep::comm::shm {
 
 ControlBlocks::ControlBlocks(std::shared_ptr<const LocalPeers> local_peers, std::vector<int> members, int rank)
-    : local_peers_(std::move(local_peers)),
-      members_(std::move(members)),
-      rank_(rank),
-      spin_policy_(local_peers_->is_oversubscribed() ? SpinPolicy::for_shared_cores()
-                                                     : SpinPolicy::for_dedicated_cores()) {
+    : local_peers_(std::move(local_peers)), members_(std::move(members)), rank_(rank) {
   for (const int member : members_) arenas_.push_back(local_peers_->arena_of(member));
 }
 
@@ -22,7 +16,7 @@ std::unique_ptr<ControlBlocks> ControlBlocks::connect(std::shared_ptr<const Loca
   std::unique_ptr<ControlBlocks> control_blocks(new ControlBlocks(std::move(local_peers), std::move(members), rank));
   const std::size_t size = control_blocks->members_.size();
   const std::size_t bytes = sizeof(ControlBlock) + size * sizeof(MessageSlot);
-  auto* own = new (arena::Arena::this_process().allocate(bytes)) ControlBlock();
+  auto* own = new (control_blocks->arena().allocate(bytes)) ControlBlock();
   for (std::size_t peer = 0; peer < size; ++peer) new (reinterpret_cast<MessageSlot*>(own + 1) + peer) MessageSlot();
   for (void* control_block : control_blocks->exchange_addresses(store, own, bytes, deadline))
     control_blocks->control_blocks_.push_back(static_cast<ControlBlock*>(control_block));
@@ -44,13 +38,14 @@ void ControlBlocks::advance(SharedCounter& counter, std::uint32_t count) const {
   // then reads num_sleepers. All four accesses are sequentially consistent, so either the waiter reads the new count
   // before it sleeps, or this thread reads that it sleeps.
   for (const ControlBlock* control_block : control_blocks_)
-    if (control_block->num_sleepers.count.load(std::memory_order_seq_cst) != 0) return wake_waiters(counter);
+    if (control_block->num_sleepers.count.load(std::memory_order_seq_cst) != 0)
+      return base::futex_wake_all(counter.count);
 }
 
 bool ControlBlocks::wait(int member, const SharedCounter& counter, std::uint32_t count, base::Deadline deadline) const {
   if (has_reached(counter, count)) return true;
   if (deadline.expired()) return false;
-  if (spin_until_reached(counter, count, spin_policy_)) return true;
+  if (wait_spinning(counter, count)) return true;
   own().num_sleepers.count.fetch_add(1, std::memory_order_seq_cst);
   const bool reached = block_until_reached(counter, count, deadline);
   own().num_sleepers.count.fetch_sub(1, std::memory_order_relaxed);

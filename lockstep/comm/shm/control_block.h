@@ -1,11 +1,11 @@
 // The control block of a rank in shared memory: its progress in the operations of one channel, and where its data is.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/local_peers.h"
 #include "lockstep/comm/shm/shared_counter.h"
@@ -35,7 +35,7 @@ struct ControlBlock {
   SharedCounter num_sleepers;           // the number of the owner's threads that sleep until a counter advances
   alignas(64) std::uint64_t offset[2];  // of the owner's tensor in its arena
   // The work that has been claimed: a count of chunks or a bit per chunk. All ranks use the first member's.
-  alignas(64) std::atomic<std::uint64_t> claims[2];
+  alignas(64) base::Atomic<std::uint64_t> claims[2];
   // The signature, if the ranks compare it during the operation, then the data.
   alignas(64) char inline_data[2][kMaxSignatureBytes + kInlineBytes];
 };
@@ -71,6 +71,9 @@ class ControlBlocks {
   MessageSlot& message_slot(int member, int peer) const {
     return reinterpret_cast<MessageSlot*>(&of(member) + 1)[peer];
   }
+  /// The arena of this rank.
+  arena::Arena& arena() const { return local_peers_->arena(); }
+  /// The address in this process at which the arena of `member` begins.
   char* arena_of(int member) const { return arenas_[static_cast<std::size_t>(member)]; }
 
   /// LocalPeers::exchange_addresses() among the members.
@@ -83,7 +86,7 @@ class ControlBlocks {
   /// Spins and then yields until `counter` reaches `count`, as often as the spin policy of this host allows. Does not
   /// sleep. Returns true if the count was reached.
   bool wait_spinning(const SharedCounter& counter, std::uint32_t count) const {
-    return spin_until_reached(counter, count, spin_policy_);
+    return spin_until_reached(counter, count, local_peers_->spin_policy());
   }
   /// Blocks until `counter`, which `member` advances, reaches `count`: spins and yields, then sleeps. Returns false at
   /// the deadline, or at once if the deadline has expired. Throws std::runtime_error if the process of `member` has
@@ -96,7 +99,6 @@ class ControlBlocks {
   const std::shared_ptr<const LocalPeers> local_peers_;
   const std::vector<int> members_;  // world ranks
   const int rank_;                  // index in members_
-  const SpinPolicy spin_policy_;
   std::vector<ControlBlock*> control_blocks_;
   std::vector<char*> arenas_;
 };

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <new>
 
-#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/reduce.h"
 #include "lockstep/comm/shm/shared_allocation.h"
 
@@ -57,42 +56,38 @@ class GradientTable::ConsumeRound final : public SyncOp {
   const bool first_only_;
 };
 
-GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue,
-                             std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout)
+GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, Options options)
     : queue_(queue),
       control_blocks_(queue.control_blocks()),
-      store_(std::move(store)),
-      timeout_(timeout),
+      options_(std::move(options)),
       states_(gradients.size()),
       presence_(gradients.size()) {
   for (const at::Tensor& gradient : gradients) {
     const auto count = static_cast<std::size_t>(gradient.numel());
-    const std::size_t chunk = kChunkBytes / gradient.element_size();
+    const std::size_t chunk = options_.chunk_bytes / gradient.element_size();
     layouts_.push_back({gradient.scalar_type(), count, chunk, static_cast<std::uint32_t>((count + chunk - 1) / chunk)});
   }
   make_batches();
   // Never freed: a peer may read it after this rank has destroyed its GradientTable.
   const std::size_t bytes =
       gradients.size() * sizeof(PublishedGradient) + (gradients.size() + 1) * sizeof(std::uint64_t);
-  auto* memory = static_cast<char*>(arena::Arena::this_process().allocate(bytes));
+  auto* memory = static_cast<char*>(control_blocks_.arena().allocate(bytes));
   for (std::size_t i = 0; i < gradients.size(); ++i) new (memory + i * sizeof(PublishedGradient)) PublishedGradient();
   for (std::size_t i = 0; i <= gradients.size(); ++i)
     new (memory + gradients.size() * sizeof(PublishedGradient) + i * sizeof(std::uint64_t))
-        std::atomic<std::uint64_t>(0);
-  const base::Deadline deadline = base::Deadline::in(timeout_);
-  for (void* table : control_blocks_.exchange_addresses(*store_, memory, bytes, deadline))
+        base::Atomic<std::uint64_t>(0);
+  const base::Deadline deadline = base::Deadline::in(options_.timeout);
+  for (void* table : control_blocks_.exchange_addresses(*options_.store, memory, bytes, deadline))
     entries_.push_back(static_cast<PublishedGradient*>(table));
-  claims_ = reinterpret_cast<std::atomic<std::uint64_t>*>(entries_[0] + gradients.size());
+  claims_ = reinterpret_cast<base::Atomic<std::uint64_t>*>(entries_[0] + gradients.size());
 }
 
-bool GradientTable::is_peer_accessible(const void* address) const {
-  return arena::Arena::this_process().contains(address);
-}
+bool GradientTable::is_peer_accessible(const void* address) const { return control_blocks_.arena().contains(address); }
 
 at::Tensor GradientTable::make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) {
-  void* memory = arena::Arena::this_process().allocate(gradient.nbytes());
+  arena::Arena& arena = control_blocks_.arena();
   return at::from_blob(
-      memory, gradient.sizes(), strides, [](void* block) { arena::Arena::this_process().free(block); },
+      arena.allocate(gradient.nbytes()), gradient.sizes(), strides, [&arena](void* block) { arena.free(block); },
       gradient.options().requires_grad(false));
 }
 
@@ -111,7 +106,7 @@ void GradientTable::make_batches() {
     }
     std::size_t last = i;
     std::size_t batch_bytes = 0;
-    while (last < layouts_.size() && batch_bytes + bytes(last) <= kChunkBytes) batch_bytes += bytes(last++);
+    while (last < layouts_.size() && batch_bytes + bytes(last) <= options_.chunk_bytes) batch_bytes += bytes(last++);
     batches_.push_back({i, last, 0, 0});
     i = last;
   }
@@ -135,7 +130,7 @@ void GradientTable::consume_early(ChunkSink& sink, int divisor) {
 void GradientTable::publish(std::size_t index, void* data, bool fresh) {
   PublishedGradient& own_entry = entries_[static_cast<std::size_t>(control_blocks_.rank())][index];
   own_entry.flags = (fresh ? kFresh : 0) | (data ? kDense : kSparse);
-  own_entry.offset = data ? arena::Arena::this_process().offset_of(data) : 0;
+  own_entry.offset = data ? control_blocks_.arena().offset_of(data) : 0;
   own_entry.round.store(round_, std::memory_order_release);
   if (early_ == EarlyWork::kNone) return;
   unprocessed_.push_back(index);
@@ -167,7 +162,7 @@ std::uint32_t GradientTable::early_share_of(std::size_t index) const {
 
 /// Claims the next number below `limit`. Returns false if none is left. A word of an earlier round counts as 0.
 bool GradientTable::claim(std::size_t index, std::uint32_t limit, std::uint32_t& number) {
-  std::atomic<std::uint64_t>& word = claims_[index];
+  base::Atomic<std::uint64_t>& word = claims_[index];
   std::uint64_t seen = word.load(std::memory_order_relaxed);
   for (;;) {
     number = seen >> 32 == round_ ? static_cast<std::uint32_t>(seen) : 0;
@@ -307,9 +302,9 @@ void GradientTable::consume_chunk(ChunkSink& sink, const GradientChunk& chunk, b
 }
 
 SharedAllocation GradientTable::allocate_shared(std::size_t bytes) {
-  job::PrefixStore store("common/" + std::to_string(num_allocations_++), store_);
+  job::PrefixStore store("common/" + std::to_string(num_allocations_++), options_.store);
   return make_shared_allocation(store, control_blocks_.rank(), control_blocks_.size(), bytes,
-                                base::Deadline::in(timeout_));
+                                base::Deadline::in(options_.timeout));
 }
 
 const void* GradientTable::mean(std::size_t index) const {

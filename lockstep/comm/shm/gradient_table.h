@@ -2,12 +2,12 @@
 // copy.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/shm/sync_op_queue.h"
 
@@ -16,16 +16,15 @@ namespace lockstep::comm::shm {
 /// The entry of one gradient of one rank, in shared memory. Its owner alone writes it. `flags` and `offset` are valid
 /// in the round that `round` names.
 struct PublishedGradient {
-  std::atomic<std::uint32_t> round{0};
+  base::Atomic<std::uint32_t> round{0};
   std::uint32_t flags = 0;
   std::uint64_t offset = 0;  // in the owner's arena
 };
 
-/// Every rank publishes its gradients in its own table, and all ranks claim chunks of kChunkBytes to reduce or to
-/// consume. During backward() a rank claims at most its share of a gradient; otherwise the rank that publishes last
-/// would do all the work. At the end of the round it claims whatever is left. A sum is always in the order of the
-/// ranks, whichever rank computes it. If chunks go to sinks only at the end of the round, several small gradients are
-/// claimed at once.
+/// Every rank publishes its gradients in its own table, and all ranks claim chunks to reduce or to consume. During
+/// backward() a rank claims at most its share of a gradient; otherwise the rank that publishes last would do all the
+/// work. At the end of the round it claims whatever is left. A sum is always in the order of the ranks, whichever rank
+/// computes it. If chunks go to sinks only at the end of the round, several small gradients are claimed at once.
 ///
 /// Threads: one thread at a time may use it.
 ///
@@ -42,11 +41,17 @@ class GradientTable final : public PeerMemoryReducer {
  public:
   static constexpr std::size_t kChunkBytes = 512 << 10;
   static_assert(kChunkBytes / sizeof(double) % GradientChunk::kAlignment == 0);
+  struct Options {
+    std::shared_ptr<job::Store> store = nullptr;  // used by this table alone
+    std::chrono::milliseconds timeout{};          // for connecting the tables
+    // The size of a chunk, the same on all ranks. Only tests choose another size, which breaks the alignment that
+    // GradientChunk promises.
+    std::size_t chunk_bytes = kChunkBytes;
+  };
 
   /// Exchanges the addresses of the tables; blocks until all ranks have called it. Each round ends with an operation of
   /// `queue`, which must outlive the table. Throws CommError.
-  GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, std::shared_ptr<job::Store> store,
-                std::chrono::milliseconds timeout);
+  GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, Options options);
 
   bool is_peer_accessible(const void* address) const override;
   at::Tensor make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) override;
@@ -105,11 +110,10 @@ class GradientTable final : public PeerMemoryReducer {
   std::vector<WorkBatch> batches_;
   SyncOpQueue& queue_;
   const ControlBlocks& control_blocks_;
-  const std::shared_ptr<job::Store> store_;
-  const std::chrono::milliseconds timeout_;
+  const Options options_;
   std::vector<PublishedGradient*> entries_;  // the table of each member
   // In the first member's table: one word per gradient, then one for the batches.
-  std::atomic<std::uint64_t>* claims_ = nullptr;
+  base::Atomic<std::uint64_t>* claims_ = nullptr;
   std::uint32_t round_ = 0;
   EarlyWork early_ = EarlyWork::kReduce;
   ChunkSink* early_sink_ = nullptr;  // set by consume_early(); EarlyWork::kConsume begins then

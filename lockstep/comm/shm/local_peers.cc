@@ -12,7 +12,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/comm/arena/arena.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -35,13 +34,16 @@ std::string socket_path_of(job::Store& store, int rank, int own_rank, Deadline d
 
 }  // namespace
 
-LocalPeers::LocalPeers(std::vector<int> ranks, int rank) : ranks_(std::move(ranks)), rank_(rank) {
-  oversubscribed_ = static_cast<long>(ranks_.size()) > ::sysconf(_SC_NPROCESSORS_ONLN);
-}
+LocalPeers::LocalPeers(arena::Arena& arena, std::vector<int> ranks, int rank, std::map<int, LocalPeer> peers,
+                       SpinPolicy spin_policy)
+    : arena_(arena), ranks_(std::move(ranks)), rank_(rank), spin_policy_(spin_policy), peers_(std::move(peers)) {}
 
-std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::vector<int>& ranks, int rank,
-                                                Deadline deadline) {
-  const std::shared_ptr<LocalPeers> all(new LocalPeers(ranks, rank));
+std::shared_ptr<LocalPeers> LocalPeers::connect(arena::Arena& arena, job::Store& store, const std::vector<int>& ranks,
+                                                int rank, Deadline deadline) {
+  const bool shares_cores = static_cast<long>(ranks.size()) > ::sysconf(_SC_NPROCESSORS_ONLN);
+  const auto all =
+      std::make_shared<LocalPeers>(arena, ranks, rank, std::map<int, LocalPeer>(),
+                                   shares_cores ? SpinPolicy::for_shared_cores() : SpinPolicy::for_dedicated_cores());
   try {
     base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
     store.set(socket_key(rank), listener.path(), deadline);
@@ -60,7 +62,7 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::ve
 }
 
 void LocalPeers::exchange_arena(int peer, base::Fd socket, Deadline deadline) {
-  const base::SharedMemory& mine = arena::Arena::this_process().memory();
+  const base::SharedMemory& mine = arena_.memory();
   const auto index = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
   LOCKSTEP_CHECK(index <= static_cast<std::ptrdiff_t>(kIndexMask));
   base::net::send_fd(socket.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
@@ -70,31 +72,31 @@ void LocalPeers::exchange_arena(int peer, base::Fd socket, Deadline deadline) {
   if (peer_rank < 0 || peer_rank == rank_ || (peer >= 0 && peer_rank != peer) || peers_.contains(peer_rank))
     throw base::SystemError(
         "an unexpected process connected, as number " + std::to_string(peer_index) + " of this host's ranks", EPROTO);
-  peers_[peer_rank] = {std::move(socket), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kIndexMask)};
+  peers_[peer_rank] = {std::move(socket), std::make_shared<base::SharedMemory>(base::SharedMemory::map(
+                                              std::move(theirs.fd), theirs.label & ~kIndexMask))};
 }
 
 std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
                                                   std::size_t bytes, Deadline deadline) const {
-  arena::Arena& arena = arena::Arena::this_process();
-  store.set(std::to_string(rank_), std::to_string(arena.offset_of(own)), deadline);
+  store.set(std::to_string(rank_), std::to_string(arena_.offset_of(own)), deadline);
   std::vector<void*> blocks;
   for (const int member : members) {
     const auto text = store.get(std::to_string(member), deadline);
     if (!text)
       throw base::CommError(base::Cause::kJoinTimeout, "connect", rank_, member,
                             "rank " + std::to_string(member) + " did not join a new group in time");
-    const auto end =
-        static_cast<std::int64_t>((member == rank_ ? arena.memory() : peers_.at(member).arena).size() - bytes);
-    blocks.push_back(arena_of(member) + base::parse_int_in_range("the offset in shared memory", *text, 0, end));
+    const base::SharedMemory& memory = memory_of(member);
+    const auto end = static_cast<std::int64_t>(memory.size() - bytes);
+    blocks.push_back(memory.data() + base::parse_int_in_range("the offset in shared memory", *text, 0, end));
   }
   return blocks;
 }
 
-char* LocalPeers::arena_of(int rank) const {
-  if (rank == rank_) return arena::Arena::this_process().memory().data();
+const base::SharedMemory& LocalPeers::memory_of(int rank) const {
+  if (rank == rank_) return arena_.memory();
   const auto found = peers_.find(rank);
   LOCKSTEP_CHECK(found != peers_.end());
-  return found->second.arena.data();
+  return *found->second.arena;
 }
 
 bool LocalPeers::is_alive(int rank) const {

@@ -8,21 +8,36 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/comm/arena/arena.h"
+#include "lockstep/comm/shm/shared_counter.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::comm::shm {
 
+/// What a rank has of another rank of its host.
+struct LocalPeer {
+  base::Fd socket;  // the peer's end closes when its process, and children that it forked without exec, have ended
+  std::shared_ptr<const base::SharedMemory> arena;
+};
+
 /// Thread-safe after connect().
 class LocalPeers {
  public:
-  /// Maps the arenas of the other ranks. Every rank of `ranks` (world ranks, ascending, this one included) calls it and
-  /// blocks until all have. The arenas are passed over sockets in directories that only this user can enter. Throws
-  /// CommError if a rank does not call it before `deadline` or cannot be reached.
-  static std::shared_ptr<LocalPeers> connect(job::Store& store, const std::vector<int>& ranks, int rank,
-                                             base::Deadline deadline);
+  /// `arena` is this rank's and must outlive the object; `peers` are the other ranks. `ranks` are the world ranks of
+  /// the host, ascending. Tests, whose ranks are threads, use it to pass one arena to all ranks; others use connect().
+  LocalPeers(arena::Arena& arena, std::vector<int> ranks, int rank, std::map<int, LocalPeer> peers,
+             SpinPolicy spin_policy);
 
-  /// The address in this process at which the arena of `rank` begins. For this rank it is Arena::this_process().
-  char* arena_of(int rank) const;
+  /// Maps the arenas of the other ranks and passes `arena` to them. Every rank of `ranks` (world ranks, ascending, this
+  /// one included) calls it and blocks until all have. The arenas are passed over sockets in directories that only this
+  /// user can enter. Throws CommError if a rank does not call it before `deadline` or cannot be reached.
+  static std::shared_ptr<LocalPeers> connect(arena::Arena& arena, job::Store& store, const std::vector<int>& ranks,
+                                             int rank, base::Deadline deadline);
+
+  /// The arena of this rank.
+  arena::Arena& arena() const { return arena_; }
+  /// The address in this process at which the arena of `rank` begins.
+  char* arena_of(int rank) const { return memory_of(rank).data(); }
   /// Exchanges the addresses of blocks: each of `members` passes a block of `bytes` in its own arena. Returns the
   /// blocks in the order of the members, at their addresses in this process. Blocks until all members have called it.
   /// `store` is used by this call alone. Throws CommError if a member does not call it before `deadline`.
@@ -30,20 +45,17 @@ class LocalPeers {
                                         std::size_t bytes, base::Deadline deadline) const;
   /// Returns false once the process of `rank` has ended. Makes a system call.
   bool is_alive(int rank) const;
-  /// True if this host has more ranks than cores; a waiting rank must then yield instead of spinning.
-  bool is_oversubscribed() const { return oversubscribed_; }
+  /// How long the ranks of this host poll before they sleep.
+  SpinPolicy spin_policy() const { return spin_policy_; }
 
  private:
-  struct LocalPeer {
-    base::Fd socket;  // the peer's end closes when its process, and children that it forked without exec, have ended
-    base::SharedMemory arena;
-  };
-  LocalPeers(std::vector<int> ranks, int rank);
   void exchange_arena(int peer, base::Fd socket, base::Deadline deadline);
+  const base::SharedMemory& memory_of(int rank) const;
 
+  arena::Arena& arena_;
   const std::vector<int> ranks_;
   const int rank_;
-  bool oversubscribed_ = false;
+  const SpinPolicy spin_policy_;
   std::map<int, LocalPeer> peers_;
 };
 

@@ -3,12 +3,10 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/comm/arena/arena.h"
-
 namespace lockstep::comm::shm {
 
 void MessageSender::post(const at::Tensor& tensor) {
-  arena::Arena& arena = arena::Arena::this_process();
+  arena::Arena& arena = control_blocks_.arena();
   const void* data = tensor.const_data_ptr();
   if (tensor.nbytes() > 0 && !arena.contains(data)) {
     copy_ = arena.allocate(tensor.nbytes());
@@ -20,7 +18,7 @@ void MessageSender::post(const at::Tensor& tensor) {
   control_blocks_.advance(message_slot.sent, ++num_posted_);
 }
 
-void MessageSender::release() { arena::Arena::this_process().free(std::exchange(copy_, nullptr)); }
+void MessageSender::release() { control_blocks_.arena().free(std::exchange(copy_, nullptr)); }
 
 bool MessageReceiver::receive_into(const at::Tensor& tensor) {
   const ShmMessage& message = control_blocks_.message_slot(peer_, control_blocks_.rank()).message;

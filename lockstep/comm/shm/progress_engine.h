@@ -1,9 +1,7 @@
 // ProgressEngine: a queue that runs operations in order, on the threads that wait for them or on a thread of its own.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/comm/interface/pending.h"
 
 namespace lockstep::comm::shm {
@@ -80,12 +79,12 @@ class ProgressEngine {
   void run_in_background();
 
   const std::string name_;
-  std::mutex mutex_;  // guards the members below, except the atomic ones; held while a foreground operation runs
-  std::condition_variable changed_;
+  base::Mutex mutex_;  // guards the members below, except the atomic ones; held while a foreground operation runs
+  base::ConditionVariable changed_;
   std::deque<std::shared_ptr<QueuedOp>> items_;
   bool stop_ = false;
-  std::atomic<int> num_background_{0};  // the number of background operations in items_
-  std::atomic<bool> aborted_{false};
+  base::Atomic<int> num_background_{0};  // the number of background operations in items_
+  base::Atomic<bool> aborted_{false};
   std::exception_ptr abort_cause_;  // see "Memory ordering"
   std::thread thread_;
 };

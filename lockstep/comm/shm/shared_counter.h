@@ -1,9 +1,9 @@
 // A counter in shared memory that one rank advances and other ranks wait for.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
+#include "lockstep/base/atomic.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::comm::shm {
@@ -17,12 +17,12 @@ namespace lockstep::comm::shm {
 /// `data` until the readers of the current count have confirmed that they are done (see control_block.h).
 /// The futex system calls order nothing: a thread that wakes up loads the count again.
 struct alignas(64) SharedCounter {
-  std::atomic<std::uint32_t> count{0};
+  base::Atomic<std::uint32_t> count{0};
   std::uint64_t key = 0;
   char data[48] = {};
 };
 static_assert(sizeof(SharedCounter) == 64);
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(base::Atomic<std::uint32_t>::is_always_lock_free);
 
 /// How long a thread polls before it sleeps. Sleeping and waking take 25 us, a load of a line in cache 0.1 us (measured
 /// on 2 cores of a virtual EPYC).
@@ -35,9 +35,6 @@ struct SpinPolicy {
   /// of the scheduler: 4 ranks on 2 busy cores synchronized in 960 us with 400 yields, in 10 us with this many.
   static SpinPolicy for_shared_cores() { return {20, 20000}; }
 };
-
-/// Wakes all threads that sleep on `counter`. A system call, so the caller first checks whether any thread sleeps.
-void wake_waiters(const SharedCounter& counter);
 
 /// Returns true if `counter` has reached `count`. Counts wrap around. An acquire load.
 inline bool has_reached(const SharedCounter& counter, std::uint32_t count) {

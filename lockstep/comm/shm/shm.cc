@@ -1,6 +1,5 @@
 #include "lockstep/comm/shm/shm.h"
 
-#include <atomic>
 #include <mutex>
 
 #include "lockstep/base/error.h"
@@ -60,7 +59,8 @@ class ShmTransport final : public Transport {
 
   std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, collectives_, std::move(store), timeout_);
+    return std::make_unique<GradientTable>(parts, collectives_,
+                                           GradientTable::Options{.store = std::move(store), .timeout = timeout_});
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -142,8 +142,8 @@ class ShmTransport final : public Transport {
   const PendingPtr completed_pending_ = make_finished_pending();
   SyncOpQueue collectives_{"shm", *control_blocks_};
   std::vector<std::unique_ptr<PeerMessages>> peer_messages_;
-  std::mutex abort_mutex_;  // held while the members below change; cause_ is read only after aborted_ is true
-  std::atomic<bool> aborted_{false};
+  base::Mutex abort_mutex_;  // held while the members below change; cause_ is read only after aborted_ is true
+  base::Atomic<bool> aborted_{false};
   std::exception_ptr cause_;
 };
 

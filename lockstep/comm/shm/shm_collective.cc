@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/shm/reduce.h"
 
@@ -47,7 +46,7 @@ ShmCollective::ShmCollective(const Collective& op, const ControlBlocks& control_
 
 ShmCollective::~ShmCollective() {
   if (!is_exposed() || fits_inline_)
-    arena::Arena::this_process().free(staged_);
+    control_blocks_.arena().free(staged_);
   else if (!staged_ && op_->input.defined())
     arena::quarantine_tensor(op_->input);  // the operation was abandoned while peers may still write there
 }
@@ -67,7 +66,7 @@ void ShmCollective::publish() {
   const void* data = op_->input.const_data_ptr();
   if (fits_counter_) return copy(own.published[parity].data, data, op_->input.nbytes());
   if (fits_inline_) return copy(inline_data_of(own), data, op_->input.nbytes());
-  arena::Arena& arena = arena::Arena::this_process();
+  arena::Arena& arena = control_blocks_.arena();
   if (!arena.contains(data)) {
     if (num_sub_operations(*op_) > 0) {
       own.offset[parity] = kOutsideArena;
@@ -192,7 +191,7 @@ void ShmCollective::reduce_own_chunks_first() {
       std::clamp((share + kMinChunkBytes - 1) / kMinChunkBytes * kMinChunkBytes, kMinChunkBytes, kMaxChunkBytes) /
       element;
   const std::size_t num_chunks = (count + step - 1) / step;
-  std::atomic<std::uint64_t>& claims = control_blocks_.of(0).claims[number_ % 2];
+  base::Atomic<std::uint64_t>& claims = control_blocks_.of(0).claims[number_ % 2];
   const std::size_t begin = num_chunks * static_cast<std::size_t>(control_blocks_.rank()) / ranks;
   for (std::size_t i = 0; i < num_chunks; ++i) {
     const std::size_t chunk = (begin + i) % num_chunks;
@@ -209,7 +208,7 @@ void ShmCollective::reduce_chunks() {
   const std::size_t element = op_->input.element_size();
   const auto count = static_cast<std::size_t>(op_->input.numel());
   const std::size_t step = kMaxChunkBytes / element;
-  std::atomic<std::uint64_t>& claims = control_blocks_.of(0).claims[number_ % 2];
+  base::Atomic<std::uint64_t>& claims = control_blocks_.of(0).claims[number_ % 2];
   for (;;) {
     const std::size_t first = claims.fetch_add(1, std::memory_order_relaxed) * step;
     if (first >= count) return;
@@ -244,7 +243,7 @@ void ShmCollective::complete() {
   if (op_->kind == CollectiveKind::kAllReduce ||
       (op_->kind == CollectiveKind::kReduce && op_->root == control_blocks_.rank()))
     std::memcpy(op_->output.mutable_data_ptr(), staged_, op_->output.nbytes());
-  arena::Arena::this_process().free(std::exchange(staged_, nullptr));
+  control_blocks_.arena().free(std::exchange(staged_, nullptr));
 }
 
 }  // namespace lockstep::comm::shm

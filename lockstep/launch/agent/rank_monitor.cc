@@ -14,23 +14,14 @@ RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory
   std::memcpy(page.key.data(), key.bytes().data(), page.key.size());
 }
 
-namespace {
-
-/// Returns whether the rank has published its page, in the layout of this program.
-bool is_published(const base::telemetry::RankPage& page) {
-  return std::memcmp(page.magic, base::telemetry::RankPage::kMagic, sizeof page.magic) == 0;
-}
-
-}  // namespace
-
 bool RankMonitor::is_in_world() const {
   const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
-  return is_published(page) && page.has_left == 0;
+  return page.is_published() && page.has_left == 0;
 }
 
 std::int64_t RankMonitor::durable_checkpoint() const {
   const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
-  return is_published(page) ? page.durable_checkpoint.load() : 0;
+  return page.is_published() ? page.durable_checkpoint.load() : 0;
 }
 
 pid_t RankMonitor::pid(pid_t fallback) const {

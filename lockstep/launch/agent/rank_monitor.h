@@ -31,7 +31,9 @@ class RankMonitor {
   /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
   std::int64_t durable_checkpoint() const;
   /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it.
-  std::optional<base::telemetry::RankSnapshot> snapshot() const { return base::telemetry::read_rank_page(memory_); }
+  std::optional<base::telemetry::RankSnapshot> snapshot() const {
+    return base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));
+  }
 
   /// Returns the pid in the page, or `fallback` if the page has none.
   pid_t pid(pid_t fallback) const;

@@ -79,7 +79,8 @@ class Rank {
                                   Deadline::in(10s))),
         state_(load_newest(folder)),
         history_(folder + "/rank." + std::to_string(id.rank) + ".jsonl", std::ios::app) {
-    base::telemetry::publish_rank_page(id.rank, id.world_size, id.job, "probe");
+    base::telemetry::publish_to(base::telemetry::RankPage::this_process(),
+                                {.rank = id.rank, .world_size = id.world_size, .job = id.job, .transport = "probe"});
     heartbeat_ = std::make_unique<job::health::Heartbeat>(nullptr, id.rank);
   }
 

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 
 namespace lockstep::base::telemetry {
@@ -79,7 +81,7 @@ TEST_F(FlightRingTest, TextIsTruncatedAndPrintable) {
   ring.begin({.channel = 299, .kind = "\x1b[31mabcdefghijklmnopqrst", .name = std::string(200, 'n')});
   const auto seen = read_flight_ring(ring);
   EXPECT_EQ(seen.at(0).kind, "?[31mabcdefghi");
-  EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightEntry::name, 'n'));
+  EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightText::name, 'n'));
   EXPECT_EQ(seen.at(0).channel, "(one of many)");  // the table of channels is full
 }
 
@@ -98,6 +100,40 @@ TEST_F(FlightRingTest, ManyThreadsCanWrite) {
     EXPECT_EQ(seen[i].name.size(), seen[i].seq + 1);
     EXPECT_FALSE(seen[i].is_running());
   }
+}
+
+/// What the k-th operation of this test records: all fields are functions of `seq`.
+OperationStart operation(std::uint64_t seq, const std::string& name, std::uint16_t channel) {
+  return {.channel = channel,
+          .seq = seq,
+          .kind = "all_reduce",
+          .name = name,
+          .bytes = seq * 3,
+          .step = static_cast<std::int64_t>(seq * 5)};
+}
+
+TEST_F(FlightRingTest, ReaderSeesNoMixedEntry) {
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    std::uint16_t channel = 0;
+    for (std::uint64_t seq = 1; !stop; ++seq) {
+      if (seq % 5 == 1 && seq < 1000) channel = ring.add_channel("channel");
+      ring.end(ring.begin(operation(seq, "parameter." + std::to_string(seq), channel)));
+      // Uses the first entries again, so that they change while they are read.
+      if (seq % 8 == 0) ring.started.store(seq / 8 * FlightRing::kEntries);
+    }
+  });
+  std::size_t num_seen = 0;
+  for (int i = 0; i < 200 || num_seen == 0; ++i)
+    for (const OperationRecord& record : read_flight_ring(ring)) {
+      ++num_seen;
+      ASSERT_EQ(record.name, "parameter." + std::to_string(record.seq));
+      ASSERT_EQ(record.channel, "channel");
+      ASSERT_EQ(record.bytes, record.seq * 3);
+      ASSERT_EQ(record.step, static_cast<std::int64_t>(record.seq * 5));
+    }
+  stop = true;
+  writer.join();
 }
 
 }  // namespace

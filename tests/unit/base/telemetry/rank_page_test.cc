@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <tuple>
 
@@ -15,7 +16,8 @@ namespace {
 
 TEST(RankPage, ReadsBackWhatWasPublished) {
   EXPECT_FALSE(find_rank_page(::getpid()));
-  publish_rank_page(3, 4, "job\n\x1b[31m" + std::string(100, 'x'), "shm");
+  publish_to(RankPage::this_process(),
+             {.rank = 3, .world_size = 4, .job = "job\n\x1b[31m" + std::string(100, 'x'), .transport = "shm"});
   RankPage::this_process().gradient_reductions = 7;
   RankPage::this_process().arena.resident = std::uint64_t{5} << 40;
   const auto seen = find_rank_page(::getpid());
@@ -23,14 +25,29 @@ TEST(RankPage, ReadsBackWhatWasPublished) {
   EXPECT_EQ(seen->pid, ::getpid());
   EXPECT_EQ(seen->rank, 3);
   EXPECT_EQ(seen->world_size, 4);
-  EXPECT_EQ(seen->job, "job??[31m" + std::string(54, 'x'));  // truncated and printable
+  EXPECT_EQ(seen->job, "job??[31m" + std::string(55, 'x'));  // truncated and printable
   EXPECT_EQ(seen->transport, "shm");
   EXPECT_EQ(seen->gradient_reductions, 7u);
   EXPECT_EQ(seen->resident_bytes, std::uint64_t{5} << 40);
 }
 
+TEST(RankPage, ReaderSeesWholeIdentityOrNone) {
+  for (int i = 0; i < 20; ++i) {
+    const SharedMemory memory = create_rank_page();
+    RankPage& page = rank_page_in(memory);
+    std::thread rank([&] { publish_to(page, {.rank = 5, .world_size = 6, .job = "a job", .transport = "shm"}); });
+    std::optional<RankSnapshot> seen;
+    while (!(seen = read_rank_page(page))) std::this_thread::yield();
+    rank.join();
+    EXPECT_EQ(seen->rank, 5);
+    EXPECT_EQ(seen->world_size, 6);
+    EXPECT_EQ(seen->job, "a job");
+    EXPECT_EQ(seen->transport, "shm");
+  }
+}
+
 TEST(RankPage, ReadsOperationsWithTimes) {
-  publish_rank_page(0, 1, "job", "self");
+  publish_to(RankPage::this_process(), {.job = "job", .transport = "self"});
   const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
   const auto before = now();
   FlightRing& flight = RankPage::this_process().flight;
@@ -52,11 +69,11 @@ TEST(RankPage, ReadsOperationsWithTimes) {
 TEST(RankPage, ImpossibleTimesAreClamped) {
   const SharedMemory memory = create_rank_page();
   RankPage& page = rank_page_in(memory);
-  std::memcpy(page.magic, RankPage::kMagic, sizeof page.magic);
+  page.magic = RankPage::kMagic;
   page.published_ticks = INT64_MIN;
   page.published_ns = INT64_MAX;
   page.flight.end(page.flight.begin({.seq = 1, .kind = "barrier"}));
-  const auto seen = read_rank_page(memory);
+  const auto seen = read_rank_page(page);
   ASSERT_TRUE(seen);
   ASSERT_EQ(seen->operations.size(), 1u);
   for (const OperationRecord& operation : seen->operations) {
@@ -67,7 +84,7 @@ TEST(RankPage, ImpossibleTimesAreClamped) {
 }
 
 TEST(RankPage, ChildOfARankIsNotARank) {
-  publish_rank_page(0, 1, "job", "self");
+  publish_to(RankPage::this_process(), {.job = "job", .transport = "self"});
   int go[2];
   ASSERT_EQ(::pipe(go), 0);
   const pid_t child = ::fork();

@@ -195,7 +195,7 @@ TEST(RankRecorder, KeepsTheNewestStepsAndTotals) {
 }
 
 TEST(RankRecorder, ReadsTheFlightRecorder) {
-  base::telemetry::publish_rank_page(0, 1, "test", "self");
+  base::telemetry::publish_to(base::telemetry::RankPage::this_process(), {.job = "test", .transport = "self"});
   RankRecorder recorder({});
   base::telemetry::FlightRing& flight = base::telemetry::RankPage::this_process().flight;
   const std::uint16_t channel = flight.add_channel("world/x");
