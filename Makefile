@@ -13,7 +13,7 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts \
+.PHONY: shards help demo build build-tests build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts \
         lint format clean setup configure
 
 help:
@@ -82,8 +82,12 @@ test: build-tests
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
 # short benchmarks; long fuzzing; installations; and three builds without unity builds, which check that each source
 # includes what it uses.
-SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests includes_other_tests
+SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
+  includes_other_tests
 SHARD ?=
+shards:  # prints the names, for .ci/run
+	@echo $(SHARDS)
+
 test-all:
 	@for shard in $(or $(SHARD),$(SHARDS)); do \
 	  echo "=== shard $$shard"; \

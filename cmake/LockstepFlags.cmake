@@ -31,6 +31,7 @@ if(LOCKSTEP_SANITIZE)
   # vptr checks need type information that libtorch does not export.
   add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all
                       -fno-omit-frame-pointer)
+  add_compile_definitions(XXH_NO_INLINE_HINTS=1)  # g++ cannot inline sanitized functions that must be inlined
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
 else()
   add_compile_options(-fstack-protector-strong)

@@ -233,7 +233,7 @@ at::Device Group::device() const { return impl_->world->device; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
 void Group::step() const { GroupAccess::set_steps(*this, steps() + 1); }
-std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
+std::int64_t Group::steps() const { return impl_->steps.load(std::memory_order_relaxed); }
 void Group::alive() const {
   base::telemetry::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
 }
@@ -243,25 +243,23 @@ bool Group::stop_requested() const {
 }
 
 void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
-  group.impl_->world->steps.store(steps, std::memory_order_relaxed);
-  base::telemetry::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
+  const std::int64_t before = group.impl_->steps.exchange(steps, std::memory_order_relaxed);
+  base::telemetry::RankPage::this_process().steps.fetch_add(steps - before, std::memory_order_relaxed);
 }
 
 void GroupAccess::set_stop_agreed(const Group& group) { group.impl_->world->stop_agreed = true; }
 
 void GroupAccess::count_batch(const Group& group, std::uint32_t sample_order_hash) {
-  World& world = *group.impl_->world;
-  if (group.impl_->members.size() == static_cast<std::size_t>(world.identity.world_size))
-    world.sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
-  world.batches.fetch_add(1, std::memory_order_relaxed);
+  group.impl_->sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
+  group.impl_->batches.fetch_add(1, std::memory_order_relaxed);
   base::telemetry::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
 StepIdentity GroupAccess::step_identity(const Group& group) {
-  const World& world = *group.impl_->world;
-  return {.steps = world.steps.load(std::memory_order_relaxed),
-          .batches = world.batches.load(std::memory_order_relaxed),
-          .sample_order_hash = world.sample_order_hash.load(std::memory_order_relaxed),
+  const Group::Impl& impl = *group.impl_;
+  return {.steps = impl.steps.load(std::memory_order_relaxed),
+          .batches = impl.batches.load(std::memory_order_relaxed),
+          .sample_order_hash = impl.sample_order_hash.load(std::memory_order_relaxed),
           .stop_requested = has_stop_signal()};
 }
 

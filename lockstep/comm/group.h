@@ -157,8 +157,8 @@ class Group {
   /// blocks until they have.
   Group split_by_host() const;
 
-  /// Ends a step. The flight recorder and the checks of reductions use the number of the step. In a program that never
-  /// calls it, the backward() of the first model counts steps. Does not block.
+  /// Ends a step of this group, which counts its own. The checks of reductions use the number of the step. In a program
+  /// that never calls it, the backward() of the first model counts steps. Does not block.
   void step() const;
   std::int64_t steps() const;
 

@@ -13,8 +13,9 @@
 
 namespace lockstep::comm {
 
-/// Functions of a Group for ddp, data, train, optim and checkpoint. The state that they change belongs to the process
-/// and is shared by all its groups. Threads: as Group, unless stated.
+/// Functions of a Group for ddp, data, train, optim and checkpoint. Each group counts its own steps and batches, so
+/// that two groups can train on two threads; a stop request concerns the whole process. Threads: as Group, unless
+/// stated.
 struct GroupAccess {
   /// Sets the number of steps: on a rank that has joined and follows the steps of the other ranks, and in a training
   /// that resumes.
@@ -24,7 +25,7 @@ struct GroupAccess {
   static void set_stop_agreed(const Group& group);
 
   /// For loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with this
-  /// hash. If the ranks' counts, or the sums of the hashes of the world's loaders, differ when gradients are reduced,
+  /// hash. If the ranks' counts, or the sums of the hashes, differ when gradients of a model of this group are reduced,
   /// the ranks are not in the same step, and the reduction throws a DesyncError. Does not block. Any thread may call
   /// it.
   static void count_batch(const Group& group, std::uint32_t sample_order_hash = 0);

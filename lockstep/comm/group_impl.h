@@ -3,6 +3,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -66,6 +67,11 @@ struct Group::Impl {
   /// The parent of a group that all ranks of this group split off.
   SplitParent split_parent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
+
+  // What this group has counted, for the checks of reductions.
+  std::atomic<std::int64_t> steps{0};
+  std::atomic<std::int64_t> batches{0};
+  std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
 
  private:
   struct StartedSend;

@@ -63,11 +63,8 @@ struct World {
   bool uses_nccl = false;                              // GPU tensors use NCCL; otherwise they go through host memory
   std::string gpu_transport_text;                      // the same, for the log
   std::chrono::milliseconds timeout{};                 // limit for waits while groups are made
-  std::atomic<std::int64_t> steps{0};
-  std::atomic<std::int64_t> batches{0};
-  std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
-  job::Injection injection;                         // the fault to inject, if any
-  bool stop_agreed = false;                         // a finished reduction contained a stop request
+  job::Injection injection;                            // the fault to inject, if any
+  std::atomic<bool> stop_agreed{false};                // a finished reduction contained a stop request
 
   /// Makes a transport for channel `name` among `members` (world ranks). All members must call it; blocks until they
   /// have.

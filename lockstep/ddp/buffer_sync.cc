@@ -14,7 +14,8 @@ BufferSync::BufferSync(NamedTensors buffers, BufferMode mode) {
   if (mode == BufferMode::kLocal) return;
   std::int64_t total = 0;
   for (auto& buffer : buffers) {
-    const bool average = mode == BufferMode::kMean && buffer.second.is_floating_point();
+    const bool average = mode == BufferMode::kMean && buffer.second.is_floating_point() &&
+                         comm::name(buffer.second.scalar_type()) != "?";
     if (!average) total += static_cast<std::int64_t>(buffer.second.nbytes());
     (average ? averaged_buffers_ : broadcast_buffers_).push_back(std::move(buffer));
   }

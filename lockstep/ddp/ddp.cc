@@ -1,15 +1,18 @@
 // DistributedDataParallel: hooks on gradients, the reduction of each backward(), and shadow reductions for join().
 #include "lockstep/ddp/ddp.h"
 
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp_impl.h"
@@ -24,9 +27,28 @@ using base::UsageError;
 /// megabyte.
 constexpr std::int64_t kInitialComparedReductions = 8;
 
-/// Number of NoSync guards of any DistributedDataParallel on this thread. While there is one, empty backward() calls
-/// are not counted.
-thread_local int thread_no_sync_depth = 0;
+/// The memory of a complex tensor as one of real numbers; other tensors as they are.
+at::Tensor real_view(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+}
+
+/// Returns whether gradients of the parameter can be averaged. Throws UsageError if they cannot but are required.
+bool check_gradient_dtype(const std::string& name, const at::Tensor& parameter) {
+  switch (parameter.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kComplexFloat:
+    case at::kComplexDouble: return true;
+    default: break;
+  }
+  if (parameter.requires_grad())
+    throw UsageError("DistributedDataParallel: parameter " + name + " requires a gradient and is " +
+                     c10::toString(parameter.scalar_type()) +
+                     "; expected float32, float64, float16, bfloat16, complex64 or complex128");
+  return false;
+}
 
 NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const auto& item) {
@@ -65,10 +87,23 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 
 }  // namespace
 
-class DistributedDataParallel::Impl::PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
+// detach_module() removes the hooks before `impl` is destroyed.
+
+class DistributedDataParallel::Impl::BeforeAccumulateHook final : public torch::autograd::FunctionPreHook {
  public:
-  /// detach_module() removes the hook before `impl` is destroyed.
-  PostAccumulateGradHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
+  explicit BeforeAccumulateHook(Impl& impl) : impl_(impl) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    impl_.on_gradient_arrives();
+    return gradients;
+  }
+
+ private:
+  Impl& impl_;
+};
+
+class DistributedDataParallel::Impl::AfterAccumulateHook final : public torch::autograd::FunctionPostHook {
+ public:
+  AfterAccumulateHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
     impl_.on_gradient_accumulated(index_);
@@ -84,7 +119,8 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     : group_(std::move(the_group)),
       options_(std::move(options)),
       reduce_group_(group_),
-      buffers_(remove_ignored(named_buffers(module), options_.ignore), options_.buffers) {
+      buffers_(remove_ignored(named_buffers(module), options_.ignore), options_.buffers),
+      module_watch_(module, options_.ignore) {
   check_options(options_, named_parameters(module), named_buffers(module));
   const NamedTensors parameters = remove_ignored(named_parameters(module), options_.ignore);
   const NamedTensors buffers = remove_ignored(named_buffers(module), options_.ignore);
@@ -112,10 +148,10 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
 
   std::vector<comm::GradientSpec> specs;
   for (const auto& [name, tensor] : parameters) {
-    if (!tensor.is_floating_point()) continue;  // integers have no gradient
-    specs.push_back({name, tensor.detach()});
-    parameters_.push_back({.name = name, .tensor = tensor});
     compared_tensors_.emplace_back(name, tensor.detach());
+    if (!check_gradient_dtype(name, tensor)) continue;
+    specs.push_back({name, real_view(tensor.detach())});
+    parameters_.push_back({.name = name, .tensor = tensor});
   }
   const std::string name = specs.front().name + "..";
   reducer_ = comm::GroupAccess::make_gradient_reducer(reduce_group_, name, std::move(specs),
@@ -126,12 +162,11 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
   fused_reducer_ = reducer_->fused();
-  const auto count = static_cast<std::int64_t>(parameters_.size());
+  const auto count = static_cast<std::int64_t>(compared_tensors_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * reduce_group_.size()}, at::kLong);
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.requires_grad()) register_grad_hook(i);
-  add_backward_listener(this);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
+  add_backward_participant(this);
 }
 
 DistributedDataParallel::Impl::~Impl() { detach_module(); }
@@ -139,29 +174,73 @@ DistributedDataParallel::Impl::~Impl() { detach_module(); }
 void DistributedDataParallel::Impl::detach_module() {
   if (detached_) return;
   detached_ = true;
-  remove_backward_listener(this);
-  for (HookedParameter& parameter : parameters_)
-    if (parameter.raw) parameter.raw->del_post_hook(parameter.hook);
+  remove_backward_participant(this);
+  for (HookedParameter& parameter : parameters_) remove_hooks(parameter);
+  if (num_reductions_ == 0 && group_.size() > 1 && group_.rank() == 0 && std::uncaught_exceptions() == 0)
+    base::log_warning(
+        "the DistributedDataParallel of " + parameters_.front().name +
+        ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive "
+        "while the model trains, and make a new one for a new module");
 }
 
-void DistributedDataParallel::Impl::register_grad_hook(std::size_t index) {
+/// Also for frozen parameters, because they may be unfrozen at any time. The node stays the same then.
+void DistributedDataParallel::Impl::register_hooks(std::size_t index) {
   HookedParameter& parameter = parameters_[index];
+  const bool requires_grad = parameter.tensor.requires_grad();
+  parameter.tensor.set_requires_grad(true);
   auto node = torch::autograd::impl::grad_accumulator(parameter.tensor);
+  parameter.tensor.set_requires_grad(requires_grad);
+  auto before = std::make_unique<BeforeAccumulateHook>(*this);
   parameter.raw = node.get();
-  parameter.hook = node->add_post_hook(std::make_unique<PostAccumulateGradHook>(*this, index));
+  parameter.before_hook = reinterpret_cast<std::uintptr_t>(before.get());
+  node->add_pre_hook(std::move(before));
+  parameter.after_hook = node->add_post_hook(std::make_unique<AfterAccumulateHook>(*this, index));
   parameter.node = std::make_shared<decltype(node)>(std::move(node));
 }
 
-void DistributedDataParallel::Impl::on_backward_begin() {
-  backward_thread_ = std::this_thread::get_id();
+void DistributedDataParallel::Impl::remove_hooks(HookedParameter& parameter) noexcept {
+  std::erase_if(parameter.raw->pre_hooks(), [&](const auto& hook) {
+    return reinterpret_cast<std::uintptr_t>(hook.get()) == parameter.before_hook;
+  });
+  parameter.raw->del_post_hook(parameter.after_hook);
+}
+
+void DistributedDataParallel::Impl::check_module() {
+  module_watch_.check();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    HookedParameter& parameter = parameters_[i];
+    const auto* meta = torch::autograd::impl::get_autograd_meta(parameter.tensor);
+    if (meta->grad_accumulator_.lock().get() == parameter.raw) continue;
+    // set_data() with other options, as in torch::load() and to(), has removed the node. The tensor is as before:
+    // module_watch_ has compared its dtype and sizes.
+    remove_hooks(parameter);
+    register_hooks(i);
+  }
+}
+
+void DistributedDataParallel::Impl::on_gradient_arrives() {
+  const std::lock_guard lock(gradient_mutex_);
+  Backward* const now = Backward::current();
+  if (!now)
+    throw UsageError(
+        "DistributedDataParallel: a gradient of its module was computed by another engine than torch's "
+        "default engine",
+        "call backward() instead");
+  if (backward_ == now) return;
+  if (backward_)
+    throw UsageError("DistributedDataParallel: two threads run backward() of one module at the same time",
+                     "use one module and one DistributedDataParallel, on a group of its own, for each thread");
+  backward_ = now;
+  now->join(*this);
+  begin_backward();
+}
+
+void DistributedDataParallel::Impl::begin_backward() {
   reached_parameter_ = reduction_open_ = false;
   deferred_gradients_.clear();
   bool any_gradient = false;
   bool any_accumulated_locally = false;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    HookedParameter& parameter = parameters_[i];
-    if (!parameter.raw && parameter.tensor.requires_grad())
-      register_grad_hook(i);  // unfrozen since the last backward()
+  for (const HookedParameter& parameter : parameters_) {
     any_gradient |= parameter.tensor.grad().defined();
     any_accumulated_locally |= parameter.accumulated_locally;
   }
@@ -176,14 +255,12 @@ void DistributedDataParallel::Impl::on_backward_begin() {
   deferred_ = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }
 
-void DistributedDataParallel::Impl::on_nested_backward() {
-  // From now on a parameter may receive its gradient in several calls, so gradients are submitted at the end only.
-  deferred_ = reentrant_ = true;
-}
-
 void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   const std::lock_guard lock(gradient_mutex_);
-  const comm::channel::DeadlockDetector::ActingForThread caller(backward_thread_);
+  const comm::channel::DeadlockDetector::ActingForThread caller(backward_->thread());
+  // After a nested backward() a parameter may receive its gradient in several calls, so gradients are submitted at the
+  // end only.
+  if (backward_->is_nested()) deferred_ = reentrant_ = true;
   HookedParameter& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
   reached_parameter_ = true;
@@ -210,11 +287,12 @@ void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fres
   // A pending graph that needs the old values, but not this gradient, must fail instead of using the new ones.
   if (backward_updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
   // The gradient's own memory is released here, so that the next layers' gradients can reuse it.
-  const at::Tensor place = reducer_->ready(index, parameters_[index].tensor.grad(), fresh);
+  const at::Tensor place = reducer_->ready(index, real_view(parameters_[index].tensor.grad()), fresh);
   if (place.defined()) consume(index, place);
 }
 
 void DistributedDataParallel::Impl::on_backward_end() {
+  backward_ = nullptr;
   num_backwards_ += reached_parameter_;
   if (keeps_local_gradients() && !backward_updater_) {
     for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
@@ -222,15 +300,19 @@ void DistributedDataParallel::Impl::on_backward_end() {
   } else if (reduction_open_) {
     finish_reduction();
     if (backward_updater_) end_update();
-  } else if (!reached_parameter_ && thread_no_sync_depth == 0) {
-    ++empty_backwards_;
   }
 }
 
-void DistributedDataParallel::Impl::on_backward_error(const std::string& why) noexcept {
-  if (!reduction_open_) return;
-  reduction_open_ = false;
-  reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
+void DistributedDataParallel::Impl::on_backward_error(const std::string& why,
+                                                      const std::vector<torch::autograd::Node*>& leaves) noexcept {
+  backward_ = nullptr;
+  if (std::exchange(reduction_open_, false))
+    return reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
+  // The caller may catch the exception and go on. Then the next reduction tells whether all ranks have had it.
+  const bool is_own = std::any_of(parameters_.begin(), parameters_.end(), [&](const HookedParameter& parameter) {
+    return std::find(leaves.begin(), leaves.end(), parameter.raw) != leaves.end();
+  });
+  if (is_own && no_sync_depth_ == 0 && !keeps_local_gradients()) ++failed_backwards_;
 }
 
 std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
@@ -251,7 +333,7 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
 }
 
 void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink) {
-  step.empty_backwards = empty_backwards_;
+  step.failed_backwards = failed_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
   reducer_->begin(step, make_extra_ops(), early_sink);
   reduction_open_ = true;
@@ -278,7 +360,7 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
   }
   anyone_joined_ |= participation.active < reduce_group_.size();
   first_active_rank_ = participation.first_active;
-  empty_backwards_ = 0;
+  failed_backwards_ = 0;
   accumulating_ = false;
   ++num_reductions_;
   stop_requested_ |= participation.stop_requested;
@@ -331,8 +413,9 @@ void DistributedDataParallel::Impl::check_replicas() {
          "derives state from the parameters, and never write a parameter on one rank only"});
 }
 
-void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& mean) {
+void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& reduced) {
   at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
+  const at::Tensor mean = parameters_[index].tensor.is_complex() ? at::view_as_complex(reduced) : reduced;
   const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&
                      gradient.const_data_ptr() == mean.const_data_ptr() && gradient.strides() == mean.strides();
   // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect `mean`.
@@ -346,13 +429,9 @@ void DistributedDataParallel::Impl::enter_no_sync() {
         "accumulate",
         "disable update_in_backward()");
   ++no_sync_depth_;
-  ++thread_no_sync_depth;
 }
 
-void DistributedDataParallel::Impl::leave_no_sync() {
-  --no_sync_depth_;
-  --thread_no_sync_depth;
-}
+void DistributedDataParallel::Impl::leave_no_sync() { --no_sync_depth_; }
 
 void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active) {
   comm::StepIdentity step{.stop_requested = comm::GroupAccess::step_identity(group_).stop_requested};

@@ -22,8 +22,8 @@ class GradientSource;
 /// How a model's buffers (such as BatchNorm's running statistics) are synchronised in every reduction.
 enum class BufferMode {
   kBroadcast,  ///< every rank receives the buffers of the lowest rank that has not joined (see join()); usually rank 0
-  kMean,       ///< floating-point buffers become the mean over the ranks; other buffers are handled as in kBroadcast
-  kLocal,      ///< each rank keeps its own buffers
+  kMean,   ///< float32, float64, float16 and bfloat16 buffers become their mean; others are handled as in kBroadcast
+  kLocal,  ///< each rank keeps its own buffers
 };
 
 struct DdpOptions {
@@ -78,14 +78,29 @@ struct DdpOptions {
 /// gradients become ready and reduces them at its end. Outside no_sync(), every rank must call backward() the same
 /// number of times: otherwise the other ranks throw DesyncError, which names the rank. To keep gradients of different
 /// steps apart, each reduction also compares between the ranks: the number of Group::step() calls, the number of
-/// batches drawn from loaders of make_loader(), whether gradients of an earlier backward() existed, and the number of
-/// backward() calls that reached no parameter.
+/// batches drawn from loaders of make_loader() (both of this group), whether gradients of an earlier backward()
+/// existed, and the number of backward() calls that have failed.
+///
+/// Only a backward() that reaches a parameter of the module counts. Any rank may call backward() of other graphs at any
+/// time, on any thread. The thread that calls backward() of this module may change from step to step, but two threads
+/// at a time are refused (UsageError). Several threads can train a module each, if every module has a
+/// DistributedDataParallel on a group of its own (Group::split()).
+///
+/// The module's tensors may be frozen, unfrozen and filled with new values, also by torch::load(). If a parameter or
+/// buffer is replaced, added, removed, or gets another dtype, size or device, the next backward() or step() throws
+/// UsageError and names it. (Where the ranks share the memory of parameters, an optimizer of lockstep::optim refuses
+/// torch::load(), too.) The thread that made this object, and later the one that calls backward(), checks it.
+///
+/// Gradients of complex parameters are averaged like pairs of real ones. A parameter of any other dtype than float32,
+/// float64, float16, bfloat16, complex64 and complex128 must not require a gradient; buffers may have any dtype.
 ///
 /// Gradients may be stored in memory that this object owns: copy a gradient to keep it beyond the next backward().
 /// After an error in backward(), the contents of gradients are unspecified. With create_graph the averaged gradients
-/// carry no graph. Only one thread may call backward().
+/// carry no graph. Keep this object as long as the module trains: when it is destroyed without ever having averaged
+/// gradients, rank 0 prints a warning.
 class DistributedDataParallel {
  public:
+  [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]
   DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options = {});
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;

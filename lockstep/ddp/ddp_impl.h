@@ -7,31 +7,32 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lockstep/comm/interface/gradient_reducer.h"
-#include "lockstep/ddp/backward_listener.h"
+#include "lockstep/ddp/backward.h"
 #include "lockstep/ddp/buffer_sync.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/gradient_fingerprint.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/host_averager.h"
+#include "lockstep/ddp/module_watch.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
 
-class DistributedDataParallel::Impl final : public BackwardListener, public GradientSource, private comm::GradientSink {
+class DistributedDataParallel::Impl final : public BackwardParticipant,
+                                            public GradientSource,
+                                            private comm::GradientSink {
  public:
   Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
   ~Impl() override;
   /// Removes the hooks from the module, which may be destroyed afterwards.
   void detach_module();
 
-  void on_backward_begin() override;
-  void on_nested_backward() override;
+  void check_before_backward() override { check_module(); }
   void on_backward_end() override;
-  void on_backward_error(const std::string& why) noexcept override;
+  void on_backward_error(const std::string& why, const std::vector<torch::autograd::Node*>& leaves) noexcept override;
 
   void enter_no_sync();
   void leave_no_sync();
@@ -59,6 +60,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void require_gradients_unchanged() const override;
   void detach_optimizer() noexcept override;
   void on_parameters_updated() override;
+  void count_step() override { group_.step(); }
   comm::SharedAllocation allocate_shared(std::size_t bytes) override;
   void average_gradients() override;
   void run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) override;
@@ -67,20 +69,28 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   comm::ReducerStats stats() const { return reducer_->stats(); }
 
  private:
-  class PostAccumulateGradHook;
+  class BeforeAccumulateHook;
+  class AfterAccumulateHook;
   /// A parameter and the autograd node that accumulates its gradient. The tensor itself holds the node weakly.
   struct HookedParameter {
     std::string name;
     at::Tensor tensor;
     std::shared_ptr<void> node;  // keeps the node and its hook alive
     torch::autograd::Node* raw = nullptr;
-    std::uintptr_t hook = 0;
+    std::uintptr_t before_hook = 0, after_hook = 0;
     bool accumulated_locally = false;  // under no_sync(), since the last reduction
   };
 
-  void register_grad_hook(std::size_t index);
-  /// PostAccumulateGradHook calls this when parameter `index` has accumulated its gradient: on the thread that called
-  /// backward(), or on one of autograd's threads for a GPU.
+  void register_hooks(std::size_t index);
+  void remove_hooks(HookedParameter& parameter) noexcept;
+  /// Throws UsageError if parameters or buffers of the module were replaced by others. Registers the hooks again of a
+  /// parameter whose autograd node was replaced.
+  void check_module();
+  /// Called before a parameter accumulates its gradient, on the thread that called backward(), or on one of autograd's
+  /// threads for a GPU. The first call in a backward() joins it.
+  void on_gradient_arrives();
+  void begin_backward();
+  /// Called on the same threads when parameter `index` has accumulated its gradient.
   void on_gradient_accumulated(std::size_t index);
   void begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink);
   void finish_reduction();
@@ -94,7 +104,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
   bool keeps_local_gradients() const { return chunk_sink_ != nullptr && fused_reducer_ != nullptr; }
   void submit_gradient(std::size_t index, bool fresh);
-  void consume(std::size_t index, const at::Tensor& mean) override;
+  void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
   void check_replicas();
 
@@ -108,9 +118,10 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::unique_ptr<comm::GradientReducer> reducer_;
   comm::FusedReducer* fused_reducer_ = nullptr;  // reducer_'s; null if it does not reduce in place
 
-  std::thread::id backward_thread_;  // the thread that called backward()
-  std::mutex gradient_mutex_;        // autograd computes gradients on one thread per device; serialises the callback
-  bool detached_ = false;            // the module may have been destroyed
+  ModuleWatch module_watch_;
+  Backward* backward_ = nullptr;  // the one that this object has joined
+  std::mutex gradient_mutex_;     // autograd computes gradients on one thread per device; serialises the callbacks
+  bool detached_ = false;         // the module may have been destroyed
   std::optional<comm::Group>
       host_group_;  // with an optimizer, if reduce_group_ spans several hosts: its ranks on this host
   std::unique_ptr<comm::GradientReducer> host_reducer_;  // of the means that reducer_ has computed
@@ -128,7 +139,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::vector<std::size_t> deferred_gradients_;  // parameters reached while deferred_, in order
   bool reached_parameter_ = false;               // this backward() has reached a parameter
   int no_sync_depth_ = 0;
-  std::int64_t empty_backwards_ = 0;
+  std::int64_t failed_backwards_ = 0;  // since the last reduction, before they began one
   bool accumulating_ = false;
   std::int64_t num_reductions_ = 0;
   NamedTensors compared_tensors_;  // whose hashes check_replicas() compares

@@ -70,6 +70,9 @@ class GradientSource {
   /// parameters between hosts, which blocks. Throws CommError.
   virtual void on_parameters_updated() = 0;
 
+  /// Counts a step of the group of the DistributedDataParallel (Group::step()).
+  virtual void count_step() = 0;
+
   // host_group() does not block. The functions after it are collectives of host_group() unless stated otherwise: its
   // ranks call them in the same order, and each call blocks until all of them have made it. They throw CommError.
   virtual const comm::Group& host_group() const = 0;

@@ -114,7 +114,9 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
 
 void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root) {
   if (group.size() == 1) return;
-  for_each_flat_batch(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
+  // As bytes: a group does not accept every dtype.
+  for_each_flat_batch(tensors,
+                      [&](at::Tensor& flat) { group.broadcast(flat.view(at::kByte), root, {.name = "parameters"}); });
 }
 
 void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root) {

@@ -35,11 +35,8 @@ const HeaderField kFields[] = {
      false},
     {[](const ReductionHeader& h) { return h.steps; },
      [](std::int64_t v) { return "has completed " + count_text(v, "step", "steps"); }, false},
-    {[](const ReductionHeader& h) { return h.empty_backwards; },
-     [](std::int64_t v) {
-       return "has called backward() " + count_text(v, "time", "times") + " without reaching a parameter";
-     },
-     false},
+    {[](const ReductionHeader& h) { return h.failed_backwards; },
+     [](std::int64_t v) { return "has had " + count_text(v, "backward() call", "backward() calls") + " fail"; }, false},
     {[](const ReductionHeader& h) { return std::int64_t{h.accumulating}; },
      [](std::int64_t v) { return std::string(v ? "accumulates into existing gradients" : "has fresh gradients"); },
      false},
@@ -62,7 +59,7 @@ ReductionHeader make_header(std::uint64_t seq, std::uint64_t layout_hash, const 
   header.steps = step.steps;
   header.batches = step.batches;
   header.sample_order_hash = step.sample_order_hash;
-  header.empty_backwards = step.empty_backwards;
+  header.failed_backwards = step.failed_backwards;
   header.accumulating = step.accumulating;
   header.joined = step.joined;
   header.divide_by_active = step.divide_by_active;

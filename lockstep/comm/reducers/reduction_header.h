@@ -16,7 +16,7 @@ struct ReductionHeader {
   std::uint64_t layout_hash;  // hash of the layout of buckets
   std::int64_t steps;
   std::int64_t batches;
-  std::int64_t empty_backwards;
+  std::int64_t failed_backwards;
   std::uint64_t options_hash;
   std::uint8_t accumulating;
   std::uint8_t joined;

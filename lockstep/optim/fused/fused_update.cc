@@ -67,7 +67,7 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
   if (updates_in_backward_) {
     source_->require_gradients_unchanged();
     updated_in_backward_ = false;
-    source_->host_group().step();
+    source_->count_step();
     return loss;
   }
   check_not_scaled_twice();
@@ -98,7 +98,7 @@ void FusedUpdate::sync_step_counts() {
 void FusedUpdate::end_step() {
   clip_ = {};
   unscaling_.reset();
-  source_->host_group().step();
+  source_->count_step();
 }
 
 double FusedUpdate::gradient_scale() const { return unscaling_ ? unscaling_->inverse * clip_.factor : clip_.factor; }

@@ -183,9 +183,11 @@ void ParameterStorage::require_unmodified() const {
     const Snapshot& snapshot = snapshots_[i];
     if (tensor.scalar_type() != snapshot.dtype || tensor.strides() != at::IntArrayRef(snapshot.strides) ||
         (is_shared() && tensor.const_data_ptr() != snapshot.data))
-      throw UsageError("lockstep::optim: the dtype, shape or memory of parameter " + name +
-                           " has changed since its optimizer was made",
-                       "make the optimizer after the last to() of the module");
+      throw UsageError(
+          "lockstep::optim: the dtype, shape or memory of parameter " + name +
+              " has changed since its optimizer was made",
+          "make the optimizer after the last to() of the module, and load with lockstep::load(), which writes into the "
+          "parameters, instead of torch::load(), which replaces their memory");
     if (is_shared() && tensor._version() != snapshot.version)
       throw UsageError("lockstep::optim: parameter " + name +
                            " was changed outside step(); the ranks of this host share one copy of it, so each rank's "

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -323,20 +324,27 @@ TEST(DdpFailures, ExtraBackwardAfterStepIsDetectedByBatchCount) {
   EXPECT_EQ(done, 3);
 }
 
-TEST(DdpFailures, BackwardReachingNoParameterOnOneRank) {
+/// Fails in backward(), before a gradient of the model exists.
+struct FailingBackward : torch::autograd::Function<FailingBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("out of memory");
+  }
+};
+
+TEST(DdpFailures, BackwardThatFailsAndIsCaughtOnOneRank) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   int done = 0;
-  expect_error(Cause::kDesync, {"without reaching a parameter"}, [&] {
+  expect_error(Cause::kDesync, {"has had 1 backward() call fail", "has had 0 backward() calls fail"}, [&] {
     for (int number = 0; number < 6; ++number) {
       optimizer.zero_grad();
-      if (number == 2 && world().rank() == 0) {
-        at::Tensor unrelated = torch::ones({2}).requires_grad_();
-        unrelated.sum().backward();
-      } else {
+      if (number == 2 && world().rank() == 0)
+        EXPECT_THROW(FailingBackward::apply(net->forward(batch_of(0, number, {4, 7}))).sum().backward(),
+                     std::runtime_error);
+      else
         forward_backward(net, number);
-      }
       optimizer.step();
       ++done;
     }

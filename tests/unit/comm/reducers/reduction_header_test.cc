@@ -37,10 +37,8 @@ TEST(ReductionHeader, EveryFieldHasAMismatchMessage) {
       "its samples in an order (seed, epoch, shuffle, dataset size) with the hash 7");
   EXPECT_EQ(against([](StepIdentity& s) { s.steps = 4; }),
             "rank 0 has completed 3 steps, rank 2 has completed 4 steps");
-  EXPECT_EQ(
-      against([](StepIdentity& s) { s.empty_backwards = 1; }),
-      "rank 0 has called backward() 0 times without reaching a parameter, rank 2 has called backward() 1 time without "
-      "reaching a parameter");
+  EXPECT_EQ(against([](StepIdentity& s) { s.failed_backwards = 1; }),
+            "rank 0 has had 0 backward() calls fail, rank 2 has had 1 backward() call fail");
   EXPECT_EQ(against([](StepIdentity& s) { s.accumulating = true; }),
             "rank 0 has fresh gradients, rank 2 accumulates into existing gradients");
   EXPECT_EQ(against([](StepIdentity& s) { s.divide_by_active = true; }), "");

@@ -1,0 +1,162 @@
+// An autograd engine that tells models about their backward() calls and forwards to the default engine.
+#include "lockstep/ddp/backward.h"
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_set>
+#include <utility>
+
+namespace lockstep::ddp {
+namespace {
+
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// A participant and the thread whose backward() calls it checks.
+struct Registration {
+  BackwardParticipant* participant;
+  std::thread::id thread;
+};
+std::mutex registrations_mutex;  // guards registrations
+std::vector<Registration> registrations;
+
+std::vector<BackwardParticipant*> participants(bool of_this_thread_only) {
+  const std::lock_guard lock(registrations_mutex);
+  std::vector<BackwardParticipant*> found;
+  for (const Registration& one : registrations)
+    if (!of_this_thread_only || one.thread == std::this_thread::get_id()) found.push_back(one.participant);
+  return found;
+}
+
+/// Carries a Backward to the threads on which autograd runs it. Autograd copies the debug information of the thread
+/// that calls backward() to them, and to backward() calls inside.
+struct BackwardInfo final : c10::DebugInfoBase {
+  explicit BackwardInfo(Backward& the_backward) : backward(the_backward) {}
+  Backward& backward;
+};
+constexpr auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
+
+/// The nodes of a graph that accumulate gradients in leaves.
+std::vector<Node*> leaves_of(const edge_list& roots) {
+  std::vector<Node*> leaves, open;
+  std::unordered_set<Node*> seen;
+  const auto visit = [&](const torch::autograd::Edge& edge) {
+    Node* node = edge.function.get();
+    if (node && seen.insert(node).second) open.push_back(node);
+  };
+  for (const auto& root : roots) visit(root);
+  while (!open.empty()) {
+    Node* node = open.back();
+    open.pop_back();
+    if (dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(node);
+    for (const auto& edge : node->next_edges()) visit(edge);
+  }
+  return leaves;
+}
+
+}  // namespace
+
+class BackwardEngine final : public Engine {
+ public:
+  explicit BackwardEngine(Engine& inner) : inner_(inner) {}
+
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
+                        bool accumulate_grad, const edge_list& outputs) override {
+    const auto execute_inner = [&] {
+      return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    };
+    if (!accumulate_grad) return execute_inner();  // torch::autograd::grad
+    if (Backward* outer = Backward::current()) {
+      outer->is_nested_.store(true, std::memory_order_relaxed);
+      return execute_inner();
+    }
+    for (BackwardParticipant* participant : participants(true)) participant->check_before_backward();
+    Backward backward;
+    try {
+      variable_list result = [&] {
+        const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
+        return execute_inner();
+      }();
+      for (BackwardParticipant* participant : backward.joined_) participant->on_backward_end();
+      return result;
+    } catch (const std::exception& error) {
+      report(backward, roots, error.what());
+      throw;
+    }
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, decltype(torch::autograd::Edge::function) root,
+      torch::autograd::InputBuffer&& input) override {
+    return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return inner_.make_anomaly_metadata();
+  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return inner_.get_default_saved_variable_hooks();
+  }
+
+ private:
+  static void report(const Backward& backward, const edge_list& roots, const std::string& why) {
+    const std::vector<Node*> leaves = leaves_of(roots);
+    std::vector<BackwardParticipant*> concerned = backward.joined_;
+    for (BackwardParticipant* participant : participants(true))
+      if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
+        concerned.push_back(participant);
+    for (BackwardParticipant* participant : concerned) participant->on_backward_error(why, leaves);
+  }
+
+  Engine& inner_;
+};
+
+namespace {
+
+BackwardEngine* backward_engine = nullptr;
+
+void install_backward_engine() {
+  static const bool installed = [] {
+    // Never destroyed: objects with static storage duration may still call backward() in their destructors.
+    backward_engine = new BackwardEngine(Engine::get_default_engine());
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *backward_engine; });
+    return true;
+  }();
+  (void)installed;
+}
+
+}  // namespace
+
+Backward* Backward::current() noexcept {
+  auto* info = dynamic_cast<BackwardInfo*>(c10::ThreadLocalDebugInfo::get(kInfoKind));
+  return info ? &info->backward : nullptr;
+}
+
+void Backward::join(BackwardParticipant& participant) {
+  {
+    const std::lock_guard lock(mutex_);
+    joined_.push_back(&participant);
+  }
+  const std::lock_guard lock(registrations_mutex);
+  for (Registration& one : registrations)
+    if (one.participant == &participant) one.thread = thread_;
+}
+
+void add_backward_participant(BackwardParticipant* participant) {
+  install_backward_engine();
+  const std::lock_guard lock(registrations_mutex);
+  registrations.push_back({participant, std::this_thread::get_id()});
+}
+
+void remove_backward_participant(BackwardParticipant* participant) {
+  const std::lock_guard lock(registrations_mutex);
+  std::erase_if(registrations, [&](const Registration& one) { return one.participant == participant; });
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,79 @@
+#include "lockstep/ddp/module_watch.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::ddp {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  throw base::UsageError("DistributedDataParallel: " + what +
+                             " after the DistributedDataParallel was made, so its gradients cannot be averaged",
+                         "change the module first and then make the DistributedDataParallel, or make a new one");
+}
+
+auto tensors_of(torch::nn::Module& module, bool buffers) {
+  return buffers ? module.named_buffers() : module.named_parameters();
+}
+
+std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, at::Device device) {
+  std::ostringstream text;
+  text << c10::toString(dtype) << sizes << " on " << device;
+  return text.str();
+}
+
+}  // namespace
+
+ModuleWatch::ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored)
+    : ignored_(std::move(ignored)), module_(module.weak_from_this()) {
+  for (const bool is_buffer : {false, true}) {
+    Kind kind{.name = is_buffer ? "buffer" : "parameter", .is_buffer = is_buffer, .known = {}};
+    for (const auto& item : tensors_of(module, is_buffer)) {
+      const at::Tensor& tensor = item.value();
+      if (tensor.defined() && !is_ignored(item.key()))
+        kind.known.push_back({item.key(), tensor, tensor.scalar_type(), tensor.sizes().vec(), tensor.device()});
+    }
+    kinds_.push_back(std::move(kind));
+  }
+}
+
+bool ModuleWatch::is_ignored(const std::string& name) const {
+  return std::find(ignored_.begin(), ignored_.end(), name) != ignored_.end();
+}
+
+void ModuleWatch::check() const {
+  const auto module = module_.lock();
+  for (const Kind& kind : kinds_) {
+    for (const Known& known : kind.known)
+      if (known.tensor.scalar_type() != known.dtype || known.tensor.sizes() != known.sizes ||
+          known.tensor.device() != known.device)
+        fail(std::string(kind.name) + " " + known.name + " was changed from " +
+             describe(known.dtype, known.sizes, known.device) + " to " +
+             describe(known.tensor.scalar_type(), known.tensor.sizes(), known.tensor.device()) +
+             ", as to() and torch::load() do,");
+    if (module) check_names(*module, kind);
+  }
+}
+
+void ModuleWatch::check_names(torch::nn::Module& module, const Kind& kind) const {
+  std::size_t i = 0;
+  for (const auto& item : tensors_of(module, kind.is_buffer)) {
+    if (!item.value().defined() || is_ignored(item.key())) continue;
+    const std::string name = std::string(kind.name) + " " + item.key();
+    if (i == kind.known.size() || kind.known[i].name != item.key()) {
+      const bool is_known =
+          std::any_of(kind.known.begin(), kind.known.end(), [&](const Known& one) { return one.name == item.key(); });
+      if (!is_known) fail(name + " was added to the module");
+      fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module");
+    }
+    if (!kind.known[i].tensor.is_same(item.value())) fail(name + " was replaced by another tensor");
+    ++i;
+  }
+  if (i < kind.known.size()) fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module");
+}
+
+}  // namespace lockstep::ddp

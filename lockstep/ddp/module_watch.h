@@ -1,0 +1,49 @@
+// ModuleWatch: notices that a module's tensors were replaced after its DistributedDataParallel was made.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep::ddp {
+
+/// Remembers the parameters and buffers of a module: which tensors have which names, and their dtypes, sizes and
+/// devices. What is in them may change.
+class ModuleWatch {
+ public:
+  /// `ignored` are names of parameters and buffers that may change.
+  ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored);
+
+  /// Throws UsageError, which names the first parameter or buffer that was added, removed or replaced, or has another
+  /// dtype, size or device. The names in a module that is not owned by a std::shared_ptr, or that was destroyed, are
+  /// not checked. Takes about 0.3 us per tensor.
+  void check() const;
+
+ private:
+  struct Known {
+    std::string name;
+    at::Tensor tensor;
+    at::ScalarType dtype;
+    std::vector<std::int64_t> sizes;
+    at::Device device;
+  };
+  struct Kind {
+    const char* name;  // "parameter"
+    bool is_buffer;
+    std::vector<Known> known;
+  };
+  void check_names(torch::nn::Module& module, const Kind& kind) const;
+  bool is_ignored(const std::string& name) const;
+
+  const std::vector<std::string> ignored_;
+  std::weak_ptr<torch::nn::Module> module_;
+  std::vector<Kind> kinds_;
+};
+
+}  // namespace lockstep::ddp
