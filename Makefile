@@ -13,8 +13,8 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: shards help demo build build-tests build-all check unit test test-all bench bench-gpu bench-hosts chaos chaos-hosts \
-        lint format clean setup configure
+.PHONY: help demo build build-tests build-all check unit test test-all shards bench bench-gpu bench-hosts chaos \
+        chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
