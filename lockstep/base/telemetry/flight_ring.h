@@ -71,10 +71,10 @@ static_assert(sizeof(FlightEntry) == 128);
 /// later operation, that store happened after `number` was reset, so the second load returns another number and the
 /// reader drops the entry. If both loads return the same number, the fields are those of that operation, except that
 /// `ended` may have been set meanwhile. The name of a channel is written once, before the index of that channel is
-/// used: whoever reads the index in an entry reads the name. Two writers meet in one entry only if 4096 operations start
-/// while one thread is in begin(); the entry may then mix both. No tool here shows a missing order in this protocol:
-/// ThreadSanitizer takes no atomic access for a race, and the scheduler of tests/schedules is sequentially consistent.
-/// The ring may belong to an untrusted process: read_flight_ring() trusts no value.
+/// used: whoever reads the index in an entry reads the name. Two writers meet in one entry only if 4096 operations
+/// start while one thread is in begin(); the entry may then mix both. No tool here shows a missing order in this
+/// protocol: ThreadSanitizer takes no atomic access for a race, and the scheduler of tests/schedules is sequentially
+/// consistent. The ring may belong to an untrusted process: read_flight_ring() trusts no value.
 struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
