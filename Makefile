@@ -80,8 +80,8 @@ test: build-tests
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
-# short benchmarks; long fuzzing; installations; and three builds without unity builds, which check that each source
-# includes what it uses.
+# short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; and three builds without
+# unity builds, which check that each source includes what it uses.
 SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
   includes_other_tests
 SHARD ?=

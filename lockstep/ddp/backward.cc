@@ -27,11 +27,11 @@ struct Registration {
 std::mutex registrations_mutex;  // guards registrations
 std::vector<Registration> registrations;
 
-std::vector<BackwardParticipant*> participants(bool of_this_thread_only) {
+std::vector<BackwardParticipant*> participants_of_this_thread() {
   const std::lock_guard lock(registrations_mutex);
   std::vector<BackwardParticipant*> found;
   for (const Registration& one : registrations)
-    if (!of_this_thread_only || one.thread == std::this_thread::get_id()) found.push_back(one.participant);
+    if (one.thread == std::this_thread::get_id()) found.push_back(one.participant);
   return found;
 }
 
@@ -42,6 +42,17 @@ struct BackwardInfo final : c10::DebugInfoBase {
   Backward& backward;
 };
 constexpr auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
+
+/// The text of the exception that is being handled.
+std::string text_of_exception() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of a type that does not derive from std::exception";
+  }
+}
 
 /// The nodes of a graph that accumulate gradients in leaves.
 std::vector<Node*> leaves_of(const edge_list& roots) {
@@ -77,19 +88,18 @@ class BackwardEngine final : public Engine {
       outer->is_nested_.store(true, std::memory_order_relaxed);
       return execute_inner();
     }
-    for (BackwardParticipant* participant : participants(true)) participant->check_before_backward();
+    for (BackwardParticipant* participant : participants_of_this_thread()) participant->check_before_backward();
     Backward backward;
+    variable_list result;
     try {
-      variable_list result = [&] {
-        const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
-        return execute_inner();
-      }();
-      for (BackwardParticipant* participant : backward.joined_) participant->on_backward_end();
-      return result;
-    } catch (const std::exception& error) {
-      report(backward, roots, error.what());
+      const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
+      result = execute_inner();
+    } catch (...) {
+      report_failure(backward, roots);
       throw;
     }
+    report_end(backward);
+    return result;
   }
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
@@ -105,13 +115,26 @@ class BackwardEngine final : public Engine {
   }
 
  private:
-  static void report(const Backward& backward, const edge_list& roots, const std::string& why) {
+  /// If a participant throws, those after it are told that this backward() fails.
+  static void report_end(const Backward& backward) {
+    for (std::size_t i = 0; i < backward.joined_.size(); ++i) {
+      try {
+        backward.joined_[i]->on_backward_end();
+      } catch (...) {
+        for (std::size_t k = i + 1; k < backward.joined_.size(); ++k)
+          backward.joined_[k]->on_backward_error(text_of_exception(), {});
+        throw;
+      }
+    }
+  }
+
+  static void report_failure(const Backward& backward, const edge_list& roots) {
     const std::vector<Node*> leaves = leaves_of(roots);
     std::vector<BackwardParticipant*> concerned = backward.joined_;
-    for (BackwardParticipant* participant : participants(true))
+    for (BackwardParticipant* participant : participants_of_this_thread())
       if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
         concerned.push_back(participant);
-    for (BackwardParticipant* participant : concerned) participant->on_backward_error(why, leaves);
+    for (BackwardParticipant* participant : concerned) participant->on_backward_error(text_of_exception(), leaves);
   }
 
   Engine& inner_;

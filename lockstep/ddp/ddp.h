@@ -87,9 +87,10 @@ struct DdpOptions {
 /// DistributedDataParallel on a group of its own (Group::split()).
 ///
 /// The module's tensors may be frozen, unfrozen and filled with new values, also by torch::load(). If a parameter or
-/// buffer is replaced, added, removed, or gets another dtype, size or device, the next backward() or step() throws
-/// UsageError and names it. (Where the ranks share the memory of parameters, an optimizer of lockstep::optim refuses
-/// torch::load(), too.) The thread that made this object, and later the one that calls backward(), checks it.
+/// buffer is replaced, added, removed, or gets another dtype, size or device, the next backward(), or step() of an
+/// optimizer of lockstep::optim, throws UsageError and names it. (Where the ranks share the memory of parameters, an
+/// optimizer of lockstep::optim refuses torch::load(), too.) The thread that made this object, and later the one that
+/// calls backward(), checks it.
 ///
 /// Gradients of complex parameters are averaged like pairs of real ones. A parameter of any other dtype than float32,
 /// float64, float16, bfloat16, complex64 and complex128 must not require a gradient; buffers may have any dtype.

@@ -136,7 +136,6 @@ void DistributedDataParallel::Impl::require_gradients_unchanged() const {
 
 void DistributedDataParallel::Impl::average_gradients() {
   require_attached();
-  check_module();
   if (!keeps_local_gradients() || gradients_averaged_) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
@@ -148,7 +147,6 @@ void DistributedDataParallel::Impl::average_gradients() {
 
 void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) {
   require_attached();
-  check_module();
   const at::NoGradGuard no_grad;
   comm::StepIdentity step = comm::GroupAccess::step_identity(group_);
   step.use = use;

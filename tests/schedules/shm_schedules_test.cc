@@ -15,12 +15,10 @@ namespace {
 
 using base::Deadline;
 using comm::ChunkSink;
-using comm::Collective;
 using comm::CollectiveKind;
 using comm::EarlyWork;
 using comm::GradientChunk;
 using comm::PendingPtr;
-using comm::ReduceOp;
 using comm::Transport;
 using comm::shm::ControlBlocks;
 using comm::shm::GradientTable;

@@ -143,6 +143,28 @@ TEST(DdpThreads, BackwardThatFailsOnAllRanksIsSkippedByAll) {
   expect_parameters(net, train_alone(1));
 }
 
+/// Throws what is not a std::exception, after the gradients of the second layer exist.
+struct ThrowingNumber : torch::autograd::Function<ThrowingNumber> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw 7;
+  }
+};
+
+TEST(DdpThreads, ExceptionThatIsNotAStdExceptionEndsTheBackward) {
+  if (world().size() > 1) return;  // the first error closes the reductions of several ranks
+  Mlp net = make_net(1);
+  DistributedDataParallel ddp(net, world());
+  const at::Tensor x = batch_of(0, 1, {4, 7});
+  for (int i = 0; i < 3; ++i) {
+    net->zero_grad();
+    EXPECT_THROW(net->second(ThrowingNumber::apply(torch::tanh(net->first(x)))).sum().backward(), int);
+    net->zero_grad();
+    std::thread([&] { forward_backward(net, 0, i); }).join();  // another thread may follow
+    EXPECT_TRUE(net->first->weight.grad().defined());
+  }
+}
+
 TEST(DdpThreads, BackwardOfAnotherGraphFailsOnOneRank) {
   Mlp net = make_net(1);
   train(net, world(), 1, false, [&](int step) {

@@ -16,10 +16,11 @@ using namespace std::chrono_literals;
 using base::Deadline;
 
 std::shared_ptr<Transport> transport_of(RankThread& self) {
-  std::vector<int> members;
-  for (int rank = 0; rank < self.size; ++rank) members.push_back(rank);
-  return make_shm_transport(
-      {.local_peers = self.peers, .store = self.next_store(), .members = members, .rank = self.rank, .timeout = 60s});
+  return make_shm_transport({.local_peers = self.peers,
+                             .store = self.next_store(),
+                             .members = tests::all_ranks(self.size),
+                             .rank = self.rank,
+                             .timeout = 60s});
 }
 
 void finish(const PendingPtr& pending) {
