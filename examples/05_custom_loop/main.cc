@@ -46,6 +46,7 @@ int train(const Options& options) {
   torch::nn::Sequential net(torch::nn::Flatten(), torch::nn::Linear(784, 256), torch::nn::GELU(),
                             torch::nn::Dropout(0.1), torch::nn::Linear(256, 10), torch::nn::LogSoftmax(1));
   lockstep::TrainingState state(world, folder + "/checkpoints", {.settings = {{"batch_size", batch_size}}});
+  if (state.is_finished()) return 0;  // an earlier start has completed the training
   lockstep::DistributedDataParallel ddp(net, world, {.bucket_layout = state.bucket_layout("ddp")});
   lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-3});
   auto loader = lockstep::data::make_loader(images.slice(0, num_train), world, {.batch_size = batch_size, .seed = 1});
@@ -65,7 +66,7 @@ int train(const Options& options) {
   training::RankRecorder recorder({.rank = world.rank()});
   training::PhaseTimer timer;
   training::Metrics metrics;
-  for (std::uint64_t epoch = loader.position().epoch; epoch < static_cast<std::uint64_t>(epochs); ++epoch) {
+  for (const std::uint64_t epoch : loader.remaining_epochs(static_cast<std::uint64_t>(epochs))) {
     timer.begin_step();  // do not count time before the epoch
     for (auto& batch : loader.epoch(epoch)) {
       optimizer.zero_grad();

@@ -79,7 +79,8 @@ void cast(nn::ModuleRef module, const Precision& precision) {
                           module->name().find("BatchNorm") != std::string::npos;
   const at::ScalarType dtype = batch_norm && precision.batch_norm_fp32 ? at::kFloat : precision.weights;
   const auto move = [&](at::Tensor& tensor) {
-    if (tensor.defined() && tensor.is_floating_point()) tensor.set_data(tensor.to(dtype));
+    const bool would_narrow = dtype == at::kFloat && tensor.defined() && tensor.scalar_type() == at::kDouble;
+    if (tensor.defined() && tensor.is_floating_point() && !would_narrow) tensor.set_data(tensor.to(dtype));
   };
   for (auto& item : module->named_parameters(false)) move(item.value());
   for (auto& item : module->named_buffers(false)) move(item.value());

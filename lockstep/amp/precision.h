@@ -38,7 +38,8 @@ struct PrecisionOverrides {
 Precision parse_precision(const std::string& name, const PrecisionOverrides& overrides = {});
 
 /// Casts floating-point parameters and buffers to `precision.weights`; those of BatchNorm layers (modules with running
-/// statistics) stay float32 if `precision.batch_norm_fp32`. Call it before constructing a DistributedDataParallel or an
+/// statistics) become float32 if `precision.batch_norm_fp32`. Where the result would be float32, float64 stays float64:
+/// a model in double precision trains in double precision. Call it before constructing a DistributedDataParallel or an
 /// optimizer.
 void cast(nn::ModuleRef module, const Precision& precision);
 

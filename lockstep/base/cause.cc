@@ -19,6 +19,7 @@ constexpr std::array kRows = {
     Row{Cause::kBadArg, "BAD_ARG", 64},
     Row{Cause::kBadFile, "BAD_FILE", 65},
     Row{Cause::kPortInUse, "PORT_IN_USE", 64},
+    Row{Cause::kFolderInUse, "FOLDER_IN_USE", 73},
     Row{Cause::kPeerUnreachable, "PEER_UNREACHABLE", 69},
     Row{Cause::kCoordinatorLost, "COORDINATOR_LOST", 69},
     Row{Cause::kDesync, "DESYNC", 70},

@@ -15,6 +15,7 @@ enum class Cause {
   kBadArg,           ///< an invalid command line, option or environment variable
   kBadFile,          ///< a file with invalid content
   kPortInUse,        ///< another process uses the requested port
+  kFolderInUse,      ///< another training writes to the directory
   kPeerUnreachable,  ///< a connection to another rank ended for an unknown reason
   kCoordinatorLost,  ///< the store (in the launcher, or in rank 0) does not answer
   kDesync,           ///< ranks made different calls

@@ -48,6 +48,8 @@ inline constexpr std::chrono::milliseconds kPeersPublishTime{300};
 inline constexpr std::chrono::milliseconds kLauncherVerdictTime{500};
 /// A rank whose connection to a peer has failed waits this long for the reason.
 inline constexpr std::chrono::seconds kTransportFailureReasonTime{1};
+/// A rank whose training has ended gives the store this time to take its last values.
+inline constexpr std::chrono::seconds kStoreAnswerTimeout{2};
 /// A rank that fails and serves the store keeps serving it for this time, so that its peers can read the first cause.
 inline constexpr std::chrono::milliseconds kPeersReadTime{1500};
 

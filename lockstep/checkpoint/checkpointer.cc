@@ -8,8 +8,11 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/checkpoint/files/directory.h"
+#include "lockstep/checkpoint/files/folder_lock.h"
 #include "lockstep/checkpoint/staging_buffer.h"
+#include "lockstep/checkpoint/verified_checkpoints.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/comm/group_access.h"
 
 namespace lockstep::checkpoint {
 
@@ -25,6 +28,7 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const C
       writer_group_(group_.split(0, group_.rank())),
       folder_(std::move(folder)),
       options_(options),
+      verified_(std::make_unique<VerifiedCheckpoints>()),
       staging_(std::make_unique<StagingBuffer>()) {
   throw_if_any_failed(
       group_, "checkpoints in " + folder_, capture_exception([&] {
@@ -43,11 +47,32 @@ Checkpointer::~Checkpointer() {
     base::log_warning("the last checkpoint of save_async() was not written, and wait() was not called");
 }
 
+void Checkpointer::lock() {
+  if (locked_) return;
+  const auto busy = group_.busy("lock the directory of checkpoints");
+  throw_if_any_failed(group_, "lock " + folder_, capture_exception([&] {
+                        if (group_.rank() != 0) return;
+                        const comm::JobStart start = comm::GroupAccess::job_start(group_);
+                        folder_lock_ = std::make_unique<files::FolderLock>(
+                            folder_, files::FolderLockOptions{.job = start.job, .generation = start.generation});
+                      }));
+  locked_ = true;
+}
+
+SaveRequest Checkpointer::request(std::int64_t step) const {
+  return {.folder = folder_,
+          .step = step,
+          .keep = options_.keep,
+          .lock = folder_lock_.get(),
+          .verified = verified_.get()};
+}
+
 SaveReport Checkpointer::save(std::int64_t step, const CheckpointParts& mine) {
   const auto begin = std::chrono::steady_clock::now();
   wait();
+  lock();
   const auto busy = group_.busy("save a checkpoint");
-  SaveReport report = save_collective(group_, {.folder = folder_, .step = step, .keep = options_.keep}, mine);
+  SaveReport report = save_collective(group_, request(step), mine);
   report.stall = std::chrono::steady_clock::now() - begin;
   return report;
 }
@@ -55,17 +80,18 @@ SaveReport Checkpointer::save(std::int64_t step, const CheckpointParts& mine) {
 void Checkpointer::save_async(std::int64_t step, const CheckpointParts& mine) {
   const auto begin = std::chrono::steady_clock::now();
   wait();
+  lock();
   auto async_save = std::make_unique<InFlight>();
-  SaveRequest request{.folder = folder_, .step = step, .keep = options_.keep};
+  SaveRequest pending = request(step);
   CheckpointParts copy;
-  request.error = capture_exception([&] { copy = staging_->copy(mine); });
+  pending.error = capture_exception([&] { copy = staging_->copy(mine); });
   async_save->report.stall = std::chrono::steady_clock::now() - begin;
   InFlight& running = *async_save;
-  running.thread = std::thread([this, &running, request = std::move(request), copy = std::move(copy), begin] {
+  running.thread = std::thread([this, &running, pending = std::move(pending), copy = std::move(copy), begin] {
     const comm::channel::DeadlockDetector::BackgroundThread background_thread;  // only this thread uses writer_group_
     running.error = capture_exception([&] {
       const auto stall = running.report.stall;
-      running.report = save_collective(writer_group_, request, copy);
+      running.report = save_collective(writer_group_, pending, copy);
       running.report.stall = stall;
       running.report.duration = std::chrono::steady_clock::now() - begin;
     });

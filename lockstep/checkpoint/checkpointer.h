@@ -23,6 +23,11 @@ struct CheckpointOptions {
 using CheckpointParts = std::map<std::string, StateDict>;
 
 class StagingBuffer;
+class VerifiedCheckpoints;
+struct SaveRequest;
+namespace files {
+class FolderLock;
+}  // namespace files
 
 /// The result of a save.
 struct SaveReport {
@@ -34,7 +39,12 @@ struct SaveReport {
 
 /// A directory of checkpoints. Each checkpoint is a subdirectory with the files that the ranks wrote and MANIFEST.json,
 /// which is written after all files are on disk. After a failed save, or if a process is killed at any point, a
-/// checkpoint is either complete or ignored; older checkpoints are removed only after the new one is durable.
+/// checkpoint is either complete or ignored. Older checkpoints are removed only after the new one is durable, and only
+/// if the checkpoints that remain are undamaged: their bytes are verified unless this object has verified or written
+/// them and their files have not changed since.
+///
+/// One training at a time writes to the directory: the first save, or lock(), locks it until this object is destroyed
+/// (files/folder_lock.h). Reading needs no lock.
 ///
 /// Collective: all ranks must construct it and call its methods in the same order with the same directory, and each
 /// call waits for the other ranks. Not thread-safe.
@@ -47,11 +57,16 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
+  /// Locks the directory against other trainings, unless this object has done so. Blocks for up to 20 s if a process of
+  /// another host has locked it and may no longer exist. Throws UsageError (FOLDER_IN_USE) on all ranks, which names the
+  /// process that has the lock.
+  void lock();
+
   /// Writes the parts `mine` of this rank and returns when the checkpoint is durable. Ranks may pass different parts,
   /// or none. First waits for a save in flight; if that save failed, throws its error and writes nothing. An error on
   /// any rank is thrown on all ranks and names that rank: UsageError for a name or a value that cannot be saved,
   /// SystemError (CKPT_WRITE_FAILED) if a disk cannot be written. Existing checkpoints are not changed by a failed
-  /// save.
+  /// save. Locks the directory as lock() does; UsageError (FOLDER_IN_USE) if another training has taken the lock over.
   SaveReport save(std::int64_t step, const CheckpointParts& mine);
 
   /// Copies `mine` and returns; a background thread writes the copy. At most one save is in flight: the next save, or
@@ -74,12 +89,16 @@ class Checkpointer {
  private:
   struct InFlight;
   std::string find_damage_together(const SavedCheckpoint& checkpoint);
+  SaveRequest request(std::int64_t step) const;
   std::optional<SavedCheckpoint> open(const std::string& path, std::string& reason);
 
   comm::Group group_;
   comm::Group writer_group_;  // used by the writer threads only
   const std::string folder_;
   const CheckpointOptions options_;
+  std::unique_ptr<files::FolderLock> folder_lock_;  // on rank 0, from lock() on
+  bool locked_ = false;
+  std::unique_ptr<VerifiedCheckpoints> verified_;  // of prune(), on rank 0
   std::unique_ptr<StagingBuffer> staging_;
   std::unique_ptr<InFlight> in_flight_;
 };

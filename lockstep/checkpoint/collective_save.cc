@@ -12,7 +12,9 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/checkpoint/files/atomic_directory.h"
 #include "lockstep/checkpoint/files/atomic_file.h"
+#include "lockstep/checkpoint/files/folder_lock.h"
 #include "lockstep/checkpoint/state_files.h"
+#include "lockstep/checkpoint/verified_checkpoints.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -27,7 +29,7 @@ json to_json(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const base::UsageError& usage) {
-    return {{"kind", kUsageError}, {"text", usage.what()}, {"hint", usage.hint()}};
+    return {{"kind", kUsageError}, {"text", usage.what()}, {"hint", usage.hint()}, {"cause", name(usage.cause())}};
   } catch (const base::SystemError& system) {
     return {{"kind", kSystemError}, {"text", system.what()}, {"errno", system.error_number()}};
   } catch (const std::exception& other) {
@@ -37,7 +39,9 @@ json to_json(const std::exception_ptr& error) {
 
 [[noreturn]] void throw_remote_error(const json& record, const std::string& what, int rank) {
   std::string text = what + ": rank " + std::to_string(rank) + ": " + record.at("text").get<std::string>();
-  if (record.at("kind") == kUsageError) throw base::UsageError(text, record.at("hint").get<std::string>());
+  if (record.at("kind") == kUsageError) 
+    throw base::UsageError(text, record.at("hint").get<std::string>(),
+                           base::cause_from_name(record.at("cause").get<std::string>()));
   if (record.at("kind") == kOtherError) throw base::Error(base::Cause::kCkptWriteFailed, text);
   // Removes the text of errno, because SystemError appends it again.
   const int number = record.at("errno").get<int>();
@@ -86,6 +90,7 @@ class CheckpointPublisher {
  public:
   CheckpointPublisher(const SaveRequest& request, std::uint64_t num_bytes)
       : request_(request), folder_(request.folder) {
+    if (request.lock) request.lock->check();
     const auto names = list_checkpoints(request.folder);
     name_ = {names.empty() ? 1 : names.front().sequence + 1, request.step};
     check_space(request.folder, num_bytes);
@@ -120,20 +125,15 @@ class CheckpointPublisher {
     int kept = 0;
     for (const CheckpointName& name : list_checkpoints(request_.folder)) {
       if (kept >= request_.keep)
-        files::remove_directory(request_.folder, to_text(name));
-      else if (is_complete(request_.folder + "/" + to_text(name)))
+        remove(name);
+      else if (name == name_ || request_.verified->is_whole(request_.folder + "/" + to_text(name)))
         ++kept;
     }
   }
 
-  static bool is_complete(const std::string& path) {
-    bool is_whole = true;
-    const auto error = capture_exception([&] {
-      const SavedCheckpoint checkpoint(path);
-      for (std::size_t i = 0; i < checkpoint.manifest().files.size(); ++i)
-        is_whole = is_whole && checkpoint.find_damage(i, false).empty();
-    });
-    return is_whole && !error;
+  void remove(const CheckpointName& name) const {
+    files::remove_directory(request_.folder, to_text(name));
+    request_.verified->forget(request_.folder + "/" + to_text(name));
   }
 
   const SaveRequest& request_;

@@ -12,6 +12,8 @@ struct SaveRequest {
   std::string folder;
   std::int64_t step = 0;
   int keep = 2;
+  const files::FolderLock* lock = nullptr;  ///< of the directory; on rank 0
+  VerifiedCheckpoints* verified = nullptr;  ///< checkpoints that count as whole; on rank 0
   std::exception_ptr error =
       nullptr;  ///< error that occurred on this rank before the save; it is reported to all ranks
 };

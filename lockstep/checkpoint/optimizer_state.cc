@@ -375,6 +375,22 @@ void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, nn::ConstModu
   load_optimizer_state_dict(optimizer, parameters_of(*module), state);
 }
 
+StateDict optimizer_options(const torch::optim::Optimizer& optimizer) {
+  StateDict state;
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    const OptimizerOptions& group = optimizer.param_groups()[i].options();
+    const std::string prefix = "group." + std::to_string(i) + ".";
+    const bool known = dispatch<AdamTraits, AdamWTraits, SgdTraits, RmsPropTraits, AdagradTraits>(
+        group, [&](auto traits) {
+          using Traits = decltype(traits);
+          auto options = static_cast<const typename Traits::Options&>(group);
+          Traits::options(options, FieldExporter{state, prefix});
+        });
+    if (!known) state[prefix + "lr"] = group.get_lr();
+  }
+  return state;
+}
+
 Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
   const StateDict all = export_state(optimizer, index_lookup(optimizer));
   Dict states;

@@ -35,6 +35,10 @@ StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const N
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state);
 
+/// Returns the options of each parameter group, "group.0.lr", "group.0.weight_decay" and so on, of an optimizer of
+/// torch or of lockstep::optim. Only the learning rates for a class that optimizer_state_dict() does not support.
+StateDict optimizer_options(const torch::optim::Optimizer& optimizer);
+
 /// Returns what optimizer.state_dict() returns in Python for an optimizer of the same class with the parameters in the
 /// same order: "state" by parameter number, and "param_groups". Python's load_state_dict() accepts it.
 Value python_optimizer_state(const torch::optim::Optimizer& optimizer);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/stop_signal.h"
@@ -261,6 +262,27 @@ StepIdentity GroupAccess::step_identity(const Group& group) {
           .batches = impl.batches.load(std::memory_order_relaxed),
           .sample_order_hash = impl.sample_order_hash.load(std::memory_order_relaxed),
           .stop_requested = has_stop_signal()};
+}
+
+JobStart GroupAccess::job_start(const Group& group) {
+  const job::identity::Identity& identity = group.impl_->world->identity;
+  return {identity.job, identity.generation};
+}
+
+std::string GroupAccess::new_value_key(const Group& group) {
+  return "values/" + group.impl_->name + "/" + std::to_string(group.impl_->num_value_keys++);
+}
+
+std::vector<std::string> GroupAccess::leave_value(const Group& group, const std::string& key, std::string_view value) {
+  const Group::Impl& impl = *group.impl_;
+  job::PrefixStore store(key, impl.world->store);
+  const auto deadline = base::Deadline::in(base::kStoreAnswerTimeout);
+  store.set(std::to_string(impl.rank), value, deadline);
+  if (store.add("count", 1, deadline) < group.size()) return {};
+  std::vector<std::string> values;
+  for (int rank = 0; rank < group.size(); ++rank)
+    values.push_back(store.find(std::to_string(rank), deadline).value_or(""));
+  return values;
 }
 
 void GroupAccess::fail(const Group& group, const base::CommError& error) { group.impl_->fail(error); }

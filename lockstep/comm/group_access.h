@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -12,6 +13,12 @@
 #include "lockstep/comm/reducers/reducer_options.h"
 
 namespace lockstep::comm {
+
+/// A start of a job.
+struct JobStart {
+  std::string job;     ///< the name that distinguishes jobs; "0" without a launcher
+  int generation = 0;  ///< how many times the launcher has started this job before
+};
 
 /// Functions of a Group for ddp, data, train, optim and checkpoint. Each group counts its own steps and batches, so
 /// that two groups can train on two threads; a stop request concerns the whole process. Threads: as Group, unless
@@ -38,6 +45,14 @@ struct GroupAccess {
   static std::unique_ptr<GradientReducer> make_gradient_reducer(const Group& group, std::string name,
                                                                 std::vector<GradientSpec> specs,
                                                                 reducers::ReducerOptions options);
+
+  static JobStart job_start(const Group& group);
+
+  /// Returns a key for leave_value(). All ranks must call it in the same order. Does not block.
+  static std::string new_value_key(const Group& group);
+  /// Stores `value`, of at most 1 MiB, for this rank under `key`. On the rank that stores last, returns the values of
+  /// all ranks in their order; on the others, nothing. Does not wait for the other ranks. Throws as job::Store does.
+  static std::vector<std::string> leave_value(const Group& group, const std::string& key, std::string_view value);
 
   /// Closes the group with `error`, publishes it as the job's first cause, and throws it. For a disagreement between
   /// ranks that a module above comm has detected.

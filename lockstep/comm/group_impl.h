@@ -67,6 +67,7 @@ struct Group::Impl {
   /// The parent of a group that all ranks of this group split off.
   SplitParent split_parent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
+  int num_value_keys = 0;
 
   // What this group has counted, for the checks of reductions.
   std::atomic<std::int64_t> steps{0};

@@ -11,6 +11,11 @@ BatchPlan::BatchPlan(EpochOrder order, std::uint64_t batch_size, bool drop_last)
   if (!drop_last && order_.size() % batch_size != 0) ++num_batches_;
 }
 
+std::uint64_t BatchPlan::num_samples(std::uint64_t batch) const {
+  LOCKSTEP_CHECK(batch < num_batches_);
+  return std::min(batch_size_, order_.size() - batch * batch_size_);
+}
+
 std::vector<std::size_t> BatchPlan::indices(std::uint64_t batch) const {
   LOCKSTEP_CHECK(batch < num_batches_);
   const std::uint64_t begin = batch * batch_size_;

@@ -17,6 +17,8 @@ class BatchPlan {
   BatchPlan(EpochOrder order, std::uint64_t batch_size, bool drop_last);
 
   std::uint64_t num_batches() const { return num_batches_; }
+  /// Returns the number of samples of batch number `batch`, which must be less than num_batches().
+  std::uint64_t num_samples(std::uint64_t batch) const;
   /// Returns the dataset indices of batch number `batch`, which must be less than num_batches().
   std::vector<std::size_t> indices(std::uint64_t batch) const;
 

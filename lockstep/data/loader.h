@@ -1,12 +1,14 @@
 // Loads batches for a training loop: each rank draws its own part of the dataset, in a new order in each epoch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <stop_token>
 #include <string>
 #include <type_traits>
@@ -64,6 +66,8 @@ class Epoch {
   std::default_sentinel_t end() const { return {}; }
   /// The number of batches in this pass: fewer than batches_per_epoch() after load_state_dict().
   std::uint64_t size() const { return batches_->size(); }
+  /// The number of samples of the batch that was returned last; 0 before the first.
+  std::uint64_t num_samples() const { return batches_->num_samples(); }
   /// The dataset indices of the batch that was returned last; empty before the first.
   std::vector<std::size_t> indices() const { return batches_->indices(); }
 
@@ -87,9 +91,19 @@ class Loader final : public checkpoint::Stateful {
   /// batch. epoch(n) instead begins epoch n anew after a break, and the loop that follows it continues from there.
   LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(core_->resume()); }
   std::default_sentinel_t end() const { return {}; }
+  /// Returns the numbers of the epochs below `num_epochs` that have batches left after the current position: all of
+  /// them in a new training, the rest in one that resumes, and none after its end.
+  ///   for (const std::uint64_t epoch : loader.remaining_epochs(10))
+  ///     for (auto& batch : loader.epoch(epoch)) ...
+  auto remaining_epochs(std::uint64_t num_epochs) const {
+    const std::uint64_t first = core_->next_epoch();
+    return std::views::iota(std::min(first, num_epochs), num_epochs);
+  }
+
   /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
 
+  const LoaderOptions& options() const { return core_->options(); }
   /// Returns whether all ranks together draw each sample at most once per epoch. False if some samples are drawn twice
   /// so that all ranks have the same number of them.
   bool is_exact() const { return core_->is_exact(); }

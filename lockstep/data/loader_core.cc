@@ -106,15 +106,17 @@ BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
 }
 
 void LoaderCore::restore(const LoaderPosition& position) {
-  const LoaderPosition expected{.seed = options_.seed,
-                                .epoch = position.epoch,
-                                .samples_drawn = position.samples_drawn,
-                                .num_samples = sampler_.num_samples(),
-                                .shuffle = options_.shuffle};
-  if (position != expected)
-    throw base::UsageError("Loader::load_state_dict: the position \"" + to_text(position) +
-                           "\" belongs to another loader; expected \"" + to_text(expected) +
-                           "\", with any epoch and samples");
+  const auto require = [](const std::string& what, std::uint64_t saved, std::uint64_t mine) {
+    if (saved != mine)
+      throw base::UsageError("Loader::load_state_dict: the saved position is inside an epoch with " + what + " " +
+                                 std::to_string(saved) + ", and this loader has " + std::to_string(mine) +
+                                 "; expected the same",
+                             "restore the position with the same dataset, seed and shuffle, or resume from a checkpoint "
+                             "of the end of an epoch");
+  };
+  require("seed", position.seed, options_.seed);
+  require("num_samples", position.num_samples, sampler_.num_samples());
+  require("shuffle", position.shuffle ? 1 : 0, options_.shuffle ? 1 : 0);
   if (position.samples_drawn > position.num_samples)
     throw base::UsageError("Loader::load_state_dict: the position \"" + to_text(position) +
                            "\" is beyond the end of its dataset; expected at most " +
@@ -131,14 +133,18 @@ std::shared_ptr<BatchIterator> LoaderCore::start(std::uint64_t epoch) {
   return std::make_shared<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
 }
 
-std::shared_ptr<BatchIterator> LoaderCore::resume() {
+std::uint64_t LoaderCore::next_epoch() const {
   // With kExact, this rank may have no batch left while another has one, and all ranks must choose the same epoch.
   const bool is_complete = options_.mode == ShardMode::kExact
                                ? position_.samples_drawn == position_.num_samples
                                : plan(position_.epoch, position_.samples_drawn).num_batches() == 0;
-  if (is_complete) return start(position_.epoch + 1);
-  restored_ = position_;
-  return start(position_.epoch);
+  return position_.epoch + (is_complete ? 1 : 0);
+}
+
+std::shared_ptr<BatchIterator> LoaderCore::resume() {
+  const std::uint64_t epoch = next_epoch();
+  if (epoch == position_.epoch) restored_ = position_;
+  return start(epoch);
 }
 
 BatchIterator::BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start)

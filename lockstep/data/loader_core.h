@@ -95,11 +95,14 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   std::shared_ptr<BatchIterator> start(std::uint64_t epoch);
   /// Starts a pass over the batches that remain of the current epoch, or over the next epoch if none remains.
   std::shared_ptr<BatchIterator> resume();
+  /// The epoch whose batches resume() would draw.
+  std::uint64_t next_epoch() const;
 
   bool is_exact() const {
     return options_.mode != ShardMode::kPad ||
            position_.num_samples % static_cast<std::uint64_t>(sampler_.shard().size) == 0;
   }
+  const LoaderOptions& options() const { return options_; }
   const LoaderPosition& position() const { return position_; }
   void restore(const LoaderPosition& position);
 
@@ -127,6 +130,8 @@ class BatchIterator {
   /// without a limit.
   std::shared_ptr<void> next();
   std::uint64_t size() const { return plan_.num_batches(); }
+  /// The number of samples of the batch that was returned last.
+  std::uint64_t num_samples() const { return num_taken_ == 0 ? 0 : plan_.num_samples(num_taken_ - 1); }
   /// The dataset indices of the batch that was returned last.
   std::vector<std::size_t> indices() const {
     return num_taken_ == 0 ? std::vector<std::size_t>() : plan_.indices(num_taken_ - 1);

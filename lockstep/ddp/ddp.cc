@@ -22,11 +22,6 @@ namespace {
 
 using base::UsageError;
 
-/// Number of reductions after construction in which the replicas' parameters are compared: an optimizer that was
-/// constructed before its parameters were equal makes them diverge within its first updates. Hashing costs 0.1 ms per
-/// megabyte.
-constexpr std::int64_t kInitialComparedReductions = 8;
-
 /// The memory of a complex tensor as one of real numbers; other tensors as they are.
 at::Tensor real_view(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
@@ -146,9 +141,10 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
         std::make_unique<HostAverager>(group_, all_tensors_, options_.average_hosts_every, options_.wire_dtype);
   }
 
+  NamedTensors compared;
   std::vector<comm::GradientSpec> specs;
   for (const auto& [name, tensor] : parameters) {
-    compared_tensors_.emplace_back(name, tensor.detach());
+    compared.emplace_back(name, tensor.detach());
     if (!check_gradient_dtype(name, tensor)) continue;
     specs.push_back({name, real_view(tensor.detach())});
     parameters_.push_back({.name = name, .tensor = tensor});
@@ -162,9 +158,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
   fused_reducer_ = reducer_->fused();
-  const auto count = static_cast<std::int64_t>(compared_tensors_.size());
-  hashes_ = at::zeros({count}, at::kLong);
-  all_hashes_ = at::zeros({count * reduce_group_.size()}, at::kLong);
+  replica_check_.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
   add_backward_participant(this);
 }
@@ -176,7 +170,10 @@ void DistributedDataParallel::Impl::detach_module() {
   detached_ = true;
   remove_backward_participant(this);
   for (HookedParameter& parameter : parameters_) remove_hooks(parameter);
-  if (num_reductions_ == 0 && group_.size() > 1 && group_.rank() == 0 && std::uncaught_exceptions() == 0)
+  if (std::uncaught_exceptions() > 0) return;
+  if (can_compare_replicas() && !in_reduction_ && num_reductions_ > 0 && num_reductions_ != compared_reduction_)
+    replica_check_->compare_at_end();
+  if (num_reductions_ == 0 && compared_reduction_ < 0 && group_.size() > 1 && group_.rank() == 0)
     base::log_warning(
         "the DistributedDataParallel of " + parameters_.front().name +
         ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive "
@@ -319,22 +316,16 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
   std::vector<comm::Collective> extra_ops;
   if (reduce_group_.size() == 1) return extra_ops;
   extra_ops = buffers_.pack();
-  const bool is_time = num_reductions_ <= kInitialComparedReductions ||
-                       (options_.compare_replicas_every > 0 && num_reductions_ % options_.compare_replicas_every == 0);
-  comparing_replicas_ = num_reductions_ > 0 && is_time &&
-                        !keeps_local_gradients();  // local gradients: the host has one copy of the parameters
-  if (comparing_replicas_) {
-    const auto hashes = hash_tensors(compared_tensors_);
-    std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
-    extra_ops.push_back(
-        {.kind = comm::CollectiveKind::kAllGather, .name = "hashes", .input = hashes_, .output = all_hashes_});
-  }
+  auto hashes = keeps_local_gradients() ? std::nullopt : replica_check_->hashes_if_due(num_reductions_);
+  comparing_replicas_ = hashes.has_value();
+  if (hashes) extra_ops.push_back(std::move(*hashes));
   return extra_ops;
 }
 
 void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink) {
   step.failed_backwards = failed_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
+  in_reduction_ = true;
   reducer_->begin(step, make_extra_ops(), early_sink);
   reduction_open_ = true;
 }
@@ -355,13 +346,13 @@ void DistributedDataParallel::Impl::finish_reduction() {
 
 void DistributedDataParallel::Impl::complete_reduction(const comm::Participation& participation, bool ends_step) {
   if (reduce_group_.size() > 1) {
-    check_replicas();
+    if (comparing_replicas_ && !anyone_joined_) replica_check_->check_exchanged();
     buffers_.unpack(reduce_group_.size());
   }
   anyone_joined_ |= participation.active < reduce_group_.size();
   first_active_rank_ = participation.first_active;
   failed_backwards_ = 0;
-  accumulating_ = false;
+  accumulating_ = in_reduction_ = false;
   ++num_reductions_;
   stop_requested_ |= participation.stop_requested;
   if (ends_step) return end_step();
@@ -396,21 +387,9 @@ void DistributedDataParallel::Impl::check_join_allowed() const {
         "use an optimizer of torch::optim");
 }
 
-void DistributedDataParallel::Impl::check_replicas() {
-  if (!comparing_replicas_ || anyone_joined_) return;
-  const auto* first = all_hashes_.const_data_ptr<std::int64_t>();
-  std::vector<int> ranks;
-  for (int rank = 0; rank < reduce_group_.size(); ++rank) ranks.push_back(reduce_group_.global_rank(rank));
-  int outlier_rank = -1;
-  const std::string text =
-      describe_divergence(compared_tensors_, {first, first + all_hashes_.numel()}, ranks, outlier_rank);
-  if (!text.empty())
-    comm::GroupAccess::fail(
-        reduce_group_,
-        {base::Cause::kReplicaDiverged, "DistributedDataParallel", reduce_group_.global_rank(reduce_group_.rank()),
-         outlier_rank, text,
-         "call lockstep::broadcast_optimizer_state() for an optimizer that was made before DistributedDataParallel and "
-         "derives state from the parameters, and never write a parameter on one rank only"});
+void DistributedDataParallel::Impl::compare_replicas() {
+  compared_reduction_ = num_reductions_;
+  if (can_compare_replicas()) replica_check_->compare_now();
 }
 
 void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& reduced) {
@@ -474,6 +453,7 @@ DistributedDataParallel::~DistributedDataParallel() {
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
+void DistributedDataParallel::compare_replicas() { impl_->compare_replicas(); }
 const comm::Group& DistributedDataParallel::group() const { return impl_->group(); }
 comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }
 

@@ -17,6 +17,7 @@
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/host_averager.h"
 #include "lockstep/ddp/module_watch.h"
+#include "lockstep/ddp/replica_check.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
@@ -48,6 +49,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void check_join_allowed() const;
 
   void average_hosts();
+  void compare_replicas();
 
   // GradientSource
   std::vector<Parameter> parameters() const override;
@@ -103,10 +105,13 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void check_backward_update() const;
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
   bool keeps_local_gradients() const { return chunk_sink_ != nullptr && fused_reducer_ != nullptr; }
+  /// False if all ranks use one copy of the parameters, and if ranks that have joined hold others.
+  bool can_compare_replicas() const {
+    return reduce_group_.size() > 1 && !keeps_local_gradients() && !anyone_joined_;
+  }
   void submit_gradient(std::size_t index, bool fresh);
   void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
-  void check_replicas();
 
   comm::Group group_;
   const DdpOptions options_;
@@ -142,10 +147,10 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   std::int64_t failed_backwards_ = 0;  // since the last reduction, before they began one
   bool accumulating_ = false;
   std::int64_t num_reductions_ = 0;
-  NamedTensors compared_tensors_;  // whose hashes check_replicas() compares
-  at::Tensor hashes_;
-  at::Tensor all_hashes_;
+  std::optional<ReplicaCheck> replica_check_;
   bool comparing_replicas_ = false;
+  bool in_reduction_ = false;                // also after a reduction that failed
+  std::int64_t compared_reduction_ = -1;  // number of reductions when compare_replicas() was called last
   bool anyone_joined_ = false;
   bool stop_requested_ = false;  // on some rank, as agreed in a reduction
   int first_active_rank_ = 0;

@@ -32,6 +32,7 @@ class BatchRunner {
   /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after the
   /// loader's position inside the epoch has been restored.
   virtual std::int64_t batches_this_epoch() const = 0;
+  virtual std::int64_t batch_size() const = 0;  ///< of the loader
   /// The loader, whose state is its position.
   virtual checkpoint::Stateful& loader() = 0;
   /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
@@ -63,15 +64,10 @@ class LoaderBatchRunner final : public BatchRunner {
     iterator_.reset();
     epoch_.reset();
   }
-  std::int64_t num_samples() const override {
-    std::int64_t count = 0;
-    data::visit_tensors(**iterator_, [&](at::Tensor& tensor) {
-      if (count == 0 && tensor.defined() && tensor.dim() > 0) count = tensor.size(0);
-    });
-    return count > 0 ? count : 1;
-  }
+  std::int64_t num_samples() const override { return static_cast<std::int64_t>(epoch_->num_samples()); }
   std::vector<std::size_t> indices() const override { return epoch_->indices(); }
   std::int64_t batches_this_epoch() const override { return static_cast<std::int64_t>(epoch_->size()); }
+  std::int64_t batch_size() const override { return loader_.options().batch_size; }
   checkpoint::Stateful& loader() override { return loader_; }
   at::Tensor run_step(StepLog& log) override {
     if constexpr (std::is_void_v<decltype(step_(**iterator_, log))>) {

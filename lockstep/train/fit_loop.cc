@@ -94,6 +94,7 @@ class FitLoop final : public FitContext {
     if (plan_.steps > 0 && (options_.max_steps < 0 || progress_.step < options_.max_steps))
       while (!stop_reason_ && (options_.max_epochs < 0 || progress_.epoch < options_.max_epochs)) run_epoch();
     result_.reason = stop_reason_.value_or(StopReason::kCompleted);
+    for (const auto& model : optimizer_set_->models()) model->compare_replicas();
     if (progress_.step > 0 && checkpoint_manager_.should_save_at_end(progress_.step)) save(/*durable=*/true);
     checkpoint_manager_.wait_for_save();
     for (const auto& callback : components_.callbacks) callback->on_fit_end(*this, result_.reason);
@@ -337,11 +338,34 @@ class FitLoop final : public FitContext {
     return states;
   }
 
+  /// Adds what should be the same in a resumed training. Inside an epoch, the order of the samples must be.
+  void add_settings() {
+    const bool in_epoch = state().found() && state().found()->part_names().contains("loader") &&
+                          !state().read("loader").empty();
+    const StateDict order = components_.train->loader().state_dict();
+    for (const char* name : {"seed", "num_samples", "shuffle"})
+      state().add_setting(std::string("loader.") + name, order.at(name),
+                          in_epoch ? SettingRule::kMustMatch : SettingRule::kUsesNew);
+    const auto add = [&](const std::string& name, const checkpoint::StateValue& value) {
+      state().add_setting(name, value, SettingRule::kUsesNew);
+    };
+    add("loader.batch_size", components_.train->batch_size());
+    add("ranks", std::int64_t{world_.size()});
+    add("accumulate_grad_batches", std::int64_t{options_.accumulate_grad_batches});
+    add("clip_norm", options_.clip_norm);
+    add("clip_value", options_.clip_value);
+    add("ema", options_.ema);
+    state().add_setting("seed", options_.seed ? std::to_string(*options_.seed) : std::string("none"),
+                        SettingRule::kUsesSaved);
+  }
+
   /// Restores the state that must exist before the first callback.
   void resume_training() {
+    add_settings();
     state().add("model", components_.module);
     optimizer_set_->add_to(state());
-    if (ema_) state().add("ema", *ema_);
+    const bool has_averages = !state().found() || state().found()->part_names().contains("ema");
+    if (ema_ && has_averages) state().add("ema", *ema_);
     state().add("trainer",
                 {.state_dict = [this] { return to_state_dict(progress_, seconds()); },
                  .load_state_dict = [this](const StateDict& saved) { load_fit_progress(progress_, saved); }});
@@ -355,7 +379,13 @@ class FitLoop final : public FitContext {
                progress_.in_epoch = true;
              }});
     // The checkpoint also has the state of callbacks that this run may not have.
-    if (!state().resume({.allow_unknown = true})) return;
+    if (!state().resume({.allow_unknown = true, .train_on = true})) return;
+    if (ema_ && !has_averages) {  // they start from the weights of the checkpoint
+      ema_.emplace(components_.module, optim::EmaOptions{.decay = options_.ema});
+      state().add("ema", {.state_dict = [this] { return ema_->state_dict(); },
+                          .load_state_dict = [](const StateDict&) {},
+                          .optional = true});
+    }
     next_time_check_ = progress_.step + 1;
     if (world_.rank() == 0)
       base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + state().found()->path());
@@ -375,6 +405,10 @@ class FitLoop final : public FitContext {
                                 [this](const StateDict&) { load_metric_sums(progress_, state(), kRankPart, world_); },
                             .each_rank = true});
     state().add_random_state();
+    if (world_.rank() == 0)
+      for (const std::string& name : state().unknown_parts())
+        base::log_warning("resume: " + state().found()->path() + " has state of \"" + name +
+                          "\", which this training does not have; it is ignored");
     progress_.unlogged_metrics.take_non_finite_names();  // the previous run warned about these
   }
 

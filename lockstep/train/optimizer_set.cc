@@ -1,9 +1,11 @@
 #include "lockstep/train/optimizer_set.h"
 
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -143,7 +145,27 @@ checkpoint::NamedParameters OptimizerSet::named_parameters() const {
   return named;
 }
 
+/// A resumed training has the same optimizers. Their options are saved with the state of torch's optimizers only, and
+/// the base rates with a schedule.
+void OptimizerSet::add_settings_to(TrainingState& state) const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const OptimizerEntry& entry = entries_[i];
+    const std::string name = numbered("optimizer", i);
+    const auto& optimizer = *entry.optimizer;
+    state.add_setting(name, c10::demangle(typeid(optimizer).name()), SettingRule::kMustMatch);
+    StateDict options = checkpoint::optimizer_options(optimizer);
+    const StateDict schedule = entry.scheduler ? entry.scheduler->state_dict() : StateDict();
+    for (auto& [key, value] : options) {
+      const bool is_rate = key.ends_with(".lr") && entry.scheduler.has_value();
+      if (is_rate) value = schedule.at("base_rate." + key.substr(6, key.size() - 9));  // "group.N.lr"
+      state.add_setting(name + "." + key, value,
+                        entry.fused && !is_rate ? SettingRule::kUsesNew : SettingRule::kUsesSaved);
+    }
+  }
+}
+
 void OptimizerSet::add_to(TrainingState& state) {
+  add_settings_to(state);
   if (master_weights_)
     state.add("master", {.state_dict =
                              [this] {

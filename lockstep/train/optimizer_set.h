@@ -68,7 +68,7 @@ class OptimizerSet {
   /// Advances the schedules that count epochs.
   void end_epoch();
 
-  /// Adds the optimizers, schedules, bucket layouts, master weights and the scaler to `state`.
+  /// Adds the settings of the optimizers, the optimizers, schedules, bucket layouts, master weights and the scaler to `state`.
   void add_to(TrainingState& state);
 
  private:
@@ -82,6 +82,7 @@ class OptimizerSet {
   };
   void clip(OptimizerEntry& entry) const;
   checkpoint::NamedParameters named_parameters() const;
+  void add_settings_to(TrainingState& state) const;
   void load_master_weights(const checkpoint::StateDict& weights);
 
   comm::Group world_;

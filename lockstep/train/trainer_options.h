@@ -45,7 +45,8 @@ struct TrainerOptions {
                                      ///< step, with a checkpoint; the program's exit code is 0
 
   // Training.
-  std::string precision = "32";            ///< a name of amp::parse_precision()
+  std::string precision = "32";            ///< a name of amp::parse_precision(); with "32", float64 weights stay
+                                           ///< float64
   int accumulate_grad_batches = 1;         ///< batches whose gradients make one step
   double clip_norm = 0;                    ///< maximum norm of all gradients together, before each step; 0: off
   double clip_value = 0;                   ///< maximum absolute value of each element; 0: off

@@ -34,7 +34,8 @@ constexpr std::int64_t kFormatVersion = 1;
 constexpr const char* kTrainingPart = "training";
 constexpr const char* kVersionKey = "format_version";
 constexpr const char* kFinishedKey = "finished";
-constexpr const char* kSettingPrefix = "setting.";  // followed by the name of the setting
+constexpr const char* kSettingPrefix = "setting.";        // of TrainingStateOptions.settings, followed by the name
+constexpr const char* kAddedSettingPrefix = "compared.";  // of add_setting()
 
 constexpr const char* kValuesPart = "values";
 constexpr const char* kRandomPart = "random";
@@ -151,6 +152,7 @@ TrainingState::TrainingState(comm::Group world, const std::string& folder, Train
   if (!folder.empty())
     checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, folder,
                                                                checkpoint::CheckpointOptions{.keep = options_.keep});
+  if (checkpointer_) checkpointer_->lock();
   if (checkpointer_) found_ = checkpointer_->latest();
   if (!found_ && !options_.resume_from.empty())
     found_ = load_from(world_, strip_trailing_slashes(options_.resume_from));
@@ -256,40 +258,71 @@ std::string TrainingState::bucket_layout(const std::string& name) const {
   return found_ ? value_of<std::string>(read(name), kLayoutKey) : "";
 }
 
-void TrainingState::check_settings() const {
-  const StateDict saved = found_->read(kTrainingPart);
-  const auto fail = [&](const std::string& name, const std::string& now, const std::string& then) {
+TrainingState& TrainingState::add_setting(const std::string& name, checkpoint::StateValue value, SettingRule rule) {
+  if (resumed_) throw UsageError("TrainingState::add_setting() was called after resume(); expected a call before it");
+  if (std::holds_alternative<at::Tensor>(value) || settings_.contains(name) || options_.settings.contains(name))
+    throw UsageError("TrainingState::add_setting: \"" + name +
+                     (std::holds_alternative<at::Tensor>(value) ? "\" is a tensor; expected a bool, a number or a string"
+                                                                : "\" was already added; expected another name"));
+  settings_.emplace(name, Setting{std::move(value), rule});
+  return *this;
+}
+
+void TrainingState::check_setting(const std::string& name, const std::string& now, const std::string& then,
+                                  SettingRule rule) const {
+  if (now == then) return;
+  if (rule == SettingRule::kMustMatch)
     throw UsageError("resume: the setting \"" + name + "\" is " + now + "; expected " + then +
                          ", as in the checkpoint " + found_->path(),
-                     "start a new training in another directory, or use the saved setting");
-  };
+                     "use the saved setting, or start a new training in another directory; it can load() the weights of "
+                     "the checkpoint");
+  if (world_.rank() == 0)
+    base::log_warning("resume: the setting \"" + name + "\" is " + now + ", and was " + then + " in the checkpoint " +
+                      found_->path() + "; the training goes on with " + (rule == SettingRule::kUsesNew ? now : then));
+}
+
+void TrainingState::check_settings() const {
+  const StateDict saved = found_->read(kTrainingPart);
   for (const auto& [name, value] : options_.settings) {
     const auto found = saved.find(kSettingPrefix + name);
-    if (found == saved.end()) fail(name, text_of(value), "no such setting");
-    if (text_of(found->second) != text_of(value)) fail(name, text_of(value), text_of(found->second));
+    check_setting(name, text_of(value), found == saved.end() ? "no such setting" : text_of(found->second),
+                  SettingRule::kMustMatch);
   }
   for (const auto& [key, value] : saved) {
     if (!key.starts_with(kSettingPrefix)) continue;
     const std::string name = key.substr(std::string(kSettingPrefix).size());
-    if (!options_.settings.contains(name)) fail(name, "missing", text_of(value));
+    if (!options_.settings.contains(name)) check_setting(name, "missing", text_of(value), SettingRule::kMustMatch);
   }
+  for (const auto& [name, setting] : settings_)
+    if (const auto found = saved.find(kAddedSettingPrefix + name); found != saved.end())
+      check_setting(name, text_of(setting.value), text_of(found->second), setting.rule);
+}
+
+std::vector<std::string> TrainingState::unknown_parts() const {
+  if (!found_) return {};
+  std::set<std::string> unknown = found_->part_names();
+  for (const NamedMember& one : members_) unknown.erase(one.name);
+  if (random_) unknown.erase(random_->name);
+  unknown.erase(kTrainingPart);
+  unknown.erase(kValuesPart);
+  return {unknown.begin(), unknown.end()};
 }
 
 void TrainingState::check_members(const ResumeOptions& options) const {
-  std::set<std::string> unknown = found_->part_names();
-  const auto require = [&](const std::string& part, bool optional) {
-    unknown.erase(part);
-    if (!optional && !has_part(*found_, part))
+  const auto require = [&](const std::string& part) {
+    if (!has_part(*found_, part))
       throw UsageError("resume: the checkpoint " + found_->path() + " has no state of \"" + part +
                            "\"; expected the state of all members",
                        "start a new training in another directory, or do not add this member", base::Cause::kBadFile);
   };
-  for (const NamedMember& one : members_) require(one.name, one.member.optional);
-  if (random_) require(random_->name, false);
-  if (!values_.empty()) require(kValuesPart, false);
-  unknown.erase(kTrainingPart);
+  for (const NamedMember& one : members_)
+    if (!one.member.optional) require(one.name);
+  if (random_) require(random_->name);
+  if (!values_.empty()) require(kValuesPart);
+  std::vector<std::string> unknown = unknown_parts();
+  if (values_.empty() && found_->part_names().contains(kValuesPart)) unknown.emplace_back(kValuesPart);
   if (unknown.empty() || options.allow_unknown) return;
-  throw UsageError("resume: the checkpoint " + found_->path() + " has state of \"" + *unknown.begin() +
+  throw UsageError("resume: the checkpoint " + found_->path() + " has state of \"" + unknown.front() +
                        "\", which is not a member; expected only members",
                    "add that member before resume(), or set ResumeOptions.allow_unknown", base::Cause::kBadFile);
 }
@@ -322,6 +355,10 @@ bool TrainingState::resume(const ResumeOptions& options) {
   if (resumed_) throw UsageError("TrainingState::resume() was called twice; expected one call");
   resumed_ = true;
   if (!found_) return false;
+  if (finished_ && !options.train_on)
+    throw UsageError("resume: the training is complete: " + found_->path() +
+                         " is its last checkpoint; expected one that is not finished",
+                     "return if is_finished(); to train on, set ResumeOptions.train_on");
   if (format_version(*found_) > 0) check_settings();
   check_members(options);
   for (const NamedMember& one : members_) restore(one);
@@ -375,6 +412,7 @@ checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options
     std::visit([&, key = name](const auto* variable) { parts[kValuesPart][key] = *variable; }, pointer);
   StateDict& training = parts[kTrainingPart] = {{kVersionKey, kFormatVersion}, {kFinishedKey, options.finished}};
   for (const auto& [name, value] : options_.settings) training[kSettingPrefix + name] = value;
+  for (const auto& [name, setting] : settings_) training[kAddedSettingPrefix + name] = setting.value;
   return parts;
 }
 

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,14 @@ struct TrainingStateOptions {
 
 struct ResumeOptions {
   bool allow_unknown = false;  ///< true: state in the checkpoint that no member has is ignored instead of an error
+  bool train_on = false;       ///< true: a complete training is resumed, to train it further, instead of an error
+};
+
+/// What resume() does if a setting has another value than in the checkpoint.
+enum class SettingRule {
+  kMustMatch,   ///< an error
+  kUsesNew,     ///< a warning; the training goes on with the program's value
+  kUsesSaved,   ///< a warning; the training goes on with the saved value
 };
 
 struct SaveStateOptions {
@@ -59,10 +68,17 @@ struct StateMember {
 /// values. Add all members, then call resume(), then train and save:
 ///
 ///   lockstep::training::TrainingState state(world, "runs/digits/checkpoints", {.settings = {{"batch_size", 64}}});
+///   if (state.is_finished()) return;  // an earlier start has completed the training
 ///   state.add("model", net).add("optimizer", optimizer).add("loader", loader).add_random_state();
 ///   state.resume();
-///   ...
-///   state.save_async(step);
+///   for (const std::uint64_t epoch : loader.remaining_epochs(10)) {
+///     for (auto& batch : loader.epoch(epoch)) ...
+///     state.save_async(step);
+///   }
+///   state.save(step, {.finished = true});
+///
+/// Started again after that, the program trains nothing: resume() refuses a complete training unless it is told to
+/// train on.
 ///
 /// A training that resumes is bit-equal to one without the interruption if everything that changes from step to step is
 /// a member, and, between hosts, if its models get their bucket_layout(). Not with DdpOptions.average_hosts_every,
@@ -74,10 +90,11 @@ struct StateMember {
 /// otherwise. Used by one thread.
 class TrainingState {
  public:
-  /// Creates the directory and finds the checkpoint to resume from: the latest complete one, of which every byte is
+  /// Creates and locks the directory, and finds the checkpoint to resume from: the latest complete one, of which every byte is
   /// verified, else TrainingStateOptions.resume_from. Blocks until all ranks have the result. `folder` "": nothing can
-  /// be saved. Throws UsageError for invalid options and for a path without a checkpoint, and SystemError, on all
-  /// ranks.
+  /// be saved or is locked, to read the state of a training that may be running. Throws UsageError for invalid options,
+  /// for a path without a checkpoint and, as FOLDER_IN_USE, if another training has the directory; and SystemError; on
+  /// all ranks.
   TrainingState(comm::Group world, const std::string& folder, TrainingStateOptions options = {});
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;
@@ -115,11 +132,15 @@ class TrainingState {
   }
   /// A member in its general form.
   TrainingState& add(const std::string& name, StateMember member);
+  /// A value that resume() compares with the saved one, according to `rule`. A checkpoint without this setting is no
+  /// difference. Call it before resume(). Throws UsageError for a tensor and for a name that is in use.
+  TrainingState& add_setting(const std::string& name, checkpoint::StateValue value, SettingRule rule);
 
   /// Restores all members from the checkpoint that the constructor found, and continues its numbering of steps
   /// (Group::steps()). Returns false, and changes nothing, if there is none. Before it changes anything, throws
-  /// UsageError for a checkpoint of a newer format, for a setting with another value, for a member whose state the
-  /// checkpoint does not have, and for state that no member has; otherwise as load_state_dict() of the members does.
+  /// UsageError for a checkpoint of a newer format, for the last checkpoint of a complete training, for a setting with
+  /// another value, for a member whose state the checkpoint does not have, and for state that no member has; otherwise
+  /// as load_state_dict() of the members does.
   bool resume(const ResumeOptions& options = {});
 
   /// Writes a checkpoint of all members and returns when it is durable. Errors as in Checkpointer::save().
@@ -136,8 +157,10 @@ class TrainingState {
   const std::optional<checkpoint::SavedCheckpoint>& found() const { return found_; }
   /// The step of that checkpoint; 0 for a new training.
   std::int64_t step() const { return found_ ? found_->step() : 0; }
-  /// Returns whether that checkpoint was saved as the last one of a complete training.
+  /// Returns whether that checkpoint was saved as the last one of a complete training: there is nothing left to do.
   bool is_finished() const { return finished_; }
+  /// The names of the saved state that no member has.
+  std::vector<std::string> unknown_parts() const;
   /// The saved layout of the model that was added as `name`; "" for a new training.
   std::string bucket_layout(const std::string& name) const;
   /// Reads the state that a rank of the previous job saved. Call it only if there is a checkpoint. Throws UsageError
@@ -152,6 +175,11 @@ class TrainingState {
   };
   void add_value(const std::string& name, ValuePointer value);
   void require_new_name(const std::string& name) const;
+  struct Setting {
+    checkpoint::StateValue value;
+    SettingRule rule;
+  };
+  void check_setting(const std::string& name, const std::string& now, const std::string& then, SettingRule rule) const;
   void check_settings() const;
   void check_members(const ResumeOptions& options) const;
   void restore(const NamedMember& member);
@@ -165,6 +193,7 @@ class TrainingState {
   std::unique_ptr<checkpoint::Checkpointer> checkpointer_;  // null if `folder` is empty
   std::optional<checkpoint::SavedCheckpoint> found_;
   bool finished_ = false, resumed_ = false;
+  std::map<std::string, Setting> settings_;
   std::vector<NamedMember> members_;
   std::optional<NamedMember> random_;
   std::vector<std::pair<std::string, ValuePointer>> values_;

@@ -1,11 +1,9 @@
 #include "lockstep/job/health/heartbeat.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <chrono>
 
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/fatal.h"
 
@@ -14,20 +12,10 @@ namespace {
 
 constexpr auto kStoreTimeout = std::chrono::seconds(5);
 
-/// Starts a thread that blocks all signals, so that the kernel delivers them to the program's own threads.
-std::thread start_thread_without_signals(auto&& run) {
-  sigset_t all, before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(run);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 }  // namespace
 
 Heartbeat::Heartbeat(std::shared_ptr<Store> store, int rank)
-    : store_(std::move(store)), rank_(rank), thread_(start_thread_without_signals([this] { run(); })) {}
+    : store_(std::move(store)), rank_(rank), thread_(base::start_thread_without_signals([this] { run(); })) {}
 
 Heartbeat::~Heartbeat() {
   {

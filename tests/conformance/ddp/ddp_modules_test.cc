@@ -279,5 +279,32 @@ TEST(DdpModules, EndWithoutAnExchangeIsAWarning) {
   EXPECT_EQ(moved.find("exchanged"), std::string::npos) << moved;
 }
 
+TEST(DdpModules, ReplicasThatDifferAtTheEndAreAWarning) {
+  const int last = world().size() - 1;
+  for (const bool differs : {false, true}) {
+    Mlp net;
+    ::testing::internal::CaptureStderr();
+    {
+      const DistributedDataParallel ddp(net, world(), {.compare_replicas_every = 0});
+      forward_backward(net, world().rank(), 1);
+      const torch::NoGradGuard no_grad;
+      if (differs && world().rank() == last) net->second->bias.add_(1e-3);
+    }
+    std::string all;  // the rank that ends last prints
+    for (const std::string& text : world().all_gather_bytes(::testing::internal::GetCapturedStderr())) all += text;
+    const std::size_t first = all.find("REPLICA_DIVERGED when the DistributedDataParallel ended, parameter second.bias");
+    EXPECT_EQ(first != std::string::npos, differs && world().size() > 1) << all;
+    EXPECT_EQ(all.find("REPLICA_DIVERGED", first + 1), std::string::npos) << all;
+  }
+}
+
+TEST(DdpModules, ReplicasAreComparedOnRequest) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  ddp.compare_replicas();
+  forward_backward(net, world().rank(), 1);
+  ddp.compare_replicas();
+}
+
 }  // namespace
 }  // namespace lockstep::tests::ddp_modules_test

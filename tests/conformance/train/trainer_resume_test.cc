@@ -341,6 +341,89 @@ TEST(Resume, UserExceptionReportsStepAndSamples) {
   }
 }
 
+/// Stops a training after step `stop_at`, or after its first epoch, and resumes it with other options. Returns the warnings of rank 0, or the error.
+std::string resume_with(const MakeOptimizers& before, const TrainerOptions& options, const MakeOptimizers& after,
+                        const std::function<void(TrainerOptions&)>& change, std::int64_t batch_size = 4,
+                        std::uint64_t seed = 3, std::int64_t stop_at = 3) {
+  const SharedDir dir;
+  TrainerOptions all = options;
+  all.folder = dir.path(), all.max_epochs = stop_at < 0 ? 1 : 2;
+  run(before, all, stop_at);
+  all.max_epochs = 2, all.resume = "auto", all.progress_bar = all.model_summary = false;
+  change(all);
+  Net net(after);
+  Trainer trainer(all);
+  StepCounter drawn;
+  trainer.register_for_checkpointing("drawn", drawn);
+  trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 100}));
+  ::testing::internal::CaptureStderr();
+  try {
+    trainer.fit(net, data::make_loader(52, sample, world(), {.batch_size = batch_size, .seed = seed}), exact_loader());
+  } catch (const base::UsageError& error) {
+    ::testing::internal::GetCapturedStderr();
+    return error.what();
+  }
+  return world().broadcast_bytes(::testing::internal::GetCapturedStderr(), 0);
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(Resume, OtherSettingsAreOneWarningEach) {
+  const auto same = [](TrainerOptions&) {};
+  EXPECT_EQ(count_of(resume_with(sgd(), {.seed = 5}, sgd(), same), "warning:"), 0u);
+  const std::string all = resume_with(
+      sgd(), {.clip_norm = 1, .seed = 5}, sgd(),
+      [](TrainerOptions& options) {
+        options.accumulate_grad_batches = 2, options.clip_norm = 0, options.clip_value = 3, options.seed = {};
+      },
+      /*batch_size=*/2);
+  for (const char* part :
+       {"\"loader.batch_size\" is 2, and was 4", "\"accumulate_grad_batches\" is 2, and was 1",
+        "\"clip_norm\" is 0.0, and was 1.0", "\"clip_value\" is 3.0, and was 0.0", "\"seed\" is \"none\", and was \"5\""})
+    EXPECT_EQ(count_of(all, part), 1u) << part << " in " << all;
+  EXPECT_EQ(count_of(all, "warning:"), 5u) << all;
+}
+
+TEST(Resume, OtherOptimizerOptionsAreAWarningAndAnotherClassAnError) {
+  const auto same = [](TrainerOptions&) {};
+  const auto with = [](double lr, double momentum) -> MakeOptimizers {
+    return [=](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
+      return {{std::make_shared<torch::optim::SGD>(setup.parameters(),
+                                                   torch::optim::SGDOptions(lr).momentum(momentum))}};
+    };
+  };
+  const std::string plain = resume_with(with(0.1, 0.9), {}, with(0.2, 0.9), same);
+  EXPECT_THAT(plain, HasSubstr("\"optimizer.group.0.lr\" is 0.2, and was 0.1"));
+  EXPECT_THAT(plain, HasSubstr("goes on with 0.1"));
+  EXPECT_EQ(count_of(plain, "warning:"), 1u) << plain;
+  EXPECT_THAT(resume_with(with(0.1, 0.9), {}, torch_adam(), same),
+              HasSubstr("the setting \"optimizer\" is \"torch::optim::AdamW\"; expected \"torch::optim::SGD\""));
+}
+
+TEST(Resume, AddedAveragesStartFromTheCheckpoint) {
+  const std::string added =
+      resume_with(sgd(), {}, sgd(), [](TrainerOptions& options) { options.ema = 0.9; });
+  EXPECT_THAT(added, HasSubstr("\"ema\" is 0.9, and was 0.0"));
+  EXPECT_THAT(added, HasSubstr("has no state of ema, which starts without saved state"));
+  EXPECT_EQ(count_of(added, "warning:"), 2u) << added;
+  const std::string removed =
+      resume_with(sgd(), {.ema = 0.9}, sgd(), [](TrainerOptions& options) { options.ema = 0; });
+  EXPECT_THAT(removed, HasSubstr("\"ema\" is 0.0, and was 0.9"));
+  EXPECT_THAT(removed, HasSubstr("has state of \"ema\", which this training does not have; it is ignored"));
+}
+
+TEST(Resume, AnotherOrderOfSamplesInsideAnEpochIsAnError) {
+  const auto same = [](TrainerOptions&) {};
+  EXPECT_THAT(resume_with(sgd(), {}, sgd(), same, 4, /*seed=*/8),
+              HasSubstr("the setting \"loader.seed\" is 8; expected 3"));
+  const std::string at_end = resume_with(sgd(), {}, sgd(), same, 4, /*seed=*/8, /*stop_at=*/-1);
+  EXPECT_THAT(at_end, HasSubstr("\"loader.seed\" is 8, and was 3"));
+}
+
 TEST(Resume, NonFiniteMetricIsReportedWithStepAndSamples) {
   struct Broken : NetImpl {
     using NetImpl::NetImpl;

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <set>
@@ -221,6 +222,92 @@ TEST(TrainingState, RefusesAnotherSetting) {
               HasSubstr("\"lr\" is 0.1; expected no such setting"));
   EXPECT_THAT(error_with({{"lr", at::zeros({1})}}), HasSubstr("\"lr\" is a tensor"));
   EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}}), HasSubstr("no error and changed"));
+}
+
+TEST(TrainingState, AddedSettingsAreAWarningOrAnError) {
+  const SharedDir dir;
+  using training::SettingRule;
+  const auto resume = [&](std::int64_t batch, double lr, const std::string& optimizer) {
+    StepCounter a;
+    ::testing::internal::CaptureStderr();
+    std::string text = error_of([&] {
+      TrainingState state(world(), dir.path() + "/a");
+      state.add("a", a).add_setting("batch", batch, SettingRule::kUsesNew);
+      state.add_setting("lr", lr, SettingRule::kUsesSaved).add_setting("class", optimizer, SettingRule::kMustMatch);
+      if (!state.resume()) state.save(1);
+    });
+    return text + "\n" + ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(resume(64, 0.1, "SGD"), "no error\n");
+  EXPECT_EQ(resume(64, 0.1, "SGD"), "no error\n");
+  EXPECT_THAT(resume(64, 0.1, "Adam"), HasSubstr("the setting \"class\" is \"Adam\"; expected \"SGD\", as in"));
+  const std::string both = resume(32, 0.5, "SGD");
+  const bool is_first = world().rank() == 0;
+  EXPECT_EQ(both.find("\"batch\" is 32, and was 64 in the checkpoint " + dir.path()) != std::string::npos, is_first)
+      << both;
+  EXPECT_EQ(both.find("the training goes on with 32") != std::string::npos, is_first) << both;
+  EXPECT_EQ(both.find("\"lr\" is 0.5, and was 0.1") != std::string::npos, is_first) << both;
+  EXPECT_EQ(both.find("the training goes on with 0.1") != std::string::npos, is_first) << both;
+  EXPECT_EQ(std::count(both.begin(), both.end(), '\n'), is_first ? 3 : 1) << "one line per difference: " << both;
+  TrainingState state(world(), "");
+  state.add_setting("batch", std::int64_t{1}, SettingRule::kUsesNew);
+  EXPECT_THAT(error_of([&] { state.add_setting("batch", 1.0, SettingRule::kUsesNew); }), HasSubstr("already added"));
+  EXPECT_THAT(error_of([&] { state.add_setting("b", at::ones({1}), SettingRule::kUsesNew); }), HasSubstr("a tensor"));
+}
+
+/// A loop of the program's own, as the header of TrainingState shows it. Returns the number of batches it has trained.
+int train_two_epochs(const std::string& folder, bool marks_the_end, int stop_after = 1000) {
+  TrainingState state(world(), folder);
+  if (state.is_finished()) return 0;
+  auto loader = data::make_loader(24, sample, world(), {.batch_size = 2, .seed = 3});
+  state.add("loader", loader).resume();
+  int trained = 0;
+  std::int64_t step = state.step();
+  for (const std::uint64_t epoch : loader.remaining_epochs(2)) {
+    for ([[maybe_unused]] auto& batch : loader.epoch(epoch)) {
+      ++trained, ++step;
+      if (trained == stop_after) {
+        state.save(step);
+        return trained;
+      }
+    }
+    state.save(step);
+  }
+  if (marks_the_end) state.save(step, {.finished = true});
+  return trained;
+}
+
+TEST(TrainingState, ACompleteTrainingTrainsNothingMore) {
+  const int per_epoch = (24 / 2 + world().size() - 1) / world().size();
+  for (const bool marks_the_end : {true, false}) {
+    const SharedDir dir;
+    for (const int trained : {2 * per_epoch, 0, 0})
+      EXPECT_EQ(train_two_epochs(dir.path() + "/run", marks_the_end), trained) << marks_the_end;
+  }
+  for (const int first : {1, per_epoch, per_epoch + 1}) {
+    const SharedDir dir;
+    EXPECT_EQ(train_two_epochs(dir.path() + "/run", true, first), first);
+    EXPECT_EQ(train_two_epochs(dir.path() + "/run", true), 2 * per_epoch - first);
+  }
+}
+
+TEST(TrainingState, ResumeRefusesACompleteTraining) {
+  const SharedDir dir;
+  StepCounter a;
+  {
+    TrainingState state(world(), dir.path() + "/a");
+    state.add("a", a);
+    EXPECT_FALSE(state.resume());
+    state.save(3, {.finished = true});
+  }
+  a.count = 7;
+  const auto resume = [&](const training::ResumeOptions& options) {
+    return error_of([&] { TrainingState(world(), dir.path() + "/a").add("a", a).resume(options); });
+  };
+  EXPECT_THAT(resume({}), HasSubstr("the training is complete: " + dir.path() + "/a/00000001-step-3 is its last"));
+  EXPECT_EQ(a.count, 7);
+  EXPECT_EQ(resume({.train_on = true}), "no error");
+  EXPECT_EQ(a.count, 0);
 }
 
 TEST(TrainingState, RefusesMissingAndUnknownMembers) {

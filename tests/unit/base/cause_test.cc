@@ -17,6 +17,7 @@ TEST(Cause, NamesAndExitCodesMatchTheReference) {
       {"BAD_ARG", {Cause::kBadArg, 64}},
       {"BAD_FILE", {Cause::kBadFile, 65}},
       {"PORT_IN_USE", {Cause::kPortInUse, 64}},
+      {"FOLDER_IN_USE", {Cause::kFolderInUse, 73}},
       {"PEER_UNREACHABLE", {Cause::kPeerUnreachable, 69}},
       {"COORDINATOR_LOST", {Cause::kCoordinatorLost, 69}},
       {"DESYNC", {Cause::kDesync, 70}},

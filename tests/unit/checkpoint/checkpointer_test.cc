@@ -37,7 +37,8 @@ void expect_checkpoint(const SavedCheckpoint& checkpoint, std::int64_t step) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename() != "LOCK") names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -104,6 +105,40 @@ TEST(Checkpointer, SkipsDamagedCheckpointWithWarning) {
       << "two complete checkpoints are kept";
   checkpoints.save(40, parts_of(40));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000003-step-30", "00000004-step-40", "LATEST"));
+}
+
+TEST(Checkpointer, DamagedCheckpointsAreNotCountedWhenOlderOnesAreRemoved) {
+  const TempDir folder;
+  {
+    Checkpointer checkpoints(comm::init(), folder.path(), {.keep = 3});
+    for (const std::int64_t step : {10, 20, 30}) checkpoints.save(step, parts_of(step));
+  }
+  damage(folder / "00000003-step-30/model.safetensors");  // a flipped bit: names and sizes are as before
+  Checkpointer checkpoints(comm::init(), folder.path());
+  checkpoints.save(40, parts_of(40));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40",
+                                                   "LATEST"))
+      << "two checkpoints are kept that are whole";
+  damage(folder / "00000004-step-40/trainer.json");  // one that this object has written
+  checkpoints.save(50, parts_of(50));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40",
+                                                   "00000005-step-50", "LATEST"));
+  checkpoints.save(60, parts_of(60));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000005-step-50", "00000006-step-60", "LATEST"));
+}
+
+TEST(Checkpointer, AFolderIsWrittenByOneTrainingAtATime) {
+  const TempDir folder;
+  comm::Group world = comm::init();
+  auto checkpoints = std::make_unique<Checkpointer>(world, folder.path());
+  checkpoints->save(10, parts_of(10));
+  fs::rename(folder.write("new", "beta\nother\n4711\nrun\n0\n"), folder / "LOCK");  // as another host takes it over
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints->save(20, parts_of(20)); }),
+              HasSubstr("is in use by another training: process 4711 on beta, job run"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000001-step-10", "LATEST"));
+  expect_checkpoint(*Checkpointer(world, folder.path()).latest(), 10);  // reading needs no lock
+  checkpoints.reset();
+  EXPECT_TRUE(fs::exists(folder / "LOCK")) << "the lock of the other training";
 }
 
 TEST(Checkpointer, DetectsEveryKindOfDamage) {
