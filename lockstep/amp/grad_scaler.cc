@@ -11,7 +11,6 @@
 #include "lockstep/amp/unscaling.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/option_check.h"
 
 namespace lockstep::amp {
 namespace {

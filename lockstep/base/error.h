@@ -33,6 +33,10 @@ class UsageError : public Error {
       : Error(cause, message, std::move(hint)) {}
 };
 
+/// Throws UsageError("`owner`: `option` is `value`; expected `expected`") unless `good`.
+void check_option(bool good, const std::string& owner, const std::string& option, double value,
+                  const std::string& expected);
+
 /// A file violates its format. what() starts with "FILE:OFFSET: " or "FILE:LINE:COLUMN: ".
 class FormatError : public Error {
  public:

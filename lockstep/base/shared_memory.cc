@@ -41,6 +41,7 @@ SharedMemory::SharedMemory(Fd fd, std::size_t size) : fd_(std::move(fd)), size_(
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (data == MAP_FAILED) throw SystemError("cannot map " + std::to_string(size) + " bytes of shared memory", errno);
   ::madvise(data, size, MADV_DONTFORK);
+  ::madvise(data, size, MADV_DONTDUMP);
   data_ = static_cast<char*>(data);
 }
 
@@ -54,6 +55,10 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
   return *this;
+}
+
+void SharedMemory::set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept {
+  ::madvise(data_ + offset, size, dumped ? MADV_DODUMP : MADV_DONTDUMP);
 }
 
 void SharedMemory::unmap() noexcept {

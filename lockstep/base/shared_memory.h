@@ -8,7 +8,8 @@
 namespace lockstep::base {
 
 /// Owns a readable and writable mapping of a whole memfd, and its descriptor. Pages are allocated when they are first
-/// touched, so a large mapping is cheap. A child created by fork() does not inherit the mapping.
+/// touched, so a large mapping is cheap. A child created by fork() does not inherit the mapping, and a core dump does
+/// not contain it: to write it, the kernel would allocate every page of the memory.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -22,6 +23,9 @@ class SharedMemory {
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory() { unmap(); }
+
+  /// Makes core dumps contain `size` bytes from `offset` on, or not contain them. Both are multiples of the page size.
+  void set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept;
 
   char* data() const { return data_; }
   std::size_t size() const { return size_; }

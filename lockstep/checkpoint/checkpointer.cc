@@ -1,5 +1,7 @@
 #include "lockstep/checkpoint/checkpointer.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 #include <thread>
@@ -24,7 +26,8 @@ struct Checkpointer::InFlight {
 };
 
 Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options)
-    : group_(group),
+    : owner_(::getpid()),
+      group_(group),
       writer_group_(group_.split(0, group_.rank())),
       folder_(std::move(folder)),
       options_(options),
@@ -41,6 +44,10 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const C
 
 Checkpointer::~Checkpointer() {
   if (!in_flight_) return;
+  if (::getpid() != owner_) {  // a child made by fork() does not have the thread
+    in_flight_->thread.detach();
+    return;
+  }
   const auto busy = group_.busy("wait for a checkpoint");
   in_flight_->thread.join();  // bounded: by the group's timeouts and by the disk
   if (in_flight_->error)
@@ -60,11 +67,8 @@ void Checkpointer::lock() {
 }
 
 SaveRequest Checkpointer::request(std::int64_t step) const {
-  return {.folder = folder_,
-          .step = step,
-          .keep = options_.keep,
-          .lock = folder_lock_.get(),
-          .verified = verified_.get()};
+  return {
+      .folder = folder_, .step = step, .keep = options_.keep, .lock = folder_lock_.get(), .verified = verified_.get()};
 }
 
 SaveReport Checkpointer::save(std::int64_t step, const CheckpointParts& mine) {

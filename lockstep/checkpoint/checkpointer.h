@@ -1,6 +1,8 @@
 // Writes the checkpoints of a training run from all ranks, and finds the latest complete one.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
 #include <map>
@@ -58,8 +60,8 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Locks the directory against other trainings, unless this object has done so. Blocks for up to 20 s if a process of
-  /// another host has locked it and may no longer exist. Throws UsageError (FOLDER_IN_USE) on all ranks, which names the
-  /// process that has the lock.
+  /// another host has locked it and may no longer exist. Throws UsageError (FOLDER_IN_USE) on all ranks, which names
+  /// the process that has the lock.
   void lock();
 
   /// Writes the parts `mine` of this rank and returns when the checkpoint is durable. Ranks may pass different parts,
@@ -92,6 +94,7 @@ class Checkpointer {
   SaveRequest request(std::int64_t step) const;
   std::optional<SavedCheckpoint> open(const std::string& path, std::string& reason);
 
+  const pid_t owner_;
   comm::Group group_;
   comm::Group writer_group_;  // used by the writer threads only
   const std::string folder_;

@@ -39,7 +39,7 @@ json to_json(const std::exception_ptr& error) {
 
 [[noreturn]] void throw_remote_error(const json& record, const std::string& what, int rank) {
   std::string text = what + ": rank " + std::to_string(rank) + ": " + record.at("text").get<std::string>();
-  if (record.at("kind") == kUsageError) 
+  if (record.at("kind") == kUsageError)
     throw base::UsageError(text, record.at("hint").get<std::string>(),
                            base::cause_from_name(record.at("cause").get<std::string>()));
   if (record.at("kind") == kOtherError) throw base::Error(base::Cause::kCkptWriteFailed, text);

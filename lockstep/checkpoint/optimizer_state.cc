@@ -380,8 +380,8 @@ StateDict optimizer_options(const torch::optim::Optimizer& optimizer) {
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     const OptimizerOptions& group = optimizer.param_groups()[i].options();
     const std::string prefix = "group." + std::to_string(i) + ".";
-    const bool known = dispatch<AdamTraits, AdamWTraits, SgdTraits, RmsPropTraits, AdagradTraits>(
-        group, [&](auto traits) {
+    const bool known =
+        dispatch<AdamTraits, AdamWTraits, SgdTraits, RmsPropTraits, AdagradTraits>(group, [&](auto traits) {
           using Traits = decltype(traits);
           auto options = static_cast<const typename Traits::Options&>(group);
           Traits::options(options, FieldExporter{state, prefix});

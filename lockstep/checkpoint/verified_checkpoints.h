@@ -8,8 +8,8 @@
 
 namespace lockstep::checkpoint {
 
-/// Remembers checkpoints whose bytes have been verified, by the inode, size and times of their files. Used by one thread
-/// at a time.
+/// Remembers checkpoints whose bytes have been verified, by the inode, size and times of their files. Used by one
+/// thread at a time.
 class VerifiedCheckpoints {
  public:
   /// Returns whether the checkpoint at `path` has a valid manifest and files with the hashes that it lists. Reads all

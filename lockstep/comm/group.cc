@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/group_impl.h"
@@ -220,7 +221,7 @@ Group::Group(std::shared_ptr<World> world) {
   std::vector<int> all(static_cast<std::size_t>(world->identity.world_size));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
   const int rank = world->identity.rank;
-  impl_ = std::make_shared<Impl>(std::move(world), "world", std::move(all), rank);
+  impl_ = base::make_process_owned<Impl>(std::move(world), "world", std::move(all), rank);
 }
 
 int Group::rank() const { return impl_->rank; }
@@ -410,7 +411,8 @@ Group Group::split(int color, int key) const {
     members.push_back(impl_->members[static_cast<std::size_t>(r)]);
   }
   const std::string child = name() + "." + std::to_string(impl_->num_splits++) + "[" + std::to_string(color) + "]";
-  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), child_rank, impl_->split_parent(color)));
+  return Group(
+      base::make_process_owned<Impl>(impl_->world, child, std::move(members), child_rank, impl_->split_parent(color)));
 }
 
 Group Group::split_by_host() const {

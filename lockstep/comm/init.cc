@@ -12,6 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/base/simd/cpu_features.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
@@ -165,7 +166,7 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
 
 std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::this_process();
-  auto world = std::make_shared<World>();
+  auto world = base::make_process_owned<World>();
   world->identity = job::identity::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout =
       timeout_setting(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);

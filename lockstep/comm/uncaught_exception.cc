@@ -75,8 +75,9 @@ UncaughtFailure current_failure() {
 
 /// Never destroyed: a thread may fail after main() has returned.
 struct ListenerSlot {
-  std::mutex mutex;  // guards listener
+  std::mutex mutex;  // guards the others
   FailureListener listener;
+  pid_t process = 0;  // that reports: not a child that it forks
 };
 ListenerSlot& listener_slot() {
   static auto* slot = new ListenerSlot;
@@ -84,6 +85,7 @@ ListenerSlot& listener_slot() {
 }
 
 void report(const UncaughtFailure& failure) noexcept {
+  if (listener_slot().process != ::getpid()) return;  // before the lock, which a child may find locked for ever
   FailureListener listener;
   {
     const std::lock_guard lock(listener_slot().mutex);
@@ -123,6 +125,7 @@ std::terminate_handler previous_terminate_handler = nullptr;
 void report_failures_to(FailureListener listener) {
   const std::lock_guard lock(listener_slot().mutex);
   listener_slot().listener = std::move(listener);
+  listener_slot().process = ::getpid();
   if (!previous_terminate_handler) previous_terminate_handler = std::set_terminate(on_terminate);
 }
 

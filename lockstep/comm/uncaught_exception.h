@@ -16,7 +16,8 @@ namespace lockstep::comm {
 /// Returns what `program` returns. If `program` throws, the exception is printed on stderr and becomes the job's first
 /// cause unless there is one, so that every rank that waits for this rank fails with the same text. Then the process
 /// exits at once, without static destructors, with the exit code of the cause (docs/reference/exit-codes.md) if the
-/// exception is one of Lockstep's, else with 1.
+/// exception is one of Lockstep's, else with 1. The failure of a child that the rank has forked is only printed: it is
+/// not the job's.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
 /// The destination of failure reports.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/group_access.h"
 
@@ -108,11 +109,11 @@ BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
 void LoaderCore::restore(const LoaderPosition& position) {
   const auto require = [](const std::string& what, std::uint64_t saved, std::uint64_t mine) {
     if (saved != mine)
-      throw base::UsageError("Loader::load_state_dict: the saved position is inside an epoch with " + what + " " +
-                                 std::to_string(saved) + ", and this loader has " + std::to_string(mine) +
-                                 "; expected the same",
-                             "restore the position with the same dataset, seed and shuffle, or resume from a checkpoint "
-                             "of the end of an epoch");
+      throw base::UsageError(
+          "Loader::load_state_dict: the saved position is inside an epoch with " + what + " " + std::to_string(saved) +
+              ", and this loader has " + std::to_string(mine) + "; expected the same",
+          "restore the position with the same dataset, seed and shuffle, or resume from a checkpoint "
+          "of the end of an epoch");
   };
   require("seed", position.seed, options_.seed);
   require("num_samples", position.num_samples, sampler_.num_samples());
@@ -130,7 +131,7 @@ std::shared_ptr<BatchIterator> LoaderCore::start(std::uint64_t epoch) {
   position_.epoch = epoch;
   position_.samples_drawn = is_resumed ? restored_->samples_drawn : 0;
   restored_.reset();
-  return std::make_shared<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
+  return base::make_process_owned<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
 }
 
 std::uint64_t LoaderCore::next_epoch() const {

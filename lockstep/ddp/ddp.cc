@@ -13,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp_impl.h"
@@ -166,7 +167,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
 DistributedDataParallel::Impl::~Impl() { detach_module(); }
 
 void DistributedDataParallel::Impl::detach_module() {
-  if (detached_) return;
+  if (detached_ || ::getpid() != owner_) return;
   detached_ = true;
   remove_backward_participant(this);
   for (HookedParameter& parameter : parameters_) remove_hooks(parameter);
@@ -447,7 +448,7 @@ void DistributedDataParallel::Impl::finish_join() {
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
-    : impl_(std::make_shared<Impl>(*module, std::move(group), std::move(options))) {}
+    : impl_(base::make_process_owned<Impl>(*module, std::move(group), std::move(options))) {}
 DistributedDataParallel::~DistributedDataParallel() {
   if (impl_) impl_->detach_module();
 }

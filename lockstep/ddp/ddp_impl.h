@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
+#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -106,13 +107,12 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
   bool keeps_local_gradients() const { return chunk_sink_ != nullptr && fused_reducer_ != nullptr; }
   /// False if all ranks use one copy of the parameters, and if ranks that have joined hold others.
-  bool can_compare_replicas() const {
-    return reduce_group_.size() > 1 && !keeps_local_gradients() && !anyone_joined_;
-  }
+  bool can_compare_replicas() const { return reduce_group_.size() > 1 && !keeps_local_gradients() && !anyone_joined_; }
   void submit_gradient(std::size_t index, bool fresh);
   void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
 
+  const pid_t owner_ = ::getpid();  // a child made by fork() takes no part
   comm::Group group_;
   const DdpOptions options_;
   std::unique_ptr<HostAverager> host_averager_;  // with average_hosts_every
@@ -149,7 +149,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   std::int64_t num_reductions_ = 0;
   std::optional<ReplicaCheck> replica_check_;
   bool comparing_replicas_ = false;
-  bool in_reduction_ = false;                // also after a reduction that failed
+  bool in_reduction_ = false;             // also after a reduction that failed
   std::int64_t compared_reduction_ = -1;  // number of reductions when compare_replicas() was called last
   bool anyone_joined_ = false;
   bool stop_requested_ = false;  // on some rank, as agreed in a reduction

@@ -71,8 +71,8 @@ void ReplicaCheck::compare_at_end() noexcept {
   try {
     hash();
     const std::size_t bytes = hashes_.nbytes();
-    const auto values = comm::GroupAccess::leave_value(
-        group_, store_key_, {static_cast<const char*>(hashes_.const_data_ptr()), bytes});
+    const auto values =
+        comm::GroupAccess::leave_value(group_, store_key_, {static_cast<const char*>(hashes_.const_data_ptr()), bytes});
     std::vector<std::int64_t> all(static_cast<std::size_t>(hashes_.numel()) * values.size());
     for (std::size_t rank = 0; rank < values.size(); ++rank) {
       if (values[rank].size() != bytes) return;

@@ -21,10 +21,20 @@ namespace {
 constexpr std::size_t kMaxKeyFileBytes = 4096;
 static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::telemetry::RankPage::key);
 
-void fill_random(std::array<unsigned char, 32>& bytes) {
+constexpr std::array<char, JobKey::kBytes> kUnset{};
+
+void fill_random(unsigned char* bytes, std::size_t size) {
   // bounded: getrandom blocks only until the kernel's pool is initialised, shortly after boot
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw base::SystemError("getrandom", errno);
+  if (::getrandom(bytes, size, 0) != static_cast<ssize_t>(size)) throw base::SystemError("getrandom", errno);
+}
+
+/// sodium_malloc() makes the kernel leave the pages out of core dumps (MADV_DONTDUMP), and sodium_free() overwrites
+/// them.
+std::shared_ptr<unsigned char> allocate_secret() {
+  if (::sodium_init() < 0) throw base::SystemError("sodium_init", ENOSYS);
+  auto* const bytes = static_cast<unsigned char*>(::sodium_malloc(JobKey::kBytes));
+  if (bytes == nullptr) throw base::SystemError("cannot allocate memory for a key", errno);
+  return {bytes, ::sodium_free};
 }
 
 }  // namespace
@@ -32,12 +42,21 @@ void fill_random(std::array<unsigned char, 32>& bytes) {
 JobKey::JobKey(std::string_view bytes) {
   if (bytes.size() != kBytes)
     throw base::UsageError("the job key has " + std::to_string(bytes.size()) + " bytes; expected 32");
-  std::copy(bytes.begin(), bytes.end(), bytes_.begin());
+  if (bytes == std::string_view(kUnset.data(), kUnset.size())) return;
+  const auto secret = allocate_secret();
+  std::copy(bytes.begin(), bytes.end(), secret.get());
+  bytes_ = secret;
+}
+
+std::string_view JobKey::bytes() const {
+  return {bytes_ ? reinterpret_cast<const char*>(bytes_.get()) : kUnset.data(), kBytes};
 }
 
 JobKey JobKey::random() {
+  const auto secret = allocate_secret();
+  fill_random(secret.get(), kBytes);
   JobKey key;
-  fill_random(key.bytes_);
+  key.bytes_ = secret;
   return key;
 }
 
@@ -56,25 +75,30 @@ JobKey JobKey::from_file(const std::string& path) {
   const ssize_t size = ::read(fd.get(), text, sizeof text);
   if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxKeyFileBytes))
     refuse("has " + std::to_string(status.st_size) + " bytes; expected 32 to 4096");
-  return JobKey(mac_bytes(JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}})));
+  Mac derived = JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}});
+  JobKey key(mac_bytes(derived));
+  ::sodium_memzero(text, sizeof text);
+  ::sodium_memzero(derived.data(), derived.size());
+  return key;
 }
 
 JobKey JobKey::inherited() {
-  const base::telemetry::JobKeyBytes bytes = base::telemetry::inherited_job_key();
-  return JobKey({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  base::telemetry::JobKeyBytes bytes = base::telemetry::inherited_job_key();
+  JobKey key({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  ::sodium_memzero(bytes.data(), bytes.size());
+  return key;
 }
 
-bool JobKey::is_set() const {
-  return std::any_of(bytes_.begin(), bytes_.end(), [](unsigned char byte) { return byte != 0; });
-}
+bool JobKey::is_set() const { return bytes_ != nullptr; }
 
 Mac JobKey::mac(std::initializer_list<std::string_view> texts) const {
   crypto_auth_hmacsha256_state state;
-  crypto_auth_hmacsha256_init(&state, bytes_.data(), bytes_.size());
+  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(bytes().data()), kBytes);
   for (const std::string_view text : texts)
     crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(text.data()), text.size());
   Mac mac;
   crypto_auth_hmacsha256_final(&state, mac.data());
+  ::sodium_memzero(&state, sizeof state);
   return mac;
 }
 
@@ -84,7 +108,7 @@ bool equal_constant_time(const Mac& mac, std::string_view bytes) {
 
 Mac random_nonce() {
   Mac nonce;
-  fill_random(nonce);
+  fill_random(nonce.data(), nonce.size());
   return nonce;
 }
 

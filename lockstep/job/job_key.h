@@ -3,6 +3,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,9 +12,9 @@ namespace lockstep::job {
 /// A message authentication code: HMAC-SHA256 (RFC 2104, FIPS 180-4), computed by libsodium.
 using Mac = std::array<unsigned char, 32>;
 
-/// 32 secret bytes that appear neither in a command line nor in the environment. `lockstep run` generates them, and
-/// each rank reads them from the page that its agent created. Ranks started by MPI or torchrun receive them from rank
-/// 0, through MPI or torchrun's store. All other ranks may read them from a file.
+/// 32 secret bytes that appear neither in a command line, nor in the environment, nor in a core dump. `lockstep run`
+/// generates them, and each rank reads them from the page that its agent created. Ranks started by MPI or torchrun
+/// receive them from rank 0, through MPI or torchrun's store. All other ranks may read them from a file.
 class JobKey {
  public:
   static constexpr std::size_t kBytes = 32;
@@ -31,14 +32,15 @@ class JobKey {
   static JobKey inherited();
 
   bool is_set() const;
-  std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  /// The 32 bytes, which are zero for an unset key. Do not copy them.
+  std::string_view bytes() const;
 
   /// Returns the MAC of the concatenation of `texts`. The caller must ensure that only one sequence of texts has this
   /// concatenation.
   Mac mac(std::initializer_list<std::string_view> texts) const;
 
  private:
-  std::array<unsigned char, kBytes> bytes_{};
+  std::shared_ptr<const unsigned char> bytes_;  // in memory that core dumps leave out; null for an unset key
 };
 
 /// Returns whether `mac` and `bytes` are equal, in a time that does not depend on their content.

@@ -11,6 +11,7 @@
 #include <set>
 #include <typeinfo>
 
+#include "lockstep/base/process_owned.h"
 #include "lockstep/nn/device_transfer.h"
 #include "lockstep/nn/replica_threads.h"
 #include "lockstep/nn/sync_batch_norm.h"
@@ -112,7 +113,7 @@ class DataParallel::Impl {
   std::shared_ptr<TransferCounter> transfers_ =
       std::make_shared<TransferCounter>();  // shared with graphs that outlive this object
   std::vector<std::int64_t> samples_;
-  std::unique_ptr<ReplicaThreads> threads_;
+  std::shared_ptr<ReplicaThreads> threads_;
 };
 
 DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options)
@@ -125,7 +126,7 @@ DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunct
   output_device_ = options_.output_device ? resolve_device(*options_.output_device) : devices_.front();
   check_module(original_, devices_.front());
   for (const at::Device device : devices_) replicas_.push_back(make_replica(original_, device, options_));
-  threads_ = std::make_unique<ReplicaThreads>(devices_.size() - 1);
+  threads_ = base::make_process_owned<ReplicaThreads>(devices_.size() - 1);
 }
 
 void DataParallel::Impl::update_replicas(std::size_t count) {

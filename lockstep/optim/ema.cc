@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim {

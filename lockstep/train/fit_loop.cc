@@ -340,8 +340,8 @@ class FitLoop final : public FitContext {
 
   /// Adds what should be the same in a resumed training. Inside an epoch, the order of the samples must be.
   void add_settings() {
-    const bool in_epoch = state().found() && state().found()->part_names().contains("loader") &&
-                          !state().read("loader").empty();
+    const bool in_epoch =
+        state().found() && state().found()->part_names().contains("loader") && !state().read("loader").empty();
     const StateDict order = components_.train->loader().state_dict();
     for (const char* name : {"seed", "num_samples", "shuffle"})
       state().add_setting(std::string("loader.") + name, order.at(name),

@@ -68,7 +68,8 @@ class OptimizerSet {
   /// Advances the schedules that count epochs.
   void end_epoch();
 
-  /// Adds the settings of the optimizers, the optimizers, schedules, bucket layouts, master weights and the scaler to `state`.
+  /// Adds the settings of the optimizers, the optimizers, schedules, bucket layouts, master weights and the scaler to
+  /// `state`.
   void add_to(TrainingState& state);
 
  private:

@@ -262,8 +262,9 @@ TrainingState& TrainingState::add_setting(const std::string& name, checkpoint::S
   if (resumed_) throw UsageError("TrainingState::add_setting() was called after resume(); expected a call before it");
   if (std::holds_alternative<at::Tensor>(value) || settings_.contains(name) || options_.settings.contains(name))
     throw UsageError("TrainingState::add_setting: \"" + name +
-                     (std::holds_alternative<at::Tensor>(value) ? "\" is a tensor; expected a bool, a number or a string"
-                                                                : "\" was already added; expected another name"));
+                     (std::holds_alternative<at::Tensor>(value)
+                          ? "\" is a tensor; expected a bool, a number or a string"
+                          : "\" was already added; expected another name"));
   settings_.emplace(name, Setting{std::move(value), rule});
   return *this;
 }
@@ -272,10 +273,11 @@ void TrainingState::check_setting(const std::string& name, const std::string& no
                                   SettingRule rule) const {
   if (now == then) return;
   if (rule == SettingRule::kMustMatch)
-    throw UsageError("resume: the setting \"" + name + "\" is " + now + "; expected " + then +
-                         ", as in the checkpoint " + found_->path(),
-                     "use the saved setting, or start a new training in another directory; it can load() the weights of "
-                     "the checkpoint");
+    throw UsageError(
+        "resume: the setting \"" + name + "\" is " + now + "; expected " + then + ", as in the checkpoint " +
+            found_->path(),
+        "use the saved setting, or start a new training in another directory; it can load() the weights of "
+        "the checkpoint");
   if (world_.rank() == 0)
     base::log_warning("resume: the setting \"" + name + "\" is " + now + ", and was " + then + " in the checkpoint " +
                       found_->path() + "; the training goes on with " + (rule == SettingRule::kUsesNew ? now : then));

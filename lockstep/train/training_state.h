@@ -46,9 +46,9 @@ struct ResumeOptions {
 
 /// What resume() does if a setting has another value than in the checkpoint.
 enum class SettingRule {
-  kMustMatch,   ///< an error
-  kUsesNew,     ///< a warning; the training goes on with the program's value
-  kUsesSaved,   ///< a warning; the training goes on with the saved value
+  kMustMatch,  ///< an error
+  kUsesNew,    ///< a warning; the training goes on with the program's value
+  kUsesSaved,  ///< a warning; the training goes on with the saved value
 };
 
 struct SaveStateOptions {
@@ -90,11 +90,11 @@ struct StateMember {
 /// otherwise. Used by one thread.
 class TrainingState {
  public:
-  /// Creates and locks the directory, and finds the checkpoint to resume from: the latest complete one, of which every byte is
-  /// verified, else TrainingStateOptions.resume_from. Blocks until all ranks have the result. `folder` "": nothing can
-  /// be saved or is locked, to read the state of a training that may be running. Throws UsageError for invalid options,
-  /// for a path without a checkpoint and, as FOLDER_IN_USE, if another training has the directory; and SystemError; on
-  /// all ranks.
+  /// Creates and locks the directory, and finds the checkpoint to resume from: the latest complete one, of which every
+  /// byte is verified, else TrainingStateOptions.resume_from. Blocks until all ranks have the result. `folder` "":
+  /// nothing can be saved or is locked, to read the state of a training that may be running. Throws UsageError for
+  /// invalid options, for a path without a checkpoint and, as FOLDER_IN_USE, if another training has the directory; and
+  /// SystemError; on all ranks.
   TrainingState(comm::Group world, const std::string& folder, TrainingStateOptions options = {});
   TrainingState(const TrainingState&) = delete;
   TrainingState& operator=(const TrainingState&) = delete;

@@ -22,6 +22,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/checkpoint/files/directory.h"
 
@@ -43,9 +44,7 @@ std::string read_boot_id() {
 struct Record {
   std::string host, boot_id, pid, job, generation;
 
-  std::string to_text() const {
-    return host + "\n" + boot_id + "\n" + pid + "\n" + job + "\n" + generation + "\n";
-  }
+  std::string to_text() const { return host + "\n" + boot_id + "\n" + pid + "\n" + job + "\n" + generation + "\n"; }
   std::string describe() const { return "process " + pid + " on " + host + (job == "0" ? "" : ", job " + job); }
 };
 
@@ -169,8 +168,7 @@ class FolderLock::Holder {
     base::log_info("the directory " + folder_ + " was locked by " + holder.describe() +
                    "; waiting to see whether that process still exists");
     if (changes_within(path_, beat_)) return false;
-    base::log_warning("takes over the directory " + folder_ + ": " + holder.describe() +
-                      " has not renewed its lock");
+    base::log_warning("takes over the directory " + folder_ + ": " + holder.describe() + " has not renewed its lock");
     return true;
   }
 
@@ -197,13 +195,10 @@ FolderLock::FolderLock(const std::string& folder, const FolderLockOptions& optio
   const std::lock_guard lock(mutex);
   std::weak_ptr<Holder>& known = holders[{status.st_dev, status.st_ino}];
   holder_ = known.lock();
-  if (!holder_ || !holder_->is_of_this_process()) known = holder_ = std::make_shared<Holder>(folder, options);
+  if (!holder_ || !holder_->is_of_this_process()) known = holder_ = base::make_process_owned<Holder>(folder, options);
 }
 
-FolderLock::~FolderLock() {
-  // In a forked child the thread does not exist, and the destructor of a condition variable would wait for it.
-  if (!holder_->is_of_this_process()) new std::shared_ptr<Holder>(std::move(holder_));
-}
+FolderLock::~FolderLock() = default;
 
 void FolderLock::check() const { holder_->check(); }
 

@@ -24,6 +24,19 @@ constexpr std::size_t kMinSlabBlocks = 8;
 // The host's available memory is read once per this many bytes: a read takes 50 us, too long for every allocation.
 constexpr std::uint64_t kBudgetBytes = 64ULL << 20;
 constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to other processes
+// Core dumps contain the pages that are in use. The range grows in steps, because each is a system call, and a trimmed
+// block is taken out only if it is large, because each doubles the number of the process's mappings there.
+constexpr std::uint32_t kDumpedStepPages = (4 << 20) / kPageBytes;
+constexpr std::uint32_t kMinUndumpedPages = (1 << 20) / kPageBytes;
+
+/// Zeroed memory of which only the pages that are touched exist, and which core dumps do not contain.
+void* reserve_zeroed(std::size_t bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  ::madvise(memory, bytes, MADV_DONTDUMP);
+  return memory;
+}
 
 std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
@@ -51,13 +64,14 @@ Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes)
           base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPageBytes - 1) / kPageBytes * kPageBytes)),
       limit_bytes_(limit_bytes),
       classes_(new SizeClass[kNumSizeClasses]),
-      slab_of_page_(static_cast<Slab**>(std::calloc(memory_.size() / kPageBytes, sizeof(Slab*))),
-                    [](Slab** p) { std::free(p); }),
+      slab_of_page_(static_cast<Slab**>(reserve_zeroed(memory_.size() / kPageBytes * sizeof(Slab*))),
+                    UnmapSlabTable{memory_.size() / kPageBytes * sizeof(Slab*)}),
       pages_(static_cast<std::uint32_t>(memory_.size() / kPageBytes)),
       resident_(static_cast<std::uint32_t>(memory_.size() / kPageBytes)) {
-  if (!slab_of_page_) throw std::bad_alloc();
   LOCKSTEP_CHECK(memory_.size() / kPageBytes < (std::size_t{1} << 31));
 }
+
+void Arena::UnmapSlabTable::operator()(Slab** table) const { ::munmap(table, bytes); }
 
 Arena::~Arena() {
   Slab* last = nullptr;
@@ -178,8 +192,23 @@ void Arena::make_resident(std::uint32_t page, std::uint32_t count) {
   const std::uint64_t nonresident = count - resident_.count(page, count);
   if (nonresident == 0) return;
   ensure_available(nonresident * kPageBytes);
+  include_in_dumps(page, count);
   resident_.add(page, count);
   resident_pages_ += nonresident;
+}
+
+/// Call it before the pages become resident.
+void Arena::include_in_dumps(std::uint32_t page, std::uint32_t count) {
+  const auto include = [&](std::uint32_t begin, std::uint32_t end) {
+    memory_.set_dumped(begin * kPageBytes, (end - begin) * kPageBytes, true);
+  };
+  const std::uint32_t end = page + count;
+  if (page < dumped_end_) include(page, std::min(end, dumped_end_));  // pages that were trimmed
+  if (end <= dumped_end_) return;
+  const auto all = static_cast<std::uint32_t>(memory_.size() / kPageBytes);
+  const std::uint32_t new_end = std::min(all, (end + kDumpedStepPages - 1) / kDumpedStepPages * kDumpedStepPages);
+  include(dumped_end_, new_end);
+  dumped_end_ = new_end;
 }
 
 /// Throws ArenaFull unless `bytes` more may become resident.
@@ -210,6 +239,7 @@ std::size_t Arena::trim_locked() {
     if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
                     static_cast<off_t>((end - page) * kPageBytes)) != 0)
       continue;
+    if (end - page >= kMinUndumpedPages) memory_.set_dumped(page * kPageBytes, (end - page) * kPageBytes, false);
     resident_.remove(page, end - page);
     pages += resident;
   }
@@ -262,6 +292,8 @@ void Arena::make_private_after_fork() {
   published_ = nullptr;  // belongs to the parent
   ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
          memory_.fd().get(), 0);
+  ::madvise(memory_.data(), memory_.size(), MADV_DONTDUMP);
+  memory_.set_dumped(0, dumped_end_ * kPageBytes, true);
   unlock_all();
 }
 

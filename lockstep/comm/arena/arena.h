@@ -78,6 +78,7 @@ class Arena {
   Slab& new_slab(std::size_t index);
   void release_slab(Slab& slab) noexcept;
   void make_resident(std::uint32_t page, std::uint32_t count);
+  void include_in_dumps(std::uint32_t page, std::uint32_t count);
   void ensure_available(std::uint64_t bytes);
   std::size_t trim_locked();
   void publish_stats() noexcept;
@@ -91,12 +92,17 @@ class Arena {
   const std::uint64_t limit_bytes_;
   std::unique_ptr<SizeClass[]> classes_;
   // The slab of each page; null for pages of large blocks. See "Memory ordering" above.
-  std::unique_ptr<Slab*[], void (*)(Slab**)> slab_of_page_;
+  struct UnmapSlabTable {
+    std::size_t bytes;
+    void operator()(Slab** table) const;
+  };
+  std::unique_ptr<Slab*[], UnmapSlabTable> slab_of_page_;
 
   mutable std::mutex pages_mutex_;  // guards the members below; acquired after the mutex of a size class
   PageHeap pages_;
   PageSet resident_;
   std::uint64_t resident_pages_ = 0;
+  std::uint32_t dumped_end_ = 0;    // core dumps contain the pages before it, except large blocks that were trimmed
   std::uint64_t budget_bytes_ = 0;  // known to be available on the host
   std::uint64_t slab_pages_ = 0;
   base::telemetry::ArenaCounters* published_ = nullptr;

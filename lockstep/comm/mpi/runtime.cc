@@ -2,6 +2,7 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -46,9 +47,12 @@ void create_ops(MPI_Op (&ops)[4]) {
   for (int i = 0; i < 4; ++i) check_mpi_result(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
+pid_t mpi_process = 0;  // that has initialized MPI
+
 /// Waits for MPI_Finalize() for at most kFinalizeTimeout, because it waits for the other ranks, which may never call
 /// it.
 void finalize_mpi() {
+  if (::getpid() != mpi_process) return;  // a child that the rank has forked
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) return;
@@ -113,6 +117,7 @@ MpiRuntime::MpiRuntime() {
     MPI_Query_thread(&level);
   } else {
     check_mpi_result(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    mpi_process = ::getpid();
     std::atexit(finalize_mpi);
   }
   if (level < MPI_THREAD_SERIALIZED)

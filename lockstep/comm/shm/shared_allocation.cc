@@ -1,7 +1,12 @@
 #include "lockstep/comm/shm/shared_allocation.h"
 
+#include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -30,8 +35,42 @@ void publish_offer(job::Store& store, OfferKind kind, std::string_view text, Dea
   store.set(kOfferKey, value.append(text), deadline);
 }
 
+/// The allocations of this process, for the children that it forks. Never destroyed.
+struct Registry {
+  std::mutex mutex;  // guards memories
+  std::set<const SharedMemory*> memories;
+
+  static Registry& this_process() {
+    static Registry* const registry = [] {
+      ::pthread_atfork([] { this_process().mutex.lock(); }, [] { this_process().mutex.unlock(); },
+                       [] { this_process().make_private_after_fork(); });
+      return new Registry;
+    }();
+    return *registry;
+  }
+
+  /// The child does not inherit the mappings. It gets private ones at the same addresses, so that it can read the
+  /// parameters and its writes do not reach the ranks.
+  void make_private_after_fork() {
+    for (const SharedMemory* const memory : memories)
+      ::mmap(memory->data(), memory->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+             memory->fd().get(), 0);
+    mutex.unlock();
+  }
+};
+
 SharedAllocation wrap(SharedMemory memory, bool is_first) {
-  const auto owner = std::make_shared<SharedMemory>(std::move(memory));
+  memory.set_dumped(0, memory.size(), true);
+  Registry& registry = Registry::this_process();
+  const std::shared_ptr<SharedMemory> owner(new SharedMemory(std::move(memory)), [&registry](SharedMemory* unused) {
+    {
+      const std::lock_guard lock(registry.mutex);
+      registry.memories.erase(unused);
+    }
+    delete unused;
+  });
+  const std::lock_guard lock(registry.mutex);
+  registry.memories.insert(owner.get());
   return {.data = std::shared_ptr<void>(owner, owner->data()), .is_first = is_first};
 }
 

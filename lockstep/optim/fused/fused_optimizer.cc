@@ -1,6 +1,7 @@
 // Forwards FusedOptimizer's functions to FusedUpdate.
 #include "lockstep/optim/fused/fused_optimizer.h"
 
+#include "lockstep/base/process_owned.h"
 #include "lockstep/optim/fused/fused_update.h"
 
 namespace lockstep::optim::inline fused {
@@ -11,7 +12,7 @@ FusedOptimizer::~FusedOptimizer() = default;
 void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
                                 const FusedOptions& options) {
   rule_ = std::move(rule);
-  update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
+  update_ = base::make_process_owned<FusedUpdate>(std::move(gradients), *rule_, options);
 }
 
 void FusedOptimizer::average_gradients() { update_->average_gradients(); }

@@ -128,7 +128,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   void skip_step() override;
 
   std::unique_ptr<UpdateRule> rule_;
-  std::unique_ptr<FusedUpdate> update_;
+  std::shared_ptr<FusedUpdate> update_;  // not destroyed by a child made by fork()
 };
 
 }  // namespace lockstep::optim::inline fused

@@ -11,7 +11,6 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/kernels/clip_grad.h"

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/fused/update_rule.h"

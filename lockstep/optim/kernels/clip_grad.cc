@@ -15,7 +15,6 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim::kernels {

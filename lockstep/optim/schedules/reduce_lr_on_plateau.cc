@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/option_check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
 namespace lockstep::optim::inline schedules {

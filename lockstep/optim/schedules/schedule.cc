@@ -6,7 +6,6 @@
 #include <numbers>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 
 namespace lockstep::optim::inline schedules {
 namespace {

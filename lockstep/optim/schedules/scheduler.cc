@@ -6,7 +6,6 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/optim/schedules/learning_rates.h"
 
 namespace lockstep::optim::inline schedules {

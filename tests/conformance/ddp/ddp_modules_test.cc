@@ -292,7 +292,8 @@ TEST(DdpModules, ReplicasThatDifferAtTheEndAreAWarning) {
     }
     std::string all;  // the rank that ends last prints
     for (const std::string& text : world().all_gather_bytes(::testing::internal::GetCapturedStderr())) all += text;
-    const std::size_t first = all.find("REPLICA_DIVERGED when the DistributedDataParallel ended, parameter second.bias");
+    const std::size_t first =
+        all.find("REPLICA_DIVERGED when the DistributedDataParallel ended, parameter second.bias");
     EXPECT_EQ(first != std::string::npos, differs && world().size() > 1) << all;
     EXPECT_EQ(all.find("REPLICA_DIVERGED", first + 1), std::string::npos) << all;
   }

@@ -341,7 +341,8 @@ TEST(Resume, UserExceptionReportsStepAndSamples) {
   }
 }
 
-/// Stops a training after step `stop_at`, or after its first epoch, and resumes it with other options. Returns the warnings of rank 0, or the error.
+/// Stops a training after step `stop_at`, or after its first epoch, and resumes it with other options. Returns the
+/// warnings of rank 0, or the error.
 std::string resume_with(const MakeOptimizers& before, const TrainerOptions& options, const MakeOptimizers& after,
                         const std::function<void(TrainerOptions&)>& change, std::int64_t batch_size = 4,
                         std::uint64_t seed = 3, std::int64_t stop_at = 3) {
@@ -381,9 +382,9 @@ TEST(Resume, OtherSettingsAreOneWarningEach) {
         options.accumulate_grad_batches = 2, options.clip_norm = 0, options.clip_value = 3, options.seed = {};
       },
       /*batch_size=*/2);
-  for (const char* part :
-       {"\"loader.batch_size\" is 2, and was 4", "\"accumulate_grad_batches\" is 2, and was 1",
-        "\"clip_norm\" is 0.0, and was 1.0", "\"clip_value\" is 3.0, and was 0.0", "\"seed\" is \"none\", and was \"5\""})
+  for (const char* part : {"\"loader.batch_size\" is 2, and was 4", "\"accumulate_grad_batches\" is 2, and was 1",
+                           "\"clip_norm\" is 0.0, and was 1.0", "\"clip_value\" is 3.0, and was 0.0",
+                           "\"seed\" is \"none\", and was \"5\""})
     EXPECT_EQ(count_of(all, part), 1u) << part << " in " << all;
   EXPECT_EQ(count_of(all, "warning:"), 5u) << all;
 }
@@ -392,8 +393,8 @@ TEST(Resume, OtherOptimizerOptionsAreAWarningAndAnotherClassAnError) {
   const auto same = [](TrainerOptions&) {};
   const auto with = [](double lr, double momentum) -> MakeOptimizers {
     return [=](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
-      return {{std::make_shared<torch::optim::SGD>(setup.parameters(),
-                                                   torch::optim::SGDOptions(lr).momentum(momentum))}};
+      return {
+          {std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(lr).momentum(momentum))}};
     };
   };
   const std::string plain = resume_with(with(0.1, 0.9), {}, with(0.2, 0.9), same);
@@ -405,13 +406,11 @@ TEST(Resume, OtherOptimizerOptionsAreAWarningAndAnotherClassAnError) {
 }
 
 TEST(Resume, AddedAveragesStartFromTheCheckpoint) {
-  const std::string added =
-      resume_with(sgd(), {}, sgd(), [](TrainerOptions& options) { options.ema = 0.9; });
+  const std::string added = resume_with(sgd(), {}, sgd(), [](TrainerOptions& options) { options.ema = 0.9; });
   EXPECT_THAT(added, HasSubstr("\"ema\" is 0.9, and was 0.0"));
   EXPECT_THAT(added, HasSubstr("has no state of ema, which starts without saved state"));
   EXPECT_EQ(count_of(added, "warning:"), 2u) << added;
-  const std::string removed =
-      resume_with(sgd(), {.ema = 0.9}, sgd(), [](TrainerOptions& options) { options.ema = 0; });
+  const std::string removed = resume_with(sgd(), {.ema = 0.9}, sgd(), [](TrainerOptions& options) { options.ema = 0; });
   EXPECT_THAT(removed, HasSubstr("\"ema\" is 0.0, and was 0.9"));
   EXPECT_THAT(removed, HasSubstr("has state of \"ema\", which this training does not have; it is ignored"));
 }

@@ -284,62 +284,6 @@ TEST(Trainer, ValidationMeansAreWeightedBySamples) {
   }
 }
 
-/// A batch of these is a vector. The first tensor's size is not the number of samples.
-struct TextSample {
-  at::Tensor words;  // [length], which differs between samples
-  double target = 0;
-};
-struct TextNetImpl : torch::nn::Module {
-  at::Tensor weight = register_parameter("weight", torch::ones({1}));
-  at::Tensor mean_loss(const std::vector<TextSample>& batch, StepLog& log) {
-    EXPECT_EQ(log.num_samples, static_cast<std::int64_t>(batch.size()));
-    at::Tensor sum = torch::zeros({});
-    for (const TextSample& one : batch) sum = sum + (one.words.mean() * weight - one.target).pow(2).sum();
-    return sum / static_cast<double>(batch.size());
-  }
-  at::Tensor training_step(std::vector<TextSample>& batch, StepLog& log) { return mean_loss(batch, log); }
-  at::Tensor validation_step(std::vector<TextSample>& batch, StepLog& log) { return mean_loss(batch, log); }
-  std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) {
-    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}};
-  }
-};
-TORCH_MODULE(TextNet);
-
-TEST(Trainer, MeansCountTheSamplesOfABatchOfAnyType) {
-  const auto make = [](std::size_t index) {
-    return TextSample{.words = torch::full({static_cast<std::int64_t>(index % 5 + 1)}, static_cast<double>(index)),
-                      .target = 1};
-  };
-  constexpr std::size_t kCount = 11;
-  double sum = 0;
-  for (std::size_t i = 0; i < kCount; ++i) sum += (static_cast<double>(i) - 1) * (static_cast<double>(i) - 1);
-  TextNet net;
-  Trainer trainer(without_output({.max_epochs = 1}));
-  const data::LoaderOptions exact{.batch_size = 3, .shuffle = false, .mode = data::ShardMode::kExact};
-  const auto values = trainer.validate(net, data::make_loader(kCount, make, world(), exact));
-  EXPECT_NEAR(require_value(values, "val_loss", "test"), sum / kCount, 1e-4);
-  const auto padded = data::make_loader(kCount * static_cast<std::size_t>(world().size()), make, world(),
-                                        {.batch_size = 4, .shuffle = false});
-  EXPECT_EQ(trainer.fit(net, padded).steps, 3);
-}
-
-TEST(Trainer, WeightsInDoublePrecisionStayDouble) {
-  Net net = make_net(sgd()), plain = make_net(nullptr);
-  net->to(at::kDouble), plain->to(at::kDouble);
-  Trainer(without_output({.max_epochs = 2})).fit(net, loader_of());
-  EXPECT_EQ(net->first->weight.scalar_type(), at::kDouble);
-  DistributedDataParallel ddp(plain, world());
-  torch::optim::SGD optimizer(plain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  auto loader = loader_of();
-  for (std::uint64_t epoch = 0; epoch < 2; ++epoch)
-    for (auto& batch : loader.epoch(epoch)) {
-      optimizer.zero_grad();
-      plain->loss(batch).backward();
-      optimizer.step();
-    }
-  expect_same_bits(*net, *plain);
-}
-
 TEST(TrainerFailures, ReplicasAreComparedAtTheEnd) {
   if (world().size() == 1) return;
   struct ChangeLast : Callback {

@@ -116,13 +116,13 @@ TEST(Checkpointer, DamagedCheckpointsAreNotCountedWhenOlderOnesAreRemoved) {
   damage(folder / "00000003-step-30/model.safetensors");  // a flipped bit: names and sizes are as before
   Checkpointer checkpoints(comm::init(), folder.path());
   checkpoints.save(40, parts_of(40));
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40",
-                                                   "LATEST"))
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40", "LATEST"))
       << "two checkpoints are kept that are whole";
   damage(folder / "00000004-step-40/trainer.json");  // one that this object has written
   checkpoints.save(50, parts_of(50));
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40",
-                                                   "00000005-step-50", "LATEST"));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("00000002-step-20", "00000003-step-30", "00000004-step-40", "00000005-step-50", "LATEST"));
   checkpoints.save(60, parts_of(60));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000005-step-50", "00000006-step-60", "LATEST"));
 }

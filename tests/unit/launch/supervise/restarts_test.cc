@@ -26,15 +26,16 @@ Verdict died() { return verdict(Cause::kRankDied, 128 + SIGKILL); }
 
 TEST(IsRestartable, OfEachCause) {
   static constexpr auto kTable = std::to_array<std::pair<Cause, bool>>(
-      {{Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
-       {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false}, {Cause::kFolderInUse, false},
-       {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
-       {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
-       {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
-       {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kCkptWriteFailed, false},
-       {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
-       {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
-       {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}});
+      {{Cause::kRankExited, true},       {Cause::kRankDied, true},        {Cause::kInterrupted, false},
+       {Cause::kBadArg, false},          {Cause::kBadFile, false},        {Cause::kPortInUse, false},
+       {Cause::kFolderInUse, false},     {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},
+       {Cause::kDesync, false},          {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false},
+       {Cause::kNonFinite, false},       {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},
+       {Cause::kNoProgress, false},      {Cause::kInternal, true},        {Cause::kResource, true},
+       {Cause::kCkptWriteFailed, false}, {Cause::kProtocol, false},       {Cause::kWrongJob, false},
+       {Cause::kAuthFailed, false},      {Cause::kStaleGen, false},       {Cause::kPreempted, false},
+       {Cause::kStraggler, false},       {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},
+       {Cause::kRankStalled, true}});
   static_assert(kTable.size() == base::kNumCauses, "one entry per cause");
   for (const auto& [cause, restartable] : kTable)
     EXPECT_EQ(is_restartable(verdict(cause)), restartable) << base::name(cause);
@@ -42,8 +43,8 @@ TEST(IsRestartable, OfEachCause) {
 
 TEST(IsRestartable, OfEachExitCode) {
   for (int code = 1; code < 256; ++code) {
-    const bool user_error =
-        code == 2 || code == 64 || code == 65 || code == 70 || code == 73 || code == 75 || code == 76 || code == 126 || code == 127;
+    const bool user_error = code == 2 || code == 64 || code == 65 || code == 70 || code == 73 || code == 75 ||
+                            code == 76 || code == 126 || code == 127;
     const bool stop_signal = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM ||
                              code == 128 + SIGUSR1 || code == 128 + SIGUSR2;
     EXPECT_EQ(is_restartable(verdict(Cause::kRankExited, code)), !user_error && !stop_signal) << code;

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Tests that children which ranks fork, and which then throw, return from main() or exit, do not affect the job.
+
+Usage: children.py --lockstep PATH --program PATH_OF_FORK_PROBE [--count N] [--transport NAME] [KIND...]
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+
+KINDS = ["return", "exec", "throw", "bare", "exit", "crash"]
+RANKS = 2
+TIMEOUT = 100
+
+
+def run(args, kind):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [args.lockstep, "run", "-n", str(RANKS), "--transport", args.transport, "--", args.program, kind, args.count],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    wanted = [f"[{rank}] {args.count} children, {args.count} steps" for rank in range(RANKS)]
+    if done.returncode == 0 and all(line in done.stdout for line in wanted) and "FATAL" not in done.stderr:
+        print(f"ok: {kind} over {args.transport}", flush=True)
+        return True
+    print(f"FAILED: {kind} over {args.transport}: exit code {done.returncode}\n{done.stdout}{done.stderr}", flush=True)
+    return False
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--count", default="10", help="children of each rank")
+    parser.add_argument("--transport", default="shm")
+    parser.add_argument("kinds", nargs="*", default=KINDS)
+    args = parser.parse_args()
+    sys.exit(0 if all([run(args, kind) for kind in args.kinds]) else 1)
+
+
+if __name__ == "__main__":
+    main()
