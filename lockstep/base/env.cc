@@ -26,6 +26,7 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_transport, "LOCKSTEP_TRANSPORT"},
     {&Env::lockstep_device, "LOCKSTEP_DEVICE"},
     {&Env::lockstep_timeout, "LOCKSTEP_TIMEOUT"},
+    {&Env::lockstep_host_timeout, "LOCKSTEP_HOST_TIMEOUT"},
     {&Env::lockstep_arena, "LOCKSTEP_ARENA"},
     {&Env::tmpdir, "TMPDIR"},
     {&Env::lockstep_join_timeout, "LOCKSTEP_JOIN_TIMEOUT"},

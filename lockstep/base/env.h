@@ -33,6 +33,7 @@ struct Env {
   Value lockstep_arena;    ///< LOCKSTEP_ARENA: on or off; on by default if ranks share a host
   Value lockstep_timeout;  ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for ranks that make no progress; default
                            ///< 300; with 0 it waits forever
+  Value lockstep_host_timeout;  ///< LOCKSTEP_HOST_TIMEOUT: seconds that another host may send no packet; default 5
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks; default 60
   Value lockstep_interface;     ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;       ///< LOCKSTEP_HOST_ID: name of this host; ranks with different names share no memory

@@ -17,6 +17,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
+#include "lockstep/comm/channel/host_watch.h"
 #include "lockstep/comm/device_selection.h"
 #include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/world.h"
@@ -164,6 +165,16 @@ void publish_init_failure(const World& world, const base::Error& error) noexcept
   if (world.server) std::this_thread::sleep_for(base::kPeersReadTime);
 }
 
+std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& world,
+                                                                  std::chrono::milliseconds timeout) {
+  const job::identity::Identity& id = world.identity;
+  auto detector = std::make_shared<channel::DeadlockDetector>(world.store, id.rank, base::net::host_name(), timeout,
+                                                              ranks_of_other_hosts(id));
+  if (id.num_nodes > 1 && !world.address.empty())
+    detector->watch_hosts(std::make_unique<channel::HostWatch>(world.store, id.rank, id.host_indices, world.address));
+  return detector;
+}
+
 std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::this_process();
   auto world = base::make_process_owned<World>();
@@ -173,6 +184,9 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
   const auto join_timeout = timeout_setting(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout,
                                             std::chrono::seconds(60));
+  if (env.lockstep_host_timeout)
+    base::net::set_host_timeout(
+        std::chrono::seconds(base::parse_int_in_range("LOCKSTEP_HOST_TIMEOUT", *env.lockstep_host_timeout, 1, 3600)));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
@@ -208,8 +222,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     throw;
   }
   const job::identity::Identity& id = world->identity;
-  world->deadlock_detector = std::make_shared<channel::DeadlockDetector>(world->store, id.rank, base::net::host_name(),
-                                                                         timeout, ranks_of_other_hosts(id));
+  world->deadlock_detector = make_deadlock_detector(*world, timeout);
   base::telemetry::publish_to(
       base::telemetry::RankPage::this_process(),
       {.rank = id.rank, .world_size = id.world_size, .job = id.job, .transport = world->transport});

@@ -39,8 +39,7 @@ constexpr const char* kStoreGoneHint =
 [[noreturn]] void throw_unreachable(const base::net::Address& address) {
   throw base::PeerLostError(Cause::kPeerUnreachable, "store", -1, -1,
                             "the job's store at " + to_string(address) +
-                                " cannot be reached: its host has not answered for " +
-                                std::to_string(base::kPeerHostTimeout.count()) + " s",
+                                " cannot be reached: its host has not answered for " + base::net::host_timeout_text(),
                             "check that this host is up and that the network to it works");
 }
 

@@ -226,15 +226,15 @@ struct StoreServer::Impl {
     }
     std::string host_list;
     for (const std::string& host : hosts) host_list += (host_list.empty() ? "" : ", ") + host;
-    publish_cause(store, {.cause = base::Cause::kPeerUnreachable,
-                          .rank = *unreachable_ranks.begin(),
-                          .host = hosts.size() == 1 ? host_list : "",
-                          .gen = credentials.generation,
-                          .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + rank_list + " on " +
-                                    host_list + " cannot be reached: the host has not answered for " +
-                                    std::to_string(base::kPeerHostTimeout.count()) + " s",
-                          .hint = "check that the host is up and that the network between it and " +
-                                  to_string(address) + " works"});
+    publish_cause(
+        store,
+        {.cause = base::Cause::kPeerUnreachable,
+         .rank = *unreachable_ranks.begin(),
+         .host = hosts.size() == 1 ? host_list : "",
+         .gen = credentials.generation,
+         .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + rank_list + " on " + host_list +
+                   " cannot be reached: the host has not answered for " + base::net::host_timeout_text(),
+         .hint = "check that the host is up and that the network between it and " + to_string(address) + " works"});
   }
 
   const Credentials credentials;

@@ -10,6 +10,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -40,12 +41,14 @@ Fd new_socket(const addrinfo& info) {
   return fd;
 }
 
+std::atomic<std::int64_t> host_timeout_ms{std::chrono::milliseconds(kPeerHostTimeout).count()};
+
 void set_options(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // Keepalive, which probes every second, detects a silent host on an idle connection. The user timeout ends a
   // connection with unacknowledged data; it also replaces keepalive's probe count (RFC 5482, tcp(7)).
-  const unsigned silent_ms = std::chrono::milliseconds(kPeerHostTimeout).count();
+  const auto silent_ms = static_cast<unsigned>(host_timeout().count());
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof on);
@@ -92,6 +95,14 @@ int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
 }
 
 }  // namespace
+
+std::chrono::milliseconds host_timeout() { return std::chrono::milliseconds(host_timeout_ms.load()); }
+void set_host_timeout(std::chrono::milliseconds timeout) { host_timeout_ms.store(timeout.count()); }
+std::string host_timeout_text() {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", static_cast<double>(host_timeout().count()) / 1000);
+  return text;
+}
 
 std::string to_string(const Address& address) {
   const bool v6 = address.host.find(':') != std::string::npos;

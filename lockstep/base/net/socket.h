@@ -39,6 +39,14 @@ Address local_address(int fd);
 /// Returns the numeric address of the peer of `fd`. Throws SystemError.
 Address peer_address(int fd);
 
+/// How long a host may send no packet before its connections end: kPeerHostTimeout unless set_host_timeout() was
+/// called. One value per process, for all connections of this file. Any thread may call it.
+std::chrono::milliseconds host_timeout();
+/// Sets host_timeout() for connections that are made from now on; at least 1 s.
+void set_host_timeout(std::chrono::milliseconds timeout);
+/// "5 s", for messages.
+std::string host_timeout_text();
+
 /// Accepts a pending connection. Returns an empty Fd, with errno from accept4(2), if there is none or the call failed.
 /// The connection times out as described at connect_to().
 Fd try_accept(int listener);
@@ -50,7 +58,7 @@ bool is_unreachable(int error_number);
 /// Connects to `address`. Retries until the deadline, because the peer may not listen yet. If `refusal_is_final` is
 /// set, a refused connection is an error at once; use it for an address where a process has listened before. Throws
 /// PeerLostError (kCoordinatorLost) with the address and the last error. The connection has TCP_NODELAY. It fails with
-/// ETIMEDOUT when the peer's host has sent no packet for kPeerHostTimeout, even if no data was in flight.
+/// ETIMEDOUT when the peer's host has sent no packet for host_timeout(), even if no data was in flight.
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
 /// Starts connecting to the numeric `address`, from the address `source` unless that is empty. The descriptor becomes

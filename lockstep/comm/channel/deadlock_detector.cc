@@ -6,9 +6,11 @@
 #include <optional>
 #include <thread>
 
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/comm/channel/host_watch.h"
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
@@ -100,6 +102,10 @@ DeadlockDetector::DeadlockDetector(std::shared_ptr<job::Store> store, int rank, 
       host_(std::move(host)),
       progress_limit_(limit),
       remote_ranks_(std::move(remote_ranks)) {}
+
+DeadlockDetector::~DeadlockDetector() = default;
+
+void DeadlockDetector::watch_hosts(std::unique_ptr<HostWatch> host_watch) { host_watch_ = std::move(host_watch); }
 
 DeadlockDetector::StartCounter& DeadlockDetector::start_counter(const std::string& channel) {
   const std::lock_guard lock(mutex_);
@@ -196,7 +202,29 @@ void DeadlockDetector::poll_store(const WaitInfo& wait_info, PollState& poll_sta
     check_closed(wait_info, peer, poll_state);
     if (poll_state.is_blocking) check_peer(wait_info, peer, poll_state);
   }
+  check_hosts(wait_info);
   check_progress(wait_info, poll_state);
+}
+
+void DeadlockDetector::check_hosts(const WaitInfo& wait_info) {
+  const auto lost = host_watch_ ? host_watch_->check(*wait_info.members) : std::nullopt;
+  if (!lost) return;
+  throw_first_cause(wait_info);  // of a host that the launcher has lost as well
+  const std::string detail = "host " + host_ + " has received no packet from host " + lost->name + " (" +
+                             lost->address + ") for " + base::net::host_timeout_text() +
+                             ", although both reach the job's store; on " + lost->name + " are ranks " +
+                             join_ranks(lost->ranks);
+  const std::string hint =
+      "check the network and the firewalls between these two hosts; lockstep run --host-timeout tolerates longer cuts";
+  job::publish_cause(*store_, {.cause = Cause::kPeerUnreachable,
+                               .rank = lost->ranks.front(),
+                               .host = lost->name,
+                               .step = base::telemetry::RankPage::this_process().step(),
+                               .op = wait_info.label,
+                               .detail = detail,
+                               .hint = hint});
+  throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, lost->ranks.front(),
+                      wait_info.label + ": " + detail, hint);
 }
 
 bool DeadlockDetector::job_has_failed() {

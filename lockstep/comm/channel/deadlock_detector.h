@@ -23,6 +23,7 @@
 
 namespace lockstep::comm::channel {
 
+class HostWatch;
 class SerialExecutor;
 
 /// The operation in which a rank waits.
@@ -60,6 +61,11 @@ class DeadlockDetector {
   /// `limit` 0 means no timeout. `remote_ranks` are the ranks on other hosts, for error messages.
   DeadlockDetector(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
                    std::vector<int> remote_ranks = {});
+  ~DeadlockDetector();
+
+  /// From now on, long waits also examine the connections to other hosts, and end with kPeerUnreachable if one is lost.
+  /// Call it before the first wait.
+  void watch_hosts(std::unique_ptr<HostWatch> host_watch);
 
   /// The number of operations that this rank has started on a channel. Valid as long as the DeadlockDetector exists.
   using StartCounter = std::atomic<std::uint64_t>;
@@ -169,6 +175,7 @@ class DeadlockDetector {
   void check_peer(const WaitInfo& wait_info, int peer, PollState& poll_state);
   void check_left(const WaitInfo& wait_info, int peer);
   void poll_store(const WaitInfo& wait_info, PollState& poll_state);
+  void check_hosts(const WaitInfo& wait_info);
   [[noreturn]] void throw_store_unreachable(const WaitInfo& wait_info, const base::CommError& error);
   void check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit);
   void check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state);
@@ -181,6 +188,7 @@ class DeadlockDetector {
   const std::string host_;
   const std::chrono::milliseconds progress_limit_;
   const std::vector<int> remote_ranks_;
+  std::unique_ptr<HostWatch> host_watch_;  // null on one host
   std::atomic<std::thread::id> last_starting_thread_{};
   std::mutex mutex_;  // guards the members below
   std::map<std::string, StartCounter> start_counters_;

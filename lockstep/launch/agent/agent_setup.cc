@@ -71,6 +71,7 @@ bool same_family(const std::string& a, const std::string& b) {
 
 void NetworkResponder::find_routes(protocol::RouteRequest request) {
   request_ = std::move(request);
+  base::net::set_host_timeout(std::chrono::milliseconds(request_.host_timeout_ms));
   own_addresses_ = base::net::interface_addresses();
   std::erase_if(own_addresses_, [](const base::net::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;

@@ -62,8 +62,8 @@ constexpr const char* kTestGroup = "Testing";
 /// have the same form.
 struct RawRunOptions {
   RawHostOptions hosts;
-  std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace,
-      fail_grace, max_restarts, restart_pause, min_hosts;
+  std::string gpus, ranks, transport, hang_timeout, host_timeout, stall_timeout, join_timeout, bind, output, name,
+      inject, grace, fail_grace, max_restarts, restart_pause, min_hosts;
 };
 
 void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
@@ -134,6 +134,9 @@ void declare_failure_options(CLI::App& app, RawRunOptions& raw) {
                  "end the job if no rank makes progress for this long (default 300; 0: no limit, for a debugger)");
   declare_option(app, "--stall-timeout", raw.stall_timeout, "SECONDS",
                  "end the job if a rank sends no heartbeat for this long (default 30; 0: no limit)");
+  declare_option(app, "--host-timeout", raw.host_timeout, "SECONDS",
+                 "end the job if one host receives no packet from another for this long (1 to 3600, default 5); a "
+                 "shorter cut of the network only delays the job");
 }
 
 void declare_test_options(CLI::App& app, RawRunOptions& raw) {
@@ -231,6 +234,8 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
   keep("--join-timeout", raw.join_timeout, run.join_timeout);
   if (given("--hang-timeout")) run.hang_timeout = milliseconds("--hang-timeout", raw.hang_timeout);
   if (given("--stall-timeout")) run.stall_timeout = milliseconds("--stall-timeout", raw.stall_timeout);
+  if (given("--host-timeout"))
+    run.host_timeout = std::chrono::seconds(base::parse_int_in_range("--host-timeout", raw.host_timeout, 1, 3600));
   check_restarts(app, raw, run);
   if (given("--inject")) {
     job::parse_injection("--inject", raw.inject);

@@ -25,6 +25,8 @@ struct RunOptions : HostOptions {
   std::string join_timeout = {};          ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   /// Maximum time without progress of any rank. 0: no limit; default 300 s.
   std::optional<std::chrono::milliseconds> hang_timeout = {};
+  /// How long a host may send no packet; default base::kPeerHostTimeout.
+  std::optional<std::chrono::milliseconds> host_timeout = {};
   /// Maximum time without a heartbeat of a rank. 0: no limit; default 30 s, or 0 if hang_timeout is 0.
   std::optional<std::chrono::milliseconds> stall_timeout = {};
   std::string name = {};    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time

@@ -137,7 +137,8 @@ void DoctorSession::request_host_facts(const plan::LaunchContext& context) {
 /// Does the same as check_network(), but a host that does not connect becomes a finding.
 void DoctorSession::find_routes() {
   const std::vector<base::net::InterfaceAddress> own = hosts::launcher_addresses(options_.interface);
-  protocol::RouteRequest request{.token = connectivity_.token()};
+  protocol::RouteRequest request{.token = connectivity_.token(),
+                                 .host_timeout_ms = static_cast<std::int32_t>(base::net::host_timeout().count())};
   for (const base::net::InterfaceAddress& one : own) request.launcher.push_back(connectivity_.listen(one.address));
   std::vector<protocol::RouteReply> replies(doctor_facts_.hosts.size());
   const auto make_request = [&](std::size_t i) {

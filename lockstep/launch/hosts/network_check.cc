@@ -112,7 +112,9 @@ NetworkPlan NetworkChecker::run(const std::vector<std::string>& interfaces, cons
     listen_addresses.push_back(connectivity_.listen(one.address));
   std::vector<protocol::RouteReply> replies(agents_.size());
   const auto make_request = [&](std::size_t i) {
-    return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i], listen_addresses});
+    return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i],
+                                           static_cast<std::int32_t>(base::net::host_timeout().count()),
+                                           listen_addresses});
   };
   ask_all(protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
           [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
@@ -74,11 +75,14 @@ std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::sec
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) +
                                "; for other hosts expected letters, digits and any of / . _ - + @ ,",
                            "set another path with --remote-path");
+  // ssh may not end before the launcher and the agent have noticed the same.
+  const auto alive_count = std::max<std::chrono::milliseconds::rep>(
+      base::kSshAliveCount, (base::net::host_timeout() + base::kSshAliveInterval) / base::kSshAliveInterval);
   std::vector<std::string> words = {"ssh", "-T",
                                     "-o",  "BatchMode=yes",
                                     "-o",  "ConnectTimeout=" + std::to_string(connect_timeout.count()),
                                     "-o",  "ServerAliveInterval=" + std::to_string(base::kSshAliveInterval.count()),
-                                    "-o",  "ServerAliveCountMax=" + std::to_string(base::kSshAliveCount),
+                                    "-o",  "ServerAliveCountMax=" + std::to_string(alive_count),
                                     "-o",  "ForwardX11=no",
                                     "-o",  "ClearAllForwardings=yes",
                                     "-o",  "EscapeChar=none",

@@ -53,6 +53,8 @@ process::Environment shared_environment(const cli::RunOptions& options, const La
   if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
+  if (options.host_timeout)
+    environment.push_back("LOCKSTEP_HOST_TIMEOUT=" + seconds(*options.host_timeout, std::chrono::seconds(0)));
   // The ranks' time limit is longer than the launcher's, so that the launcher, which monitors all ranks, acts first.
   if (options.hang_timeout || !process::find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
     environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, base::kLauncherHeadStart));

@@ -234,6 +234,7 @@ std::string encode_route_request(const RouteRequest& request) {
   base::put_number(bytes, static_cast<std::int32_t>(request.self));
   base::put_text(bytes, request.token);
   base::put_text(bytes, request.interface);
+  base::put_number(bytes, request.host_timeout_ms);
   put_addresses(bytes, request.launcher);
   return bytes;
 }
@@ -244,6 +245,8 @@ RouteRequest decode_route_request(std::string_view bytes) {
   request.self = reader.number<std::int32_t>();
   request.token = reader.text();
   request.interface = reader.text();
+  request.host_timeout_ms = reader.number<std::int32_t>();
+  if (request.host_timeout_ms < 1000) throw base::Error(base::Cause::kProtocol, "the host timeout is less than 1 s");
   request.launcher = read_addresses(reader);
   reader.end();
   return request;

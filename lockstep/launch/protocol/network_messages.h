@@ -15,6 +15,7 @@ struct RouteRequest {
   int self = 0;           ///< number of the agent's host
   std::string token;      ///< the job's token, for ConnectivityProbe
   std::string interface;  ///< as parse_interface_filter() parses it; empty: the address that routes to the launcher
+  std::int32_t host_timeout_ms = 0;          ///< base::net::host_timeout() of the launcher
   std::vector<base::net::Address> launcher;  ///< addresses of the launcher; the host may reach only some of them
 };
 

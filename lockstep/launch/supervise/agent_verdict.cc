@@ -40,12 +40,16 @@ Verdict make_verdict(Cause cause, Subject subject, std::string detail, std::stri
 
 /// Returns the hint for a host whose ranks cannot be reached.
 std::string unreachable_hint() {
-  return "its ranks end by themselves within " + std::to_string(base::kUnreachableExitTime / 1s) + " s";
+  return "its ranks end by themselves within " + std::to_string(unreachable_exit_time() / 1s) + " s";
 }
 
 std::string ended(const protocol::RankExit& end) { return (end.signal != 0 ? "was " : "") + protocol::to_text(end); }
 
 }  // namespace
+
+std::chrono::milliseconds unreachable_exit_time() {
+  return base::kUnreachableExitTime + base::net::host_timeout() - base::kPeerHostTimeout;
+}
 
 process::StartStep to_start_step(std::int64_t number) {
   for (const process::StartStep step :
@@ -90,10 +94,10 @@ Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::mill
 }
 
 Verdict judge_unreachable_host(const std::string& host) {
-  return make_verdict(Cause::kPeerUnreachable, {.host = host},
-                      "host " + host + " is unreachable: no packet arrived from it for " +
-                          std::to_string(base::kPeerHostTimeout / 1s) + " s",
-                      unreachable_hint());
+  return make_verdict(
+      Cause::kPeerUnreachable, {.host = host},
+      "host " + host + " is unreachable: no packet arrived from it for " + base::net::host_timeout_text(),
+      unreachable_hint());
 }
 
 Verdict judge_lost_agent(const LostAgent& agent) {

@@ -30,6 +30,8 @@ Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Erro
 /// Returns the verdict on an agent that has sent nothing for `silence`. Pure.
 Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence);
 
+/// Returns the time within which the ranks of an unreachable host have ended.
+std::chrono::milliseconds unreachable_exit_time();
 /// Returns the verdict on a host to which the connection has timed out. Pure.
 Verdict judge_unreachable_host(const std::string& host);
 

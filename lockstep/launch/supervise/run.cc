@@ -137,7 +137,7 @@ Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& outcome, Clock::
       backoff_.record_failure(host, now);
     else if (restarts_.made_progress())
       backoff_.record_success(host);
-  if (outcome.has_unreachable_host) next = std::max(next, now + base::kUnreachableExitTime);
+  if (outcome.has_unreachable_host) next = std::max(next, now + unreachable_exit_time());
   return std::max(next, backoff_.when_available(min_hosts_));
 }
 
@@ -229,6 +229,7 @@ int RestartLoop::run() {
 }  // namespace
 
 int run(cli::RunOptions options) {
+  if (options.host_timeout) base::net::set_host_timeout(*options.host_timeout);
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   check_min_hosts(options);
   JobSpec job;

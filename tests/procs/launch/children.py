@@ -15,9 +15,10 @@ TIMEOUT = 100
 
 
 def run(args, kind):
+    job = [args.lockstep, "run", "-n", str(RANKS), "--transport", args.transport, "--", args.program]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [args.lockstep, "run", "-n", str(RANKS), "--transport", args.transport, "--", args.program, kind, args.count],
+            [*job, kind, args.count],
             cwd=folder,
             capture_output=True,
             text=True,

@@ -92,7 +92,9 @@ def run(args, folder):
         return f"{size} bytes, {written} of them written, of {resident} in use, {without_files} without files"
     if not keys or any(key in content for key in keys):
         return f"the key of the job is in the core ({len(keys)} candidates)"
-    print(f"ok: {size >> 20} MiB, {written >> 20} written; in use {resident >> 20}, {without_files >> 20} without files")
+    print(
+        f"ok: {size >> 20} MiB, {written >> 20} written; in use {resident >> 20}, {without_files >> 20} without files"
+    )
     return ""
 
 

@@ -72,7 +72,7 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   ASSERT_EQ(info.cpus.size(), 2u);
   EXPECT_EQ(info.cpus[1].core, 4);
   const RouteRequest request = decode_route_request(
-      encode_route_request({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+      encode_route_request({3, std::string(32, '\0'), "^docker0", 5000, {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
   EXPECT_EQ(request.self, 3);
   EXPECT_EQ(request.token, std::string(32, '\0'));
   EXPECT_EQ(request.interface, "^docker0");
