@@ -19,6 +19,9 @@ void install_stop_signal_handlers() {
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     for (const int signal : {SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
+    struct sigaction interrupt{};
+    if (::sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler == SIG_DFL)
+      ::sigaction(SIGINT, &action, nullptr);
     return true;
   }();
   (void)once;

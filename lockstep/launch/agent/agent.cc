@@ -228,7 +228,8 @@ void Agent::handle_frame(const protocol::Frame& frame) {
 }
 
 /// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent to the process
-/// groups of the running ranks, and SIGKILL follows after the grace period.
+/// groups of the running ranks, and SIGKILL follows after the grace period. SIGINT is followed by SIGTERM after half of
+/// that time.
 void Agent::stop(const protocol::StopRequest& request) {
   if (request.signal != SIGKILL && !dumps_.empty()) {
     stop_after_dumps_ = request;
@@ -239,7 +240,8 @@ void Agent::stop(const protocol::StopRequest& request) {
   if (request.notice_period > 0ms)
     for (RankProcess& process : ranks_) process.monitor.notify_failure();
   signal_ranks(request.signal, request.notice_period == 0ms);
-  signal_ = request.signal;
+  signal_ = request.signal == SIGINT ? SIGTERM : request.signal;
+  if (request.signal == SIGINT) signal_at_ = Deadline::in(request.grace / 2);
   if (request.notice_period > 0ms) signal_at_ = Deadline::in(request.notice_period);
 }
 

@@ -1,6 +1,7 @@
 #include "lockstep/launch/output/background_writer.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@ struct Entry {
 struct BackgroundWriter::Shared {
   const std::size_t limit;
   const bool announce;
+  const int failure_fd;
   mutable std::mutex mutex;  // guards all members below
   std::condition_variable changed;
   std::deque<Entry> queue;
@@ -40,7 +42,8 @@ struct BackgroundWriter::Shared {
   int error = 0;
   std::set<int> failed;
 
-  Shared(std::size_t limit_bytes, bool announce_drops) : limit(limit_bytes), announce(announce_drops) {}
+  Shared(std::size_t limit_bytes, bool announce_drops, int failures)
+      : limit(limit_bytes), announce(announce_drops), failure_fd(failures) {}
 
   void drop_oldest() {
     for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > limit;) {
@@ -92,6 +95,7 @@ struct BackgroundWriter::Shared {
       if (write_error != 0) {
         if (error == 0) error = write_error;
         failed.insert(entry.fd);
+        if (failure_fd >= 0 && !closing) ::eventfd_write(failure_fd, 1);
         return;
       }
       done += static_cast<std::size_t>(size);
@@ -101,8 +105,8 @@ struct BackgroundWriter::Shared {
   }
 };
 
-BackgroundWriter::BackgroundWriter(std::size_t limit, bool announce)
-    : shared_(std::make_shared<Shared>(limit, announce)) {}
+BackgroundWriter::BackgroundWriter(std::size_t limit, bool announce, int failure_fd)
+    : shared_(std::make_shared<Shared>(limit, announce, failure_fd)) {}
 
 BackgroundWriter::~BackgroundWriter() {
   bool busy = false;

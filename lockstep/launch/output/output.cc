@@ -1,6 +1,7 @@
 #include "lockstep/launch/output/output.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,11 +52,14 @@ int columns_of(int fd) {
 
 int terminal_columns() { return columns_of(STDOUT_FILENO); }
 
-Output::Destination::Destination(int descriptor)
-    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, true) {}
+Output::Destination::Destination(int descriptor, int failure_fd)
+    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, true, failure_fd) {}
 
 Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes)
-    : only_rank_zero_(options.quiet_ranks), directory_(options.output_dir), ranks_(prefixes.size()) {
+    : failures_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      only_rank_zero_(options.quiet_ranks),
+      directory_(options.output_dir),
+      ranks_(prefixes.size()) {
   for (std::size_t rank = 0; rank < prefixes.size(); ++rank) ranks_[rank].prefix = std::move(prefixes[rank]);
   if (!directory_.empty()) {
     std::error_code error;
@@ -70,8 +74,8 @@ Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes
     }
     disk_ = std::make_unique<BackgroundWriter>(kDiskLimit, false);
   }
-  out_ = std::make_unique<Destination>(STDOUT_FILENO);
-  if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO);
+  out_ = std::make_unique<Destination>(STDOUT_FILENO, failures_.get());
+  if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO, failures_.get());
 }
 
 void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
@@ -100,13 +104,23 @@ void Output::add(int rank, Stream stream, std::string_view bytes) {
   if (disk_)
     disk_->write(output.files[index].get(), std::string(bytes),
                  static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
-  print(rank, stream, output.splitters[index].feed(bytes));
+  std::vector<LineSegment> segments = output.splitters[index].feed(bytes);
+  if (hides_interrupts_ && stream == Stream::kErr) segments = output.tracebacks.filter(std::move(segments));
+  print(rank, stream, segments);
 }
 
 void Output::close_rank(int rank) {
   if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
-  for (const Stream stream : {Stream::kOut, Stream::kErr})
-    print(rank, stream, ranks_[static_cast<std::size_t>(rank)].splitters[static_cast<std::size_t>(stream)].finish());
+  RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
+  print(rank, Stream::kOut, output.splitters[0].finish());
+  print(rank, Stream::kErr, output.tracebacks.filter(output.splitters[1].finish()));
+  print(rank, Stream::kErr, output.tracebacks.finish());
+}
+
+bool Output::take_reader_closed() {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto size = ::read(failures_.get(), &count, sizeof count);
+  return out_->writer.error() == EPIPE;
 }
 
 void Output::print_note(std::string_view text) {

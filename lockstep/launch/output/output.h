@@ -12,6 +12,7 @@
 #include "lockstep/launch/output/background_writer.h"
 #include "lockstep/launch/output/console_renderer.h"
 #include "lockstep/launch/output/line_splitter.h"
+#include "lockstep/launch/output/traceback_filter.h"
 
 namespace lockstep::launcher::output {
 
@@ -33,6 +34,13 @@ class Output {
   void add(int rank, Stream stream, std::string_view bytes);
   /// Prints the unfinished last line of `rank`. Call it when the process of the rank has ended.
   void close_rank(int rank);
+  /// From now on, tracebacks of KeyboardInterrupt are not printed: every rank of a Python program ends with one after
+  /// Ctrl-C. The files of --output have them.
+  void hide_interrupts() { hides_interrupts_ = true; }
+  /// A descriptor that becomes readable when output cannot be written; take_reader_closed() resets it.
+  int failure_fd() const { return failures_.get(); }
+  /// Returns whether the reader of stdout has closed it.
+  bool take_reader_closed();
   /// Prints "lockstep: TEXT" on stderr.
   void print_note(std::string_view text);
   /// Returns the last lines that `rank` has written to stderr, at most 20, each with its prefix and a newline.
@@ -48,11 +56,12 @@ class Output {
     int fd;
     ConsoleRenderer renderer;
     BackgroundWriter writer;
-    explicit Destination(int descriptor);
+    Destination(int descriptor, int failure_fd);
   };
   struct RankOutput {
     std::string prefix;
     LineSplitter splitters[2];
+    TracebackFilter tracebacks;
     base::Fd files[2];
     std::deque<std::string> tail;
   };
@@ -61,7 +70,9 @@ class Output {
   void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
 
+  const base::Fd failures_;  // an eventfd that the writers signal
   bool only_rank_zero_;
+  bool hides_interrupts_ = false;
   std::string directory_;
   std::vector<RankOutput> ranks_;
   std::unique_ptr<Destination> out_;

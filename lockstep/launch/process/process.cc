@@ -22,7 +22,7 @@ void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 std::vector<int> handled_signals() {
   std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGHUP}) {
     struct sigaction action{};
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
   }

@@ -14,8 +14,8 @@ namespace lockstep::launcher::process {
 /// Makes this process the parent of all its descendants that become orphans after this call.
 void become_subreaper();
 
-/// Returns the signals that `lockstep run` handles: SIGCHLD, SIGUSR1, SIGUSR2, and SIGINT, SIGTERM and SIGHUP, except
-/// those that this process ignores (nohup makes it ignore SIGHUP).
+/// Returns the signals that `lockstep run` handles: SIGCHLD, SIGUSR1, SIGUSR2, and SIGINT, SIGQUIT, SIGTERM and SIGHUP,
+/// except those that this process ignores (nohup makes it ignore SIGHUP).
 std::vector<int> handled_signals();
 
 /// Blocks all signals except those of faults, and returns a descriptor that delivers `signals`. Call it before any

@@ -125,9 +125,11 @@ Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid) {
 }
 
 Verdict judge_user_stop(int signal) {
-  Verdict verdict =
-      make_verdict(Cause::kInterrupted, {.host = base::net::host_name(), .pid = ::getpid()},
-                   signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + job::signal_name(signal), "");
+  Verdict verdict = make_verdict(Cause::kInterrupted, {.host = base::net::host_name(), .pid = ::getpid()},
+                                 signal == SIGINT    ? "stopped by Ctrl-C (SIGINT)"
+                                 : signal == SIGPIPE ? "the reader of the output has closed it"
+                                                     : "stopped by " + job::signal_name(signal),
+                                 "");
   verdict.exit_code = 128 + signal;
   return verdict;
 }

@@ -110,8 +110,10 @@ class RestartLoop {
 
 /// Prints the failure report and the FATAL line. Returns the exit code.
 int RestartLoop::finish(JobOutcome& outcome) {
+  const bool is_silent = outcome.verdict && outcome.verdict->exit_code == 128 + SIGPIPE &&
+                         outcome.verdict->fatal.cause == base::Cause::kInterrupted;  // as with `| head -1`
   const std::string last =
-      outcome.verdict ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
+      outcome.verdict && !is_silent ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
   if (outcome.output)
     outcome.output->finish(last);
   else
@@ -185,7 +187,7 @@ std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
     fatal.hint = "start the same command again";
     return Verdict{fatal, base::exit_code(fatal.cause), {}};
   }
-  if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
+  if (signal != SIGINT && signal != SIGQUIT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
   Verdict verdict = judge_user_stop(signal);
   verdict.fatal.gen = fatal.gen;
   verdict.fatal.detail += where;

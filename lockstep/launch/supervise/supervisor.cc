@@ -58,6 +58,9 @@ class Supervisor {
   void use_own_exit_code();
   void send_stop(const protocol::StopRequest& request);
   std::string failure_report();
+  void stop_ranks(int signal);
+  void stop_with_stacks();
+  void on_reader_closed();
   void broadcast(const protocol::Frame& frame);
   void on_agent_silent(std::size_t index);
   void on_agent_lost(std::size_t index);
@@ -339,10 +342,45 @@ void Supervisor::on_signal(int signal) {
     output_->print_note("killing all ranks");
     return send_stop({.signal = SIGKILL});
   }
-  output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) +
-                      " s" + (signal == SIGINT ? "; press Ctrl-C again to kill them at once" : ""));
+  if (signal == SIGQUIT) return stop_with_stacks();
+  const auto seconds = [](std::chrono::milliseconds time) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g s", static_cast<double>(time.count()) / 1000);
+    return std::string(text);
+  };
+  if (signal == SIGINT)
+    output_->print_note("stopping all ranks: SIGINT, SIGTERM in " + seconds(options_.grace / 2) + ", and SIGKILL in " +
+                        seconds(options_.grace) + "; press Ctrl-C again to kill them at once");
+  else
+    output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + seconds(options_.grace));
   conclude(judge_user_stop(signal));
-  send_stop({.signal = SIGTERM, .grace = options_.grace});
+  stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
+}
+
+/// Stops the ranks for the user: Python's KeyboardInterrupt, and then perhaps a checkpoint.
+void Supervisor::stop_ranks(int signal) {
+  if (signal == SIGINT) output_->hide_interrupts();
+  send_stop({.signal = signal, .grace = options_.grace});
+}
+
+/// After Ctrl-\ (SIGQUIT): writes the stacks of all ranks, and then stops them.
+void Supervisor::stop_with_stacks() {
+  Verdict verdict = judge_user_stop(SIGQUIT);
+  for (std::size_t rank = 0; rank < locations_.size(); ++rank) verdict.stacks.push_back(static_cast<int>(rank));
+  verdict.fatal.hint = "the stacks of all ranks are in " + run_dir_ + "/stack.RANK.txt" +
+                       (nodes_.size() > 1 ? ", on the host of each rank" : "");
+  output_->print_note("writing the stacks of all ranks, and stopping them");
+  conclude(std::move(verdict));
+  broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
+  send_stop({.signal = SIGTERM, .grace = options_.fail_grace});
+}
+
+/// The reader of our output has ended, as with `| head -1`: nobody needs the rest.
+void Supervisor::on_reader_closed() {
+  if (verdict_ || stop_signal_ != 0) return;
+  stop_signal_ = SIGPIPE;
+  conclude(judge_user_stop(SIGPIPE));
+  stop_ranks(SIGINT);
 }
 
 /// Stops the job, because no process monitors the ranks of this agent or reads their output.
@@ -399,6 +437,7 @@ void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
+  entries.push_back({output_->failure_fd(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
   if (entries[0].revents)
     while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
@@ -406,6 +445,7 @@ void Supervisor::poll_once() {
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1 + agents_.size()].revents && agents_[i].close_liveness_fd()) on_host_unreachable(i);
+  if (entries.back().revents && output_->take_reader_closed()) on_reader_closed();
   if (decide_at_.expired()) decide();
   if (snapshot_deadline_.expired()) on_snapshots();
   for (std::size_t i = 0; i < agents_.size(); ++i)

@@ -87,7 +87,7 @@ TEST(StopRequest, SignalToLauncherStopsAllInSameStep) {
   expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
 }
 
-TEST(StopRequest, CtrlCStillInterrupts) {
+TEST(StopRequest, CtrlCStopsAllInSameStep) {
   Process process(train_probe_job({"until_stop"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
     ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
@@ -95,6 +95,9 @@ TEST(StopRequest, CtrlCStillInterrupts) {
   const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 130);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kInterrupted);
+  int count = 0;
+  EXPECT_EQ(departure_messages(exit.out, count).size(), 1u) << exit.out;
+  EXPECT_EQ(count, 3);
 }
 
 TEST(StopRequest, ExitCode75WithoutLeavingIsAFailure) {

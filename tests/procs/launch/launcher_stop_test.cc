@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tests/support/lockstep_run.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests {
 namespace {
@@ -31,8 +32,8 @@ void wait_for_process_trees(Process& process, std::size_t ranks) {
       << process.live_processes().size();
 }
 
-TEST(LauncherStop, FirstCtrlCSendsSigterm) {
-  Process process(shell_ranks(2, "trap 'echo asked$RANK; exit 0' TERM; echo up$RANK; while :; do sleep 0.01; done"));
+TEST(LauncherStop, FirstCtrlCSendsSigint) {
+  Process process(shell_ranks(2, "trap 'echo asked$RANK; exit 0' INT; echo up$RANK; while :; do sleep 0.01; done"));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
   process.signal(SIGINT);
   const ProcessResult exit = process.wait(Deadline::in(10s));
@@ -43,8 +44,64 @@ TEST(LauncherStop, FirstCtrlCSendsSigterm) {
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kInterrupted);
 }
 
+TEST(LauncherStop, SigtermFollowsCtrlCAfterHalfOfTheGracePeriod) {
+  Process process(shell_ranks(1,
+                              "trap 'echo first' INT; trap 'echo second; exit 0' TERM; echo up$RANK; "
+                              "while :; do sleep 0.01; done",
+                              {"--grace", "2"}));
+  ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
+  const auto begun = Deadline::Clock::now();
+  process.signal(SIGINT);
+  const ProcessResult exit = process.wait(Deadline::in(10s));
+  EXPECT_EQ(exit.code, 130);
+  EXPECT_THAT(exit.out, HasSubstr("first\n[0] second\n"));
+  EXPECT_THAT(exit.err, HasSubstr("stopping all ranks: SIGINT, SIGTERM in 1 s, and SIGKILL in 2 s"));
+  EXPECT_GE(Deadline::Clock::now() - begun, 1s);
+  EXPECT_LT(Deadline::Clock::now() - begun, 2s);
+}
+
+TEST(LauncherStop, CtrlBackslashWritesTheStacksOfAllRanks) {
+  const tests::TempDir folder;
+  Process process({.argv = {"sh", "-c",
+                            "cd " + folder.path() + " && exec " + kLockstep +
+                                " run -n 2 --name it sh -c 'echo up$RANK; exec sleep 300'"}});
+  ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
+  process.signal(SIGQUIT);
+  const ProcessResult exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 128 + SIGQUIT);
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("stopped by SIGQUIT"));
+  EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("the stacks of all ranks are in runs/it/stack.RANK.txt"));
+  for (const char* rank : {"0", "1"})
+    EXPECT_NE(tests::read_file(folder / ("runs/it/stack." + std::string(rank) + ".txt")), "") << rank;
+}
+
+TEST(LauncherStop, AReaderThatClosesEndsTheJobWithoutAnError) {
+  Process process({.argv = {"sh", "-c",
+                            "{ " + kLockstep +
+                                " run -n 2 sh -c 'while :; do echo line; sleep 0.01; done'; "
+                                "echo code $? >&2; } | head -1"}});
+  const ProcessResult exit = process.wait(Deadline::in(10s));
+  EXPECT_THAT(exit.out, testing::MatchesRegex("\\[[01]\\] line\n"));
+  EXPECT_EQ(exit.err, "code 141\n");
+}
+
+TEST(LauncherStop, KeyboardInterruptsOfPythonRanksAreNotPrinted) {
+  const std::string program =
+      "import os, time\ntry:\n    print('up', os.environ['RANK'], flush=True)\n    time.sleep(300)\n"
+      "finally:\n    print('finally', flush=True)";
+  Process process({.argv = {kLockstep, "run", "-n", "3", LOCKSTEP_TEST_PYTHON[0] ? LOCKSTEP_TEST_PYTHON : "python3",
+                            "-c", program}});
+  for (const char* up : {"up 0", "up 1", "up 2"}) ASSERT_TRUE(process.wait_for(up, Deadline::in(20s)));
+  process.signal(SIGINT);
+  const ProcessResult exit = process.wait(Deadline::in(10s));
+  EXPECT_EQ(exit.code, 130);
+  for (const char* line : {"[0] finally\n", "[1] finally\n", "[2] finally\n"}) EXPECT_THAT(exit.out, HasSubstr(line));
+  EXPECT_EQ(exit.err.find("Traceback"), std::string::npos) << exit.err;
+  EXPECT_EQ(exit.err.find("KeyboardInterrupt"), std::string::npos) << exit.err;
+}
+
 TEST(LauncherStop, StopUsesItsOwnGracePeriod) {
-  Process process(shell_ranks(1, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done",
+  Process process(shell_ranks(1, "trap '' INT TERM; echo up$RANK; while :; do sleep 0.01; done",
                               {"--grace", "0.3", "--fail-grace", "60"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   process.signal(SIGINT);
@@ -52,7 +109,7 @@ TEST(LauncherStop, StopUsesItsOwnGracePeriod) {
 }
 
 TEST(LauncherStop, SecondCtrlCKills) {
-  Process process(shell_ranks(2, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done", {"--grace", "60"}));
+  Process process(shell_ranks(2, "trap '' INT TERM; echo up$RANK; while :; do sleep 0.01; done", {"--grace", "60"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
   process.signal(SIGINT);
   ASSERT_TRUE(process.wait_for("stopping all ranks", Deadline::in(10s)));
