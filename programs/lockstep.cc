@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const lockstep::base::Error& error) {
     std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(lockstep::job::to_fatal(error)).c_str());
-    return lockstep::base::exit_code(error.cause());
+    return lockstep::base::exit_code_before_start(error.cause());
   } catch (const std::exception& error) {
     const lockstep::base::Error internal(lockstep::base::Cause::kInternal, error.what());
     std::fprintf(stderr, "%s\n", lockstep::job::format_fatal(lockstep::job::to_fatal(internal)).c_str());

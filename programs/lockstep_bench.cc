@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   } catch (const lockstep::base::Error& error) {
     std::fprintf(stderr, "lockstep-bench: %s%s%s\n", error.what(), error.hint().empty() ? "" : "; ",
                  error.hint().c_str());
-    return lockstep::base::exit_code(error.cause());
+    return lockstep::base::exit_code_before_start(error.cause());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "lockstep-bench: %s\n", error.what());
     return lockstep::base::exit_code(lockstep::base::Cause::kInternal);

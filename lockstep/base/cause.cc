@@ -16,9 +16,9 @@ constexpr std::array kRows = {
     Row{Cause::kRankExited, "RANK_EXITED", 1},
     Row{Cause::kRankDied, "RANK_DIED", 1},
     Row{Cause::kInterrupted, "INTERRUPTED", 130},
-    Row{Cause::kBadArg, "BAD_ARG", 64},
+    Row{Cause::kBadArg, "BAD_ARG", 78},
     Row{Cause::kBadFile, "BAD_FILE", 65},
-    Row{Cause::kPortInUse, "PORT_IN_USE", 64},
+    Row{Cause::kPortInUse, "PORT_IN_USE", 78},
     Row{Cause::kFolderInUse, "FOLDER_IN_USE", 73},
     Row{Cause::kPeerUnreachable, "PEER_UNREACHABLE", 69},
     Row{Cause::kCoordinatorLost, "COORDINATOR_LOST", 69},
@@ -63,5 +63,9 @@ Cause cause_from_name(std::string_view name) {
 }
 
 int exit_code(Cause cause) { return row(cause).exit_code; }
+
+int exit_code_before_start(Cause cause) {
+  return cause == Cause::kBadArg || cause == Cause::kPortInUse ? 64 : exit_code(cause);
+}
 
 }  // namespace lockstep::base

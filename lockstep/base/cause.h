@@ -52,4 +52,8 @@ Cause cause_from_name(std::string_view name);
 /// for them, and the launcher returns the rank's exit code, or 128 + signal, instead.
 int exit_code(Cause cause);
 
+/// The same for a command that ends before it has started any rank: 64 for kBadArg and kPortInUse. A rank that finds an
+/// invalid value itself ends with exit_code().
+int exit_code_before_start(Cause cause);
+
 }  // namespace lockstep::base

@@ -76,6 +76,7 @@ constexpr Variable kLauncherVariables[] = {
     {&Env::slurmd_nodename, "SLURMD_NODENAME"},
     {&Env::slurm_tasks_per_node, "SLURM_TASKS_PER_NODE"},
     {&Env::slurm_ntasks_per_node, "SLURM_NTASKS_PER_NODE"},
+    {&Env::slurm_het_size, "SLURM_HET_SIZE"},
     {&Env::slurm_restart_count, "SLURM_RESTART_COUNT"},
     {&Env::slurm_step_id, "SLURM_STEP_ID"},
     {&Env::slurm_procid, "SLURM_PROCID"},
@@ -98,6 +99,13 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   read(kLockstepVariables);
   read(kLauncherVariables);
   return env;
+}
+
+std::vector<std::string> Env::lockstep_names() {
+  std::vector<std::string> names;
+  for (const Variable& variable : kLockstepVariables)
+    if (std::string_view(variable.name).starts_with("LOCKSTEP_")) names.emplace_back(variable.name);
+  return names;
 }
 
 const Env& Env::this_process() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::base {
 
@@ -87,6 +88,7 @@ struct Env {
   Value slurmd_nodename;            ///< SLURMD_NODENAME: SLURM's name for this host, set on the hosts of an allocation
   Value slurm_tasks_per_node;       ///< SLURM_TASKS_PER_NODE: tasks on each of these hosts, such as 2(x2),1
   Value slurm_ntasks_per_node;      ///< SLURM_NTASKS_PER_NODE: tasks per host that the user requested
+  Value slurm_het_size;             ///< SLURM_HET_SIZE: components of a heterogeneous job
   Value slurm_restart_count;        ///< SLURM_RESTART_COUNT: how many times the job was requeued
   Value slurm_step_id;              ///< SLURM_STEP_ID: set by srun; not set in a batch script
   Value slurm_procid;               ///< SLURM_PROCID: index of this task; also set in a batch script
@@ -99,6 +101,8 @@ struct Env {
 
   /// Returns an Env whose fields hold what `lookup` returns for the names of their variables. For tests.
   static Env from(const std::function<Value(const char*)>& lookup);
+  /// Returns the names of the LOCKSTEP_ variables.
+  static std::vector<std::string> lockstep_names();
   /// Returns the environment of this process. The first call reads it; later calls return the same values. Thread-safe.
   static const Env& this_process();
 };

@@ -251,7 +251,23 @@ void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
 
 void GroupAccess::set_stop_agreed(const Group& group) { group.impl_->world->stop_agreed = true; }
 
-void GroupAccess::count_batch(const Group& group, std::uint32_t sample_order_hash) {
+namespace {
+
+/// Adds each of the four parts without a carry into the next one.
+std::uint16_t add_parts(std::uint16_t a, std::uint16_t b) {
+  std::uint16_t sum = 0;
+  for (int shift = 0; shift < 16; shift += 4)
+    sum = static_cast<std::uint16_t>(sum | (((a >> shift) + (b >> shift)) & 0xf) << shift);
+  return sum;
+}
+
+}  // namespace
+
+void GroupAccess::count_batch(const Group& group, std::uint32_t sample_order_hash, std::uint16_t sample_order_parts) {
+  std::uint16_t parts = group.impl_->sample_order_parts.load(std::memory_order_relaxed);
+  while (!group.impl_->sample_order_parts.compare_exchange_weak(parts, add_parts(parts, sample_order_parts),
+                                                                std::memory_order_relaxed)) {
+  }
   group.impl_->sample_order_hash.fetch_add(sample_order_hash, std::memory_order_relaxed);
   group.impl_->batches.fetch_add(1, std::memory_order_relaxed);
   base::telemetry::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
@@ -262,6 +278,7 @@ StepIdentity GroupAccess::step_identity(const Group& group) {
   return {.steps = impl.steps.load(std::memory_order_relaxed),
           .batches = impl.batches.load(std::memory_order_relaxed),
           .sample_order_hash = impl.sample_order_hash.load(std::memory_order_relaxed),
+          .sample_order_parts = impl.sample_order_parts.load(std::memory_order_relaxed),
           .stop_requested = has_stop_signal()};
 }
 

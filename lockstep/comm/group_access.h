@@ -32,10 +32,11 @@ struct GroupAccess {
   static void set_stop_agreed(const Group& group);
 
   /// For loaders that give all ranks the same number of batches: counts one batch, drawn from a sample order with this
-  /// hash. If the ranks' counts, or the sums of the hashes, differ when gradients of a model of this group are reduced,
-  /// the ranks are not in the same step, and the reduction throws a DesyncError. Does not block. Any thread may call
-  /// it.
-  static void count_batch(const Group& group, std::uint32_t sample_order_hash = 0);
+  /// hash, whose parts StepIdentity::sample_order_parts explains. If the ranks' counts, or the sums of the hashes,
+  /// differ when gradients of a model of this group are reduced, the ranks are not in the same step, and the reduction
+  /// throws a DesyncError. Does not block. Any thread may call it.
+  static void count_batch(const Group& group, std::uint32_t sample_order_hash = 0,
+                          std::uint16_t sample_order_parts = 0);
 
   /// Returns what this process contributes to the header of the next reduction.
   static StepIdentity step_identity(const Group& group);

@@ -136,13 +136,35 @@ void Group::Impl::begin(CollectiveRequest& request) {
   channel_.begin(request.op, request.op.input.defined() ? request.op.input : request.op.output);
 }
 
+namespace {
+
+/// Throws UsageError if another thread is inside a call of the group. Found only when both are inside at once.
+class CallScope {
+ public:
+  CallScope(std::atomic<bool>& is_called, const std::string& group) : is_called_(is_called) {
+    if (is_called_.exchange(true, std::memory_order_acquire))
+      throw UsageError("two threads use the group " + group + " at the same time; expected one thread at a time",
+                       "make a group for each thread with split(), on all ranks, before the threads start");
+  }
+  ~CallScope() { is_called_.store(false, std::memory_order_release); }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  std::atomic<bool>& is_called_;
+};
+
+}  // namespace
+
 void Group::Impl::run(CollectiveRequest request) {
+  const CallScope scope(is_called, name);
   begin(request);
   if (executor_.is_idle()) return execute(request);
   post(std::move(request)).wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
 }
 
 Work Group::Impl::run_async(CollectiveRequest request) {
+  const CallScope scope(is_called, name);
   begin(request);
   return post(std::move(request));
 }

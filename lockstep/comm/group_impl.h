@@ -69,10 +69,13 @@ struct Group::Impl {
   int num_splits = 0;
   int num_value_keys = 0;
 
+  std::atomic<bool> is_called{false};  // a thread is inside run() or run_async()
+
   // What this group has counted, for the checks of reductions.
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
-  std::atomic<std::uint32_t> sample_order_hash{0};  // sum of the hashes of the orders that batches were drawn from
+  std::atomic<std::uint16_t> sample_order_parts{0};  // sums of their parts
+  std::atomic<std::uint32_t> sample_order_hash{0};   // sum of the hashes of the orders that batches were drawn from
 
  private:
   struct StartedSend;

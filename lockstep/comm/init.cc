@@ -240,8 +240,15 @@ Group init(const InitOptions& options) {
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
   static bool has_left_world = false;
+  static InitOptions joined_with;
   const std::lock_guard lock(mutex);
-  if (auto impl = current.lock()) return Group(std::move(impl));
+  if (auto impl = current.lock()) {
+    if (options != InitOptions() && options != joined_with)
+      throw base::UsageError(
+          "init: this process has already joined its job with other options; expected the same options, or none",
+          "pass the options to the first init(), which may be the one inside a Trainer");
+    return Group(std::move(impl));
+  }
   if (has_left_world)
     throw base::UsageError("init: this process has left its world and cannot join it again",
                            "keep a copy of the group while it is needed");
@@ -255,6 +262,7 @@ Group init(const InitOptions& options) {
     }
   }();
   current = world.impl_;
+  joined_with = options;
   report_failures_to({made->deadlock_detector, made->server != nullptr});
   has_left_world = world.size() > 1;
   return world;

@@ -37,6 +37,8 @@ struct InitOptions {
   /// How long a rank waits for ranks that make no progress; 0 means no limit. Defaults to LOCKSTEP_TIMEOUT (seconds),
   /// else 300 s.
   std::optional<std::chrono::milliseconds> timeout = {};
+
+  bool operator==(const InitOptions&) const = default;
 };
 
 /// Joins the job and returns the group of all ranks; blocks until all ranks have joined.
@@ -50,8 +52,8 @@ struct InitOptions {
 /// Therefore call init() before torch::manual_seed(), torch::cuda::is_available() and other functions that query GPUs,
 /// or link libtorch_cuda.
 ///
-/// While a group of the world exists, another init() returns the same world. After a rank of a world of several ranks
-/// has destroyed its last group, init() throws a UsageError.
+/// While a group of the world exists, another init() returns the same world; it must pass the same options, or none.
+/// After a rank of a world of several ranks has destroyed its last group, init() throws a UsageError.
 ///
 /// Throws UsageError (incomplete or contradictory variables; two processes with the same rank) and CommError with cause
 /// kJoinTimeout (names the ranks that did not join), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen or

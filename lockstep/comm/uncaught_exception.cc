@@ -36,15 +36,20 @@ struct UncaughtFailure {
   std::optional<base::CommError> comm{};  // may be a consequence of another failure, or already published
 };
 
-/// Returns "std::runtime_error: text" with the first line of the text only: libtorch's exceptions contain stack traces.
-std::string text_of(const std::exception& error) {
-  const char* name = typeid(error).name();
+std::string readable_name(const char* mangled) {
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status),
+  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
                                                         std::free);
-  const std::string type = readable ? readable.get() : name;
-  const std::string what = error.what();
-  return what == type ? type : type + ": " + what.substr(0, what.find('\n'));
+  return readable ? readable.get() : mangled;
+}
+
+/// Returns "std::runtime_error: text". libtorch's exceptions contain stack traces, which are left out.
+std::string text_of(const std::exception& error) {
+  const std::string type = readable_name(typeid(error).name());
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string what = torch_error ? torch_error->what_without_backtrace() : error.what();
+  while (what.ends_with('\n')) what.pop_back();
+  return what == type ? type : type + ": " + what;
 }
 
 /// Also compares the text, because libtorch's CPU allocator throws no OutOfMemoryError.
@@ -69,7 +74,8 @@ UncaughtFailure current_failure() {
   } catch (const std::exception& error) {
     return {Cause::kRankExited, text_of(error), ""};
   } catch (...) {
-    return {Cause::kRankExited, "an exception that is not a std::exception", ""};
+    const std::type_info* const type = abi::__cxa_current_exception_type();
+    return {Cause::kRankExited, "an exception of type " + (type ? readable_name(type->name()) : "unknown"), ""};
   }
 }
 

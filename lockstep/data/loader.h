@@ -62,7 +62,14 @@ class Epoch {
  public:
   explicit Epoch(std::shared_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
 
-  LoaderIterator<Batch> begin() { return LoaderIterator<Batch>(batches_); }
+  /// Throws UsageError if it was called before: the batches are gone.
+  LoaderIterator<Batch> begin() {
+    if (std::exchange(has_begun_, true))
+      throw base::UsageError(
+          "Epoch: a second loop over the same Epoch; expected one loop, because its batches are gone",
+          "call loader.epoch() again for another pass");
+    return LoaderIterator<Batch>(batches_);
+  }
   std::default_sentinel_t end() const { return {}; }
   /// The number of batches in this pass: fewer than batches_per_epoch() after load_state_dict().
   std::uint64_t size() const { return batches_->size(); }
@@ -73,6 +80,7 @@ class Epoch {
 
  private:
   std::shared_ptr<BatchIterator> batches_;
+  bool has_begun_ = false;
 };
 
 /// Created by make_loader(). Copies share one state. Not thread-safe.

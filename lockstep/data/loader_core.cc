@@ -44,20 +44,31 @@ bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options) {
   return shard.size > 1 && options.mode != ShardMode::kExact;
 }
 
-std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode) {
-  std::uint32_t hash = 2166136261u;  // FNV-1a
-  for (std::uint64_t value : {position.seed, position.epoch, position.num_samples, std::uint64_t{position.shuffle},
-                              static_cast<std::uint64_t>(mode)})
-    for (int byte = 0; byte < 8; ++byte, value >>= 8)
-      hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
-  return hash;
+OrderFingerprint order_fingerprint(const LoaderPosition& position, std::int64_t batch_size, ShardMode mode) {
+  const auto hash_of = [](std::initializer_list<std::uint64_t> values) {
+    std::uint32_t hash = 2166136261u;  // FNV-1a
+    for (std::uint64_t value : values)
+      for (int byte = 0; byte < 8; ++byte, value >>= 8)
+        hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
+    return hash;
+  };
+  const auto size = static_cast<std::uint64_t>(batch_size), kind = static_cast<std::uint64_t>(mode);
+  const auto part = [&](int index, std::initializer_list<std::uint64_t> values) {
+    const std::uint32_t hash = hash_of(values);
+    return (hash ^ hash >> 4 ^ hash >> 8 ^ hash >> 16) % 15 << (4 * index);
+  };
+  const std::uint32_t parts = part(0, {position.seed}) | part(1, {position.epoch}) | part(2, {size}) |
+                              part(3, {position.num_samples, std::uint64_t{position.shuffle}, kind});
+  return {hash_of({position.seed, position.epoch, size, position.num_samples, std::uint64_t{position.shuffle}, kind}),
+          static_cast<std::uint16_t>(parts)};
 }
 
 std::function<void(const LoaderPosition&)> detail::make_batch_counter(const comm::Group& world,
                                                                       const LoaderOptions& options) {
   if (!has_equal_batch_counts({world.rank(), world.size()}, options)) return nullptr;
-  return [group = world, mode = options.mode](const LoaderPosition& position) {
-    comm::GroupAccess::count_batch(group, order_fingerprint(position, mode));
+  return [group = world, size = options.batch_size, mode = options.mode](const LoaderPosition& position) {
+    const OrderFingerprint order = order_fingerprint(position, size, mode);
+    comm::GroupAccess::count_batch(group, order.hash, order.parts);
   };
 }
 

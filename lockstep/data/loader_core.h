@@ -45,9 +45,13 @@ struct LoaderOptions {
 /// Returns whether several ranks draw the same number of batches, so that comparing their counts detects a rank that is
 /// out of step.
 bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options);
-/// A hash of the values that must be equal on all ranks for each sample to be drawn once: seed, epoch, number of
-/// samples, shuffle and mode. Pure.
-std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode);
+/// The values that must be equal on all ranks for each sample to be drawn once, as hashes.
+struct OrderFingerprint {
+  std::uint32_t hash = 0;   ///< of all: seed, epoch, batch size, number of samples, shuffle and mode
+  std::uint16_t parts = 0;  ///< 4 bits each, from the lowest: of the seed, of the epoch, of the batch size, of the rest
+};
+/// Pure.
+OrderFingerprint order_fingerprint(const LoaderPosition& position, std::int64_t batch_size, ShardMode mode);
 
 namespace detail {
 

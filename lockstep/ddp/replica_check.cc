@@ -57,8 +57,9 @@ void ReplicaCheck::check_exchanged() const {
         group_,
         {base::Cause::kReplicaDiverged, "DistributedDataParallel", group_.global_rank(group_.rank()), outlier_rank,
          text,
-         "call lockstep::broadcast_optimizer_state() for an optimizer that was made before DistributedDataParallel and "
-         "derives state from the parameters, and never write a parameter on one rank only"});
+         "use the same optimizer, learning rates and number of steps on all ranks; never write a parameter on one rank "
+         "only; call lockstep::broadcast_optimizer_state() for an optimizer that was made before "
+         "DistributedDataParallel and derives state from the parameters"});
 }
 
 void ReplicaCheck::compare_now() {

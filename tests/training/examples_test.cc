@@ -10,10 +10,10 @@ namespace {
 using testing::EndsWith;
 using testing::HasSubstr;
 
-/// Starts a program with invalid arguments. Expects that it exits with 64 and prints one line that ends with `text`.
+/// Starts a program with invalid arguments. Expects that it exits with 78 and prints one line that ends with `text`.
 void expect_usage_error(const Words& argv, const std::string& text) {
   const ProcessResult exit = run_process({.argv = argv});
-  EXPECT_EQ(exit.code, 64) << argv[1];
+  EXPECT_EQ(exit.code, 78) << argv[1];
   EXPECT_EQ(exit.out, "");
   EXPECT_THAT(exit.err, EndsWith(text + "\n"));
   EXPECT_EQ(std::count(exit.err.begin(), exit.err.end(), '\n'), 1) << exit.err;
@@ -68,7 +68,7 @@ TEST(Examples, RejectUnwritableFilesBeforeTraining) {
 TEST(Examples, RejectABatchNotDivisibleByRanks) {
   const TempDir folder;
   write_synthetic_mnist(folder, 100);
-  const ProcessResult exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--batch-size", "65"}, 64);
+  const ProcessResult exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--batch-size", "65"}, 78);
   EXPECT_THAT(exit.err, HasSubstr("--batch-size is \"65\"; expected a multiple of the number of ranks, 2\n"));
 }
 

@@ -160,12 +160,12 @@ TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
   EXPECT_THAT(exit.out, HasSubstr(", of 7 images\n"));
 }
 
-/// Starts 04_imagenet with invalid arguments. Expects that it exits with 64 and prints `text`.
+/// Starts 04_imagenet with invalid arguments. Expects that it exits with 78 and prints `text`.
 void expect_usage_error(const Words& words, const std::string& text) {
   Words argv{LOCKSTEP_IMAGENET_PROGRAM};
   argv.insert(argv.end(), words.begin(), words.end());
   const ProcessResult exit = run_process({.argv = argv});
-  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.code, 78);
   EXPECT_THAT(exit.err, HasSubstr("04_imagenet: " + text + "\n"));
 }
 

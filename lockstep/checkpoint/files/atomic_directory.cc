@@ -40,7 +40,7 @@ AtomicDirectory::AtomicDirectory(const std::string& parent) : parent_(parent) {
   remove_stale(parent);
   const std::string temp = make_temp_name();
   path_ = parent + "/" + temp;
-  if (::mkdirat(parent_directory_.get(), temp.c_str(), 0700) != 0)
+  if (::mkdirat(parent_directory_.get(), temp.c_str(), 0777) != 0)
     throw base::SystemError("cannot create a directory in " + parent, errno);
   directory_.reset(::openat(parent_directory_.get(), temp.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   const int number = directory_ && (try_lock(directory_) || errno != EWOULDBLOCK) ? 0 : errno;

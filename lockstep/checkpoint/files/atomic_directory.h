@@ -7,10 +7,10 @@
 
 namespace lockstep::checkpoint::files {
 
-/// A new directory of mode 0700 inside `parent`, with a temporary name that readers ignore; commit() gives it its final
-/// name. It is locked (flock) while it is written. If the process is killed, the next AtomicDirectory in the same
-/// parent removes the leftovers: the directory and temporary files of AtomicFile. On file systems that do not lock
-/// directories, such as NFS, leftover directories remain.
+/// A new directory inside `parent`, with the permissions that the umask leaves, with a temporary name that readers
+/// ignore; commit() gives it its final name. It is locked (flock) while it is written. If the process is killed, the
+/// next AtomicDirectory in the same parent removes the leftovers: the directory and temporary files of AtomicFile. On
+/// file systems that do not lock directories, such as NFS, leftover directories remain.
 class AtomicDirectory {
  public:
   /// Throws SystemError and UsageError as open_directory() does.

@@ -20,7 +20,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     throw base::UsageError("cannot write \"" + path + "\": it does not name a file");
   directory_ = open_directory(folder, path);
   const std::string temp = make_temp_name();
-  file_.reset(::openat(directory_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  file_.reset(::openat(directory_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file_) throw_system_error("cannot create a file in the directory of ");
   temp_name_ = temp;
   // The lock keeps an AtomicDirectory from removing the file as stale.

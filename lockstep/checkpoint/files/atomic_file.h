@@ -9,8 +9,9 @@
 
 namespace lockstep::checkpoint::files {
 
-/// Writes to a private temporary file (O_EXCL, mode 0600) in the directory of `path` and renames it to `path` when all
-/// of it is on disk. Until then, and after any error, `path` is unchanged. A process that is killed may leave its file
+/// Writes to a temporary file (O_EXCL, with the permissions that the umask leaves) in the directory of `path` and
+/// renames it to `path` when all of it is on disk. Until then, and after any error, `path` is unchanged. A process that
+/// is killed may leave its file
 /// ".lockstep-tmp-..." behind; readers ignore it.
 class AtomicFile {
  public:

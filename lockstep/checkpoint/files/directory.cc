@@ -45,7 +45,7 @@ void create_directories(const std::string& folder) {
   for (const auto& part : std::filesystem::path(folder)) {
     const std::string parent = path.empty() ? "." : path.string();
     path /= part;
-    if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) {
+    if (::mkdirat(AT_FDCWD, path.c_str(), 0777) != 0) {
       if (errno == EEXIST) continue;
       throw base::SystemError("cannot create the directory " + path.string(), errno);
     }

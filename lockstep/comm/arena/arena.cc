@@ -3,16 +3,21 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/env.h"
 #include "lockstep/base/host_memory.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
 
 namespace lockstep::comm::arena {
 namespace {
@@ -23,6 +28,8 @@ constexpr std::size_t kMinSlabBytes = 64 << 10;
 constexpr std::size_t kMinSlabBlocks = 8;
 // The host's available memory is read once per this many bytes: a read takes 50 us, too long for every allocation.
 constexpr std::uint64_t kBudgetBytes = 64ULL << 20;
+constexpr std::uint64_t kMinCapacityBytes = 64ULL << 20;
+constexpr std::uint64_t kAssumedRanks = 8;             // on a host, if the launcher does not say
 constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to other processes
 // Core dumps contain the pages that are in use. The range grows in steps, because each is a system call, and a trimmed
 // block is taken out only if it is large, because each doubles the number of the process's mappings there.
@@ -39,6 +46,32 @@ void* reserve_zeroed(std::size_t bytes) {
 }
 
 std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
+/// Returns how many ranks of this host map each other's arenas.
+std::uint64_t ranks_on_host() {
+  const base::Env& env = base::Env::this_process();
+  const auto& text = env.lockstep_local_world_size ? env.lockstep_local_world_size : env.local_world_size;
+  const auto number = text ? base::parse_int(*text) : std::nullopt;
+  return number && *number > 0 ? static_cast<std::uint64_t>(*number) : kAssumedRanks;
+}
+
+/// A quarter more addresses than physical memory, to allow for fragmentation. Batch systems such as PBS and SGE may
+/// limit the addresses of a process (ulimit -v): half of those that are left are then for the arenas of this host.
+std::size_t choose_capacity() {
+  const auto memory = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * kPageBytes;
+  const std::uint64_t wanted = memory + memory / 4;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
+  std::uint64_t used_pages = 0;
+  std::ifstream("/proc/self/statm") >> used_pages;
+  const std::uint64_t used = used_pages * kPageBytes, ranks = ranks_on_host();
+  const std::uint64_t left = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+  const std::uint64_t share = std::max(left / 2 / ranks, kMinCapacityBytes);
+  if (share >= wanted) return wanted;
+  base::log_info("the address space of this rank is limited to " + mib(limit.rlim_cur) + " (ulimit -v), of which " +
+                 mib(used) + " are used: the arena holds at most " + mib(share));
+  return share;
+}
 
 }  // namespace
 
@@ -299,10 +332,7 @@ void Arena::make_private_after_fork() {
 
 Arena& Arena::this_process() {
   static Arena* const arena = [] {
-    // A quarter more addresses than physical memory, to allow for fragmentation.
-    const auto memory =
-        static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    auto* created = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
+    auto* created = new Arena(choose_capacity(), std::numeric_limits<std::size_t>::max());
     created->publish_stats_to(base::telemetry::RankPage::this_process().arena);
     ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
                      [] { this_process().make_private_after_fork(); });

@@ -43,10 +43,13 @@ struct StepIdentity {
   std::int64_t steps = 0;               ///< calls of Group::step()
   std::int64_t batches = 0;             ///< batches drawn from loaders that give all ranks the same number of batches
   std::uint32_t sample_order_hash = 0;  ///< sum of the hashes of the sample orders from which they were drawn
-  std::int64_t failed_backwards = 0;    ///< backward() calls since the last reduction that failed before they began it
-  bool accumulating = false;            ///< gradients existed before backward(), and not because of no_sync()
-  bool joined = false;                  ///< this rank has no more batches and only follows the other ranks
-  bool divide_by_active = false;        ///< with `joined`: means are over the ranks that have not joined
+  /// Four numbers of 4 bits, which are summed in the same way: of the seeds, epochs, batch sizes, and the rest. They
+  /// say in which of these the sample orders differ.
+  std::uint16_t sample_order_parts = 0;
+  std::int64_t failed_backwards = 0;  ///< backward() calls since the last reduction that failed before they began it
+  bool accumulating = false;          ///< gradients existed before backward(), and not because of no_sync()
+  bool joined = false;                ///< this rank has no more batches and only follows the other ranks
+  bool divide_by_active = false;      ///< with `joined`: means are over the ranks that have not joined
   GradientUse use = GradientUse::kAverage;
   /// For uses other than kAverage: the gradients are means already, equal on all ranks, and a chunk contains only the
   /// first rank's gradient.

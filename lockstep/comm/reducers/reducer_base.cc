@@ -85,7 +85,7 @@ void ReducerBase::wait_for_headers() {
       throw base::DesyncError(base::Cause::kDesync, label(make_op(CollectiveKind::kAllReduce, name_)),
                               channel_->members()[static_cast<std::size_t>(channel_->rank())], difference->rank,
                               std::string(user_call_) + " on ranks that are not in the same step: " + difference->text,
-                              "put a backward() that only some ranks call under no_sync()");
+                              difference->hint);
     } catch (const base::CommError& error) {
       channel_->fail(error);
     }

@@ -24,7 +24,7 @@ struct ReductionHeader {
   std::uint8_t use;
   std::uint8_t already_averaged;
   std::uint8_t stop_requested;
-  std::uint8_t padding[2];
+  std::uint16_t sample_order_parts;
   std::uint32_t work_us;  // time that this rank spent on its own before it waited in the previous reduction
   std::uint32_t sample_order_hash;
 };
@@ -36,6 +36,7 @@ struct HeaderMismatch {
   int rank;          ///< the first rank that differs, as a world rank
   int other;         ///< the world rank that it differs from
   std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 has drawn 13 batches"
+  std::string hint;  ///< the remedy
 };
 
 /// Returns the first difference, or nothing if all ranks are in the same step. For ranks that have joined, only `seq`

@@ -25,7 +25,9 @@
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/cli/interface_filter.h"
+#include "lockstep/launch/plan/variable_check.h"
 #include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
@@ -55,7 +57,7 @@ class Agent {
   // The data of an epoll event: one of these, or 2 * index + stream for the pipe of a rank.
   static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
 
-  bool prepare(plan::JobPlan& job);
+  std::optional<plan::JobPlan> prepare(plan::JobPlan job);
   void start_ranks(const plan::JobPlan& job);
   void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int in, std::uint64_t max_files);
   void add_to_epoll(int fd, std::uint64_t id, unsigned events);
@@ -84,6 +86,7 @@ class Agent {
   FrameQueue queue_{STDOUT_FILENO};
   base::Fd liveness_fd_;
   base::Pipe failures_;
+  std::optional<plan::JobPlan> prepared_job_;  // until kStart
   std::vector<RankProcess> ranks_;
   std::size_t num_running_ = 0;  // ranks with a pid
   bool has_children_ = true;     // any child, started here or inherited
@@ -130,8 +133,9 @@ void check_interfaces(const process::Environment& environment) {
 }
 
 /// Completes the plan with facts about this host: the working directory, the path of a staged program, and the agent's
-/// own environment. On an error, queues a kRefused frame and returns false.
-bool Agent::prepare(plan::JobPlan& job) {
+/// own environment. Checks what can be checked before any rank runs. Queues a kPrepared frame or, on an error, a
+/// kRefused frame.
+std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
@@ -140,10 +144,14 @@ bool Agent::prepare(plan::JobPlan& job) {
       job.environment = process::remove_variables(
           process::merge_environment(process::current_environment(), job.environment), job.ranks.front().environment);
     if (liveness_fd_) check_interfaces(job.environment);
-    return true;
+    process::check_startable(job.program);
+    std::string warnings;
+    for (const std::string& warning : plan::check_lockstep_variables(job.environment)) warnings += warning + "\n";
+    queue_frame(protocol::FrameKind::kPrepared, -1, std::move(warnings));
+    return job;
   } catch (const base::Error& error) {
     queue_frame(protocol::FrameKind::kRefused, -1, protocol::encode_texts({error.what(), error.hint()}));
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -213,7 +221,10 @@ void Agent::read_input() {
 }
 
 void Agent::handle_frame(const protocol::Frame& frame) {
-  if (frame.kind == protocol::FrameKind::kStop) {
+  if (frame.kind == protocol::FrameKind::kStart) {
+    if (const auto job = std::exchange(prepared_job_, std::nullopt)) start_ranks(*job);
+  } else if (frame.kind == protocol::FrameKind::kStop) {
+    prepared_job_.reset();
     stop(protocol::decode_stop(frame.payload));
   } else if (frame.kind == protocol::FrameKind::kSnapshotRequest) {
     send_snapshots();
@@ -301,6 +312,7 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
 
 void Agent::on_launcher_lost() {
   if (std::exchange(launcher_lost_, true)) return;
+  prepared_job_.reset();
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
   if (liveness_fd_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, liveness_fd_.get(), nullptr);
   stop({.signal = SIGKILL});
@@ -431,7 +443,6 @@ int Agent::run() {
   base::set_nonblocking(failures_.read.get());
   std::optional<AgentSetup> setup = set_up_agent(input_);
   if (!setup) return 0;
-  plan::JobPlan& job = setup->job;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
   add_to_epoll(STDIN_FILENO, kInput, EPOLLIN);
@@ -439,7 +450,8 @@ int Agent::run() {
   add_to_epoll(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
   liveness_fd_ = std::move(setup->liveness_fd);
   if (liveness_fd_) add_to_epoll(liveness_fd_.get(), kLiveness, EPOLLIN);
-  if (prepare(job)) start_ranks(job);
+  prepared_job_ = prepare(std::move(setup->job));
+  while (prepared_job_) poll_once();
   reap_children();
   while (has_children_) poll_once();
 

@@ -19,6 +19,7 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr auto kSuspendThreshold = 1s;
+constexpr std::size_t kMaxFirstOutput = 200;
 
 }  // namespace
 
@@ -49,6 +50,7 @@ void AgentLink::send(const protocol::Frame& frame) {
 }
 
 void AgentLink::feed(std::string_view bytes) {
+  first_output_ += bytes.substr(0, kMaxFirstOutput - std::min(kMaxFirstOutput, first_output_.size()));
   if (!staging_) return frames_.feed(bytes);
   script_output_ += bytes;
   staging_->consume(script_output_);
@@ -110,6 +112,12 @@ std::string AgentLink::stderr_text() const {
   std::string text(bytes, static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   return text;
+}
+
+std::string AgentLink::first_output() const {
+  const auto is_text = [](unsigned char c) { return (c >= ' ' && c < 0x7f) || c == '\n'; };
+  const auto end = std::find_if_not(first_output_.begin(), first_output_.end(), is_text);
+  return {first_output_.begin(), end};
 }
 
 void AgentLink::kill() {

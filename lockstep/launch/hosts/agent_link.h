@@ -80,6 +80,10 @@ class AgentLink {
   /// Returns the text that ssh or srun has written to stderr so far: at most 4 KiB, without trailing newlines.
   std::string stderr_text() const;
 
+  /// Returns the text at the beginning of what has arrived, at most 200 bytes without control characters: what a shell
+  /// printed instead of the agent's frames.
+  std::string first_output() const;
+
   /// Kills the process, closes its pipes, and does not wait for it. descriptor() then returns -1.
   void kill();
   /// Closes the agent's input and waits for the process. After 5 s kills it, and then waits for at most 1 s. Returns
@@ -95,6 +99,7 @@ class AgentLink {
   base::Fd liveness_fd_;
   std::chrono::milliseconds max_silence_;
   std::optional<FileStaging> staging_;
+  std::string first_output_;
   std::string script_output_;  // output of the staging script that is not parsed
   protocol::FrameReader frames_{protocol::kMaxFrameBytes};
   base::Deadline exit_due_ = base::Deadline::never();

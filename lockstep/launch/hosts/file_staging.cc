@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
@@ -26,6 +27,22 @@ bool is_plain(const std::string& name) {
 }
 
 }  // namespace
+
+std::uint32_t posix_checksum(std::string_view bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> all{};
+    for (std::uint32_t i = 0; i < all.size(); ++i) {
+      all[i] = i << 24;
+      for (int bit = 0; bit < 8; ++bit) all[i] = all[i] << 1 ^ ((all[i] & 0x80000000u) != 0 ? 0x04c11db7u : 0);
+    }
+    return all;
+  }();
+  std::uint32_t crc = 0;
+  const auto add = [&](unsigned char byte) { crc = crc << 8 ^ table[(crc >> 24 ^ byte) & 0xff]; };
+  for (const char byte : bytes) add(static_cast<unsigned char>(byte));
+  for (std::size_t size = bytes.size(); size > 0; size >>= 8) add(static_cast<unsigned char>(size & 0xff));
+  return ~crc;
+}
 
 StagedFile read_staged_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
@@ -54,14 +71,17 @@ StagedFile read_staged_file(const std::string& path) {
 }
 
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments) {
-  // Concurrent copies write to temporary files of their own; whichever is renamed last has the same content.
+  // Concurrent copies write to temporary files of their own; whichever is renamed last has the same content. A file
+  // that is there already may be damaged, so its checksum is compared.
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
-      "put() { f=$c/$1/$2; if [ -x \"$f\" ]; then echo y; return; fi; "
-      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq "
-      "$3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
+      "is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; }; "
+      "put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; "
+      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && "
+      "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
   for (const StagedFile& one : files)
-    script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
+    script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
+              std::to_string(posix_checksum(one.content)) + "; ";
   script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;
   if (files.size() > 1) script += " --staged-program \"$c/" + files[1].hash + "/" + files[1].name + "\"";

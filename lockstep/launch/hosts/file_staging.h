@@ -17,11 +17,15 @@ struct StagedFile {
   std::string content;
 };
 
+/// Returns the checksum that the program cksum prints (IEEE Std 1003.1, CRC-32 with the length appended). Pure.
+std::uint32_t posix_checksum(std::string_view bytes);
+
 /// Reads a file and computes its hash. Throws UsageError if the file cannot be read or is larger than 1 GiB.
 StagedFile read_staged_file(const std::string& path);
 
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
-/// "y" if the file is already there; otherwise it prints "n" and copies the file from stdin to
+/// "y" if the file is already there and has the same checksum; otherwise it prints "n" and copies the file from stdin
+/// to
 /// ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file
 /// with `agent_arguments` as the agent, which runs the second file as the ranks' program. The script exits with code
 /// 125 if a file cannot be written. Pure.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
@@ -64,8 +65,14 @@ std::vector<std::string> agent_arguments(const cli::HostSpec& host, const std::s
   return words;
 }
 
+bool has_session_options(const std::string& version) {
+  int major = 0, minor = 0;
+  return std::sscanf(version.c_str(), "OpenSSH_%d.%d", &major, &minor) == 2 &&
+         (major > 8 || (major == 8 && minor >= 7));
+}
+
 std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,
-                                     const std::string& script) {
+                                     const std::string& script, bool has_session_options) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -83,10 +90,13 @@ std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::sec
                                     "-o",  "ConnectTimeout=" + std::to_string(connect_timeout.count()),
                                     "-o",  "ServerAliveInterval=" + std::to_string(base::kSshAliveInterval.count()),
                                     "-o",  "ServerAliveCountMax=" + std::to_string(alive_count),
+                                    "-o",  "RemoteCommand=none",
+                                    "-o",  "PermitLocalCommand=no",
                                     "-o",  "ForwardX11=no",
                                     "-o",  "ClearAllForwardings=yes",
                                     "-o",  "EscapeChar=none",
                                     "-o",  "LogLevel=ERROR"};
+  if (has_session_options) words.insert(words.end(), {"-o", "SessionType=default", "-o", "StdinNull=no"});
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
   words.insert(words.end(), {"--", cli::ssh_destination(host),
                              script.empty() ? "exec " + path + " agent --guarded" : "exec sh -c '" + script + "'"});

@@ -22,6 +22,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
+#include "lockstep/launch/process/tools.h"
 
 namespace lockstep::launcher::hosts {
 namespace {
@@ -29,6 +30,7 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
+constexpr auto kSshVersionTimeout = 5s;
 constexpr auto kPerHostAllowance = 100ms;  // work of this host per agent: 64 ssh clients took 6 s on two cores
 
 /// Starts an agent with two pipes. Its input ends when this process dies.
@@ -65,16 +67,31 @@ AgentLink start_local_agent(const cli::HostSpec& host, std::chrono::milliseconds
           max_silence};
 }
 
+/// Returns what `ssh -V` prints; "" if it cannot be executed.
+std::string ssh_version(const std::string& path) {
+  const process::ToolResult result = process::run_tool({.path = path,
+                                                        .argv = {"ssh", "-V"},
+                                                        .environment = process::current_environment(),
+                                                        .directory = {},
+                                                        .limit = kSshVersionTimeout});
+  return result.err;
+}
+
 AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& options,
                              const StagedFiles& staged_files, std::chrono::milliseconds max_silence,
                              std::uint64_t max_files) {
   const std::string via = host.is_slurm ? "srun" : "ssh";
   const std::vector<std::string> agent = agent_arguments(host, options.slurm_step);
   const std::string script = staged_files ? staging_script(*staged_files, agent) : "";
-  const std::vector<std::string> words =
-      host.is_slurm ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
   const std::string path =
       process::find_program(via, base::Env::this_process().path.value_or(process::kDefaultSearchPath));
+  std::vector<std::string> words;
+  if (host.is_slurm) {
+    words = srun_command(host, agent, script);
+  } else {
+    static const bool is_new = has_session_options(ssh_version(path));
+    words = ssh_command(host, options.connect_timeout, script, is_new);
+  }
   AgentLink link(host.name, via,
                  start_remote_process({.path = path,
                                        .argv = words,
@@ -148,14 +165,16 @@ void AgentStartup::read_agent(std::size_t i) {
     for (const protocol::Frame& frame : agent.read()) take_host_info(i, frame);
   } catch (const base::Error& error) {
     return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) +
-                                        ": the output there is not from lockstep (" + error.what() + ")",
+                                        ": the output there is not from lockstep: it begins with " +
+                                        base::quoted(agent.first_output(), 200) + " (" + error.what() + ")",
                                     "make sure that no start file of the shell there, such as ~/.bashrc, prints "
                                     "anything in a non-interactive shell"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
   const protocol::RankExit end = agent.reap();
   if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent ended: " + protocol::to_text(end)));
-  fail(i, agent_start_error(hosts_[i], end.exit_code(), agent.stderr_text()));
+  const std::string text = agent.stderr_text();
+  fail(i, agent_start_error(hosts_[i], end.exit_code(), text.empty() ? agent.first_output() : text));
 }
 
 void AgentStartup::poll_once(Deadline deadline, int signals) {

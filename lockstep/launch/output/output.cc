@@ -37,7 +37,7 @@ bool same_file(int a, int b) {
 }
 
 base::Fd create(const std::string& path) {
-  base::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  base::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) throw base::SystemError("--output: cannot create " + base::quoted(path, 256), errno, base::Cause::kBadArg);
   return fd;
 }

@@ -1,13 +1,19 @@
 #include "lockstep/launch/process/program.h"
 
+#include <elf.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
+#include <optional>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/spawn.h"
 
@@ -45,6 +51,69 @@ std::string find_program(const std::string& name, std::string_view search_path) 
   }
   throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; expected an executable file",
                          is_executable("./" + name) ? "./" + name : "");
+}
+
+namespace {
+
+constexpr std::size_t kHeadBytes = 256;  // of the file; the kernel reads as many (BINPRM_BUF_SIZE)
+
+std::string machine_name(unsigned machine) {
+  switch (machine) {
+    case EM_X86_64: return "x86_64";
+    case EM_AARCH64: return "aarch64";
+    case EM_386: return "i386";
+    case EM_ARM: return "arm";
+    case EM_PPC64: return "ppc64";
+    case EM_RISCV: return "riscv";
+    default: return "machine " + std::to_string(machine);
+  }
+}
+
+/// Returns the first bytes of a file; "" if it cannot be read: a file may be executable, but not readable.
+std::string read_head(const std::string& path) {
+  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string head(kHeadBytes, '\0');
+  const ssize_t size = file ? ::read(file.get(), head.data(), head.size()) : 0;
+  head.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return head;
+}
+
+/// Returns the machine of an ELF file; nullopt for any other file.
+std::optional<unsigned> elf_machine(const std::string& head) {
+  constexpr std::size_t kOffset = offsetof(Elf64_Ehdr, e_machine);
+  if (head.size() < kOffset + 2 || !head.starts_with(std::string_view(ELFMAG, SELFMAG))) return std::nullopt;
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned>(static_cast<unsigned char>(head[i])); };
+  return head[EI_DATA] == ELFDATA2MSB ? byte(kOffset) << 8 | byte(kOffset + 1) : byte(kOffset) | byte(kOffset + 1) << 8;
+}
+
+}  // namespace
+
+void check_startable(const std::string& path) {
+  check_executable(path);
+  const std::string head = read_head(path), subject = "program " + base::quoted(path, 256) + ": ";
+  if (const auto machine = elf_machine(head)) {
+    const auto own = elf_machine(read_head("/proc/self/exe"));
+    if (own && *machine != *own && !(*own == EM_X86_64 && *machine == EM_386))
+      throw base::UsageError(subject + "it is built for " + machine_name(*machine) + ", and this host is " +
+                             machine_name(*own) + "; expected a program for this host");
+    return;
+  }
+  const auto is_text = [](char c) {
+    return static_cast<unsigned char>(c) >= ' ' || c == '\n' || c == '\t' || c == '\r';
+  };
+  if (!head.starts_with("#!")) {
+    // The kernel may know other formats (binfmt_misc), but none that is text.
+    if (!head.empty() && std::all_of(head.begin(), head.end(), is_text))
+      throw base::UsageError(subject + "cannot be executed: " + std::strerror(ENOEXEC),
+                             "start the script with a line such as #!/bin/sh");
+    return;
+  }
+  const std::string line = head.substr(2, std::min(head.find('\n'), head.size()) - 2);
+  const std::size_t begin = std::min(line.find_first_not_of(" \t"), line.size());
+  const std::string interpreter = line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
+  if (interpreter.starts_with('/') && !is_executable(interpreter))
+    throw base::UsageError(subject + "its first line names the interpreter " + base::quoted(interpreter, 256) +
+                           ", which is not an executable file on this host");
 }
 
 std::string executable_path() {

@@ -12,6 +12,10 @@ namespace lockstep::launcher::process {
 /// file, or not executable.
 std::string find_program(const std::string& name, std::string_view search_path);
 
+/// Checks that the system can execute the program at `path`: that it is an executable file, for the architecture of
+/// this host, and that the interpreter in its first line (#!) exists. Throws UsageError with the reason.
+void check_startable(const std::string& path);
+
 /// The directories in which programs are looked up if PATH is not set.
 inline constexpr const char* kDefaultSearchPath = "/usr/local/bin:/usr/bin:/bin";
 

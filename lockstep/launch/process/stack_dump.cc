@@ -89,7 +89,7 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   const std::string path = directory + "/" + stack_file_name(rank);
-  file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
+  file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
   write_all(file_.get(), kernel_report(rank, pid));
   const auto command = stack_command(pid, kDefaultSearchPath);

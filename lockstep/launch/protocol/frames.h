@@ -21,6 +21,7 @@ namespace lockstep::launcher::protocol {
 enum class FrameKind : std::uint32_t {
   // Launcher to agent.
   kJob = 1,          ///< JobPlan; the first frame
+  kStart,            ///< empty; starts the ranks. Sent when all agents have replied kPrepared
   kStop,             ///< StopRequest
   kSignal,           ///< one number: a signal for the ranks' processes
   kSnapshotRequest,  ///< empty; the agent replies with a kSnapshot per published page, then kSnapshotsDone
@@ -40,6 +41,7 @@ enum class FrameKind : std::uint32_t {
   kHostFacts,        ///< HostFacts
   kListenReply,      ///< ListenReply
   kLinkSpeed,        ///< LinkSpeed
+  kPrepared,         ///< warnings about the environment of the ranks, one per line; no rank is started yet
   kRefused,          ///< two texts: the reason why no rank is started, and a hint
   kStarted,          ///< one number: the pid of `rank`
   kStartFailed,      ///< two numbers: StartStep and errno

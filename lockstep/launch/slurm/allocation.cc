@@ -48,6 +48,10 @@ std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const
     throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
                            "create an allocation with salloc or sbatch");
   if (env_from == "none" || !allocated) return named;
+  if (named.empty() && base::parse_int(env.slurm_het_size.value_or("")).value_or(1) > 1)
+    throw base::UsageError(
+        "this SLURM job has " + *env.slurm_het_size + " components (SLURM_HET_SIZE); expected a job of one component",
+        "request all hosts in one component, or name the hosts with -H");
   if (named.empty() && is_in_step(env) && base::parse_int(env.slurm_ntasks.value_or("")).value_or(1) > 1)
     throw base::UsageError("srun has started lockstep run " + *env.slurm_ntasks +
                                " times; expected once: it starts the ranks of all hosts itself",

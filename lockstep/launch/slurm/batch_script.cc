@@ -58,8 +58,9 @@ std::vector<Directive> directives(const cli::SubmitOptions& submit, const BatchC
   add("--array=", submit.array);
   add("--chdir=", context.directory);
   const std::string job = submit.array.empty() ? "%j" : "%A_%a";
-  add("--output=", slurm_pattern(submit.output) + "/" + job + ".out",
-      "the output of each rank is also in " + job + "/");
+  // SLURM opens this file before the script runs, and creates no directory for it.
+  add("--output=", context.has_output_directory ? slurm_pattern(submit.output) + "/" + job + ".out" : job + ".out",
+      "the output of each rank is also in " + (context.has_output_directory ? job : submit.output + "/" + job) + "/");
   all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "if the exit code is 75" : ""});
   if (submit.requeue) add("--open-mode=", "append", "a requeued job appends to the file");
   if (submit.signal_before > 0)

@@ -13,6 +13,8 @@ namespace lockstep::launcher::slurm {
 struct BatchContext {
   std::string directory;  ///< absolute path of the directory in which the job is submitted and runs
   std::string lockstep;   ///< path of lockstep on the nodes
+  /// SubmitOptions.output exists when the job starts. Otherwise, with `--dry-run`, SLURM's own file is in `directory`.
+  bool has_output_directory = true;
 };
 
 /// Returns the script: #SBATCH lines, then `lockstep run` with every word quoted for bash. Requires bash 4.2 and sbatch

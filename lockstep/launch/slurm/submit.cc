@@ -101,8 +101,9 @@ int submit(std::vector<std::string> arguments) {
     print(submission.help);
     return 0;
   }
-  const BatchContext context{std::filesystem::current_path().string(),
-                             options.remote_path.empty() ? process::executable_path() : options.remote_path};
+  const BatchContext context{.directory = std::filesystem::current_path().string(),
+                             .lockstep = options.remote_path.empty() ? process::executable_path() : options.remote_path,
+                             .has_output_directory = !options.dry_run || std::filesystem::is_directory(options.output)};
   const std::string script = batch_script(options, context);
   if (options.dry_run) {
     print(script);

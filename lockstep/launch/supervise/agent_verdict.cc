@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -78,7 +79,9 @@ Verdict judge_start_failure(process::StartStep step, int error, int rank, const 
 }
 
 Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint) {
-  return make_verdict(Cause::kBadArg, {.host = host}, why, hint);
+  Verdict verdict = make_verdict(Cause::kBadArg, {.host = host}, why, hint);
+  verdict.exit_code = base::exit_code_before_start(Cause::kBadArg);
+  return verdict;
 }
 
 Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error) {
@@ -132,6 +135,17 @@ Verdict judge_user_stop(int signal) {
                                  "");
   verdict.exit_code = 128 + signal;
   return verdict;
+}
+
+std::string stop_note(int signal, std::chrono::milliseconds grace) {
+  const auto seconds = [](std::chrono::milliseconds time) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g s", static_cast<double>(time.count()) / 1000);
+    return std::string(text);
+  };
+  return signal == SIGINT ? "stopping all ranks: SIGINT, SIGTERM in " + seconds(grace / 2) + ", and SIGKILL in " +
+                                seconds(grace) + "; press Ctrl-C again to kill them at once"
+                          : "stopping all ranks: SIGTERM, and SIGKILL in " + seconds(grace);
 }
 
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,

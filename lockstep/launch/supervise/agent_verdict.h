@@ -51,6 +51,8 @@ Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid);
 
 /// Returns the verdict on a job that a user has stopped with `signal`.
 Verdict judge_user_stop(int signal);
+/// Returns the note about what now happens to the ranks. Pure.
+std::string stop_note(int signal, std::chrono::milliseconds grace);
 
 /// Returns the verdict on a job whose ranks all exited together after a stop request. `first` is the first exit. Pure.
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,

@@ -9,6 +9,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/job/injection.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/hosts/network_check.h"
 
@@ -95,6 +97,14 @@ std::string text_of(const WorldSize& world) {
          (world.hosts == 1 ? " host" : " hosts");
 }
 
+void check_injected_rank(const std::string& injection, int ranks) {
+  const int rank = job::parse_injection("--inject", injection).rank;
+  if (rank >= ranks)
+    throw base::UsageError("--inject is " + base::quoted(injection, 80) + ", but this job has " +
+                           std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + "; expected a rank from 0 to " +
+                           std::to_string(ranks - 1));
+}
+
 /// Assigns ranks to the started hosts and checks the network. Adds hosts that the others do not reach to `lost`.
 PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int generation,
                         hosts::StartedAgents started, const std::vector<std::size_t>& numbers, WorldSize& world,
@@ -108,6 +118,7 @@ PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int 
   if (generation > 0 && world.ranks > 0 && now != world)
     prepared.start_note = "the job continues with " + text_of(now) + " instead of " + text_of(world);
   world = now;
+  if (!options.inject.empty()) check_injected_rank(options.inject, now.ranks);
   // The descriptors are those of the store, two output files per rank, the connections of the network check at each of
   // our addresses, and our own.
   base::raise_fd_limit(job::store_fd_count(now.ranks) +

@@ -8,6 +8,20 @@
 #include "lockstep/job/health/progress_report.h"
 
 namespace lockstep::launcher::supervise {
+std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes) {
+  std::vector<protocol::RankLocation> locations;
+  for (const plan::Node& node : nodes)
+    locations.insert(locations.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
+  return locations;
+}
+
+std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts) {
+  std::vector<std::string> prefixes;
+  for (const protocol::RankLocation& location : locations)
+    prefixes.push_back(plan::rank_prefix(static_cast<int>(prefixes.size()), with_hosts ? location.host : ""));
+  return prefixes;
+}
+
 bool RankStates::add(const job::health::RankHealth& health) {
   const auto before = health_.find(health.rank);
   if (before != health_.end() && before->second.is_in_world && !health.is_in_world) last_left_ = Clock::now();

@@ -9,8 +9,15 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
+#include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher::supervise {
+
+/// Returns the location of each rank, in the order of ranks. Pure.
+std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes);
+/// Returns the prefix of each rank's lines. Pure.
+std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts);
 
 /// Collects the health reports and snapshots of all ranks. Not thread-safe.
 class RankStates {

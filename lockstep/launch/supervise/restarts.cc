@@ -21,7 +21,7 @@ bool contains(const auto& list, int value) { return std::find(list.begin(), list
 /// Returns whether an exit code of a rank, or of a shell that started it, means an error that a user must fix: 2
 /// (argparse, shells), 126 and 127 (command not found), and the codes of causes that are not restartable.
 bool is_user_error(int code) {
-  constexpr std::array kCodes = {2, 64, 65, 70, 73, 75, 76, 126, 127};
+  constexpr std::array kCodes = {2, 64, 65, 70, 73, 75, 76, 78, 126, 127};
   return contains(kCodes, code);
 }
 

@@ -228,6 +228,16 @@ int RestartLoop::run() {
   }
 }
 
+std::string current_directory() {
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::current_path(error);
+  if (error)
+    throw base::UsageError(
+        "the current directory cannot be used: " + error.message() + "; expected a directory that exists",
+        "it was probably deleted: change to another one, and back to this one if it exists again");
+  return directory.string();
+}
+
 }  // namespace
 
 int run(cli::RunOptions options) {
@@ -236,8 +246,8 @@ int run(cli::RunOptions options) {
   check_min_hosts(options);
   JobSpec job;
   plan::LaunchContext& context = job.context;
+  context.launcher_directory = current_directory();
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
-  context.launcher_directory = std::filesystem::current_path();
   context.program = hosts::resolve_program(options, options.command.front());
   context.environment = plan::apply_exports(process::current_environment(), options.exports);
   for (const std::string& variable : options.exports) context.exported.emplace_back(process::variable_name(variable));

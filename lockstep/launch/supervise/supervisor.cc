@@ -58,6 +58,7 @@ class Supervisor {
   void use_own_exit_code();
   void send_stop(const protocol::StopRequest& request);
   std::string failure_report();
+  void on_prepared(std::size_t agent, const std::string& warnings);
   void stop_ranks(int signal);
   void stop_with_stacks();
   void on_reader_closed();
@@ -79,6 +80,8 @@ class Supervisor {
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
   const job::health::HealthLimits limits_;
+  std::size_t num_prepared_ = 0;    // agents that are ready to start their ranks
+  std::set<std::string> warnings_;  // that have been printed
   std::vector<protocol::RankExit> exits_;
   RankStates rank_states_;
   std::optional<job::health::HangFinding> finding_;  // the hang because of which snapshots were requested
@@ -91,21 +94,6 @@ class Supervisor {
   std::set<std::size_t> done_agents_;        // agents that reported that no process is left
   JobOutcome outcome_;
 };
-
-std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes) {
-  std::vector<protocol::RankLocation> locations;
-  for (const plan::Node& node : nodes)
-    locations.insert(locations.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
-  return locations;
-}
-
-/// Returns the prefix of each rank's lines.
-std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts) {
-  std::vector<std::string> prefixes;
-  for (const protocol::RankLocation& location : locations)
-    prefixes.push_back(plan::rank_prefix(static_cast<int>(prefixes.size()), with_hosts ? location.host : ""));
-  return prefixes;
-}
 
 Supervisor::Supervisor(const cli::RunOptions& options, PreparedJob job, int signals,
                        const std::vector<pid_t>& inherited_children)
@@ -154,10 +142,15 @@ std::optional<job::Fatal> Supervisor::published_cause() {
 }
 
 Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
+  const auto before = std::find_if(exits_.begin(), exits_.end(), [&](const protocol::RankExit& one) {
+    return !one.failed() || one.rank == end.rank;
+  });
+  const bool is_other = before != exits_.end() && before->rank != end.rank;
   return judge_exit(end, {.tail = output_->tail(end.rank),
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
-                          .locations = locations_});
+                          .locations = locations_,
+                          .ended_before = ended_before(exits_, end)});
 }
 
 /// Returns the verdict on a hang. A cause that a rank has published takes precedence.
@@ -238,6 +231,15 @@ void Supervisor::on_start_failed(std::size_t agent, int rank, process::StartStep
   send_stop({.signal = SIGKILL});
 }
 
+/// Starts the ranks when all agents are ready, so that nothing runs if one of them refuses.
+void Supervisor::on_prepared(std::size_t agent, const std::string& warnings) {
+  for (const std::string& warning : base::split(warnings, '\n'))
+    if (!warning.empty() && warnings_.insert(warning).second)
+      output_->print_note("warning: " + base::telemetry::printable(warning) +
+                          (nodes_.size() > 1 && !nodes_[agent].is_local ? " (on " + nodes_[agent].name + ")" : ""));
+  if (++num_prepared_ == agents_.size() && !verdict_) broadcast({protocol::FrameKind::kStart, -1, {}});
+}
+
 void Supervisor::on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why) {
   conclude(judge_refusal(agent.host(), why[0], why[1]));
   send_stop({.signal = SIGKILL});
@@ -264,6 +266,7 @@ protocol::RankLocation& Supervisor::location(int rank) {
 
 void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   switch (frame.kind) {
+    case protocol::FrameKind::kPrepared: on_prepared(agent, frame.payload); break;
     case protocol::FrameKind::kStarted: location(frame.rank).pid = protocol::decode_numbers(frame.payload, 1)[0]; break;
     case protocol::FrameKind::kStdout: output_->add(frame.rank, output::Stream::kOut, frame.payload); break;
     case protocol::FrameKind::kStderr: output_->add(frame.rank, output::Stream::kErr, frame.payload); break;
@@ -305,6 +308,7 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
     case protocol::FrameKind::kListenReply:
     case protocol::FrameKind::kLinkSpeed:
     case protocol::FrameKind::kJob:
+    case protocol::FrameKind::kStart:
     case protocol::FrameKind::kStop:
     case protocol::FrameKind::kSignal:
     case protocol::FrameKind::kSnapshotRequest:
@@ -343,16 +347,7 @@ void Supervisor::on_signal(int signal) {
     return send_stop({.signal = SIGKILL});
   }
   if (signal == SIGQUIT) return stop_with_stacks();
-  const auto seconds = [](std::chrono::milliseconds time) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g s", static_cast<double>(time.count()) / 1000);
-    return std::string(text);
-  };
-  if (signal == SIGINT)
-    output_->print_note("stopping all ranks: SIGINT, SIGTERM in " + seconds(options_.grace / 2) + ", and SIGKILL in " +
-                        seconds(options_.grace) + "; press Ctrl-C again to kill them at once");
-  else
-    output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + seconds(options_.grace));
+  output_->print_note(stop_note(signal, options_.grace));
   conclude(judge_user_stop(signal));
   stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
 }

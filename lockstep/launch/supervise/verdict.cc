@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
@@ -51,6 +52,33 @@ std::string detail_for(const protocol::RankExit& end, const ExitEvidence& eviden
   return detail;
 }
 
+/// Returns whether the last lines of a rank are those of a program, such as one that uses torch.distributed, whose peer
+/// has ended.
+bool has_lost_connection(const protocol::RankExit& end, const std::string& tail) {
+  constexpr std::array kSigns = {"onnection closed by peer", "onnection reset by peer", "Broken pipe",
+                                 "remote process has exited", "NCCL communicator was aborted"};
+  return (end.signal == 0 || end.signal == SIGABRT) && std::any_of(kSigns.begin(), kSigns.end(), [&](const char* sign) {
+           return tail.find(sign) != std::string::npos;
+         });
+}
+
+Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evidence) {
+  Verdict verdict;
+  job::Fatal& fatal = verdict.fatal;
+  fatal.cause = base::Cause::kUnevenInput;
+  fatal.rank = *evidence.ended_before;
+  if (static_cast<std::size_t>(fatal.rank) < evidence.locations.size()) {
+    fatal.host = evidence.locations[static_cast<std::size_t>(fatal.rank)].host;
+    fatal.pid = evidence.locations[static_cast<std::size_t>(fatal.rank)].pid;
+  }
+  const std::string other = "rank " + std::to_string(end.rank);
+  fatal.detail = "exited with code 0 while " + other + " still needed it; " + other + ": " +
+                 last_message(evidence.tail, evidence.prefix);
+  fatal.hint = "give every rank the same number of batches, and let all ranks make the same calls before they end";
+  verdict.exit_code = base::exit_code(fatal.cause);
+  return verdict;
+}
+
 }  // namespace
 
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits) {
@@ -58,6 +86,14 @@ const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& e
   for (const protocol::RankExit& end : exits)
     if (end.failed() && (!first || (is_killed(end) && !is_killed(*first)))) first = &end;
   return first;
+}
+
+std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure) {
+  for (const protocol::RankExit& end : exits) {
+    if (end.rank == failure.rank) break;
+    if (!end.failed()) return end.rank;
+  }
+  return std::nullopt;
 }
 
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) {
@@ -74,6 +110,7 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
     return verdict;
   }
+  if (evidence.ended_before && has_lost_connection(end, evidence.tail)) return judge_early_end(end, evidence);
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
   fatal.rank = end.rank;
   if (static_cast<std::size_t>(end.rank) < evidence.locations.size())

@@ -25,16 +25,21 @@ struct Verdict {
 /// loses a peer exits or aborts, and its exit may arrive first. Pure.
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits);
 
+/// Returns the first rank that had ended with exit code 0 before `failure`; nullopt if there is none. Pure.
+std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure);
+
 /// The facts for a verdict besides the exits.
 struct ExitEvidence {
   std::string tail;                     ///< the last lines of the rank's stderr, as printed above the FATAL line
   std::string prefix;                   ///< the prefix of each of these lines
   std::optional<job::Fatal> published;  ///< the cause that a rank has published in the store
   std::vector<protocol::RankLocation> locations;
+  std::optional<int> ended_before{};  ///< ended_before() this failure
 };
 
 /// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
-/// explains more than the exit of a process. Pure.
+/// explains more than the exit of a process. Without one, as in a program that does not use Lockstep: if the rank has
+/// lost a connection and another rank had ended before, that rank is at fault (kUnevenInput). Pure.
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence);
 
 /// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no

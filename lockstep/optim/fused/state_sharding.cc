@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -80,7 +79,7 @@ void StateSharding::check_fingerprints(std::uint64_t options_hash) const {
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
     std::memcpy(&other, output_[owner].const_data_ptr(), kHeaderBytes);
-    if (other != options_hash) fail_on_mismatch(owner, other, options_hash);
+    if (other != options_hash) fail_on_mismatch(owner);
   }
 }
 
@@ -93,7 +92,7 @@ void StateSharding::gather_and_check_fingerprints(std::uint64_t options_hash) co
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
     std::memcpy(&other, all.const_data_ptr<std::int64_t>() + owner, kHeaderBytes);
-    if (other != options_hash) fail_on_mismatch(owner, other, options_hash);
+    if (other != options_hash) fail_on_mismatch(owner);
   }
 }
 
@@ -109,15 +108,15 @@ void StateSharding::copy(void* to, const void* from, std::size_t bytes) const {
   tensor(to).copy_(tensor(from));
 }
 
-void StateSharding::fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options_hash) const {
+void StateSharding::fail_on_mismatch(int owner) const {
   const comm::Group& group = *owners_.group;
   const int self = group.global_rank(group.rank()), peer = group.global_rank(owner);
-  std::ostringstream text;
-  text << "rank " << peer << " has an optimizer whose options or steps have the hash " << other << "; rank " << self
-       << " has the hash " << options_hash;
   comm::GroupAccess::fail(
       group, base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kOperationName + ")", self, peer,
-                               text.str(), "use the same options and the same calls of step() on all ranks"));
+                               "the optimizers of rank " + std::to_string(peer) + " and rank " + std::to_string(self) +
+                                   " have different options, such as the learning rate, or have made different numbers "
+                                   "of steps",
+                               "set the same options, and call step() equally often, on all ranks"));
 }
 
 void StateSharding::all_gather_rounds(std::uint64_t options_hash) {

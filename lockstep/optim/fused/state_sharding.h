@@ -41,7 +41,7 @@ class StateSharding {
   void check_fingerprints(std::uint64_t options_hash) const;
   void gather_and_check_fingerprints(std::uint64_t options_hash) const;
   void copy(void* to, const void* from, std::size_t bytes) const;
-  [[noreturn]] void fail_on_mismatch(int owner, std::uint64_t other, std::uint64_t options_hash) const;
+  [[noreturn]] void fail_on_mismatch(int owner) const;
   template <typename Copy>
   void for_each_segment(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const;
 

@@ -3,12 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/env.h"
+#include "lockstep/comm/init.h"
 #include "tests/support/rank_main.h"
 #include "tests/support/temp_dir.h"
 
@@ -346,6 +352,50 @@ TEST(WireDtype, IgnoredOnOneHostAndRejectedIfUnsupported) {
   } catch (const base::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; expected float32"), std::string::npos)
         << error.what();
+  }
+}
+
+/// Rank 0 calls barrier() on two threads, and the other ranks call it when one of the two has thrown.
+TEST(Groups, TwoThreadsInOneGroupAreRefused) {
+  if (world().size() == 1) return;
+  Group group = world().split(0, world().rank());
+  if (world().rank() != 0) {
+    world().broadcast_bytes("", 0);
+    return group.barrier();
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::string> errors;
+  const auto call = [&] {
+    try {
+      group.barrier();
+    } catch (const base::UsageError& error) {
+      const std::lock_guard lock(mutex);
+      errors.emplace_back(error.what());
+      changed.notify_all();
+    }
+  };
+  std::thread one(call), other(call);
+  {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(20), [&] { return !errors.empty(); }));
+  }
+  world().broadcast_bytes("go", 0);
+  one.join();
+  other.join();
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_NE(errors[0].find("two threads use the group " + group.name() + " at the same time"), std::string::npos)
+      << errors[0];
+  group.barrier();
+}
+
+TEST(Groups, InitAgainTakesTheSameOptionsOrNone) {
+  EXPECT_EQ(comm::init().name(), "world");
+  try {
+    comm::init({.join_timeout = std::chrono::seconds(7)});
+    ADD_FAILURE() << "no error";
+  } catch (const base::UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("has already joined its job with other options"), std::string::npos);
   }
 }
 

@@ -154,7 +154,7 @@ TEST(Rendezvous, DuplicateRankNumber) {
     }
     for (const auto& process : processes) {
       const ProcessResult exit = process->wait(Deadline::in(60s));
-      EXPECT_EQ(exit.code, 64);
+      EXPECT_EQ(exit.code, 78);
       EXPECT_THAT(exit.out,
                   AllOf(HasSubstr("error BAD_ARG: rank " + std::to_string(twice) + " joined twice: from host "),
                         HasSubstr(" pid " + pids[0]), HasSubstr(" pid " + pids[1])));
@@ -166,7 +166,7 @@ TEST(Rendezvous, DuplicateRankNumber) {
 TEST(Rendezvous, IncompleteVariablesAreReported) {
   const auto expect_bad_arg = [](Variables env, const std::string& part) {
     const ProcessResult exit = run_process(probe(std::move(env)));
-    EXPECT_EQ(exit.code, 64);
+    EXPECT_EQ(exit.code, 78);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error BAD_ARG: "), HasSubstr(part)));
     EXPECT_LT(exit.elapsed, 5s);
   };
@@ -247,7 +247,7 @@ TEST(Rendezvous, UnavailableTransportIsNotReplaced) {
   Variables env = torchrun_variables(port, 0, 2);
   env["LOCKSTEP_TRANSPORT"] = "self";
   const ProcessResult exit = run_process(probe(env));
-  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.code, 78);
   EXPECT_THAT(exit.out, HasSubstr("transport self requires a world of one rank, but there are 2 ranks"));
 }
 
@@ -261,7 +261,7 @@ TEST(Rendezvous, UnknownInterfaceIsRejected) {
     ranks.push_back(probe(env));
   }
   for (const ProcessResult& exit : run_all(ranks)) {
-    EXPECT_EQ(exit.code, 64);
+    EXPECT_EQ(exit.code, 78);
     EXPECT_THAT(exit.out, HasSubstr("error BAD_ARG: LOCKSTEP_INTERFACE is \"nosuch0\""));
   }
 }
@@ -271,7 +271,7 @@ TEST(Rendezvous, PortInUse) {
   const std::string port = std::to_string(base::net::local_address(listener.get()).port);
   const ProcessResult exit =
       run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
-  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.code, 78);
   EXPECT_THAT(exit.out, HasSubstr("error PORT_IN_USE: cannot bind 127.0.0.1:" + port + ": Address already in use"));
   EXPECT_LT(exit.elapsed, 8s);
 }

@@ -194,7 +194,16 @@ TEST(DdpFailures, LoaderWithDifferentSeed) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   auto loader = data::make_loader(40, make_example, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
-  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
+  expect_error(Cause::kDesync, {"the loaders of rank 0 and rank 1 have different seeds"},
+               [&] { train_with(loader, net, 0); });
+}
+
+TEST(DdpFailures, LoaderWithDifferentBatchSize) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  auto loader = data::make_loader(40, make_example, world(), {.batch_size = world().rank() == 0 ? 2 : 3});
+  expect_error(Cause::kDesync, {"the loaders of rank 0 and rank 1 have different batch sizes"},
+               [&] { train_with(loader, net, 0); });
 }
 
 TEST(DdpFailures, LoaderInDifferentEpoch) {
@@ -202,7 +211,7 @@ TEST(DdpFailures, LoaderInDifferentEpoch) {
   DistributedDataParallel ddp(net, world());
   auto loader = data::make_loader(40, make_example, world(), {.batch_size = 2});
   train_with(loader, net, 0);
-  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"},
+  expect_error(Cause::kDesync, {"the loaders of rank 0 and rank 1 have different epochs"},
                [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
 }
 
@@ -276,7 +285,7 @@ TEST(DdpFailures, UpdateInBackwardWithDifferentOptions) {
   for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
   world().barrier();
   optimizer.param_groups()[0].options().set_lr(world().rank() == 0 ? 0.1 : 0.2);
-  expect_error(Cause::kDesync, {"backward() on ranks", "options or steps have the hash"}, [&] {
+  expect_error(Cause::kDesync, {"backward() on ranks", "have different options, such as the learning rate"}, [&] {
     // The delay makes this rank find all gradients of rank 0, so that it could apply them at once.
     if (world().rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     step(2);

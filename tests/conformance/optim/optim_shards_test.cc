@@ -192,7 +192,8 @@ TEST(OptimShards, DifferentOptionsAreADesync) {
     sharded.step();
     FAIL() << "no error";
   } catch (const base::DesyncError& error) {
-    EXPECT_NE(std::string(error.what()).find("options or steps have the hash"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("have different options, such as the learning rate"), std::string::npos)
+        << error.what();
   }
 }
 

@@ -179,8 +179,9 @@ def pause(pid, _):
 
 
 def in_dev_shm():
-    """Returns the files in /dev/shm, except those of Open MPI: only other jobs on this machine make such files."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment.")}
+    """Returns the files in /dev/shm, except those of Open MPI and libfaketime, which other jobs on this machine make."""
+    others = ("vader_segment.", "faketime_shm_", "sem.faketime_sem_")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
 def set_clocks(_, folder):

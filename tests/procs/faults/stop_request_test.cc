@@ -156,7 +156,7 @@ TEST(FaultInjection, NonexistentRankIsRejected) {
   const ProcessResult exit =
       run_process(train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; expected 0 to 2"));
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("but this job has 3 ranks; expected a rank from 0 to 2"));
 }
 
 TEST(Straggler, IsReportedByRankWithoutEndingJob) {

@@ -171,6 +171,71 @@ TEST(LauncherStart, ExecFormatErrorIsABadArgument) {
   EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr(script), HasSubstr("Exec format error")));
 }
 
+TEST(LauncherStart, ProgramsThatCannotStartAreRefusedBeforeAnyRank) {
+  const TempDir folder;
+  const auto refused = [&](const std::string& program, const Words& options = {"-n", "2"}) {
+    Words words = options;
+    words.push_back(program);
+    const ProcessResult exit = run_process(lockstep_run(words));
+    EXPECT_EQ(exit.code, 64) << exit.err;
+    EXPECT_EQ(exit.out, "");
+    EXPECT_EQ(std::count(exit.err.begin(), exit.err.end(), '\n'), 1) << exit.err;
+    return fatal_in(exit.err).detail;
+  };
+  const auto executable = [&](const std::string& name, const std::string& content) {
+    const std::string path = folder.write(name, content);
+    ::chmod(path.c_str(), 0755);
+    return path;
+  };
+  EXPECT_THAT(refused(executable("script", "#!/no/such/shell -e\necho hi\n")),
+              HasSubstr("its first line names the interpreter \"/no/such/shell\""));
+  std::string program = read_file("/proc/self/exe").substr(0, 4096);
+  program[18] = static_cast<char>(0xb7), program[19] = 0;  // e_machine: aarch64
+  EXPECT_THAT(refused(executable("foreign", program)), HasSubstr("it is built for aarch64, and this host is "));
+}
+
+TEST(LauncherStart, WhatAShellPrintsInsteadOfTheAgentIsQuoted) {
+  const TempDir folder;
+  const std::string ssh = folder / "ssh";
+  for (const auto& [script, expected] :
+       {std::pair<std::string, std::string>{"echo 'Welcome to node17!'; exec cat", "Welcome to node17!"},
+        {"echo 'This account is currently not available.'; exit 1", "This account is currently not available."},
+        {"echo bye; exit 3", "bye"}}) {
+    folder.write("ssh", "#!/bin/sh\n[ \"$1\" = -V ] && { echo OpenSSH_9.2p1 >&2; exit; }\n" + script + "\n");
+    ::chmod(ssh.c_str(), 0755);
+    const ProcessResult exit = run_process(
+        {.argv = {"sh", "-c", "PATH=" + folder.path() + ":$PATH exec " + kLockstep + " run -H alpha:1,beta:1 true"}});
+    EXPECT_EQ(exit.code, 64);
+    EXPECT_THAT(exit.err, HasSubstr(expected));
+  }
+}
+
+TEST(LauncherStart, DeletedCurrentDirectoryIsNamed) {
+  const ProcessResult exit =
+      run_process({.argv = {"sh", "-c", "d=$(mktemp -d); cd $d; rmdir $d; exec " + kLockstep + " run -n 1 true"}});
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the current directory cannot be used: No such file or directory"));
+}
+
+TEST(LauncherStart, VariablesOfRanksAreCheckedFirst) {
+  for (const Words& options : {Words{"-n", "2"}, Words{"-n", "2", "-x", "LOCKSTEP_ARENA=maybe"}}) {
+    Words words = options;
+    words.insert(words.end(), {"echo", "ran"});
+    const bool by_option = options.size() > 2;
+    std::map<std::string, std::string> environment;
+    if (!by_option) environment["LOCKSTEP_ARENA"] = "maybe";
+    const ProcessResult exit = run_process(lockstep_run(words, environment));
+    EXPECT_EQ(exit.code, 64);
+    EXPECT_EQ(exit.out, "");
+    EXPECT_EQ(fatal_in(exit.err).detail, "LOCKSTEP_ARENA is \"maybe\"; expected on or off");
+  }
+  const ProcessResult exit = run_process(lockstep_run({"-n", "2", "echo", "ran"}, {{"LOCKSTEP_TRANSPROT", "shm"}}));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(
+      exit.err,
+      "lockstep: warning: the variable \"LOCKSTEP_TRANSPROT\" does not exist; did you mean LOCKSTEP_TRANSPORT?\n");
+}
+
 TEST(LauncherStart, TooFewDescriptorsAreReportedBeforeStart) {
   const TempDir folder;
   const ProcessResult exit = run_process(

@@ -8,6 +8,7 @@ code is 77 if the machine lacks what they require.
 import argparse
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def check(good, text):
         sys.exit(1)
 
 
-def start(args, folder, *options, words=()):
+def start(args, folder, *options, words=(), preexec_fn=None):
     """Starts a job of three ranks in `folder`."""
     return subprocess.Popen(
         [
@@ -47,6 +48,7 @@ def start(args, folder, *options, words=()):
         ],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=preexec_fn,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -134,9 +136,22 @@ def stop_waits_for_slow_stack_dump(args, folder):
         host_cluster.sh("umount", real)
 
 
+def address_space_limit(args, folder):
+    """ulimit -v, as PBS and SGE set it: the arenas fit, and one line per rank says so."""
+    limit = 12 << 30
+    job = start(
+        args, folder, "--transport", "shm", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit,) * 2)
+    )
+    _, err = job.communicate(timeout=60)
+    check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
+    check(err.count("limited to 12288 MiB (ulimit -v)") == 3, err[-600:])
+    hashes(folder)
+
+
 CASES = {
     case.__name__: case
     for case in (
+        address_space_limit,
         full_dev_shm,
         two_jobs_at_once,
         process_limit,

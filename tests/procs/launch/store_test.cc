@@ -186,7 +186,7 @@ TEST_F(StoreAccess, ReadableKeyFileIsRejected) {
   ::chmod(key_.c_str(), 0644);
   start(0);
   const ProcessResult exit = wait_for_exit(0);
-  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.code, 78);
   EXPECT_THAT(exit.err, HasSubstr("is readable or writable by users other than its owner"));
 }
 

@@ -8,7 +8,7 @@
 //   after                              loops after all ranks have finished the fourth all_reduce
 //   work | alive | busy                works for SECONDS: without reports, with calls of world.alive(), or under
 //                                      world.busy()
-//   throw | usage | memory | allocate  an exception under lockstep::main()
+//   throw | odd | usage | memory | allocate  an exception under lockstep::main()
 //   bare                               an uncaught exception without lockstep::main()
 //   segv | abort | exit                ends the process
 //
@@ -36,6 +36,8 @@
 namespace {
 
 using lockstep::comm::Group;
+
+struct OddException {};  // not a std::exception
 
 volatile bool run_forever = true;
 
@@ -77,6 +79,7 @@ void inject_fault(const std::string& what, const Group& world, double seconds) {
     const auto busy = world.busy("evaluate");
     work(world, seconds, false);
   }
+  if (what == "odd") throw OddException{};
   if (what == "throw" || what == "bare") throw std::runtime_error("no such thing\nand more of it");
   if (what == "usage") throw lockstep::base::UsageError("that is not allowed", "do this");
   if (what == "memory") throw std::bad_alloc();

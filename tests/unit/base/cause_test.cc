@@ -14,9 +14,9 @@ TEST(Cause, NamesAndExitCodesMatchTheReference) {
       {"RANK_EXITED", {Cause::kRankExited, 1}},
       {"RANK_DIED", {Cause::kRankDied, 1}},
       {"INTERRUPTED", {Cause::kInterrupted, 130}},
-      {"BAD_ARG", {Cause::kBadArg, 64}},
+      {"BAD_ARG", {Cause::kBadArg, 78}},
       {"BAD_FILE", {Cause::kBadFile, 65}},
-      {"PORT_IN_USE", {Cause::kPortInUse, 64}},
+      {"PORT_IN_USE", {Cause::kPortInUse, 78}},
       {"FOLDER_IN_USE", {Cause::kFolderInUse, 73}},
       {"PEER_UNREACHABLE", {Cause::kPeerUnreachable, 69}},
       {"COORDINATOR_LOST", {Cause::kCoordinatorLost, 69}},
@@ -46,6 +46,9 @@ TEST(Cause, NamesAndExitCodesMatchTheReference) {
     EXPECT_EQ(cause_from_name(text), row.first);
     EXPECT_EQ(exit_code(row.first), row.second) << text;
   }
+  EXPECT_EQ(exit_code_before_start(Cause::kBadArg), 64);
+  EXPECT_EQ(exit_code_before_start(Cause::kPortInUse), 64);
+  EXPECT_EQ(exit_code_before_start(Cause::kResource), exit_code(Cause::kResource));
   EXPECT_EQ(cause_from_name("desync"), Cause::kInternal);
   EXPECT_EQ(cause_from_name(""), Cause::kInternal);
 }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -139,6 +140,17 @@ TEST(Checkpointer, AFolderIsWrittenByOneTrainingAtATime) {
   expect_checkpoint(*Checkpointer(world, folder.path()).latest(), 10);  // reading needs no lock
   checkpoints.reset();
   EXPECT_TRUE(fs::exists(folder / "LOCK")) << "the lock of the other training";
+}
+
+TEST(Checkpointer, FilesFollowTheUmask) {
+  const TempDir folder;
+  const mode_t before = ::umask(022);
+  const std::string path = Checkpointer(comm::init(), folder / "runs/x").save(10, parts_of(10)).path;
+  ::umask(before);
+  for (const std::string& directory : {folder / "runs", folder / "runs/x", path})
+    EXPECT_EQ(fs::status(directory).permissions(), fs::perms(0755)) << directory;
+  for (const auto& file : fs::directory_iterator(path))
+    EXPECT_EQ(file.status().permissions(), fs::perms(0644)) << file.path();
 }
 
 TEST(Checkpointer, DetectsEveryKindOfDamage) {

@@ -383,18 +383,49 @@ TEST(Loader, EachBatchCountsAsProgress) {
   EXPECT_EQ(alive, before + 5);
 }
 
+TEST(Loader, AnEpochIsIteratedOnce) {
+  auto loader = make_loader(Numbers(6), DataShard{}, {.batch_size = 2});
+  auto epoch = loader.epoch(0);
+  int batches = 0;
+  for ([[maybe_unused]] auto& batch : epoch) ++batches;
+  EXPECT_EQ(batches, 3);
+  EXPECT_THROW(epoch.begin(), base::UsageError);
+}
+
+TEST(Loader, RemainingEpochs) {
+  auto loader = make_loader(Numbers(6), DataShard{}, {.batch_size = 2});
+  const auto remaining = [&] {
+    std::vector<std::uint64_t> epochs;
+    for (const std::uint64_t epoch : loader.remaining_epochs(3)) epochs.push_back(epoch);
+    return epochs;
+  };
+  EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{0, 1, 2}));
+  for ([[maybe_unused]] auto& batch : loader.epoch(0)) break;
+  EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{0, 1, 2})) << "inside epoch 0";
+  for ([[maybe_unused]] auto& batch : loader.epoch(1)) static_cast<void>(0);
+  EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{2}));
+  for ([[maybe_unused]] auto& batch : loader.epoch(2)) static_cast<void>(0);
+  EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{}));
+  for ([[maybe_unused]] auto& batch : loader.epoch(7)) static_cast<void>(0);
+  EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{})) << "beyond the last one";
+}
+
 TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
   const LoaderPosition here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
-  const std::uint32_t ours = order_fingerprint(here, ShardMode::kPad);
+  const auto hash_of = [](const LoaderPosition& position, std::int64_t batch_size, ShardMode mode) {
+    return order_fingerprint(position, batch_size, mode).hash;
+  };
+  const std::uint32_t ours = hash_of(here, 4, ShardMode::kPad);
   LoaderPosition later = here;
   later.samples_drawn = 50;
-  EXPECT_EQ(order_fingerprint(later, ShardMode::kPad), ours);
-  EXPECT_NE(order_fingerprint(here, ShardMode::kDrop), ours);
+  EXPECT_EQ(hash_of(later, 4, ShardMode::kPad), ours);
+  EXPECT_NE(hash_of(here, 4, ShardMode::kDrop), ours);
+  EXPECT_NE(hash_of(here, 5, ShardMode::kPad), ours);
   for (const LoaderPosition& other : {LoaderPosition{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
                                       LoaderPosition{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
                                       LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true},
                                       LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
-    EXPECT_NE(order_fingerprint(other, ShardMode::kPad), ours);
+    EXPECT_NE(hash_of(other, 4, ShardMode::kPad), ours);
 }
 
 TEST(Loader, AcceptsEveryMapStyleDataset) {

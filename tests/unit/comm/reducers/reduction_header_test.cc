@@ -31,10 +31,10 @@ TEST(ReductionHeader, EveryFieldHasAMismatchMessage) {
   EXPECT_EQ(text_of({here, make_header(5, 8, kStep)}),
             "rank 0 has the bucket layout 9, rank 1 has the bucket layout 8");
   EXPECT_EQ(against([](StepIdentity& s) { s.batches = 1; }), "rank 0 has drawn 12 batches, rank 2 has drawn 1 batch");
-  EXPECT_EQ(
-      against([](StepIdentity& s) { s.sample_order_hash = 7; }),
-      "rank 0 has drawn its samples in an order (seed, epoch, shuffle, dataset size) with the hash 0, rank 2 has drawn "
-      "its samples in an order (seed, epoch, shuffle, dataset size) with the hash 7");
+  EXPECT_EQ(against([](StepIdentity& s) { s.sample_order_hash = 7; }),
+            "the loaders of rank 0 and rank 2 have different seeds, epochs, batch sizes or datasets");
+  EXPECT_EQ(against([](StepIdentity& s) { s.sample_order_hash = 7, s.sample_order_parts = 0x302; }),
+            "the loaders of rank 0 and rank 2 have different seeds, batch sizes");
   EXPECT_EQ(against([](StepIdentity& s) { s.steps = 4; }),
             "rank 0 has completed 3 steps, rank 2 has completed 4 steps");
   EXPECT_EQ(against([](StepIdentity& s) { s.failed_backwards = 1; }),
@@ -50,10 +50,9 @@ TEST(ReductionHeader, EveryFieldHasAMismatchMessage) {
             "rank 0 averages gradients, rank 2 updates parameters in backward()");
   EXPECT_EQ(against([](StepIdentity& s) { s.already_averaged = true; }),
             "rank 0 has local gradients, rank 2 has averaged gradients");
-  EXPECT_EQ(
-      against([](StepIdentity& s) { s.options_hash = 7; }),
-      "rank 0 has an optimizer whose options or steps have the hash 0, rank 2 has an optimizer whose options or steps "
-      "have the hash 7");
+  EXPECT_EQ(against([](StepIdentity& s) { s.options_hash = 7; }),
+            "the optimizers of rank 0 and rank 2 have different options, such as the learning rate, or have made "
+            "different numbers of steps");
 }
 
 TEST(ReductionHeader, MismatchNamesWorldRanks) {

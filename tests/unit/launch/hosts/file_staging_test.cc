@@ -98,11 +98,30 @@ TEST(FileStaging, PartialFilesAreNotInstalled) {
   EXPECT_EQ(run_script(cache, one, "").out, "y\n" + cache + "/lockstep/0123/program agent\n");
 }
 
+TEST(FileStaging, DamagedFilesAreReplaced) {
+  const tests::TempDir folder;
+  const std::string cache = folder / "cache", program = "#!/bin/sh\necho $0 $*\n",
+                    path = cache + "/lockstep/0123/program";
+  const StagedFile one = {.name = "program", .hash = "0123", .content = program};
+  EXPECT_THAT(run_script(cache, one, program).out, HasSubstr("n\n"));
+  for (const std::string& damaged : {std::string(program.size(), 'x'), program + "exit\n", std::string()}) {
+    std::ofstream(path, std::ios::binary) << damaged;
+    EXPECT_EQ(run_script(cache, one, program).out, "n\n" + path + " agent\n");
+    EXPECT_EQ(tests::read_file(path), program);
+  }
+}
+
+TEST(FileStaging, ChecksumIsThatOfCksum) {
+  EXPECT_EQ(posix_checksum(""), 4294967295u);
+  EXPECT_EQ(posix_checksum("123456789"), 930766865u);
+}
+
 TEST(FileStaging, ScriptContainsNoSingleQuote) {
   const std::string script =
       staging_script({staged_file("lockstep", "12345"), staged_file("train", "")}, {"agent", "--guarded"});
   EXPECT_THAT(script, Not(HasSubstr("'")));
-  EXPECT_THAT(script, HasSubstr("put " + std::string(32, 'a') + " lockstep 5; "));
+  EXPECT_THAT(script, HasSubstr("put " + std::string(32, 'a') + " lockstep 5 " +
+                                std::to_string(posix_checksum("12345")) + "; "));
   EXPECT_THAT(script, HasSubstr("/lockstep\" agent --guarded --staged-program \"$c/"));
 }
 

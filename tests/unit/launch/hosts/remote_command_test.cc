@@ -23,11 +23,20 @@ cli::HostSpec host(const std::string& name, const std::string& path = "/opt/lock
 TEST(RemoteCommand, SshIsNonInteractiveWithoutForwarding) {
   const auto words = ssh_command(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
   EXPECT_EQ(words.front(), "ssh");
-  for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"})
+  for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "RemoteCommand=none",
+                           "PermitLocalCommand=no", "SessionType=default", "StdinNull=no", "-T"})
     EXPECT_THAT(words, Contains(word));
+  EXPECT_THAT(ssh_command(host("alpha", "/lockstep"), 7s, "", false), Not(Contains("SessionType=default")));
   EXPECT_EQ(words[words.size() - 3], "--");
   EXPECT_EQ(words[words.size() - 2], "alpha");
   EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent --guarded");
+}
+
+TEST(RemoteCommand, SessionOptionsExistSinceOpenSsh87) {
+  for (const char* version : {"OpenSSH_9.2p1 Debian-2+deb12u3, OpenSSL 3.0", "OpenSSH_8.7p1", "OpenSSH_10.0p2"})
+    EXPECT_TRUE(has_session_options(version)) << version;
+  for (const char* version : {"OpenSSH_8.4p1 Debian-5", "OpenSSH_7.6", "", "Sun_SSH_1.1"})
+    EXPECT_FALSE(has_session_options(version)) << version;
 }
 
 TEST(RemoteCommand, SshUsesUserPortAndPath) {

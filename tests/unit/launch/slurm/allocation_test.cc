@@ -43,6 +43,15 @@ TEST(Allocation, BatchScriptProvidesHostsAndSlots) {
               ElementsAre("n1:2 step local", "n2:2 step", "n3:1 step"));
 }
 
+TEST(Allocation, SeveralComponentsAreRefused) {
+  Variables variables = kBatch;
+  variables["SLURM_HET_SIZE"] = "2";
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { resolve_hosts({}, "auto", env(variables)); }),
+              HasSubstr("this SLURM job has 2 components (SLURM_HET_SIZE); expected a job of one component"));
+  variables["SLURM_HET_SIZE"] = "1";
+  EXPECT_EQ(resolve_hosts({}, "auto", env(variables)).size(), 3u);
+}
+
 TEST(Allocation, SlotsAreUnsetWithoutATaskCount) {
   Variables salloc = kBatch;
   salloc.erase("SLURM_NTASKS");

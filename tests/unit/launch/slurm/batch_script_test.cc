@@ -23,6 +23,14 @@ std::string script_of(const Words& words, const BatchContext& context = kContext
   return batch_script(cli::parse_submit_options(words).options, context);
 }
 
+TEST(BatchScript, DryRunNeedsNoDirectoryForTheOutput) {
+  BatchContext context = kContext;
+  context.has_output_directory = false;
+  const std::string script = script_of({"--time=90", "./train"}, context);
+  EXPECT_THAT(script, HasSubstr("#SBATCH --output=%j.out"));
+  EXPECT_THAT(script_of({"--time=90", "--array=0-3", "./train"}, context), HasSubstr("#SBATCH --output=%A_%a.out"));
+}
+
 /// Compares with the stored script byte by byte; gtest prints the lines that differ.
 void expect_stored_script(const std::string& name, const std::string& script) {
   EXPECT_EQ(script, tests::read_file((std::filesystem::path(__FILE__).parent_path() / "sbatch" / name).string()))

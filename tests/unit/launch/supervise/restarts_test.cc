@@ -44,7 +44,7 @@ TEST(IsRestartable, OfEachCause) {
 TEST(IsRestartable, OfEachExitCode) {
   for (int code = 1; code < 256; ++code) {
     const bool user_error = code == 2 || code == 64 || code == 65 || code == 70 || code == 73 || code == 75 ||
-                            code == 76 || code == 126 || code == 127;
+                            code == 78 || code == 76 || code == 126 || code == 127;
     const bool stop_signal = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM ||
                              code == 128 + SIGUSR1 || code == 128 + SIGUSR2;
     EXPECT_EQ(is_restartable(verdict(Cause::kRankExited, code)), !user_error && !stop_signal) << code;

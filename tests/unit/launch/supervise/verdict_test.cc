@@ -49,6 +49,27 @@ TEST(Verdict, ExitCodeIsReturned) {
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
 }
 
+TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
+  const std::string lost = "[0] RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711\n";
+  const auto judge = [&](const std::string& tail, std::optional<int> ended_before) {
+    return judge_exit(exited(0, 1), {.tail = tail,
+                                     .prefix = "[0] ",
+                                     .published = {},
+                                     .locations = {{"a", 50}, {"b", 51}},
+                                     .ended_before = ended_before});
+  };
+  const Verdict verdict = judge(lost, 1);
+  EXPECT_EQ(verdict.fatal.cause, base::Cause::kUnevenInput);
+  EXPECT_EQ(verdict.fatal.rank, 1);
+  EXPECT_EQ(verdict.fatal.host, "b");
+  EXPECT_EQ(verdict.fatal.pid, 51);
+  EXPECT_EQ(verdict.exit_code, 70);
+  EXPECT_THAT(verdict.fatal.detail, HasSubstr("exited with code 0 while rank 0 still needed it; rank 0: RuntimeError: "
+                                              "[gloo/pair.cc:534] Connection closed by peer"));
+  EXPECT_EQ(judge(lost, std::nullopt).fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(judge("[0] ValueError: x\n", 1).fatal.cause, base::Cause::kRankExited);
+}
+
 TEST(Verdict, AbortMessageIsTheDetail) {
   const auto detail_of = [](const std::string& tail) {
     return judge_exit(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .locations = {}})
