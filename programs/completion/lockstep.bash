@@ -38,6 +38,7 @@ $_lockstep_host_options
 --join-timeout value
 --hang-timeout value
 --stall-timeout value
+--host-timeout value
 --inject value
 "
 

@@ -28,7 +28,6 @@ struct Entry {
 
 struct BackgroundWriter::Shared {
   const std::size_t limit;
-  const bool announce;
   const int failure_fd;
   mutable std::mutex mutex;  // guards all members below
   std::condition_variable changed;
@@ -36,14 +35,12 @@ struct BackgroundWriter::Shared {
   std::size_t queued_bytes = 0;
   std::uint64_t progress = 0;  // number of writes
   std::int64_t dropped = 0;
-  std::int64_t announced = 0;
   bool busy = false;
   bool closing = false;
   int error = 0;
   std::set<int> failed;
 
-  Shared(std::size_t limit_bytes, bool announce_drops, int failures)
-      : limit(limit_bytes), announce(announce_drops), failure_fd(failures) {}
+  Shared(std::size_t limit_bytes, int failures) : limit(limit_bytes), failure_fd(failures) {}
 
   void drop_oldest() {
     for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > limit;) {
@@ -69,11 +66,6 @@ struct BackgroundWriter::Shared {
     queue.pop_front();
     queued_bytes -= entry.bytes.size();
     busy = true;
-    if (announce && dropped > announced) {
-      entry.bytes.insert(
-          0, "lockstep: " + std::to_string(dropped - announced) + " lines dropped: the terminal was too slow\n");
-      announced = dropped;
-    }
     if (failed.contains(entry.fd)) entry.bytes.clear();
     return true;
   }
@@ -105,8 +97,8 @@ struct BackgroundWriter::Shared {
   }
 };
 
-BackgroundWriter::BackgroundWriter(std::size_t limit, bool announce, int failure_fd)
-    : shared_(std::make_shared<Shared>(limit, announce, failure_fd)) {}
+BackgroundWriter::BackgroundWriter(std::size_t limit, int failure_fd)
+    : shared_(std::make_shared<Shared>(limit, failure_fd)) {}
 
 BackgroundWriter::~BackgroundWriter() {
   bool busy = false;

@@ -13,10 +13,9 @@ namespace lockstep::launcher::output {
 /// One thread may call its methods.
 class BackgroundWriter {
  public:
-  /// Queues at most `limit` bytes. With `announce`, writes the line "lockstep: N lines dropped: the terminal was too
-  /// slow" in place of dropped lines; otherwise only dropped() reports them. The first write that fails signals
-  /// `failure_fd`, an eventfd that must outlive the writes; -1: none.
-  BackgroundWriter(std::size_t limit, bool announce, int failure_fd = -1);
+  /// Queues at most `limit` bytes. The first write that fails signals `failure_fd`, an eventfd that must outlive the
+  /// writes; -1: none.
+  explicit BackgroundWriter(std::size_t limit, int failure_fd = -1);
   /// Discards the queued entries. Does not wait for a write in progress: its thread is detached, because the write may
   /// block.
   ~BackgroundWriter();

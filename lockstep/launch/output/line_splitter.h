@@ -26,7 +26,7 @@ struct LineSegment {
 /// Splits one stream. A progress bar is a text followed by \r, or \r followed by a text (tqdm). "\r\n" ends a line.
 class LineSplitter {
  public:
-  static constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
+  static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
 
   /// Returns the segments that `bytes` complete, in order.
   std::vector<LineSegment> feed(std::string_view bytes);

@@ -36,8 +36,17 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
+/// Creates a file that does not exist, or opens a device or a named pipe.
 base::Fd create(const std::string& path) {
-  base::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  base::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd && errno == EEXIST) {
+    struct stat info{};
+    if (::stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode))
+      throw base::UsageError("--output: " + base::quoted(path, 256) +
+                                 " exists, probably from an earlier run; expected a directory without such files",
+                             "name another directory, or remove the files");
+    fd.reset(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  }
   if (!fd) throw base::SystemError("--output: cannot create " + base::quoted(path, 256), errno, base::Cause::kBadArg);
   return fd;
 }
@@ -53,7 +62,7 @@ int columns_of(int fd) {
 int terminal_columns() { return columns_of(STDOUT_FILENO); }
 
 Output::Destination::Destination(int descriptor, int failure_fd)
-    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, true, failure_fd) {}
+    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, failure_fd) {}
 
 Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes)
     : failures_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -72,7 +81,7 @@ Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes
       ranks_[rank].files[0] = create(base + ".out");
       ranks_[rank].files[1] = create(base + ".err");
     }
-    disk_ = std::make_unique<BackgroundWriter>(kDiskLimit, false);
+    disk_ = std::make_unique<BackgroundWriter>(kDiskLimit);
   }
   out_ = std::make_unique<Destination>(STDOUT_FILENO, failures_.get());
   if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO, failures_.get());
@@ -136,7 +145,7 @@ std::string Output::tail(int rank) const {
   return text;
 }
 
-void Output::finish(const std::string& last) {
+bool Output::finish(const std::string& last) {
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) close_rank(rank);
   if (disk_) {
     const bool all = disk_->drain(1s, 10s);
@@ -150,10 +159,26 @@ void Output::finish(const std::string& last) {
   for (Destination* to : {out_.get(), err_.get()})
     if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
   Destination& err = destination(Stream::kErr);
+  const bool is_whole = report_lost_output();
   // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal.
   if (err_) out_->writer.drain(1s, 10s);
   err.writer.write(err.fd, last, 1, true);
   err.writer.drain(1s, 10s);
+  return is_whole;
+}
+
+/// Prints a warning if lines were dropped or stdout could not be written. Returns whether stdout has everything.
+bool Output::report_lost_output() {
+  if (err_) out_->writer.drain(1s, 10s);
+  const std::int64_t dropped = out_->writer.dropped() + (err_ ? err_->writer.dropped() : 0);
+  if (dropped > 0)
+    print_note("warning: " + std::to_string(dropped) + (dropped == 1 ? " line was" : " lines were") +
+               " dropped: the terminal was too slow");
+  const int error = out_->writer.error();
+  if (error == 0 || error == EPIPE) return true;  // a reader that has closed wants no more
+  if (err_)
+    print_note("warning: cannot write to stdout: " + std::string(std::strerror(error)) + "; its end is missing");
+  return false;
 }
 
 }  // namespace lockstep::launcher::output

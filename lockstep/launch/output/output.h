@@ -47,8 +47,9 @@ class Output {
   std::string tail(int rank) const;
   const std::string& prefix(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).prefix; }
   /// Prints `last` on stderr, after all other output. Blocks until all output is written, but for at most 1 s without
-  /// progress and 10 s in total, each for the files, stdout and stderr.
-  void finish(const std::string& last);
+  /// progress and 10 s in total, each for the files, stdout and stderr. Before `last`, prints a warning if lines were
+  /// dropped or stdout could not be written. Returns whether stdout has everything, apart from dropped lines.
+  bool finish(const std::string& last);
 
  private:
   /// A terminal or file to print to. stdout and stderr share one Destination if they are the same file.
@@ -67,6 +68,7 @@ class Output {
   };
 
   void print(int rank, Stream stream, const std::vector<LineSegment>& segments);
+  bool report_lost_output();
   void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
 

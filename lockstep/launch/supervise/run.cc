@@ -114,10 +114,12 @@ int RestartLoop::finish(JobOutcome& outcome) {
                          outcome.verdict->fatal.cause == base::Cause::kInterrupted;  // as with `| head -1`
   const std::string last =
       outcome.verdict && !is_silent ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
+  bool is_whole = true;
   if (outcome.output)
-    outcome.output->finish(last);
+    is_whole = outcome.output->finish(last);
   else
     std::fputs(last.c_str(), stderr);
+  if (!outcome.verdict && !is_whole) return base::exit_code(base::Cause::kResource);
   return outcome.verdict ? outcome.verdict->exit_code : 0;
 }
 

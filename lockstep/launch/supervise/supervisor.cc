@@ -55,7 +55,6 @@ class Supervisor {
   void on_rank_health(const job::health::RankHealth& health);
   Verdict exit_verdict(const protocol::RankExit& end);
   Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
-  void use_own_exit_code();
   void send_stop(const protocol::StopRequest& request);
   std::string failure_report();
   void on_prepared(std::size_t agent, const std::string& warnings);
@@ -450,7 +449,7 @@ void Supervisor::poll_once() {
 JobOutcome Supervisor::run() {
   while (has_agent()) poll_once();
   conclude_preemption();
-  use_own_exit_code();
+  if (verdict_) use_own_exit_code(*verdict_, exits_);
   if (verdict_) {
     verdict_->fatal.gen = generation_;
     outcome_.failure_report = failure_report();
@@ -468,16 +467,6 @@ void Supervisor::conclude_preemption() {
       std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
   verdict_ = judge_preemption(exits_.front(), location(exits_.front().rank).host, rank_states_.snapshots());
-}
-
-/// Sets the exit code of the verdict to that of the culprit. The verdict may be older than its exit: it may have
-/// published its cause first, and other ranks may have exited before it.
-void Supervisor::use_own_exit_code() {
-  if (!verdict_ ||
-      (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
-    return;
-  for (const protocol::RankExit& end : exits_)
-    if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
 /// Returns the report about where the ranks were, and the last stderr lines of the culprit.

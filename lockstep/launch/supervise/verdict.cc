@@ -134,6 +134,12 @@ void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry
     fatal.detail += "; the last operation that it finished was " + job::health::describe(*last);
 }
 
+void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits) {
+  if (verdict.fatal.cause != base::Cause::kRankDied && verdict.fatal.cause != base::Cause::kRankExited) return;
+  for (const protocol::RankExit& end : exits)
+    if (end.rank == verdict.fatal.rank && end.failed()) verdict.exit_code = end.exit_code();
+}
+
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations) {
   const bool several = std::any_of(locations.begin(), locations.end(), [&](const protocol::RankLocation& location) {
     return location.host != locations.front().host;

@@ -51,6 +51,10 @@ void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry
 void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exits, const std::string& run_dir,
                    const std::vector<protocol::RankLocation>& locations);
 
+/// Sets the exit code of a verdict on a rank that died or exited to that of its exit in `exits`. The verdict may be
+/// older: the rank may have published its cause first, and other ranks may have exited before it. Pure.
+void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits);
+
 /// Returns the path of the stack file of `rank`, with the host if the ranks are on several hosts. Pure.
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations);
 

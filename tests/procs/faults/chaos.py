@@ -179,7 +179,7 @@ def pause(pid, _):
 
 
 def in_dev_shm():
-    """Returns the files in /dev/shm, except those of Open MPI and libfaketime, which other jobs on this machine make."""
+    """Returns the files in /dev/shm, except those of Open MPI and libfaketime, which belong to other jobs."""
     others = ("vader_segment.", "faketime_shm_", "sem.faketime_sem_")
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 

@@ -123,7 +123,11 @@ def working_directory_and_program_path(cluster):
         has=['cannot change to directory \\"/nowhere\\"', "host=h"],
     )
     expect_fatal(
-        "-H", "h1:1,h2:1", "/nowhere/prog", code=64, has=['program \\"/nowhere/prog\\": No such file or directory', "host=h"]
+        "-H",
+        "h1:1,h2:1",
+        "/nowhere/prog",
+        code=64,
+        has=['program \\"/nowhere/prog\\": No such file or directory', "host=h"],
     )
 
 

@@ -104,6 +104,30 @@ TEST(LauncherOutput, UnreadPipeDoesNotBlockRanks) {
   EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
 }
 
+TEST(LauncherOutput, AFullDiskIsAWarningAndAnExitCode) {
+  const ProcessResult exit = run_process({.argv = {"sh", "-c", "exec " + kLockstep + " run -n 2 echo hi > /dev/full"}});
+  EXPECT_EQ(exit.code, 74);
+  EXPECT_EQ(exit.err, "lockstep: warning: cannot write to stdout: No space left on device; its end is missing\n");
+}
+
+TEST(LauncherOutput, FilesOfAnEarlierRunAreNotOverwritten) {
+  const TempDir folder;
+  const auto run = [&] { return run_process(lockstep_run({"-n", "2", "--output", folder / "logs", "echo", "hi"})); };
+  EXPECT_EQ(run().code, 0);
+  const ProcessResult exit = run();
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.out, "");
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("logs/rank.0.out\" exists, probably from an earlier run"));
+  EXPECT_EQ(read_file(folder / "logs/rank.0.out"), "hi\n");
+}
+
+TEST(LauncherOutput, LongLinesAreWhole) {
+  const ProcessResult exit =
+      run_process(lockstep_run({"-n", "2", "sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x; echo; echo end$RANK"}));
+  EXPECT_EQ(exit.code, 0);
+  for (const char* rank : {"[0] ", "[1] "}) EXPECT_THAT(exit.out, HasSubstr(rank + std::string(1000000, 'x') + "\n"));
+}
+
 /// A terminal whose output the test may read or leave unread.
 struct PseudoTerminal {
   base::Fd master, slave;

@@ -37,7 +37,7 @@ std::string read_while_draining(int fd, BackgroundWriter& writer) {
 
 TEST(BackgroundWriter, WritesInOrder) {
   base::Pipe pipe = base::make_pipe();
-  BackgroundWriter writer(1 << 20, true);
+  BackgroundWriter writer(1 << 20);
   std::string want;
   for (int i = 0; i < 1000; ++i) {
     writer.write(pipe.write.get(), std::to_string(i) + "\n", 1);
@@ -49,20 +49,20 @@ TEST(BackgroundWriter, WritesInOrder) {
 
 TEST(BackgroundWriter, BlockedDescriptorDoesNotBlockTheCaller) {
   base::Pipe pipe = base::make_pipe();
-  BackgroundWriter writer(100'000, true);
+  BackgroundWriter writer(100'000);
   const std::string line = std::string(999, 'x') + "\n";
   for (int i = 0; i < 1000; ++i) writer.write(pipe.write.get(), line, 1);
   writer.write(pipe.write.get(), "the end\n", 1, true);
   EXPECT_FALSE(writer.drain(50ms, 10s));
   EXPECT_GT(writer.dropped(), 500);
   const std::string all = read_while_draining(pipe.read.get(), writer);
-  EXPECT_THAT(all, HasSubstr("lines dropped: the terminal was too slow\n"));
+  EXPECT_EQ(all.find("dropped"), std::string::npos) << "nothing is added to the output";
   EXPECT_TRUE(all.ends_with("the end\n"));
 }
 
 TEST(BackgroundWriter, KeptEntriesAreNotDropped) {
   base::Pipe pipe = base::make_pipe();
-  BackgroundWriter writer(1000, true);
+  BackgroundWriter writer(1000);
   for (int i = 0; i < 200; ++i) writer.write(pipe.write.get(), std::string(999, 'x') + "\n", 1, true);
   EXPECT_EQ(read_while_draining(pipe.read.get(), writer).size(), 200'000u);
   EXPECT_EQ(writer.dropped(), 0);
@@ -73,7 +73,7 @@ TEST(BackgroundWriter, ClosedReaderIsReportedOnce) {
   base::Pipe gone = base::make_pipe();
   base::Pipe pipe = base::make_pipe();
   gone.read.reset();
-  BackgroundWriter writer(1 << 20, true);
+  BackgroundWriter writer(1 << 20);
   writer.write(gone.write.get(), "x\n", 1);
   writer.write(gone.write.get(), "x\n", 1);
   writer.write(pipe.write.get(), "y\n", 1);
