@@ -141,10 +141,6 @@ std::optional<job::Fatal> Supervisor::published_cause() {
 }
 
 Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
-  const auto before = std::find_if(exits_.begin(), exits_.end(), [&](const protocol::RankExit& one) {
-    return !one.failed() || one.rank == end.rank;
-  });
-  const bool is_other = before != exits_.end() && before->rank != end.rank;
   return judge_exit(end, {.tail = output_->tail(end.rank),
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
