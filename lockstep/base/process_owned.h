@@ -1,8 +1,10 @@
-// Objects that belong to the process that made them: a child made by fork() does not destroy them.
+// What belongs to the process that made it, and not to a child made by fork().
 #pragma once
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -17,5 +19,18 @@ std::shared_ptr<T> make_process_owned(Arguments&&... arguments) {
     if (::getpid() == owner) delete object;
   });
 }
+
+/// Whether this process is a child, made by fork() after a ForkGuard.
+class ForkGuard {
+ public:
+  ForkGuard() {
+    [[maybe_unused]] static const int registered =
+        ::pthread_atfork(nullptr, nullptr, [] { is_child_.store(true, std::memory_order_relaxed); });
+  }
+  bool is_child() const { return is_child_.load(std::memory_order_relaxed); }
+
+ private:
+  inline static std::atomic<bool> is_child_{false};
+};
 
 }  // namespace lockstep::base

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/process_owned.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/channel/serial_executor.h"
@@ -70,6 +71,8 @@ class Channel {
   /// Gives up an operation that this rank has started, because of `why`. Closes the channel on this rank and on the
   /// other ranks.
   void abandon(const std::string& why) noexcept;
+  /// Throws the error that closed the channel. Throws UsageError in a child made by fork(), which has no part in the
+  /// job and would write to the memory that the rank shares with others.
   void throw_if_closed() const;
 
  private:
@@ -87,6 +90,7 @@ class Channel {
   base::telemetry::RankPage& page_ = base::telemetry::RankPage::this_process();
   const std::uint16_t flight_channel_;
   std::uint64_t seq_ = 0;
+  const base::ForkGuard fork_guard_;
   std::atomic<bool> is_closed_{false};
   mutable std::mutex mutex_;  // guards closing_error_
   std::exception_ptr closing_error_;

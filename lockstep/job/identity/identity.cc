@@ -64,6 +64,17 @@ Identity from_lockstep(const Env& env) {
   return id;
 }
 
+/// Throws UsageError if this is one of several processes that a torchrun inside a rank of lockstep run has started:
+/// they all have the variables of that rank. lockstep run sets torchrun's variables as well, with its own job.
+void check_no_inner_torchrun(const Env& env, const Identity& id) {
+  if (!env.torchelastic_run_id || env.torchelastic_run_id == id.job || env.local_world_size.value_or("1") == "1")
+    return;
+  throw UsageError("torchrun has started this process inside rank " + std::to_string(id.rank) +
+                       " of lockstep run, as one of " + *env.local_world_size + " with the same LOCKSTEP_RANK",
+                   "use either lockstep run or torchrun; LOCKSTEP_ENV_FROM=torchrun makes these processes a world of "
+                   "their own");
+}
+
 Identity from_torchrun(const Env& env, const char* source) {
   Identity id{.source = source};
   read_rank_and_size(id, "RANK", env.rank, "WORLD_SIZE", env.world_size);
@@ -239,7 +250,11 @@ Identity identify(const Env& env, const ExplicitIdentity& given) {
   const std::string_view source =
       from == "auto" ? detect_source(env)
                      : parse_source(by_program ? "InitOptions.env_from" : "LOCKSTEP_ENV_FROM", from, env);
-  if (source == "lockstep") return from_lockstep(env);
+  if (source == "lockstep") {
+    Identity id = from_lockstep(env);
+    if (from == "auto") check_no_inner_torchrun(env, id);
+    return id;
+  }
   if (source == "torchrun" || source == "env://")
     return from_torchrun(env, source == "torchrun" ? "torchrun" : "env://");
   if (source == "mpi") return from_mpi(env);

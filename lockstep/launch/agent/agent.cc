@@ -20,6 +20,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
+#include "lockstep/launch/agent/error_files.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/guard.h"
 #include "lockstep/launch/agent/oom_kills.h"
@@ -94,6 +95,7 @@ class Agent {
   bool launcher_lost_ = false;
   const std::int64_t initial_oom_kills_ = count_oom_kills();
   bool any_failed_ = false;  // a rank has failed
+  const ErrorFiles error_files_;
   std::chrono::milliseconds fail_grace_{0};
   const std::string staged_program_;
   std::string run_dir_;
@@ -161,10 +163,12 @@ std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPla
   return all;
 }
 
-process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page) {
+process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page,
+                                      const std::string& error_file) {
   process::Environment all = job.environment;
   all.insert(all.end(), plan.environment.begin(), plan.environment.end());
   all.push_back("LOCKSTEP_PAGE=" + std::to_string(page));
+  all.push_back("TORCHELASTIC_ERROR_FILE=" + error_file);
   return all;
 }
 
@@ -175,7 +179,7 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
   const int page = process.monitor.descriptor();
   process.pid = process::spawn({.path = job.program,
                                 .argv = rank_argv(job, plan),
-                                .environment = rank_environment(job, plan, page),
+                                .environment = rank_environment(job, plan, page, error_files_.path(plan.rank)),
                                 .in = in,
                                 .out = out.write.get(),
                                 .err = err.write.get(),
@@ -353,6 +357,7 @@ void Agent::on_rank_exit(std::size_t index, int status) {
     end.signal = WTERMSIG(status);
   else
     end.code = WEXITSTATUS(status);
+  end.message = error_files_.take_message(process.rank);
   if (end.signal == SIGKILL) end.oom_kills = count_oom_kills() - initial_oom_kills_;
   // Send snapshots now: when the launcher requests them, the other ranks may have exited.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();

@@ -10,6 +10,7 @@
 #include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/host_options.h"
 #include "lockstep/launch/cli/option_parsing.h"
+#include "lockstep/launch/cli/suggestion.h"
 
 namespace lockstep::launcher::cli {
 namespace {
@@ -19,6 +20,7 @@ constexpr int kMaxHosts = 65536;
 constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxRestartPause = 60;  // seconds
 
+const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "status", "bench"};
 constexpr const char* kCommands = "run, submit, doctor, status or bench";
 
 const char* const kUsage =
@@ -300,9 +302,10 @@ CommandLine parse_help(const std::vector<std::string>& topics) {
   if (topics.size() > 1)
     throw base::UsageError("lockstep help: unexpected argument " + base::quoted(topics[1], 80) +
                            "; expected one command");
-  for (const char* command : {"run", "submit", "doctor", "status", "bench"})
+  for (const std::string& command : kCommandNames)
     if (topics[0] == command) return parse_command_line({command, "--help"});
-  throw base::UsageError("lockstep help: unknown command " + base::quoted(topics[0], 80) + "; expected " + kCommands);
+  throw base::UsageError("lockstep help: unknown command " + base::quoted(topics[0], 80) +
+                         suggestion(topics[0], kCommandNames) + "; expected " + kCommands);
 }
 
 }  // namespace
@@ -327,8 +330,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   if (subcommand == "--help" || subcommand == "-h") return {Subcommand::kPrint, {}, kUsage, {}};
   if (subcommand == "--version")
     return {Subcommand::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) + "; expected " + kCommands +
-                         ", or --help");
+  throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) +
+                         suggestion(subcommand, kCommandNames) + "; expected " + kCommands + ", or --help");
 }
 
 }  // namespace lockstep::launcher::cli

@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/cli/suggestion.h"
 
 namespace lockstep::launcher::cli {
 namespace {
@@ -27,6 +28,14 @@ std::size_t end_of_options(const CLI::App& app, std::vector<std::string>& words)
     if (option && option->get_expected_max() > 0 && option->get_items_expected_max() > 0) ++i;
   }
   return words.size();
+}
+
+/// Returns "; did you mean --OPTION?" for an unknown option, perhaps with a value; "" if none is similar.
+std::string similar_option(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  return suggestion(word.substr(0, word.find('=')), known);
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -52,7 +61,7 @@ std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::
     return std::nullopt;
   } catch (const CLI::ExtrasError&) {
     throw base::UsageError("lockstep " + subcommand + ": unknown option " + base::quoted(app.remaining().front(), 80) +
-                           "; see lockstep " + subcommand + " --help");
+                           similar_option(app, app.remaining().front()) + "; see lockstep " + subcommand + " --help");
   } catch (const CLI::ParseError& error) {
     throw base::UsageError("lockstep " + subcommand + ": " + first_line(error.what()) + "; see lockstep " + subcommand +
                            " --help");

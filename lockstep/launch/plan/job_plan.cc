@@ -43,6 +43,10 @@ process::Environment shared_environment(const cli::RunOptions& options, const La
       "LOCKSTEP_GENERATION=" + std::to_string(context.generation),
       "WORLD_SIZE=" + size,
       "GROUP_WORLD_SIZE=" + num_nodes,
+      "ROLE_NAME=default",
+      "ROLE_WORLD_SIZE=" + size,
+      "TORCHELASTIC_RUN_ID=" + context.job,
+      "TORCHELASTIC_USE_AGENT_STORE=False",
       "TORCHELASTIC_RESTART_COUNT=" + std::to_string(context.generation),
       "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(options.max_restarts),
       "MASTER_ADDR=" + context.master.host,
@@ -129,7 +133,7 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
   RankPlan plan;
   plan.rank = rank;
   plan.environment = {"LOCKSTEP_RANK=" + number, "LOCKSTEP_LOCAL_RANK=" + local, "RANK=" + number,
-                      "LOCAL_RANK=" + local};
+                      "LOCAL_RANK=" + local, "ROLE_RANK=" + number};
   const auto threads = process::find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
     std::vector<Cpu> own;

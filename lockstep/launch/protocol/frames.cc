@@ -166,16 +166,22 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
 }
 
 std::string encode_rank_exit(const RankExit& end) {
-  return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills});
+  return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills}) + end.message;
 }
 
 RankExit decode_rank_exit(std::string_view bytes) {
-  const auto numbers = decode_numbers(bytes, 5);
+  constexpr std::size_t kNumberBytes = 5 * sizeof(std::int64_t);
+  const auto numbers = decode_numbers(bytes.substr(0, kNumberBytes), 5);
+  const std::string_view message = bytes.substr(kNumberBytes);
+  if (message.size() > kMaxErrorMessageBytes)
+    throw_protocol_error("an error message of " + std::to_string(message.size()) + " bytes; expected at most " +
+                         std::to_string(kMaxErrorMessageBytes));
   return {.rank = static_cast<int>(numbers[0]),
           .pid = numbers[1],
           .code = static_cast<int>(numbers[2]),
           .signal = static_cast<int>(numbers[3]),
-          .oom_kills = numbers[4]};
+          .oom_kills = numbers[4],
+          .message = std::string(message)};
 }
 
 std::string encode_host_info(const plan::HostInfo& info) {

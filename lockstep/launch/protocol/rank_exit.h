@@ -1,12 +1,15 @@
 // How the process of a rank ended.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "lockstep/job/exit_record.h"
 
 namespace lockstep::launcher::protocol {
+
+inline constexpr std::size_t kMaxErrorMessageBytes = 4096;
 
 /// The host and the process of a rank.
 struct RankLocation {
@@ -21,6 +24,7 @@ struct RankExit {
   int code = 0;                ///< exit code if signal is 0
   int signal = 0;              ///< the signal that ended it; 0: it exited
   std::int64_t oom_kills = 0;  ///< if SIGKILL ended the rank: out-of-memory kills in the agent's cgroup since its start
+  std::string message{};       ///< what it wrote to its error file before it failed; at most kMaxErrorMessageBytes
   bool preempted = false;      ///< it stopped in good order after a stop request; set by the launcher, not sent
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }

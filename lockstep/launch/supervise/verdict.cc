@@ -44,6 +44,7 @@ std::string last_message(const std::string& tail, const std::string& prefix) {
 
 std::string detail_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   std::string detail = protocol::to_text(end);
+  if (!end.message.empty()) return detail + ": " + end.message;
   if (end.signal == SIGABRT && !evidence.tail.empty())
     detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)

@@ -222,8 +222,9 @@ TEST_P(FirstCause, IsTheSameOnAllRanks) {
   EXPECT_EQ(fatal.cause, end.cause);
   EXPECT_EQ(fatal.rank, 2);
   EXPECT_THAT(fatal.detail, HasSubstr(end.detail));
-  if (fatal.detail.find("no such thing") != std::string::npos)  // all lines of what()
+  if (fatal.detail.find("no such thing") != std::string::npos) {  // all lines of what()
     EXPECT_THAT(fatal.detail, HasSubstr("no such thing\nand more of it"));
+  }
   EXPECT_EQ(fatal.step, 0);
   EXPECT_EQ(count(exit.out, "error: " + std::string(name(end.cause)) + " all_reduce(votes)#4: "), 3u) << exit.out;
   EXPECT_EQ(count(exit.out, end.detail), 3u) << exit.out;

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-KINDS = ["return", "exec", "throw", "bare", "exit", "crash"]
+KINDS = ["return", "exec", "throw", "bare", "exit", "crash", "calls"]
 RANKS = 2
 TIMEOUT = 100
 

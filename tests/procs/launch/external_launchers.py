@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Tests ranks that other launchers start: mpirun of Open MPI, mpiexec of MPICH, srun, and the variables of torchrun.
 
-Usage: external_launchers.py --program PATH_OF_FAULT_PROBE [--mpi TEXT] [--fake-mpi PATH] [CASE]. The default is all
-cases. TEXT is the version string of the MPI library of the build. The cases with SLURM or two hosts require root, for a
-sandbox. The exit code is 77 if the machine lacks what a case requires.
+Usage: external_launchers.py --lockstep PATH --program PATH_OF_FAULT_PROBE [--mpi TEXT] [--fake-mpi PATH] [CASE]. The
+default is all cases. TEXT is the version string of the MPI library of the build. The cases with SLURM or two hosts
+require root, for a sandbox. The exit code is 77 if the machine lacks what a case requires.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 
 LIMIT_S = 60
+PYTHON = pathlib.Path(__file__).resolve().parents[3] / ".deps/python/bin"  # has torch
 NUM_ELEMENTS = 1024  # of the sum that the program prints
 
 
@@ -179,6 +180,46 @@ def torchrun_variables(args, folder):
     expect_sum((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
 
 
+def torchrun(*words):
+    """Returns the command that starts a program with torchrun on this host."""
+    if not (PYTHON / "torchrun").exists():
+        host_cluster.skip("torchrun is not installed (scripts/setup.sh)")
+    return [PYTHON / "torchrun", "--master-port", free_port(), "--no-python", *words]
+
+
+def torchrun_and_lockstep_run(args, folder):
+    program = [args.program, "none", 0]
+    done = run(torchrun("--nproc-per-node", 1, args.lockstep, "run", "-n", 2, *program))
+    expect_sum((done[0], re.sub(r"(?m)^\[\d\] ", "", done[1])), 2, "lockstep")
+    inner = torchrun("--nproc-per-node", 2, *program)
+    expect_error(
+        run([args.lockstep, "run", "-n", 1, *inner]), "torchrun has started this process inside rank 0 of lockstep run"
+    )
+    done = run([args.lockstep, "run", "-n", 1, "env", "LOCKSTEP_ENV_FROM=torchrun", *inner])
+    expect_sum((done[0], done[1].replace("[0] ", "")), 2, "torchrun")
+
+
+def error_of_a_torch_program(args, folder):
+    """A program with the decorator `record` ends with an exception."""
+    script = pathlib.Path(folder) / "main.py"
+    script.write_text(
+        "import os, time, torch.distributed as dist\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    dist.init_process_group('gloo')\n"
+        "    assert dist.is_torchelastic_launched() and dist.get_world_size() == 2\n"
+        "    if dist.get_rank() == 1:\n"
+        "        raise ValueError('no such file')\n"
+        "    time.sleep(60)\n"
+        "main()\n"
+    )
+    done = run([args.lockstep, "run", "-n", 2, PYTHON / "python", script], env=environment(TMPDIR=folder))
+    expect_error(done, "cause=RANK_EXITED rank=1", 'detail="exited with code 1: ValueError: no such file"')
+    left = [name for name in os.listdir(folder) if name.startswith("lockstep-error-")]
+    check(not left, f"no file is left {left}")
+
+
 def slurm_step_on_two_hosts(args, folder):
     """Sets the variables of SLURM. The first host resolves its own name to a loopback address, as on Debian."""
     cluster = host_cluster.HostCluster(2, folder)
@@ -293,7 +334,15 @@ def launchers_inside_slurm_allocation(args, folder):
     expect_sum(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
-PLAIN_CASES = (mpirun, mpich_mpiexec, launcher_of_different_mpi, different_mpi_library, torchrun_variables)
+PLAIN_CASES = (
+    mpirun,
+    mpich_mpiexec,
+    launcher_of_different_mpi,
+    different_mpi_library,
+    torchrun_variables,
+    torchrun_and_lockstep_run,
+    error_of_a_torch_program,
+)
 NAMESPACE_CASES = (slurm_step_on_two_hosts,)
 SLURM_CASES = (
     slurm_step,
@@ -306,6 +355,7 @@ CASES = {case.__name__: case for case in (*PLAIN_CASES, *NAMESPACE_CASES, *SLURM
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
     parser.add_argument("--program", required=True)
     parser.add_argument("--mpi", default="")
     parser.add_argument("--fake-mpi", default="")

@@ -4,6 +4,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "lockstep/base/net/socket.h"
@@ -16,6 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST(LauncherFailure, SuccessReturnsZero) {
   const ProcessResult exit = run_process(shell_ranks(3, "exit 0"));
@@ -103,6 +105,17 @@ TEST(LauncherFailure, OutputUpToDeathIsShown) {
   const ProcessResult exit = run_process(shell_ranks(1, "seq 20000; printf last; kill -KILL $$"));
   EXPECT_EQ(exit.code, 137);
   EXPECT_THAT(exit.out, AllOf(HasSubstr("[0] 1\n"), HasSubstr("[0] 20000\n[0] last\n")));
+}
+
+TEST(LauncherFailure, MessageOfAnErrorFileIsTheDetail) {
+  const ProcessResult exit = run_process(
+      shell_ranks(2,
+                  "[ $RANK = 1 ] || exec sleep 100; echo $TORCHELASTIC_ERROR_FILE; "
+                  "echo '{\"message\": {\"message\": \"ValueError: x\"}}' >$TORCHELASTIC_ERROR_FILE; exit 3"));
+  EXPECT_EQ(exit.code, 3);
+  EXPECT_EQ(fatal_in(exit.err).detail, "exited with code 3: ValueError: x");
+  ASSERT_THAT(exit.out, StartsWith("[1] /"));
+  EXPECT_FALSE(std::filesystem::exists(exit.out.substr(4, exit.out.size() - 5)));
 }
 
 TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {

@@ -37,6 +37,11 @@ TEST(LauncherStart, TheEnvironmentIsComplete) {
                            "LOCAL_WORLD_SIZE=2",
                            "GROUP_RANK=0",
                            "NODE_RANK=0",
+                           "ROLE_RANK=1",
+                           "ROLE_WORLD_SIZE=2",
+                           "TORCHELASTIC_RUN_ID=",
+                           "TORCHELASTIC_USE_AGENT_STORE=False",
+                           "TORCHELASTIC_ERROR_FILE=/",
                            "MASTER_ADDR=127.0.0.1",
                            "MASTER_PORT=",
                            "OMP_NUM_THREADS=",
@@ -46,7 +51,7 @@ TEST(LauncherStart, TheEnvironmentIsComplete) {
                            "LOCKSTEP_JOIN_TIMEOUT=9",
                            "KEPT=a b"})
     EXPECT_THAT(exit.out, HasSubstr("\n[1] " + std::string(line)));
-  EXPECT_THAT(exit.out, Not(HasSubstr("TORCHELASTIC_RUN_ID")));
+  EXPECT_THAT(exit.out, Not(HasSubstr("TORCHELASTIC_RUN_ID=outer")));
   EXPECT_THAT(exit.out, Not(HasSubstr("] RANK=9")));
 }
 

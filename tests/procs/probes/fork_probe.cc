@@ -8,6 +8,7 @@
 //   bare     an uncaught exception, which ends in std::terminate()
 //   exit     exit(3)
 //   crash    a segmentation fault, without a core dump
+//   calls    collectives and a step, each of which must be refused, and returns
 //
 // The rank checks how the child has ended, trains on, and exits with 0.
 #include <signal.h>
@@ -41,7 +42,7 @@ constexpr int kReturned = 5, kExited = 3;
 bool ended_as_expected(const std::string& kind, int status) {
   const auto exited = [&](int code) { return WIFEXITED(status) && WEXITSTATUS(status) == code; };
   const auto killed = [&](int signal) { return WIFSIGNALED(status) && WTERMSIG(status) == signal; };
-  if (kind == "return" || kind == "exec") return exited(kReturned);
+  if (kind == "return" || kind == "exec" || kind == "calls") return exited(kReturned);
   if (kind == "throw") return exited(1);
   if (kind == "bare") return killed(SIGABRT);
   return kind == "exit" ? exited(kExited) : killed(SIGSEGV);
@@ -52,8 +53,30 @@ bool ended_as_expected(const std::string& kind, int status) {
   std::abort();
 }
 
+bool refuses_calls(lockstep::comm::Group& world, torch::nn::Linear& net, lockstep::optim::SGD& optimizer) {
+  const auto is_refused = [](const auto& call) {
+    try {
+      call();
+      return false;
+    } catch (const lockstep::base::UsageError&) {
+      return true;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "refused otherwise: %s\n", error.what());
+      return false;
+    }
+  };
+  const torch::Tensor one = torch::ones({1});
+  return is_refused([&] { world.all_reduce(one); }) && is_refused([&] { world.all_reduce_async(one); }) &&
+         is_refused([&] { world.barrier(); }) && is_refused([&] {
+           net->forward(torch::ones({1, 8})).sum().backward();
+           optimizer.step();
+         });
+}
+
 /// Returns the child's result of main().
-int child(const std::string& kind, torch::nn::Linear& net) {
+int child(const std::string& kind, lockstep::comm::Group& world, torch::nn::Linear& net,
+          lockstep::optim::SGD& optimizer) {
+  if (kind == "calls") return refuses_calls(world, net, optimizer) ? kReturned : 6;
   const torch::NoGradGuard no_grad;
   if (!std::isfinite(net->forward(torch::ones({1, 8})).sum().item<float>())) return 7;  // reads shared parameters
   net->weight.fill_(std::nanf(""));                                                     // in its own copy
@@ -88,7 +111,7 @@ int run(int argc, char** argv) {
     optimizer.step();
     checkpoints.save_async(step, {{"net", {{"weight", net->weight.detach()}}}});
     const pid_t pid = ::fork();
-    if (pid == 0) return child(kind, net);
+    if (pid == 0) return child(kind, world, net, optimizer);
     int status = 0;
     ::waitpid(pid, &status, 0);
     if (!ended_as_expected(kind, status)) {

@@ -113,6 +113,14 @@ TEST(Identity, LockstepRun) {
   expect_refused(with(kLockstep, "LOCKSTEP_GENERATION", "-1"), "LOCKSTEP_GENERATION is \"-1\"");
 }
 
+TEST(Identity, TorchrunInsideARank) {
+  const Variables own = {{"TORCHELASTIC_RUN_ID", "key"}, {"LOCAL_WORLD_SIZE", "4"}};  // as lockstep run sets them
+  EXPECT_EQ(from(both(kLockstep, own)).source, "lockstep");
+  const Variables inner = with(own, "TORCHELASTIC_RUN_ID", "none");
+  expect_refused(both(kLockstep, inner), "torchrun has started this process inside rank 5 of lockstep run");
+  EXPECT_EQ(from(both(kLockstep, with(inner, "LOCAL_WORLD_SIZE", "1"))).rank, 5);
+}
+
 TEST(Identity, Torchrun) {
   const Identity id = from(kTorchrun);
   EXPECT_EQ(id.source, "torchrun");
@@ -253,7 +261,7 @@ TEST(Identity, InitOptionsOverrideTheEnvironment) {
 }
 
 TEST(Identity, PrecedenceOfSources) {
-  EXPECT_EQ(from(both(kLockstep, kTorchrun)).source, "lockstep");
+  EXPECT_EQ(from(both(kLockstep, with(kTorchrun, "TORCHELASTIC_RUN_ID", "key"))).source, "lockstep");
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "torchrun")).rank, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
@@ -279,7 +287,8 @@ TEST(Identity, NestedLaunchers) {
 }
 
 TEST(Identity, EnvFromForcesASource) {
-  const Variables all = both(both(both(kSlurm, kMpi), both(kPmi, kPmix)), both(kLockstep, kTorchrun));
+  const Variables all =
+      both(both(both(kSlurm, kMpi), both(kPmi, kPmix)), both(kLockstep, with(kTorchrun, "TORCHELASTIC_RUN_ID", "key")));
   const auto forced = [&](const Variables& variables, const char* name) {
     return from(with(variables, "LOCKSTEP_ENV_FROM", name)).source;
   };

@@ -12,6 +12,7 @@ using namespace std::chrono_literals;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 cli::HostSpec host(const std::string& name, const std::string& path = "/opt/lockstep") {
   cli::HostSpec one;

@@ -50,10 +50,11 @@ TEST(JobPlan, AllRanksGetJobAndTorchrunVariables) {
   const JobPlan job = plan_job(options(2), context());
   EXPECT_EQ(job.program, "/bin/train");
   EXPECT_THAT(job.arguments, ElementsAre("train", "--lr", "0.1"));
-  for (const char* variable :
-       {"LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0", "LOCKSTEP_NUM_NODES=1",
-        "LOCKSTEP_STORE=127.0.0.1:4711", "LOCKSTEP_JOB=abc", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0",
-        "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=2222", "HOME=/root", "EMPTY=", "ODD=a=b\nc"})
+  for (const char* variable : {"LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0",
+                               "LOCKSTEP_NUM_NODES=1", "LOCKSTEP_STORE=127.0.0.1:4711", "LOCKSTEP_JOB=abc",
+                               "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "NODE_RANK=0", "ROLE_NAME=default",
+                               "ROLE_WORLD_SIZE=2", "TORCHELASTIC_RUN_ID=abc", "TORCHELASTIC_USE_AGENT_STORE=False",
+                               "MASTER_ADDR=127.0.0.1", "MASTER_PORT=2222", "HOME=/root", "EMPTY=", "ODD=a=b\nc"})
     EXPECT_THAT(job.environment, Contains(variable));
 }
 
@@ -88,7 +89,7 @@ TEST(JobPlan, EachRankHasItsIndicesCoresAndThreads) {
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[1].rank, 1);
   for (const char* variable :
-       {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "RANK=1", "LOCAL_RANK=1", "OMP_NUM_THREADS=2"})
+       {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "RANK=1", "LOCAL_RANK=1", "ROLE_RANK=1", "OMP_NUM_THREADS=2"})
     EXPECT_THAT(job.ranks[1].environment, Contains(variable));
   EXPECT_THAT(job.ranks[1].cpus, ElementsAre(2, 3));
   EXPECT_THAT(job.ranks[1].arguments, IsEmpty());
@@ -143,8 +144,8 @@ TEST(JobPlan, VariablesOfOtherLaunchersAreRemoved) {
                         "LOCKSTEP_PAGE=5",
                         "LOCKSTEP_ENV_FROM=slurm"};
   const JobPlan job = plan_job(options(1), launch);
-  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_",
-                           "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
+  for (const char* name : {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK", "SLURM_PROCID",
+                           "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }

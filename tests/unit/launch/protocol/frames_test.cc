@@ -211,10 +211,14 @@ TEST(Frames, EverySnapshotTruncationIsRejected) {
 }
 
 TEST(Frames, RankExitRoundTrips) {
-  const RankExit end = decode_rank_exit(encode_rank_exit({5, 4711, 0, 9}));
+  const RankExit end =
+      decode_rank_exit(encode_rank_exit({.rank = 5, .pid = 4711, .signal = 9, .message = "ValueError: x"}));
   EXPECT_EQ(end.rank, 5);
   EXPECT_EQ(end.pid, 4711);
   EXPECT_EQ(end.signal, 9);
+  EXPECT_EQ(end.message, "ValueError: x");
+  EXPECT_THROW(decode_rank_exit(encode_rank_exit({.message = std::string(5000, 'x')})), base::Error);
+  EXPECT_THROW(decode_rank_exit("short"), base::Error);
   EXPECT_EQ(to_text(end), "killed by SIGKILL");
   EXPECT_EQ(end.exit_code(), 137);
   EXPECT_EQ(to_text({0, 1, 7, 0}), "exited with code 7");

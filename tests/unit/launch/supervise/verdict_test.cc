@@ -83,6 +83,13 @@ TEST(Verdict, AbortMessageIsTheDetail) {
       "killed by SIGABRT; its last message: what():  no");
 }
 
+TEST(Verdict, MessageOfAnErrorFileIsTheDetail) {
+  protocol::RankExit end = exited(1, 1);
+  end.message = "ValueError: no such\nfile";
+  EXPECT_EQ(judge_exit(end, {.tail = "[1] x\n", .prefix = "[1] ", .published = {}, .locations = {}}).fatal.detail,
+            "exited with code 1: ValueError: no such\nfile");
+}
+
 TEST(Verdict, PublishedCauseIsPreferred) {
   job::Fatal cause;
   cause.cause = base::Cause::kDesync;
