@@ -39,6 +39,8 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kCheckpointSaved:
     case protocol::FrameKind::kOutputDropped:
     case protocol::FrameKind::kUnkillable: protocol::decode_numbers(bytes, 1); break;
+    case protocol::FrameKind::kStart:
+    case protocol::FrameKind::kPrepared:
     case protocol::FrameKind::kSnapshotRequest:
     case protocol::FrameKind::kClockRequest:
     case protocol::FrameKind::kStdout:
