@@ -83,7 +83,7 @@ std::uint64_t Channel::begin(base::telemetry::OperationStart& what) {
 }
 
 void Channel::throw_if_closed() const {
-  if (fork_guard_.is_child())
+  if (fork_guard_.is_copy_in_child())
     throw base::UsageError("a process that rank " + std::to_string(members_[static_cast<std::size_t>(rank_)]) +
                                " has made by fork() calls the group " + name_ + "; expected calls of the rank only",
                            "call groups and DistributedDataParallel in the rank itself");
