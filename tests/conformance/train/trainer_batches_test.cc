@@ -47,13 +47,13 @@ TEST(TrainerBatches, MeansCountTheSamplesOfABatchOfAnyType) {
   double sum = 0;
   for (std::size_t i = 0; i < kCount; ++i) sum += (static_cast<double>(i) - 1) * (static_cast<double>(i) - 1);
   TextNet net;
-  Trainer trainer(quiet(100));
+  Trainer trainer(quiet(3));
   const data::LoaderOptions exact{.batch_size = 3, .shuffle = false, .mode = data::ShardMode::kExact};
   const auto values = trainer.validate(net, data::make_loader(kCount, make, world(), exact));
   EXPECT_NEAR(require_value(values, "val_loss", "test"), sum / kCount, 1e-4);
   const auto padded = data::make_loader(kCount * static_cast<std::size_t>(world().size()), make, world(),
                                         {.batch_size = 4, .shuffle = false});
-  EXPECT_EQ(trainer.fit(net, padded).steps, 3);
+  EXPECT_EQ(trainer.fit(net, padded).steps, 3);  // one epoch of 11 samples
 }
 
 TEST(TrainerBatches, WeightsInDoublePrecisionStayDouble) {
