@@ -1,7 +1,5 @@
 #include "lockstep/checkpoint/checkpointer.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <exception>
 #include <thread>
@@ -26,8 +24,7 @@ struct Checkpointer::InFlight {
 };
 
 Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options)
-    : owner_(::getpid()),
-      group_(group),
+    : group_(group),
       writer_group_(group_.split(0, group_.rank())),
       folder_(std::move(folder)),
       options_(options),
@@ -44,7 +41,7 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const C
 
 Checkpointer::~Checkpointer() {
   if (!in_flight_) return;
-  if (::getpid() != owner_) {  // a child made by fork() does not have the thread
+  if (fork_guard_.is_copy_in_child()) {  // a child made by fork() does not have the thread
     in_flight_->thread.detach();
     return;
   }

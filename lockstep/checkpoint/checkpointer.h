@@ -1,8 +1,6 @@
 // Writes the checkpoints of a training run from all ranks, and finds the latest complete one.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <functional>
 #include <map>
@@ -10,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/base/process_owned.h"
 #include "lockstep/checkpoint/saved_checkpoint.h"
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
@@ -94,7 +93,7 @@ class Checkpointer {
   SaveRequest request(std::int64_t step) const;
   std::optional<SavedCheckpoint> open(const std::string& path, std::string& reason);
 
-  const pid_t owner_;
+  const base::ForkGuard fork_guard_;
   comm::Group group_;
   comm::Group writer_group_;  // used by the writer threads only
   const std::string folder_;

@@ -167,7 +167,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
 DistributedDataParallel::Impl::~Impl() { detach_module(); }
 
 void DistributedDataParallel::Impl::detach_module() {
-  if (detached_ || ::getpid() != owner_) return;
+  if (detached_ || fork_guard_.is_copy_in_child()) return;
   detached_ = true;
   remove_backward_participant(this);
   for (HookedParameter& parameter : parameters_) remove_hooks(parameter);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
-#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/process_owned.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
 #include "lockstep/ddp/backward.h"
 #include "lockstep/ddp/buffer_sync.h"
@@ -112,7 +112,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
 
-  const pid_t owner_ = ::getpid();  // a child made by fork() takes no part
+  const base::ForkGuard fork_guard_;  // a child made by fork() takes no part
   comm::Group group_;
   const DdpOptions options_;
   std::unique_ptr<HostAverager> host_averager_;  // with average_hosts_every

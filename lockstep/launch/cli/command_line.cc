@@ -304,8 +304,8 @@ CommandLine parse_help(const std::vector<std::string>& topics) {
                            "; expected one command");
   for (const std::string& command : kCommandNames)
     if (topics[0] == command) return parse_command_line({command, "--help"});
-  throw base::UsageError("lockstep help: unknown command " + base::quoted(topics[0], 80) +
-                         suggestion(topics[0], kCommandNames) + "; expected " + kCommands);
+  throw base::UsageError("lockstep help: unknown command " + base::quoted(topics[0], 80) + "; expected " + kCommands +
+                         suggestion(topics[0], kCommandNames));
 }
 
 }  // namespace
@@ -330,8 +330,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   if (subcommand == "--help" || subcommand == "-h") return {Subcommand::kPrint, {}, kUsage, {}};
   if (subcommand == "--version")
     return {Subcommand::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) +
-                         suggestion(subcommand, kCommandNames) + "; expected " + kCommands + ", or --help");
+  throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) + "; expected " + kCommands +
+                         ", or --help" + suggestion(subcommand, kCommandNames));
 }
 
 }  // namespace lockstep::launcher::cli

@@ -61,7 +61,7 @@ std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::
     return std::nullopt;
   } catch (const CLI::ExtrasError&) {
     throw base::UsageError("lockstep " + subcommand + ": unknown option " + base::quoted(app.remaining().front(), 80) +
-                           similar_option(app, app.remaining().front()) + "; see lockstep " + subcommand + " --help");
+                           "; see lockstep " + subcommand + " --help" + similar_option(app, app.remaining().front()));
   } catch (const CLI::ParseError& error) {
     throw base::UsageError("lockstep " + subcommand + ": " + first_line(error.what()) + "; see lockstep " + subcommand +
                            " --help");
