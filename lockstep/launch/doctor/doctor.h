@@ -13,8 +13,8 @@ namespace lockstep::launcher::doctor {
 /// the list.
 ///
 /// Call it from the main thread before other threads exist; it takes over signal handling. If the request is invalid,
-/// throws Error before it contacts a host. Throws Error kInterrupted on Ctrl-C, SIGTERM or SIGHUP, and kPreempted on
-/// SIGUSR1.
+/// throws Error before it contacts a host. Throws Error kInterrupted on SIGINT, SIGQUIT, SIGTERM or SIGHUP, and
+/// kPreempted on SIGUSR1.
 int doctor(cli::DoctorOptions options);
 
 }  // namespace lockstep::launcher::doctor

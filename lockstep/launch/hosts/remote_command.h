@@ -12,9 +12,9 @@
 namespace lockstep::launcher::hosts {
 
 /// Returns the ssh command line that starts the agent on `host`, whose remote_path is the path of lockstep there. ssh
-/// asks no questions and exits if the connection is silent for 6 s. The remote command is `exec PATH agent --guarded`,
-/// or `script` if that is not empty. A script must not contain single quotes and must end by executing the agent.
-/// Throws UsageError if a shell would not read the path as one plain word.
+/// asks no questions and exits if the connection is silent for longer than base::net::host_timeout(). The remote
+/// command is `exec PATH agent --guarded`, or `script` if that is not empty. A script must not contain single quotes
+/// and must end by executing the agent. Throws UsageError if a shell would not read the path as one plain word.
 /// Settings of the user's ssh_config that would change what the remote host executes or reads are overridden; with
 /// `has_session_options`, also those that exist since OpenSSH 8.7.
 std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,

@@ -222,7 +222,7 @@ bool is_local_host(const cli::HostSpec& host) {
 
 void check_interrupted(int signals) {
   while (const auto signal = process::read_signal(signals))
-    if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
+    if (*signal == SIGINT || *signal == SIGQUIT || *signal == SIGTERM || *signal == SIGHUP)
       throw base::Error(base::Cause::kInterrupted,
                         "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : job::signal_name(*signal)) +
                             " before any rank was started");

@@ -52,7 +52,7 @@ void require_hosts(StartedAgents& started, std::size_t min_hosts);
 void kill_agents(std::vector<AgentLink>& agents);
 
 /// Reads the pending signals of `signals`, a descriptor of make_signal_fd(). Throws Error kInterrupted for SIGINT,
-/// SIGTERM and SIGHUP, and kPreempted for SIGUSR1. For use before any rank runs. Does not block.
+/// SIGQUIT, SIGTERM and SIGHUP, and kPreempted for SIGUSR1. For use before any rank runs. Does not block.
 void check_interrupted(int signals);
 
 /// Returns whether `host` is this machine, so that its agent is started without ssh or srun: HostSpec::is_local is set

@@ -159,17 +159,17 @@ bool Output::finish(const std::string& last) {
   for (Destination* to : {out_.get(), err_.get()})
     if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
   Destination& err = destination(Stream::kErr);
-  const bool is_whole = report_lost_output();
   // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal.
-  if (err_) out_->writer.drain(1s, 10s);
+  const bool is_whole = report_lost_output();
   err.writer.write(err.fd, last, 1, true);
   err.writer.drain(1s, 10s);
   return is_whole;
 }
 
-/// Prints a warning if lines were dropped or stdout could not be written. Returns whether stdout has everything.
+/// Waits until stdout is written. Prints a warning if lines were dropped or stdout could not be written. Returns
+/// whether stdout has everything.
 bool Output::report_lost_output() {
-  if (err_) out_->writer.drain(1s, 10s);
+  out_->writer.drain(1s, 10s);
   const std::int64_t dropped = out_->writer.dropped() + (err_ ? err_->writer.dropped() : 0);
   if (dropped > 0)
     print_note("warning: " + std::to_string(dropped) + (dropped == 1 ? " line was" : " lines were") +

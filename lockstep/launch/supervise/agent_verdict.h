@@ -32,7 +32,7 @@ Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::mill
 
 /// Returns the time within which the ranks of an unreachable host have ended.
 std::chrono::milliseconds unreachable_exit_time();
-/// Returns the verdict on a host to which the connection has timed out. Pure.
+/// Returns the verdict on a host to which the connection has timed out after base::net::host_timeout().
 Verdict judge_unreachable_host(const std::string& host);
 
 /// An agent whose output has ended before its last frame.

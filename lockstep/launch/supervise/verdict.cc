@@ -44,7 +44,7 @@ std::string last_message(const std::string& tail, const std::string& prefix) {
 
 std::string detail_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   std::string detail = protocol::to_text(end);
-  if (!end.message.empty()) return detail + ": " + end.message;
+  if (end.signal == 0 && !end.message.empty()) return detail + ": " + end.message;
   if (end.signal == SIGABRT && !evidence.tail.empty())
     detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
@@ -92,7 +92,7 @@ const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& e
 std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure) {
   for (const protocol::RankExit& end : exits) {
     if (end.rank == failure.rank) break;
-    if (!end.failed()) return end.rank;
+    if (end.code == 0 && end.signal == 0) return end.rank;
   }
   return std::nullopt;
 }

@@ -55,9 +55,9 @@ def heal(cluster, a, b):
     cluster.heal_one_way(b, a)
 
 
-def lasting_cut(args, cluster, folder, *options, limit_s=LIMIT_S):
+def lasting_cut(args, cluster, folder):
     a, b = random.sample(range(1, HOSTS + 1), 2)
-    job = start(args, folder, *options)
+    job = start(args, folder)
     cut(cluster, a, b)
     begun = time.monotonic()
     try:
@@ -67,7 +67,7 @@ def lasting_cut(args, cluster, folder, *options, limit_s=LIMIT_S):
     took = time.monotonic() - begun
     line = err.splitlines()[-1]
     check(
-        code == 69 and took <= limit_s and "cause=PEER_UNREACHABLE" in line and f"h{a}" in line and f"h{b}" in line,
+        code == 69 and took <= LIMIT_S and "cause=PEER_UNREACHABLE" in line and f"h{a}" in line and f"h{b}" in line,
         f"h{a} and h{b} cut off: ended after {took:.1f} s with {code}: {line}",
     )
 
@@ -86,7 +86,7 @@ def short_cut(args, cluster, folder, *options, seconds=SHORT_S):
 
 
 def longer_host_timeout(args, cluster, folder):
-    """With --host-timeout, a longer cut of all of a host's traffic is tolerated, and a lasting one is still found."""
+    """With --host-timeout, a longer cut between two hosts is tolerated, and a lasting one is still found."""
     short_cut(args, cluster, folder, "--host-timeout", "12", seconds=8)
     with tempfile.TemporaryDirectory() as other:
         job = start(args, pathlib.Path(other), "--host-timeout", "2")

@@ -178,10 +178,8 @@ TEST(LauncherStart, ExecFormatErrorIsABadArgument) {
 
 TEST(LauncherStart, ProgramsThatCannotStartAreRefusedBeforeAnyRank) {
   const TempDir folder;
-  const auto refused = [&](const std::string& program, const Words& options = {"-n", "2"}) {
-    Words words = options;
-    words.push_back(program);
-    const ProcessResult exit = run_process(lockstep_run(words));
+  const auto refused = [&](const std::string& program) {
+    const ProcessResult exit = run_process(lockstep_run({"-n", "2", program}));
     EXPECT_EQ(exit.code, 64) << exit.err;
     EXPECT_EQ(exit.out, "");
     EXPECT_EQ(std::count(exit.err.begin(), exit.err.end(), '\n'), 1) << exit.err;

@@ -20,9 +20,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <thread>

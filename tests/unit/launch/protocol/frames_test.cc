@@ -76,6 +76,7 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   EXPECT_EQ(request.self, 3);
   EXPECT_EQ(request.token, std::string(32, '\0'));
   EXPECT_EQ(request.interface, "^docker0");
+  EXPECT_EQ(request.host_timeout_ms, 5000);
   ASSERT_EQ(request.launcher.size(), 2u);
   EXPECT_EQ(base::net::to_string(request.launcher[1]), "[fd00::1]:65535");
   const RouteReply reply = decode_route_reply(encode_route_reply({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
