@@ -79,8 +79,6 @@ inline constexpr std::chrono::seconds kStackWait{5};
 inline constexpr std::chrono::seconds kUnkillableTimeout{5};
 /// The guard kills an agent that still runs this long after the end of its channel.
 inline constexpr std::chrono::seconds kGuardTimeout{8};
-/// An agent that ends waits this long for the launcher to read its last frames.
-inline constexpr std::chrono::seconds kLastFramesTimeout{5};
 /// The launcher kills an agent that still runs this long after the time of its SIGKILL.
 inline constexpr std::chrono::seconds kAgentExitTimeout{8};
 /// After an agent's last frame, the launcher waits for the agent's process (or ssh, or srun), and then kills it.

@@ -26,6 +26,7 @@ $_lockstep_host_options
 --isolate-gpus
 --share-gpus
 --bind choice cores none
+--stdin choice none 0 all
 --output directory
 --quiet-ranks
 --name value

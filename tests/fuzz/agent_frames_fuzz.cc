@@ -23,6 +23,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kProbeReply: protocol::decode_probe_failures(bytes); break;
     case protocol::FrameKind::kHostInfo: protocol::decode_host_info(bytes); break;
     case protocol::FrameKind::kRefused: protocol::decode_texts(bytes, 2); break;
+    case protocol::FrameKind::kOutputAck:
     case protocol::FrameKind::kStartFailed: protocol::decode_numbers(bytes, 2); break;
     case protocol::FrameKind::kRankHealth: protocol::decode_rank_health(bytes); break;
     case protocol::FrameKind::kSnapshot: protocol::decode_snapshot(bytes); break;
@@ -37,12 +38,13 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kClockReply:
     case protocol::FrameKind::kStarted:
     case protocol::FrameKind::kCheckpointSaved:
-    case protocol::FrameKind::kOutputDropped:
     case protocol::FrameKind::kUnkillable: protocol::decode_numbers(bytes, 1); break;
     case protocol::FrameKind::kStart:
     case protocol::FrameKind::kPrepared:
     case protocol::FrameKind::kSnapshotRequest:
     case protocol::FrameKind::kClockRequest:
+    case protocol::FrameKind::kStdin:
+    case protocol::FrameKind::kStdinTaken:
     case protocol::FrameKind::kStdout:
     case protocol::FrameKind::kStderr:
     case protocol::FrameKind::kAlive:

@@ -73,6 +73,7 @@ std::optional<RankSnapshot> read_rank_page(const RankPage& page) {
                         .gradient_reductions = page.gradient_reductions,
                         .waiting = page.waiting != 0,
                         .has_left = page.has_left != 0,
+                        .output_blocked = page.output_blocked != 0,
                         .busy_with = page.busy_depth > 0 ? text_of(page.busy_with.load().text) : "",
                         .live_bytes = page.arena.live,
                         .peak_live_bytes = page.arena.peak_live,

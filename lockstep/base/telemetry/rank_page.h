@@ -33,8 +33,8 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG5" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x354741504b434f4c;
+  /// "LOCKPAG6" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x364741504b434f4c;
   struct BusyText {
     char text[48];
   };
@@ -53,6 +53,7 @@ struct RankPage {
   Atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
   Atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
   Atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
+  Atomic<std::uint32_t> output_blocked;       ///< written by the agent: the rank waits because its output is not read
   Atomic<std::uint32_t> stop_requested;       ///< written by the agent: the job has failed, and the store has the cause
   std::int32_t agent_pid;                     ///< written by the agent
   JobKeyBytes key;                            ///< written by the agent
@@ -107,9 +108,10 @@ struct RankSnapshot {
   std::string job, transport;
   std::int64_t steps = 0, batches = 0;
   std::uint64_t gradient_reductions = 0;
-  bool waiting = false;   ///< blocked on another rank for some time
-  bool has_left = false;  ///< left its world in good order
-  std::string busy_with;  ///< the long task that the program has announced; empty if there is none
+  bool waiting = false;         ///< blocked on another rank for some time
+  bool has_left = false;        ///< left its world in good order
+  bool output_blocked = false;  ///< waits because its output is not read
+  std::string busy_with;        ///< the long task that the program has announced; empty if there is none
   std::uint64_t live_bytes = 0, peak_live_bytes = 0, high_water_bytes = 0, resident_bytes = 0;  ///< of the arena
   std::int64_t read_at_ns = 0;              ///< time of the copy, as monotonic_ns()
   std::vector<OperationRecord> operations;  ///< in the order of their starts; times as monotonic_ns()

@@ -59,6 +59,7 @@ std::vector<MissingRanks> find_missing_ranks(const std::vector<RankSnapshot>& ra
 
 std::string describe_state(const RankSnapshot& rank, const OperationRecord* now) {
   if (rank.has_left) return "has left";
+  if (rank.output_blocked) return "waits for its output to be read";
   const std::string busy = rank.busy_with.empty() ? "" : "busy with " + rank.busy_with;
   if (!now) return busy.empty() ? "in user code" : busy;
   return (now->is_abandoned() ? "abandoned "

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +23,9 @@
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/guard.h"
 #include "lockstep/launch/agent/oom_kills.h"
+#include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
+#include "lockstep/launch/agent/stdin_writer.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/plan/variable_check.h"
 #include "lockstep/launch/process/process.h"
@@ -44,8 +45,7 @@ constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the sca
 
 struct RankProcess {
   int rank = -1;
-  pid_t pid = -1;                     // -1: not started, or reaped
-  std::array<base::Fd, 2> streams{};  // its stdout and stderr
+  pid_t pid = -1;  // -1: not started, or reaped
   RankMonitor monitor;
 };
 
@@ -55,17 +55,18 @@ class Agent {
   int run();
 
  private:
-  // The data of an epoll event: one of these, or 2 * index + stream for the pipe of a rank.
+  // The data of an epoll event: one of these, or 4 * index + stream for the pipe of a rank.
   static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
+  static constexpr std::size_t kStdinStream = 2;  // after the streams of OutputForwarder
 
   std::optional<plan::JobPlan> prepare(plan::JobPlan job);
   void start_ranks(const plan::JobPlan& job);
-  void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int in, std::uint64_t max_files);
+  void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int null, std::uint64_t max_files);
+  void write_stdin();
   void add_to_epoll(int fd, std::uint64_t id, unsigned events);
   void poll_once();
   void read_input();
   void handle_frame(const protocol::Frame& frame);
-  void forward_output(std::size_t index, std::size_t stream, std::size_t max_bytes);
   void reap_children();
   void on_rank_exit(std::size_t index, int status);
   void report_start_failures();
@@ -85,6 +86,8 @@ class Agent {
   base::Fd signals_;
   protocol::FrameReader input_{protocol::kMaxJobFrameBytes};
   FrameQueue queue_{STDOUT_FILENO};
+  OutputForwarder output_{epoll_.get(), queue_};
+  StdinWriter stdin_{epoll_.get()};
   base::Fd liveness_fd_;
   base::Pipe failures_;
   std::optional<plan::JobPlan> prepared_job_;  // until kStart
@@ -172,7 +175,8 @@ process::Environment rank_environment(const plan::JobPlan& job, const plan::Rank
   return all;
 }
 
-void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int in, std::uint64_t max_files) {
+void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int null, std::uint64_t max_files) {
+  base::Pipe in = plan.reads_stdin ? base::make_pipe() : base::Pipe();
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
   RankProcess process{.rank = plan.rank, .monitor = RankMonitor(plan.rank, job.key)};
@@ -180,7 +184,7 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
   process.pid = process::spawn({.path = job.program,
                                 .argv = rank_argv(job, plan),
                                 .environment = rank_environment(job, plan, page, error_files_.path(plan.rank)),
-                                .in = in,
+                                .in = in.read ? in.read.get() : null,
                                 .out = out.write.get(),
                                 .err = err.write.get(),
                                 .inherited = page,
@@ -188,11 +192,8 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
                                 .max_files = max_files,
                                 .failure = failures_.write.get(),
                                 .id = plan.rank});
-  process.streams = {std::move(out.read), std::move(err.read)};
-  for (std::size_t stream = 0; stream < 2; ++stream) {
-    base::set_nonblocking(process.streams[stream].get());
-    add_to_epoll(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
-  }
+  output_.add_rank(plan.rank, {std::move(out.read), std::move(err.read)});
+  if (in.write) stdin_.add_rank(std::move(in.write), 4 * ranks_.size() + kStdinStream);
   queue_frame(protocol::FrameKind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
   ranks_.push_back(std::move(process));
   ++num_running_;
@@ -201,8 +202,9 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
 void Agent::start_ranks(const plan::JobPlan& job) {
   fail_grace_ = job.fail_grace;
   run_dir_ = job.run_dir;
+  output_.set_window(job.output_window);
   rank_health_at_ = Deadline::in(base::kRankHealthInterval);
-  const std::uint64_t max_files = base::raise_fd_limit(3 * job.ranks.size() + 64);
+  const std::uint64_t max_files = base::raise_fd_limit(4 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   for (const plan::RankPlan& plan : job.ranks) {
     try {
@@ -239,7 +241,17 @@ void Agent::handle_frame(const protocol::Frame& frame) {
     const int signal = static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]);
     for (const RankProcess& process : ranks_)
       if (process.pid > 0) ::kill(process.pid, signal);
+  } else if (frame.kind == protocol::FrameKind::kOutputAck) {
+    const auto numbers = protocol::decode_numbers(frame.payload, 2);
+    output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1]));
+  } else if (frame.kind == protocol::FrameKind::kStdin) {
+    stdin_.write(frame.payload);
+    write_stdin();
   }
+}
+
+void Agent::write_stdin() {
+  if (stdin_.flush()) queue_frame(protocol::FrameKind::kStdinTaken, -1);
 }
 
 /// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent to the process
@@ -271,7 +283,9 @@ void Agent::signal_ranks(int signal, bool also_in_world) {
 
 void Agent::send_rank_health() {
   const auto now = job::health::StallTimer::Clock::now();
-  for (RankProcess& process : ranks_) {
+  for (std::size_t index = 0; index < ranks_.size(); ++index) {
+    RankProcess& process = ranks_[index];
+    process.monitor.set_output_blocked(output_.is_blocked(index));
     if (process.pid > 0)
       queue_frame(protocol::FrameKind::kRankHealth, process.rank,
                   protocol::encode_rank_health(process.monitor.health(process.pid, now)));
@@ -322,20 +336,6 @@ void Agent::on_launcher_lost() {
   stop({.signal = SIGKILL});
 }
 
-void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t max_bytes) {
-  base::Fd& fd = ranks_[index].streams[stream];
-  char bytes[1 << 16];
-  while (fd && max_bytes > 0) {
-    const ssize_t size = ::read(fd.get(), bytes, std::min(max_bytes, sizeof bytes));
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && errno == EAGAIN) return;
-    if (size <= 0) return fd.reset();  // closing removes it from the epoll set
-    max_bytes -= static_cast<std::size_t>(size);
-    queue_frame(stream == 0 ? protocol::FrameKind::kStdout : protocol::FrameKind::kStderr, ranks_[index].rank,
-                std::string(bytes, static_cast<std::size_t>(size)));
-  }
-}
-
 void Agent::report_start_failures() {
   process::StartFailure failure;
   while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
@@ -346,12 +346,7 @@ void Agent::report_start_failures() {
 void Agent::on_rank_exit(std::size_t index, int status) {
   RankProcess& process = ranks_[index];
   report_start_failures();
-  // Forward only what the rank has written so far: its children may keep the pipe open and write without end.
-  for (std::size_t stream = 0; stream < 2; ++stream) {
-    int waiting = 0;
-    if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
-      forward_output(index, stream, static_cast<std::size_t>(waiting));
-  }
+  output_.forward_written(index);  // its children may keep the pipes open and write without end
   protocol::RankExit end{.rank = process.rank, .pid = process.pid};
   if (WIFSIGNALED(status))
     end.signal = WTERMSIG(status);
@@ -429,8 +424,10 @@ void Agent::poll_once() {
       on_launcher_lost();  // no data is sent on this connection, so it has ended
     else if (id == kSignals)
       signalled = true;
+    else if (id != kOutput && id % 4 == kStdinStream)
+      write_stdin();
     else if (id != kOutput)
-      forward_output(id / 2, id % 2, 1 << 16);
+      output_.forward(id / 4, id % 4);
   }
   if (signalled) {
     while (process::read_signal(signals_.get())) {
@@ -460,13 +457,10 @@ int Agent::run() {
   reap_children();
   while (has_children_) poll_once();
 
-  // No process is left that could write. Forward the rest of the pipes.
-  for (std::size_t index = 0; index < ranks_.size(); ++index)
-    for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
+  output_.forward_rest();
   queue_frame(protocol::FrameKind::kDone, -1);
-  const Deadline deadline = Deadline::in(base::kLastFramesTimeout);
-  while (!launcher_lost_ && queue_.flush() && !queue_.empty() && base::net::wait_writable(STDOUT_FILENO, deadline)) {
-  }
+  // bounded: the launcher reads the queue, or it is lost
+  while (!launcher_lost_ && queue_.flush() && !queue_.empty()) poll_once();
   return 0;
 }
 

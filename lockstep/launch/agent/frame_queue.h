@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <string>
 
@@ -10,33 +9,30 @@
 
 namespace lockstep::launcher::agent {
 
-/// A queue of frames in front of a non-blocking descriptor. If the launcher does not read, because a user has suspended
-/// it, the queue grows up to `limit` bytes of the ranks' output and then drops and counts the oldest output, so that no
-/// rank blocks. Of the health reports of a rank it keeps only the newest. It keeps all other frames. Not thread-safe.
+/// A queue of frames in front of a non-blocking descriptor. The output of the ranks, their exits and kDone keep their
+/// order; every other frame overtakes them, so that no report waits behind output. Of the health reports of a rank it
+/// keeps only the newest. It drops nothing else: OutputForwarder limits the output in it. Not thread-safe.
 class FrameQueue {
  public:
-  explicit FrameQueue(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
+  explicit FrameQueue(int fd) : fd_(fd) {}
 
   void push(const protocol::Frame& frame);
   /// Writes as much as possible without blocking. Returns false if the reader has closed the descriptor.
   bool flush();
-  bool empty() const { return queue_.empty(); }
+  bool empty() const { return current_.empty() && reports_.empty() && ordered_.empty(); }
 
  private:
   struct Entry {
     std::string bytes;
-    bool droppable = false;
     int health_of_rank = -1;  // the rank if this is a health report, else -1
   };
   bool replace_rank_health(const protocol::Frame& frame);
-  void drop_oldest();
 
   int fd_;
-  std::size_t limit_;
-  std::deque<Entry> queue_;
-  std::size_t written_ = 0;  // number of bytes of the first entry that are written
-  std::size_t droppable_bytes_ = 0;
-  std::int64_t dropped_bytes_ = 0;  // dropped, but not reported yet
+  std::deque<Entry> reports_;        // frames that overtake
+  std::deque<std::string> ordered_;  // output, exits and kDone
+  std::string current_;              // the frame that is being written; empty: none
+  std::size_t written_ = 0;          // number of its bytes that are written
 };
 
 }  // namespace lockstep::launcher::agent

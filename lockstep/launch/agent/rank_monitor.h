@@ -41,6 +41,9 @@ class RankMonitor {
   /// store.
   bool is_in_world() const;
 
+  /// Publishes whether the rank waits because its output is not read. It then counts as making progress.
+  void set_output_blocked(bool blocked) { base::telemetry::rank_page_in(memory_).output_blocked.store(blocked); }
+
   /// Sets the stop request in the page, so that waiting operations of the rank check the store for a failure at once.
   void notify_failure() { base::telemetry::rank_page_in(memory_).stop_requested.store(1); }
 

@@ -65,7 +65,7 @@ constexpr const char* kTestGroup = "Testing";
 struct RawRunOptions {
   RawHostOptions hosts;
   std::string gpus, ranks, transport, hang_timeout, host_timeout, stall_timeout, join_timeout, bind, output, name,
-      inject, grace, fail_grace, max_restarts, restart_pause, min_hosts;
+      inject, stdin_ranks, grace, fail_grace, max_restarts, restart_pause, min_hosts;
 };
 
 void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
@@ -105,6 +105,9 @@ void declare_device_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) 
 
 void declare_output_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
   begin_option_group(app, kOutputGroup);
+  declare_option(app, "--stdin", raw.stdin_ranks, "RANKS",
+                 "the ranks that read the standard input of lockstep: none (default), 0 or all; the others read "
+                 "/dev/null");
   declare_option(app, "--output", raw.output, "DIR",
                  "also write the output of each rank to DIR/rank.N.out and DIR/rank.N.err");
   app.add_flag("--quiet-ranks", run.quiet_ranks, "print the output of rank 0 only");
@@ -156,9 +159,10 @@ void declare_run_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
   declare_failure_options(app, raw);
   declare_test_options(app, raw);
   app.footer(
-      "Each line of a rank's output begins with [rank]; the standard input of the ranks is /dev/null. The exit code is "
-      "that of the first rank that failed, or 128 + N if signal N ended it; 64 means that nothing was started. Ctrl-C "
-      "stops all ranks, and a second Ctrl-C kills them.");
+      "Each line of a rank's output begins with [rank]. The exit code is that of the first rank that failed, or 128 + "
+      "N "
+      "if signal N ended it; 64 means that nothing was started. Ctrl-C stops all ranks, and a second Ctrl-C kills "
+      "them.");
   set_help_layout(app, {.usage = kRunUsage,
                         .examples = {
                             {kProgramGroup, "lockstep run -n 4 ./train --epochs 3"},
@@ -244,6 +248,10 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
     run.inject = raw.inject;
   }
   if (given("--name")) run.name = checked_name(raw.name);
+  if (given("--stdin")) {
+    const std::string ranks = check_one_of("--stdin", raw.stdin_ranks, {"none", "0", "all"});
+    run.stdin_ranks = ranks == "all" ? StdinRanks::kAll : ranks == "0" ? StdinRanks::kRankZero : StdinRanks::kNone;
+  }
   if (given("--output")) run.output_dir = check_not_empty("--output", raw.output, "the path of a directory");
   check_argument_name(run.local_rank_argument);
 }

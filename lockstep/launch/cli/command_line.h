@@ -11,6 +11,9 @@
 
 namespace lockstep::launcher::cli {
 
+/// The ranks that read the launcher's standard input; the others read /dev/null.
+enum class StdinRanks { kNone, kRankZero, kAll };
+
 /// The options of `lockstep run`.
 struct RunOptions : HostOptions {
   /// Total number of ranks. 0: all slots of the hosts; a host without slots gets one rank per visible GPU, else one per
@@ -34,9 +37,10 @@ struct RunOptions : HostOptions {
   std::string inject = {};  ///< LOCKSTEP_INJECT for the ranks: a fault to inject; empty: none
   bool bind = true;         ///< bind every rank to cores of its own
   std::string local_rank_argument = {};  ///< if not empty, every rank gets --NAME=<local rank> as its last argument
-  std::string output_dir = {};           ///< directory for rank.N.out and rank.N.err; empty: none
-  bool quiet_ranks = false;              ///< print the output of rank 0 only
-  int max_restarts = 0;                  ///< maximum number of restarts after failures that may be transient
+  StdinRanks stdin_ranks = StdinRanks::kNone;
+  std::string output_dir = {};                    ///< directory for rank.N.out and rank.N.err; empty: none
+  bool quiet_ranks = false;                       ///< print the output of rank 0 only
+  int max_restarts = 0;                           ///< maximum number of restarts after failures that may be transient
   std::chrono::milliseconds restart_pause{1000};  ///< pause before the first restart; see Restarts
   int min_hosts = 0;  ///< minimum number of hosts for a restart, perhaps with fewer ranks; 0: all hosts
   std::chrono::milliseconds grace{10000};      ///< time from SIGTERM to SIGKILL when the user stops the job

@@ -15,25 +15,17 @@
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::launcher::output {
-namespace {
-
-struct Entry {
-  int fd = -1;
-  std::string bytes;
-  int lines = 0;
-  bool keep = false;
-};
-
-}  // namespace
 
 struct BackgroundWriter::Shared {
   const std::size_t limit;
   const int failure_fd;
   mutable std::mutex mutex;  // guards all members below
   std::condition_variable changed;
-  std::deque<Entry> queue;
+  std::deque<WriterEntry> queue;
+  std::shared_ptr<void> receipt;  // of the entry that is being written
   std::size_t queued_bytes = 0;
-  std::uint64_t progress = 0;  // number of writes
+  std::uint64_t progress = 0;                         // number of writes
+  base::Deadline::Clock::time_point last_progress{};  // of the last write, or of the first entry after a pause
   std::int64_t dropped = 0;
   bool busy = false;
   bool closing = false;
@@ -42,8 +34,9 @@ struct BackgroundWriter::Shared {
 
   Shared(std::size_t limit_bytes, int failures) : limit(limit_bytes), failure_fd(failures) {}
 
-  void drop_oldest() {
-    for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > limit;) {
+  /// Drops the oldest entries until at most `max_bytes` are queued.
+  void drop_oldest(std::size_t max_bytes) {
+    for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > max_bytes;) {
       if (entry->keep) {
         ++entry;
         continue;
@@ -55,9 +48,10 @@ struct BackgroundWriter::Shared {
   }
 
   /// Blocks until there is an entry. Returns false once the BackgroundWriter has been destroyed.
-  bool take(Entry& entry) {
+  bool take(WriterEntry& entry) {
     std::unique_lock lock(mutex);
     busy = false;
+    receipt.reset();
     changed.notify_all();
     // bounded: the destructor of BackgroundWriter sets closing and notifies
     changed.wait(lock, [&] { return closing || !queue.empty(); });
@@ -65,12 +59,13 @@ struct BackgroundWriter::Shared {
     entry = std::move(queue.front());
     queue.pop_front();
     queued_bytes -= entry.bytes.size();
+    receipt = std::move(entry.receipt);
     busy = true;
     if (failed.contains(entry.fd)) entry.bytes.clear();
     return true;
   }
 
-  void put(const Entry& entry) {
+  void put(const WriterEntry& entry) {
     for (std::size_t done = 0; done < entry.bytes.size();) {
       const ssize_t size =
           ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
@@ -92,6 +87,7 @@ struct BackgroundWriter::Shared {
       }
       done += static_cast<std::size_t>(size);
       ++progress;
+      last_progress = base::Deadline::Clock::now();
       changed.notify_all();
     }
   }
@@ -115,18 +111,28 @@ BackgroundWriter::~BackgroundWriter() {
     thread_.join();  // bounded: the thread is between two entries, where it checks closing
 }
 
-void BackgroundWriter::write(int fd, std::string bytes, int lines, bool keep) {
-  if (bytes.empty()) return;
+void BackgroundWriter::write(WriterEntry entry) {
+  if (entry.bytes.empty()) return;
   if (!thread_.joinable())
     thread_ = std::thread([shared = shared_] {
-      Entry entry;
-      while (shared->take(entry)) shared->put(entry);
+      WriterEntry next;
+      while (shared->take(next)) shared->put(next);
     });
   const std::lock_guard lock(shared_->mutex);
-  shared_->queued_bytes += bytes.size();
-  shared_->queue.push_back({fd, std::move(bytes), lines, keep});
-  if (shared_->queued_bytes > shared_->limit) shared_->drop_oldest();
+  if (!shared_->busy && shared_->queue.empty()) shared_->last_progress = base::Deadline::Clock::now();
+  shared_->queued_bytes += entry.bytes.size();
+  shared_->queue.push_back(std::move(entry));
+  if (shared_->queued_bytes > shared_->limit) shared_->drop_oldest(shared_->limit);
   shared_->changed.notify_all();
+}
+
+bool BackgroundWriter::drop_if_stalled(std::chrono::milliseconds stall_limit) {
+  const std::lock_guard lock(shared_->mutex);
+  const bool idle = shared_->queue.empty() && !shared_->busy;
+  if (idle || base::Deadline::Clock::now() - shared_->last_progress < stall_limit) return false;
+  shared_->drop_oldest(0);
+  shared_->receipt.reset();
+  return true;
 }
 
 bool BackgroundWriter::drain(std::chrono::milliseconds stall_limit, std::chrono::milliseconds total_limit) {

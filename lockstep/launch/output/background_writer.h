@@ -1,20 +1,31 @@
-// Writes to descriptors from a separate thread, so that a slow terminal or disk does not block the caller.
+// Writes to descriptors from a separate thread, so that a slow terminal, reader or disk does not block the caller.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
 
 namespace lockstep::launcher::output {
 
-/// A bounded queue in front of blocking descriptors. When the queue is full, it drops and counts the oldest entries.
-/// One thread may call its methods.
+/// An entry to write.
+struct WriterEntry {
+  int fd = -1;
+  std::string bytes;
+  int lines = 0;                    ///< the number of lines in `bytes`
+  bool keep = false;                ///< never drop it
+  std::shared_ptr<void> receipt{};  ///< destroyed when the entry has been written or dropped
+};
+
+/// A queue in front of blocking descriptors. One thread may call its methods.
 class BackgroundWriter {
  public:
-  /// Queues at most `limit` bytes. The first write that fails signals `failure_fd`, an eventfd that must outlive the
-  /// writes; -1: none.
+  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+
+  /// Queues at most `limit` bytes, and then drops and counts the oldest entries. The first write that fails signals
+  /// `failure_fd`, an eventfd that must outlive the writes; -1: none.
   explicit BackgroundWriter(std::size_t limit, int failure_fd = -1);
   /// Discards the queued entries. Does not wait for a write in progress: its thread is detached, because the write may
   /// block.
@@ -22,8 +33,12 @@ class BackgroundWriter {
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// Queues `bytes`, which contain `lines` lines, for `fd`. Does not block. Entries with `keep` are never dropped.
-  void write(int fd, std::string bytes, int lines, bool keep = false);
+  /// Queues an entry. Does not block. Ignores an entry without bytes.
+  void write(WriterEntry entry);
+
+  /// Drops and counts all queued entries if no byte has been written for `stall_limit`, and destroys the receipt of the
+  /// entry that is being written. Returns whether that is so.
+  bool drop_if_stalled(std::chrono::milliseconds stall_limit);
 
   /// Blocks until all entries are written, but for at most `stall_limit` without progress and at most `total_limit` in
   /// total. Returns false if entries are left.

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -21,7 +22,10 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t kTerminalLimit = std::size_t{8} << 20;
-constexpr std::size_t kDiskLimit = std::size_t{64} << 20;
+constexpr auto kStallLimit = 1s;
+constexpr auto kReaderLimit = 2s;
+constexpr auto kDrainLimit = 10s;
+constexpr auto kInterruptInterval = 50ms;
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kTailLineBytes = 4096;
 
@@ -34,6 +38,11 @@ bool same_file(int a, int b) {
   struct stat first{}, second{};
   return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
          first.st_ino == second.st_ino;
+}
+
+bool is_regular_file(int fd) {
+  struct stat info{};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
 }
 
 /// Creates a file that does not exist, or opens a device or a named pipe.
@@ -62,10 +71,15 @@ int columns_of(int fd) {
 int terminal_columns() { return columns_of(STDOUT_FILENO); }
 
 Output::Destination::Destination(int descriptor, int failure_fd)
-    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, failure_fd) {}
+    : fd(descriptor),
+      is_terminal(::isatty(descriptor) == 1),
+      is_file(is_regular_file(descriptor)),
+      renderer(can_redraw(descriptor)),
+      writer(is_terminal ? kTerminalLimit : BackgroundWriter::kNoLimit, failure_fd) {}
 
-Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes)
+Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes, std::size_t window)
     : failures_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      acks_(prefixes.size(), window),
       only_rank_zero_(options.quiet_ranks),
       directory_(options.output_dir),
       ranks_(prefixes.size()) {
@@ -81,7 +95,7 @@ Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes
       ranks_[rank].files[0] = create(base + ".out");
       ranks_[rank].files[1] = create(base + ".err");
     }
-    disk_ = std::make_unique<BackgroundWriter>(kDiskLimit);
+    disk_ = std::make_unique<BackgroundWriter>(BackgroundWriter::kNoLimit, failures_.get());
   }
   out_ = std::make_unique<Destination>(STDOUT_FILENO, failures_.get());
   if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO, failures_.get());
@@ -93,7 +107,7 @@ void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
   if (output.tail.size() > kTailLines) output.tail.pop_front();
 }
 
-void Output::print(int rank, Stream stream, const std::vector<LineSegment>& segments) {
+void Output::print(int rank, Stream stream, const std::vector<LineSegment>& segments, std::shared_ptr<void> receipt) {
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   Destination& to = destination(stream);
   std::string bytes;
@@ -103,19 +117,25 @@ void Output::print(int rank, Stream stream, const std::vector<LineSegment>& segm
     if (rank == 0 || !only_rank_zero_)
       bytes += to.renderer.render(output.prefix, 2 * rank + static_cast<int>(stream), segment);
   }
-  to.writer.write(to.fd, std::move(bytes), static_cast<int>(segments.size()));
+  to.writer.write({.fd = to.fd,
+                   .bytes = std::move(bytes),
+                   .lines = static_cast<int>(segments.size()),
+                   .receipt = to.is_terminal ? nullptr : std::move(receipt)});
 }
 
 void Output::add(int rank, Stream stream, std::string_view bytes) {
   if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   const auto index = static_cast<std::size_t>(stream);
+  const std::shared_ptr<void> receipt = acks_.receipt(rank, stream, bytes.size());
   if (disk_)
-    disk_->write(output.files[index].get(), std::string(bytes),
-                 static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
+    disk_->write({.fd = output.files[index].get(),
+                  .bytes = std::string(bytes),
+                  .lines = static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')),
+                  .receipt = receipt});
   std::vector<LineSegment> segments = output.splitters[index].feed(bytes);
   if (hides_interrupts_ && stream == Stream::kErr) segments = output.tracebacks.filter(std::move(segments));
-  print(rank, stream, segments);
+  print(rank, stream, segments, receipt);
 }
 
 void Output::close_rank(int rank) {
@@ -126,16 +146,28 @@ void Output::close_rank(int rank) {
   print(rank, Stream::kErr, output.tracebacks.finish());
 }
 
-bool Output::take_reader_closed() {
+bool Output::check_failures() {
   std::uint64_t count = 0;
   [[maybe_unused]] const auto size = ::read(failures_.get(), &count, sizeof count);
-  return out_->writer.error() == EPIPE;
+  if (disk_ && disk_->error() != 0 && !std::exchange(has_warned_of_files_, true))
+    print_note("warning: --output: cannot write to " + base::quoted(directory_, 256) + ": " +
+               std::strerror(disk_->error()));
+  const int error = out_->writer.error();
+  if (error != 0 && error != EPIPE && err_ && !std::exchange(has_warned_of_stdout_, true))
+    print_note("warning: cannot write to stdout: " + std::string(std::strerror(error)) + "; its end is missing");
+  return error == EPIPE;
+}
+
+/// Returns whether the destination is stalled and has lost its queue.
+bool Output::drop_if_stalled(Destination& to) {
+  return may_drop_ && !to.is_file && to.writer.drop_if_stalled(kStallLimit);
 }
 
 void Output::print_note(std::string_view text) {
   Destination& to = destination(Stream::kErr);
   to.renderer.resize(columns_of(to.fd));
-  to.writer.write(to.fd, to.renderer.render("lockstep: " + std::string(text) + "\n"), 1, true);
+  to.writer.write(
+      {.fd = to.fd, .bytes = to.renderer.render("lockstep: " + std::string(text) + "\n"), .lines = 1, .keep = true});
 }
 
 std::string Output::tail(int rank) const {
@@ -145,40 +177,64 @@ std::string Output::tail(int rank) const {
   return text;
 }
 
-bool Output::finish(const std::string& last) {
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) close_rank(rank);
-  if (disk_) {
-    const bool all = disk_->drain(1s, 10s);
-    if (disk_->error() != 0)
-      print_note("warning: --output: cannot write to " + base::quoted(directory_, 256) + ": " +
-                 std::strerror(disk_->error()));
-    else if (!all || disk_->dropped() > 0)
-      print_note("warning: --output: the files in " + base::quoted(directory_, 256) +
-                 " are incomplete, because the disk was too slow");
-  }
-  for (Destination* to : {out_.get(), err_.get()})
-    if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
-  Destination& err = destination(Stream::kErr);
-  // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal.
-  const bool is_whole = report_lost_output();
-  err.writer.write(err.fd, last, 1, true);
-  err.writer.drain(1s, 10s);
-  return is_whole;
+std::vector<BackgroundWriter*> Output::writers() {
+  std::vector<BackgroundWriter*> all = {&out_->writer};
+  if (err_) all.push_back(&err_->writer);
+  if (disk_) all.push_back(disk_.get());
+  return all;
 }
 
-/// Waits until stdout is written. Prints a warning if lines were dropped or stdout could not be written. Returns
-/// whether stdout has everything.
-bool Output::report_lost_output() {
-  out_->writer.drain(1s, 10s);
+/// Blocks until files and pipes have everything, or until the user interrupts it, which drops the rest. Returns false
+/// in that case.
+bool Output::wait_for_readers(const std::function<bool()>& is_interrupted) {
+  std::vector<BackgroundWriter*> waited = writers();
+  bool is_noted = !err_;  // without a stderr of its own, the note would wait too
+  for (;;) {
+    std::erase_if(waited, [](BackgroundWriter* writer) { return writer->drain(0ms, 0ms); });
+    if (waited.empty()) return true;
+    if (is_interrupted()) break;
+    for (Destination* to : {out_.get(), err_.get()})
+      if (to && (to->is_terminal || drop_if_stalled(*to))) std::erase(waited, &to->writer);
+    if (waited.empty()) return true;
+    if (!std::exchange(is_noted, true))
+      print_note("waiting until the rest of the output has been read or written; Ctrl-C drops it");
+    waited.front()->drain(kInterruptInterval, kInterruptInterval);
+  }
+  for (BackgroundWriter* writer : waited) writer->drop_if_stalled(0ms);
+  return false;
+}
+
+void Output::warn_about_dropped_lines() {
   const std::int64_t dropped = out_->writer.dropped() + (err_ ? err_->writer.dropped() : 0);
   if (dropped > 0)
     print_note("warning: " + std::to_string(dropped) + (dropped == 1 ? " line was" : " lines were") +
-               " dropped: the terminal was too slow");
-  const int error = out_->writer.error();
-  if (error == 0 || error == EPIPE) return true;  // a reader that has closed wants no more
-  if (err_)
-    print_note("warning: cannot write to stdout: " + std::string(std::strerror(error)) + "; its end is missing");
-  return false;
+               " dropped: the reader of the output was too slow");
+  if (disk_ && disk_->dropped() > 0)
+    print_note("warning: --output: the files in " + base::quoted(directory_, 256) +
+               " are incomplete, because the disk was too slow");
+}
+
+bool Output::finish(const std::string& last, const std::function<bool()>& is_interrupted) {
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) close_rank(rank);
+  for (Destination* to : {out_.get(), err_.get()})
+    if (to) to->writer.write({.fd = to->fd, .bytes = to->renderer.close_bar(), .keep = true});
+  // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal. But a
+  // reader that does not read must not hold up the cause.
+  for (BackgroundWriter* writer : writers()) writer->drain(kStallLimit, kReaderLimit);
+  for (Destination* to : {out_.get(), err_.get()})
+    if (to && to->is_terminal) to->writer.drain(kStallLimit, kDrainLimit);
+  check_failures();
+  warn_about_dropped_lines();
+  const std::int64_t dropped = out_->writer.dropped();
+  Destination& err = destination(Stream::kErr);
+  err.writer.write({.fd = err.fd, .bytes = last, .lines = 1, .keep = true});
+  err.writer.drain(kStallLimit, kReaderLimit);
+  bool is_whole = wait_for_readers(is_interrupted);
+  if (out_->writer.dropped() > dropped) warn_about_dropped_lines();
+  check_failures();
+  err.writer.drain(kStallLimit, kDrainLimit);
+  is_whole = is_whole && (out_->is_terminal || out_->writer.dropped() == 0) && (!disk_ || disk_->error() == 0);
+  return is_whole && (out_->writer.error() == 0 || out_->writer.error() == EPIPE);  // who closes a pipe wants no more
 }
 
 }  // namespace lockstep::launcher::output

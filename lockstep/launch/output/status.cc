@@ -32,6 +32,7 @@ std::string json_line(const base::telemetry::RankSnapshot& rank) {
                                        {"exchanges", rank.gradient_reductions},
                                        {"waiting", rank.waiting},
                                        {"busy_with", rank.busy_with},
+                                       {"output_blocked", rank.output_blocked},
                                        {"operation", current_operation(rank)},
                                        {"arena",
                                         {{"live_bytes", rank.live_bytes},

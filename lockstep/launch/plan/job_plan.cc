@@ -29,10 +29,13 @@ std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds l
   return text;
 }
 
+int count_ranks(const std::vector<Node>& nodes) {
+  return std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+}
+
 process::Environment shared_environment(const cli::RunOptions& options, const LaunchContext& context,
                                         const std::vector<Node>& nodes) {
-  const int num_ranks =
-      std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+  const int num_ranks = count_ranks(nodes);
   const std::string size = std::to_string(num_ranks);
   const std::string num_nodes = std::to_string(nodes.size());
   process::Environment environment = {
@@ -144,6 +147,8 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
   }
   if (!options.local_rank_argument.empty()) plan.arguments = {"--" + options.local_rank_argument + "=" + local};
   if (options.bind) plan.cpus = std::move(cpus);
+  plan.reads_stdin =
+      options.stdin_ranks == cli::StdinRanks::kAll || (options.stdin_ranks == cli::StdinRanks::kRankZero && rank == 0);
   return plan;
 }
 
@@ -199,6 +204,7 @@ process::Environment apply_exports(process::Environment environment, const std::
 std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchContext& context,
                                const std::vector<Node>& nodes) {
   const process::Environment for_all = shared_environment(options, context, nodes);
+  const auto num_ranks = static_cast<std::size_t>(count_ranks(nodes));
   std::vector<JobPlan> jobs;
   int first = 0;
   for (std::size_t number = 0; number < nodes.size(); first += nodes[number++].ranks) {
@@ -210,6 +216,7 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
         .extends_own_environment = !node.is_local,
         .fail_grace = options.fail_grace,
         .run_dir = context.run_dir,
+        .output_window = output_window(num_ranks),
         .key = context.key};
     std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
     for (int local = 0; local < node.ranks; ++local)
@@ -260,6 +267,11 @@ std::vector<int> fill_slots(const std::vector<int>& slots, int ranks) {
     left -= filled.back();
   }
   return filled;
+}
+
+std::size_t output_window(std::size_t num_ranks) {
+  constexpr std::size_t kMin = std::size_t{8} << 10, kMax = std::size_t{256} << 10, kAll = std::size_t{32} << 20;
+  return std::clamp(kAll / (2 * std::max<std::size_t>(num_ranks, 1)), kMin, kMax);
 }
 
 std::string rank_prefix(int rank, std::string_view host) {

@@ -22,6 +22,7 @@ struct RankPlan {
   process::Environment environment;    ///< added to JobPlan::environment
   std::vector<std::string> arguments;  ///< appended to JobPlan::arguments
   std::vector<int> cpus;               ///< empty: not bound
+  bool reads_stdin = false;            ///< its stdin is the launcher's; else it is /dev/null
 };
 
 /// Everything that an agent needs to run the ranks of its host.
@@ -33,8 +34,9 @@ struct JobPlan {
   process::Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL for processes that ranks leave behind
-  std::string run_dir;  ///< directory for stack files; the agent creates it when it writes the first one
-  job::JobKey key{};    ///< the agent stores it in the ranks' pages
+  std::string run_dir;            ///< directory for stack files; the agent creates it when it writes the first one
+  std::size_t output_window = 0;  ///< see output_window()
+  job::JobKey key{};              ///< the agent stores it in the ranks' pages
 };
 
 /// The inputs of the plan besides the options and the hosts.
@@ -95,6 +97,11 @@ std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 /// Returns the limits after which ranks count as hanging, from the options, else from LOCKSTEP_TIMEOUT in
 /// `environment`.
 job::health::HealthLimits health_limits(const cli::RunOptions& options, const process::Environment& environment);
+
+/// Returns how many bytes of one stream of one rank may be on their way between the rank's pipe and their destination.
+/// An agent then stops reading the pipe until the launcher acknowledges some. 8 to 256 KiB, and at most 32 MiB for the
+/// streams of all ranks together up to 2048 ranks.
+std::size_t output_window(std::size_t num_ranks);
 
 /// Returns the prefix of each line of a rank's output: "[rank] ", or "[host:rank] " if `host` is not empty.
 std::string rank_prefix(int rank, std::string_view host = {});

@@ -136,7 +136,8 @@ std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot) {
   std::string bytes;
   for (const std::int64_t number :
        {std::int64_t{snapshot.rank}, std::int64_t{snapshot.pid}, std::int64_t{snapshot.world_size}, snapshot.steps,
-        snapshot.batches, std::int64_t{snapshot.waiting}, std::int64_t{snapshot.has_left}, snapshot.read_at_ns})
+        snapshot.batches, std::int64_t{snapshot.waiting}, std::int64_t{snapshot.has_left},
+        std::int64_t{snapshot.output_blocked}, snapshot.read_at_ns})
     base::put_number(bytes, number);
   for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
     base::put_text(bytes, *text);
@@ -156,6 +157,7 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
   snapshot.batches = reader.number<std::int64_t>();
   snapshot.waiting = reader.number<std::int64_t>() != 0;
   snapshot.has_left = reader.number<std::int64_t>() != 0;
+  snapshot.output_blocked = reader.number<std::int64_t>() != 0;
   snapshot.read_at_ns = reader.number<std::int64_t>();
   for (std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
     *text = base::telemetry::printable(reader.text());
@@ -349,12 +351,14 @@ std::string encode_job(const plan::JobPlan& job) {
   base::put_texts(bytes, job.environment);
   base::put_number(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
   base::put_text(bytes, job.run_dir);
+  base::put_number(bytes, static_cast<std::uint32_t>(job.output_window));
   bytes += job.key.bytes();
   base::put_number(bytes, static_cast<std::uint32_t>(job.ranks.size()));
   for (const plan::RankPlan& rank : job.ranks) {
     base::put_number(bytes, static_cast<std::int32_t>(rank.rank));
     base::put_texts(bytes, rank.environment);
     base::put_texts(bytes, rank.arguments);
+    base::put_number(bytes, static_cast<std::uint8_t>(rank.reads_stdin));
     base::put_number(bytes, static_cast<std::uint32_t>(rank.cpus.size()));
     for (const int cpu : rank.cpus) base::put_number(bytes, static_cast<std::int32_t>(cpu));
   }
@@ -371,12 +375,14 @@ plan::JobPlan decode_job(std::string_view bytes) {
   job.environment = reader.texts();
   job.fail_grace = std::chrono::milliseconds(reader.number<std::int64_t>());
   job.run_dir = reader.text();
+  job.output_window = reader.number<std::uint32_t>();
   job.key = job::JobKey(reader.bytes(job::JobKey::kBytes));
   job.ranks.resize(reader.count(16));
   for (plan::RankPlan& rank : job.ranks) {
     rank.rank = reader.number<std::int32_t>();
     rank.environment = reader.texts();
     rank.arguments = reader.texts();
+    rank.reads_stdin = reader.number<std::uint8_t>() != 0;
     rank.cpus.resize(reader.count(4));
     for (int& cpu : rank.cpus) cpu = reader.number<std::int32_t>();
   }

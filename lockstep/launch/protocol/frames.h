@@ -28,6 +28,8 @@ enum class FrameKind : std::uint32_t {
   kRouteRequest,     ///< RouteRequest; before kJob if there are several hosts
   kProbeRequest,     ///< ProbeRequest
   kWriteStacks,      ///< numbers of the ranks whose stacks the agent must write; it delays a later kStop until then
+  kOutputAck,        ///< two numbers: the stream (0: stdout, 1: stderr) of `rank`, and how many of its bytes arrived
+  kStdin,            ///< bytes for the ranks that read the launcher's stdin; empty: its end. One at a time
   // Launcher to agent for `lockstep doctor`, which starts no job; see doctor_messages.h.
   kClockRequest,      ///< empty
   kHostFactsRequest,  ///< HostFactsRequest
@@ -53,7 +55,7 @@ enum class FrameKind : std::uint32_t {
   kSnapshot,         ///< base::telemetry::RankSnapshot
   kSnapshotsDone,    ///< empty
   kRankExited,       ///< RankExit; after all output of the rank
-  kOutputDropped,    ///< one number: bytes of output that were lost because the launcher did not read them
+  kStdinTaken,       ///< empty; the ranks have read the last kStdin
   kUnkillable,       ///< one number: the pid of a process that SIGKILL did not end
   kDone,             ///< empty; no process of the job is left; the last frame
 };

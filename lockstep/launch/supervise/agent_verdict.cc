@@ -134,6 +134,7 @@ Verdict judge_user_stop(int signal) {
                                                      : "stopped by " + job::signal_name(signal),
                                  "");
   verdict.exit_code = 128 + signal;
+  verdict.is_silent = signal == SIGPIPE;  // as with `| head -1`
   return verdict;
 }
 

@@ -99,7 +99,8 @@ class RestartLoop {
   std::string host_names(const std::vector<std::size_t>& hosts) const;
   std::optional<Verdict> wait_until(Clock::time_point next) const;
   std::optional<Verdict> signal_verdict(int signal) const;
-  static int finish(JobOutcome& outcome);
+  std::optional<int> stop_signal() const;
+  int finish(JobOutcome& outcome) const;
 
   const JobSpec& job_;
   const std::size_t num_hosts_, min_hosts_;
@@ -109,18 +110,26 @@ class RestartLoop {
 };
 
 /// Prints the failure report and the FATAL line. Returns the exit code.
-int RestartLoop::finish(JobOutcome& outcome) {
-  const bool is_silent = outcome.verdict && outcome.verdict->exit_code == 128 + SIGPIPE &&
-                         outcome.verdict->fatal.cause == base::Cause::kInterrupted;  // as with `| head -1`
-  const std::string last =
-      outcome.verdict && !is_silent ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n" : "";
+int RestartLoop::finish(JobOutcome& outcome) const {
+  const std::string last = outcome.verdict && !outcome.verdict->is_silent
+                               ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n"
+                               : "";
   bool is_whole = true;
+  std::optional<int> signal;
   if (outcome.output)
-    is_whole = outcome.output->finish(last);
+    is_whole = outcome.output->finish(last, [&] { return signal || (signal = stop_signal()); });
   else
     std::fputs(last.c_str(), stderr);
-  if (!outcome.verdict && !is_whole) return base::exit_code(base::Cause::kResource);
-  return outcome.verdict ? outcome.verdict->exit_code : 0;
+  if (outcome.verdict) return outcome.verdict->exit_code;
+  if (signal) return 128 + *signal;
+  return is_whole ? 0 : base::exit_code(base::Cause::kResource);
+}
+
+/// Returns the signal with which the user has stopped the job since the last call; nullopt if there is none.
+std::optional<int> RestartLoop::stop_signal() const {
+  while (const auto signal = process::read_signal(job_.signals))
+    if (*signal == SIGINT || *signal == SIGQUIT || *signal == SIGTERM || *signal == SIGHUP) return signal;
+  return std::nullopt;
 }
 
 /// Returns the pause before the next generation; nullopt if there is none.
@@ -220,12 +229,14 @@ int RestartLoop::run() {
     if (!pause) return finish(outcome);
     const auto next = back_off_hosts(outcome, now + *pause);
     const std::string report = outcome.failure_report + restart_text(*outcome.verdict, now, next);
+    std::optional<int> signal;
     if (outcome.output)
-      outcome.output->finish(report);
+      outcome.output->finish(report, [&] { return signal || (signal = stop_signal()); });
     else
       std::fputs(report.c_str(), stderr);
     outcome.failure_report.clear();
-    if ((outcome.verdict = wait_until(next))) return finish(outcome);
+    outcome.verdict = signal ? signal_verdict(*signal) : wait_until(next);
+    if (outcome.verdict) return finish(outcome);
     hosts_ = backoff_.available(Clock::now());
   }
 }

@@ -20,6 +20,7 @@
 #include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
+#include "lockstep/launch/supervise/stdin_forwarder.h"
 #include "lockstep/launch/supervise/verdict.h"
 
 namespace lockstep::launcher::supervise {
@@ -61,6 +62,7 @@ class Supervisor {
   void stop_ranks(int signal);
   void stop_with_stacks();
   void on_reader_closed();
+  void send_acks();
   void broadcast(const protocol::Frame& frame);
   void on_agent_silent(std::size_t index);
   void on_agent_lost(std::size_t index);
@@ -76,6 +78,7 @@ class Supervisor {
   const std::vector<plan::Node> nodes_;  // one per agent
   std::vector<protocol::RankLocation> locations_;
   std::unique_ptr<output::Output> output_;
+  StdinForwarder stdin_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
   const job::health::HealthLimits limits_;
@@ -103,7 +106,9 @@ Supervisor::Supervisor(const cli::RunOptions& options, PreparedJob job, int sign
       agents_(std::move(job.agents)),
       nodes_(std::move(job.nodes)),
       locations_(rank_locations(nodes_)),
-      output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1))),
+      output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1),
+                                               plan::output_window(locations_.size()))),
+      stdin_(options.stdin_ranks, agents_.size()),
       run_dir_(job.context.run_dir),
       limits_(plan::health_limits(options, job.context.environment)),
       rank_states_(static_cast<int>(locations_.size()), limits_) {
@@ -122,6 +127,18 @@ void Supervisor::send_jobs(plan::LaunchContext context) {
 
 void Supervisor::broadcast(const protocol::Frame& frame) {
   for (hosts::AgentLink& agent : agents_) agent.send(frame);
+}
+
+/// Lets the agents read more of the output that has reached its destination.
+void Supervisor::send_acks() {
+  for (const output::OutputAck& ack : output_->acks().take()) {
+    std::size_t agent = 0;
+    for (int first = nodes_[0].ranks; first <= ack.rank; first += nodes_[++agent].ranks) {
+    }
+    agents_[agent].send(
+        {protocol::FrameKind::kOutputAck, ack.rank,
+         protocol::encode_numbers({static_cast<int>(ack.stream), static_cast<std::int64_t>(ack.bytes)})});
+  }
 }
 
 void Supervisor::send_stop(const protocol::StopRequest& request) {
@@ -232,7 +249,9 @@ void Supervisor::on_prepared(std::size_t agent, const std::string& warnings) {
     if (!warning.empty() && warnings_.insert(warning).second)
       output_->print_note("warning: " + base::telemetry::printable(warning) +
                           (nodes_.size() > 1 && !nodes_[agent].is_local ? " (on " + nodes_[agent].name + ")" : ""));
-  if (++num_prepared_ == agents_.size() && !verdict_) broadcast({protocol::FrameKind::kStart, -1, {}});
+  if (++num_prepared_ < agents_.size() || verdict_) return;
+  broadcast({protocol::FrameKind::kStart, -1, {}});
+  stdin_.start();
 }
 
 void Supervisor::on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why) {
@@ -260,61 +279,39 @@ protocol::RankLocation& Supervisor::location(int rank) {
 }
 
 void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
-  switch (frame.kind) {
-    case protocol::FrameKind::kPrepared: on_prepared(agent, frame.payload); break;
-    case protocol::FrameKind::kStarted: location(frame.rank).pid = protocol::decode_numbers(frame.payload, 1)[0]; break;
-    case protocol::FrameKind::kStdout: output_->add(frame.rank, output::Stream::kOut, frame.payload); break;
-    case protocol::FrameKind::kStderr: output_->add(frame.rank, output::Stream::kErr, frame.payload); break;
-    case protocol::FrameKind::kRankExited: on_rank_exit(protocol::decode_rank_exit(frame.payload)); break;
-    case protocol::FrameKind::kStartFailed: {
-      const auto numbers = protocol::decode_numbers(frame.payload, 2);
-      on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
-      break;
-    }
-    case protocol::FrameKind::kOutputDropped:
-      output_->print_note(std::to_string(protocol::decode_numbers(frame.payload, 1)[0]) +
-                          " bytes of output dropped: the launcher was suspended");
-      break;
-    case protocol::FrameKind::kRankHealth: on_rank_health(protocol::decode_rank_health(frame.payload)); break;
-    case protocol::FrameKind::kCheckpointSaved:
-      outcome_.attempt.newest_checkpoint =
-          std::max(outcome_.attempt.newest_checkpoint, protocol::decode_numbers(frame.payload, 1)[0]);
-      break;
-    case protocol::FrameKind::kSnapshot:
-      if (!verdict_)
-        rank_states_.add(
-            protocol::decode_snapshot(frame.payload));  // later snapshots show ranks that are being stopped
-      break;
-    case protocol::FrameKind::kAlive: break;
-    case protocol::FrameKind::kSnapshotsDone:
-      awaited_snapshots_.erase(agent);
-      if (awaited_snapshots_.empty()) on_snapshots();
-      break;
-    case protocol::FrameKind::kRefused: on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2)); break;
-    case protocol::FrameKind::kUnkillable:
-      on_unkillable(agent, frame.rank, protocol::decode_numbers(frame.payload, 1)[0]);
-      break;
-    case protocol::FrameKind::kDone: done_agents_.insert(agent); break;
-    case protocol::FrameKind::kHostInfo:
-    case protocol::FrameKind::kRouteReply:
-    case protocol::FrameKind::kProbeReply:
-    case protocol::FrameKind::kClockReply:
-    case protocol::FrameKind::kHostFacts:
-    case protocol::FrameKind::kListenReply:
-    case protocol::FrameKind::kLinkSpeed:
-    case protocol::FrameKind::kJob:
-    case protocol::FrameKind::kStart:
-    case protocol::FrameKind::kStop:
-    case protocol::FrameKind::kSignal:
-    case protocol::FrameKind::kSnapshotRequest:
-    case protocol::FrameKind::kRouteRequest:
-    case protocol::FrameKind::kProbeRequest:
-    case protocol::FrameKind::kWriteStacks:
-    case protocol::FrameKind::kClockRequest:
-    case protocol::FrameKind::kHostFactsRequest:
-    case protocol::FrameKind::kListenRequest:
-    case protocol::FrameKind::kMeasureRequest:
-      throw base::Error(base::Cause::kProtocol, "the agent sent a frame that does not belong to a running job");
+  using Kind = protocol::FrameKind;
+  const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
+  if (frame.kind == Kind::kStdout || frame.kind == Kind::kStderr) {
+    output_->add(frame.rank, frame.kind == Kind::kStdout ? output::Stream::kOut : output::Stream::kErr, frame.payload);
+  } else if (frame.kind == Kind::kRankHealth) {
+    on_rank_health(protocol::decode_rank_health(frame.payload));
+  } else if (frame.kind == Kind::kPrepared) {
+    on_prepared(agent, frame.payload);
+  } else if (frame.kind == Kind::kRefused) {
+    on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2));
+  } else if (frame.kind == Kind::kStarted) {
+    location(frame.rank).pid = number();
+  } else if (frame.kind == Kind::kStartFailed) {
+    const auto numbers = protocol::decode_numbers(frame.payload, 2);
+    on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
+  } else if (frame.kind == Kind::kStdinTaken) {
+    stdin_.on_taken(agent);
+  } else if (frame.kind == Kind::kCheckpointSaved) {
+    outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
+  } else if (frame.kind == Kind::kSnapshot) {
+    const auto snapshot = protocol::decode_snapshot(frame.payload);
+    if (!verdict_) rank_states_.add(snapshot);  // later snapshots show ranks that are being stopped
+  } else if (frame.kind == Kind::kSnapshotsDone) {
+    awaited_snapshots_.erase(agent);
+    if (awaited_snapshots_.empty()) on_snapshots();
+  } else if (frame.kind == Kind::kRankExited) {
+    on_rank_exit(protocol::decode_rank_exit(frame.payload));
+  } else if (frame.kind == Kind::kUnkillable) {
+    on_unkillable(agent, frame.rank, number());
+  } else if (frame.kind == Kind::kDone) {
+    done_agents_.insert(agent);
+  } else if (frame.kind != Kind::kAlive) {
+    throw base::Error(base::Cause::kProtocol, "the agent sent a frame that does not belong to a running job");
   }
 }
 
@@ -341,6 +338,7 @@ void Supervisor::on_signal(int signal) {
     output_->print_note("killing all ranks");
     return send_stop({.signal = SIGKILL});
   }
+  output_->allow_drops();
   if (signal == SIGQUIT) return stop_with_stacks();
   output_->print_note(stop_note(signal, options_.grace));
   conclude(judge_user_stop(signal));
@@ -369,6 +367,7 @@ void Supervisor::stop_with_stacks() {
 void Supervisor::on_reader_closed() {
   if (verdict_ || stop_signal_ != 0) return;
   stop_signal_ = SIGPIPE;
+  output_->allow_drops();
   conclude(judge_user_stop(SIGPIPE));
   stop_ranks(SIGINT);
 }
@@ -395,6 +394,7 @@ void Supervisor::on_host_unreachable(std::size_t index) {
 void Supervisor::on_agent_lost(std::size_t index) {
   const protocol::RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
+  stdin_.on_agent_lost(index);
   if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
   if (done_agents_.contains(index)) return;
   mark_host_lost(index);
@@ -417,7 +417,7 @@ bool Supervisor::has_agent() const {
 }
 
 Deadline Supervisor::next_deadline() const {
-  Deadline next = earlier(decide_at_, snapshot_deadline_);
+  Deadline next = earlier(output_->next_drop(), earlier(decide_at_, snapshot_deadline_));
   for (const hosts::AgentLink& agent : agents_)
     if (agent.descriptor() >= 0) next = earlier(next, agent.next_deadline());
   return next;
@@ -427,6 +427,8 @@ void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
+  entries.push_back({output_->acks().fd(), POLLIN, 0});
+  entries.push_back({stdin_.poll_fd(), POLLIN, 0});
   entries.push_back({output_->failure_fd(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
   if (entries[0].revents)
@@ -435,7 +437,13 @@ void Supervisor::poll_once() {
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1 + agents_.size()].revents && agents_[i].close_liveness_fd()) on_host_unreachable(i);
-  if (entries.back().revents && output_->take_reader_closed()) on_reader_closed();
+  if (entries.back().revents && output_->check_failures()) on_reader_closed();
+  if (entries[entries.size() - 2].revents)
+    stdin_.forward([&](std::size_t agent, const std::string& bytes) {
+      agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
+    });
+  output_->drop_stalled();
+  send_acks();
   if (decide_at_.expired()) decide();
   if (snapshot_deadline_.expired()) on_snapshots();
   for (std::size_t i = 0; i < agents_.size(); ++i)

@@ -18,6 +18,7 @@ struct Verdict {
   job::Fatal fatal;
   int exit_code = 70;
   std::vector<int> stacks{};  ///< ranks whose stacks the agents must write to files
+  bool is_silent = false;     ///< print no FATAL line
 };
 
 /// Returns the exit that caused the others; null if none is a failure. `exits` has all exits so far in the order of

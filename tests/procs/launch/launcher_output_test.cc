@@ -79,7 +79,7 @@ TEST(LauncherOutput, FullDiskIsReportedAndRunContinues) {
   const TempDir folder;
   std::filesystem::create_symlink("/dev/full", folder / "rank.0.out");
   const ProcessResult exit = run_process(shell_ranks(1, "echo x", {"--output", folder.path()}));
-  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(exit.code, 74);
   EXPECT_EQ(exit.out, "[0] x\n");
   EXPECT_THAT(exit.err, AllOf(HasSubstr("--output"), HasSubstr("No space left")));
 }
@@ -93,15 +93,41 @@ TEST(LauncherOutput, QuietRanksShowOnlyRankZeroAndFailures) {
   EXPECT_THAT(bad.err, AllOf(HasSubstr("[1] why\n"), HasSubstr("FATAL cause=RANK_EXITED rank=1")));
 }
 
-TEST(LauncherOutput, UnreadPipeDoesNotBlockRanks) {
+TEST(LauncherOutput, RanksWaitForAPipeThatIsNotRead) {
   const TempDir folder;
-  SpawnOptions options =
-      lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
+  const std::string pipeline = "\"$@\" | (sleep 2; ls " + folder.path() + " >&2; cat)";
+  const std::string script = kProbe + " flood 100000; touch " + (folder / "done");
+  const ProcessResult exit =
+      run_process({.argv = {"sh", "-c", pipeline, "sh", kLockstep, "run", "-n", "2", "sh", "-c", script}});
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(exit.out.size(), 2u * 100000 * 104);
+  EXPECT_THAT(exit.err, Not(HasSubstr("done"))) << "no rank has ended while nobody reads";
+}
+
+TEST(LauncherOutput, TheEndWaitsForTheReaderUntilCtrlC) {
+  SpawnOptions options = lockstep_run({"-n", "1", kProbe, "flood", "1500"});  // more than a pipe, less than a window
   options.read_out = false;
   Process process(options);
-  const ProcessResult exit = process.wait(Deadline::in(30s));
-  EXPECT_EQ(exit.code, 0);
-  EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
+  EXPECT_TRUE(process.wait_for("waiting until the rest of the output has been read", Deadline::in(10s)));
+  process.signal(SIGINT);
+  const ProcessResult exit = process.wait(Deadline::in(10s));
+  EXPECT_EQ(exit.code, 130);
+  EXPECT_THAT(exit.err, HasSubstr("lines were dropped"));
+}
+
+TEST(LauncherOutput, StdinGoesToTheRanksThatReadIt) {
+  const auto run = [](const std::string& ranks) {
+    return run_process(
+        {.argv = {"sh", "-c",
+                  "printf 'a\\nb\\n' | " + kLockstep + " run -n 3 --stdin " + ranks + " sh -c 'cat; echo end'"}});
+  };
+  EXPECT_THAT(sorted_lines(run("none").out), ElementsAre("", "[0] end", "[1] end", "[2] end"));
+  EXPECT_THAT(sorted_lines(run("0").out), ElementsAre("", "[0] a", "[0] b", "[0] end", "[1] end", "[2] end"));
+  EXPECT_THAT(sorted_lines(run("all").out),
+              ElementsAre("", "[0] a", "[0] b", "[0] end", "[1] a", "[1] b", "[1] end", "[2] a", "[2] b", "[2] end"));
+  const ProcessResult exit = run("1");
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("--stdin"), HasSubstr("none, 0, all")));
 }
 
 TEST(LauncherOutput, AFullDiskIsAWarningAndAnExitCode) {

@@ -2,6 +2,7 @@
 //   train_probe until_stop         until all ranks are asked to stop
 //   train_probe slow RANK          200 steps, which are slower on RANK
 //   train_probe checked            200 steps, with all checks
+//   train_probe print STEPS LINES  trains for STEPS; each rank prints LINES numbered lines of 100 bytes in each step
 //   train_probe leave_early        rank 0 leaves; the others still use the store for some time
 //   train_probe join               until all ranks are asked to stop; rank 1 has few batches and then calls join()
 //   train_probe evaluate SECONDS   30 steps; in the middle, rank 0 evaluates for SECONDS
@@ -50,6 +51,19 @@ int train(const std::string& how, int slow) {
       std::printf("left after step %d with %.9g\n", step, net->weight.sum().item<double>());
       return lockstep::comm::kPreemptedExitCode;
     }
+  }
+  return 0;
+}
+
+int print_much(int steps, int lines) {
+  Group world = lockstep::comm::init();
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world);
+  int number = 0;
+  for (int step = 0; step < steps; ++step) {
+    net->forward(torch::ones({4, 8})).sum().backward();
+    for (int line = 0; line < lines; ++line) std::printf("rank %d line %08d %075d\n", world.rank(), number++, 0);
+    if (world.stop_requested()) return lockstep::comm::kPreemptedExitCode;
   }
   return 0;
 }
@@ -235,6 +249,7 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
 
 int run(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
+  if (how == "print" && argc > 3) return print_much(std::atoi(argv[2]), std::atoi(argv[3]));
   if (how == "leave_early") return leave_early();
   if (how == "join") return train_with_join();
   if (how == "evaluate") return train_and_evaluate(argc > 2 ? std::atoi(argv[2]) : 0);

@@ -1,6 +1,6 @@
 #include "lockstep/launch/output/traceback_filter.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <string>
 #include <vector>
@@ -34,18 +34,27 @@ TEST(TracebackFilter, LeavesOutInterrupts) {
 }
 
 TEST(TracebackFilter, LeavesOutAnInterruptDuringAnotherException) {
-  std::vector<std::string> lines = {"Traceback (most recent call last):", "  File \"a.py\", line 1", "ValueError: x"};
-  EXPECT_EQ(filtered(lines), "Traceback (most recent call last):\n  File \"a.py\", line 1\nValueError: x\n");
-  lines = {"Traceback (most recent call last):",
-           "  File \"a.py\", line 1",
-           "    x()",
-           "",
-           "During handling of the above exception, another exception occurred:",
-           "",
-           "Traceback (most recent call last):",
-           "  File \"a.py\", line 2",
-           "KeyboardInterrupt: stop"};
-  EXPECT_EQ(filtered(lines), "");
+  const std::vector<std::string> value_error = {"Traceback (most recent call last):", "  File \"a.py\", line 1",
+                                                "    x()", "ValueError: x"};
+  const std::string value_error_text =
+      "Traceback (most recent call last):\n  File \"a.py\", line 1\n    x()\nValueError: x\n";
+  const std::vector<std::string> link = {"", "During handling of the above exception, another exception occurred:", ""};
+  const auto chain = [&](const auto& first, const auto& second) {
+    std::vector<std::string> lines = first;
+    lines.insert(lines.end(), link.begin(), link.end());
+    lines.insert(lines.end(), second.begin(), second.end());
+    return lines;
+  };
+  EXPECT_EQ(filtered(value_error), value_error_text);
+  EXPECT_EQ(filtered(chain(value_error, kInterrupt)), "");
+  EXPECT_THAT(filtered(chain(kInterrupt, value_error)), ::testing::EndsWith(value_error_text)) << "an error of its own";
+  EXPECT_THAT(filtered(chain(kInterrupt, value_error)), ::testing::StartsWith("Traceback")) << "with what led to it";
+  std::vector<std::string> lines = value_error;
+  lines.insert(lines.end(), {"", "after"});
+  EXPECT_EQ(filtered(lines), value_error_text + "\nafter\n");
+  lines = kInterrupt;
+  lines.insert(lines.end(), value_error.begin(), value_error.end());
+  EXPECT_EQ(filtered(lines), value_error_text) << "two tracebacks without a link";
 }
 
 TEST(TracebackFilter, PassesOtherExceptionsAndUnfinishedTracebacks) {

@@ -37,7 +37,7 @@ JobOutcome supervise_output(const std::string& from_agent) {
   cli::RunOptions options;
   options.command = {"train"};
   JobOutcome outcome = supervise(options, job_with_agent_output(from_agent), -1, {});
-  outcome.output->finish("");
+  outcome.output->finish("", [] { return false; });
   return outcome;
 }
 
