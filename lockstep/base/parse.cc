@@ -70,6 +70,19 @@ std::string quoted(std::string_view text, std::size_t limit) {
   return out + "\"";
 }
 
+std::string alternatives(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return text;
+}
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.10g s", static_cast<double>(time.count()) / 1000);
+  return text;
+}
+
 std::string to_hex(std::string_view bytes) {
   std::string hex;
   hex.reserve(2 * bytes.size());

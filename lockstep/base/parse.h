@@ -1,7 +1,8 @@
-// Strict parsing of numbers and lists from untrusted input. Every function parses its whole input: a valid prefix is
-// not accepted.
+// Strict parsing of numbers and lists from untrusted input, and their text in messages. Every parser parses its whole
+// input: a valid prefix is not accepted.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,6 +26,12 @@ std::vector<std::string> split(std::string_view text, char separator);
 
 /// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped.
 std::string quoted(std::string_view text, std::size_t limit = 1024);
+
+/// Returns "a, b or c".
+std::string alternatives(const std::vector<std::string>& words);
+
+/// Returns a time such as "5 s" or "0.25 s".
+std::string seconds_text(std::chrono::milliseconds time);
 
 /// Returns two lower-case hexadecimal digits per byte.
 std::string to_hex(std::string_view bytes);

@@ -98,11 +98,7 @@ int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
 
 std::chrono::milliseconds host_timeout() { return std::chrono::milliseconds(host_timeout_ms.load()); }
 void set_host_timeout(std::chrono::milliseconds timeout) { host_timeout_ms.store(timeout.count()); }
-std::string host_timeout_text() {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", static_cast<double>(host_timeout().count()) / 1000);
-  return text;
-}
+std::string host_timeout_text() { return seconds_text(host_timeout()); }
 
 std::string to_string(const Address& address) {
   const bool v6 = address.host.find(':') != std::string::npos;

@@ -11,8 +11,7 @@ namespace lockstep::checkpoint::files {
 
 /// Writes to a temporary file (O_EXCL, with the permissions that the umask leaves) in the directory of `path` and
 /// renames it to `path` when all of it is on disk. Until then, and after any error, `path` is unchanged. A process that
-/// is killed may leave its file
-/// ".lockstep-tmp-..." behind; readers ignore it.
+/// is killed may leave its file ".lockstep-tmp-..." behind; readers ignore it.
 class AtomicFile {
  public:
   /// Throws SystemError if the directory cannot be used. Throws UsageError if `path` does not name a file, or if its

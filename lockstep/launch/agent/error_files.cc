@@ -1,18 +1,17 @@
 #include "lockstep/launch/agent/error_files.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/job/job_key.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher::agent {
@@ -23,15 +22,11 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;  // it also has the 
 }  // namespace
 
 ErrorFiles::ErrorFiles() {
-  std::uint64_t number[2];
-  // bounded: getrandom blocks only until the kernel's pool is initialised, shortly after boot
-  if (::getrandom(number, sizeof number, 0) != sizeof number) throw base::SystemError("getrandom", errno);
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(number[0]),
-                static_cast<unsigned long long>(number[1]));
+  const job::Mac random = job::random_nonce();
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
-  prefix_ = (error ? "/tmp" : folder.string()) + "/lockstep-error-" + digits + "-";
+  prefix_ = (error ? "/tmp" : folder.string()) + "/lockstep-error-" +
+            base::to_hex(job::mac_bytes(random).substr(0, 16)) + "-";
 }
 
 std::string ErrorFiles::path(int rank) const { return prefix_ + std::to_string(rank) + ".json"; }

@@ -21,7 +21,7 @@ constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxRestartPause = 60;  // seconds
 
 const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "status", "bench"};
-constexpr const char* kCommands = "run, submit, doctor, status or bench";
+const std::string kCommands = base::alternatives(kCommandNames);
 
 const char* const kUsage =
     "usage: lockstep COMMAND [options]\n"
@@ -319,8 +319,7 @@ CommandLine parse_help(const std::vector<std::string>& topics) {
 }  // namespace
 
 CommandLine parse_command_line(std::vector<std::string> arguments) {
-  if (arguments.empty())
-    throw base::UsageError(std::string("lockstep: no command given; expected ") + kCommands + ", or --help");
+  if (arguments.empty()) throw base::UsageError("lockstep: no command given; expected " + kCommands + ", or --help");
   const std::string subcommand = arguments.front();
   arguments.erase(arguments.begin());
   if (subcommand == "run") return parse_run(std::move(arguments));

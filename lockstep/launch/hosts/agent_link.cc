@@ -50,13 +50,17 @@ void AgentLink::send(const protocol::Frame& frame) {
 }
 
 void AgentLink::feed(std::string_view bytes) {
-  first_output_ += bytes.substr(0, kMaxFirstOutput - std::min(kMaxFirstOutput, first_output_.size()));
-  if (!staging_) return frames_.feed(bytes);
+  if (!staging_) {
+    first_output_ += bytes.substr(0, kMaxFirstOutput - std::min(kMaxFirstOutput, first_output_.size()));
+    return frames_.feed(bytes);
+  }
   script_output_ += bytes;
+  first_output_ = script_output_.substr(0, kMaxFirstOutput);  // for the error, if consume() throws
   staging_->consume(script_output_);
+  first_output_.clear();
   if (!staging_->complete()) return;
-  frames_.feed(script_output_);
   staging_.reset();
+  feed(std::exchange(script_output_, {}));
 }
 
 void AgentLink::continue_staging() {

@@ -25,8 +25,7 @@ StagedFile read_staged_file(const std::string& path);
 
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
 /// "y" if the file is already there and has the same checksum; otherwise it prints "n" and copies the file from stdin
-/// to
-/// ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file
+/// to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file
 /// with `agent_arguments` as the agent, which runs the second file as the ranks' program. The script exits with code
 /// 125 if a file cannot be written. Pure.
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments);

@@ -72,7 +72,7 @@ bool has_session_options(const std::string& version) {
 }
 
 std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,
-                                     const std::string& script, bool has_session_options) {
+                                     const std::string& script, bool with_session_options) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -96,7 +96,7 @@ std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::sec
                                     "-o",  "ClearAllForwardings=yes",
                                     "-o",  "EscapeChar=none",
                                     "-o",  "LogLevel=ERROR"};
-  if (has_session_options) words.insert(words.end(), {"-o", "SessionType=default", "-o", "StdinNull=no"});
+  if (with_session_options) words.insert(words.end(), {"-o", "SessionType=default", "-o", "StdinNull=no"});
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
   words.insert(words.end(), {"--", cli::ssh_destination(host),
                              script.empty() ? "exec " + path + " agent --guarded" : "exec sh -c '" + script + "'"});

@@ -16,9 +16,9 @@ namespace lockstep::launcher::hosts {
 /// command is `exec PATH agent --guarded`, or `script` if that is not empty. A script must not contain single quotes
 /// and must end by executing the agent. Throws UsageError if a shell would not read the path as one plain word.
 /// Settings of the user's ssh_config that would change what the remote host executes or reads are overridden; with
-/// `has_session_options`, also those that exist since OpenSSH 8.7.
+/// `with_session_options`, also those that exist since OpenSSH 8.7.
 std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,
-                                     const std::string& script = {}, bool has_session_options = true);
+                                     const std::string& script = {}, bool with_session_options = true);
 /// Returns whether the ssh that prints `version` for `ssh -V`, "OpenSSH_9.2p1 Debian-2 ...", has the options
 /// SessionType and StdinNull. Pure.
 bool has_session_options(const std::string& version);

@@ -27,10 +27,7 @@ using Check = std::function<void(const std::string& name, const std::string& val
 Check one_of(std::vector<std::string> values) {
   return [values = std::move(values)](const std::string& name, const std::string& value) {
     if (std::find(values.begin(), values.end(), value) != values.end()) return;
-    std::string list;
-    for (std::size_t i = 0; i < values.size(); ++i)
-      list += (i == 0 ? "" : i + 1 == values.size() ? " or " : ", ") + values[i];
-    refuse(name, value, list);
+    refuse(name, value, base::alternatives(values));
   };
 }
 

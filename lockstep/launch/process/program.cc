@@ -10,6 +10,7 @@
 #include <climits>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 
 #include "lockstep/base/error.h"
@@ -86,11 +87,20 @@ std::optional<unsigned> elf_machine(const std::string& head) {
   return head[EI_DATA] == ELFDATA2MSB ? byte(kOffset) << 8 | byte(kOffset + 1) : byte(kOffset) | byte(kOffset + 1) << 8;
 }
 
+/// Returns whether interpreters for further formats are registered, such as qemu for programs of other machines.
+bool has_further_formats() {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/sys/fs/binfmt_misc", error))
+    if (entry.path().filename() != "register" && entry.path().filename() != "status") return true;
+  return false;
+}
+
 }  // namespace
 
 void check_startable(const std::string& path) {
   check_executable(path);
   const std::string head = read_head(path), subject = "program " + base::quoted(path, 256) + ": ";
+  if (!head.starts_with("#!") && has_further_formats()) return;
   if (const auto machine = elf_machine(head)) {
     const auto own = elf_machine(read_head("/proc/self/exe"));
     if (own && *machine != *own && !(*own == EM_X86_64 && *machine == EM_386))
@@ -102,7 +112,6 @@ void check_startable(const std::string& path) {
     return static_cast<unsigned char>(c) >= ' ' || c == '\n' || c == '\t' || c == '\r';
   };
   if (!head.starts_with("#!")) {
-    // The kernel may know other formats (binfmt_misc), but none that is text.
     if (!head.empty() && std::all_of(head.begin(), head.end(), is_text))
       throw base::UsageError(subject + "cannot be executed: " + std::strerror(ENOEXEC),
                              "start the script with a line such as #!/bin/sh");

@@ -139,14 +139,10 @@ Verdict judge_user_stop(int signal) {
 }
 
 std::string stop_note(int signal, std::chrono::milliseconds grace) {
-  const auto seconds = [](std::chrono::milliseconds time) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%g s", static_cast<double>(time.count()) / 1000);
-    return std::string(text);
-  };
-  return signal == SIGINT ? "stopping all ranks: SIGINT, SIGTERM in " + seconds(grace / 2) + ", and SIGKILL in " +
-                                seconds(grace) + "; press Ctrl-C again to kill them at once"
-                          : "stopping all ranks: SIGTERM, and SIGKILL in " + seconds(grace);
+  const std::string end = base::seconds_text(grace);
+  return signal == SIGINT ? "stopping all ranks: SIGINT, SIGTERM in " + base::seconds_text(grace / 2) +
+                                ", and SIGKILL in " + end + "; press Ctrl-C again to kill them at once"
+                          : "stopping all ranks: SIGTERM, and SIGKILL in " + end;
 }
 
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,

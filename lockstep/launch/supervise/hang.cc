@@ -22,16 +22,6 @@ std::string process_state_text(char state) {
   }
 }
 
-job::Fatal fatal_of_rank(base::Cause cause, int rank, const std::vector<protocol::RankLocation>& locations) {
-  job::Fatal fatal;
-  fatal.cause = cause;
-  fatal.rank = rank;
-  if (rank < 0 || static_cast<std::size_t>(rank) >= locations.size()) return fatal;
-  fatal.host = locations[static_cast<std::size_t>(rank)].host;
-  fatal.pid = locations[static_cast<std::size_t>(rank)].pid;
-  return fatal;
-}
-
 /// Describes the largest group of ranks that wait in one operation: "ranks 0,1 wait in all_reduce(fc)#12 of world".
 std::string waiting_text(const std::vector<base::telemetry::RankSnapshot>& ranks) {
   std::map<std::string, std::vector<int>> groups;
@@ -57,7 +47,9 @@ std::string location_text(const base::telemetry::RankSnapshot& rank) {
 
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
                          const job::health::HealthLimits& limits) {
-  job::Fatal fatal = fatal_of_rank(base::Cause::kRankStalled, health.rank, locations);
+  job::Fatal fatal;
+  fatal.cause = base::Cause::kRankStalled;
+  set_rank(fatal, health.rank, locations);
   fatal.detail = "no heartbeat for " + seconds(health.since_heartbeat) + process_state_text(health.process_state);
   fatal.hint = "the job is stopped after " + seconds(limits.stall) + " without a heartbeat (--stall-timeout)";
   return fatal;
@@ -72,7 +64,8 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
   if (verdict.stacks.empty()) verdict.stacks = finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const int rank = verdict.stacks.front();
-  verdict.fatal = fatal_of_rank(finding.cause, rank, evidence.locations);
+  verdict.fatal.cause = finding.cause;
+  set_rank(verdict.fatal, rank, evidence.locations);
   const auto rank_health = health.find(rank);
   if (stalled) {
     verdict.fatal.detail = "no heartbeat for " + seconds(evidence.limits.stall) +

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,10 +60,8 @@ hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
 
 /// Returns a random id, which all generations of a job share.
 std::string random_job_id() {
-  char bytes[16];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
-    throw base::SystemError("getrandom", errno);
-  return base::to_hex({bytes, sizeof bytes});
+  const job::Mac random = job::random_nonce();
+  return base::to_hex(job::mac_bytes(random).substr(0, 16));
 }
 
 std::size_t count_hosts(const cli::RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
@@ -73,12 +70,6 @@ void check_min_hosts(const cli::RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
     throw base::UsageError("--min-hosts: " + std::to_string(options.min_hosts) + "; expected at most " +
                            std::to_string(count_hosts(options)) + ", the number of hosts of the job");
-}
-
-std::string seconds_text(Clock::duration time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", std::chrono::duration<double>(time).count());
-  return text;
 }
 
 /// Runs the generations of a job one after another until the job ends without a restart.
@@ -168,7 +159,8 @@ std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point 
                      (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") +
                      (fatal.host.empty() ? "" : " on " + fatal.host) + ": " + base::telemetry::printable(fatal.detail) +
                      "; restart " + std::to_string(restarts_.num_restarts()) + " of " +
-                     std::to_string(job_.options.max_restarts) + " in " + seconds_text(next - now);
+                     std::to_string(job_.options.max_restarts) + " in " +
+                     base::seconds_text(std::chrono::round<std::chrono::milliseconds>(next - now));
   if (num_hosts_ > 1) {
     const std::vector<std::size_t> used = backoff_.available(next);
     std::vector<std::size_t> excluded(num_hosts_);

@@ -67,11 +67,7 @@ Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evide
   Verdict verdict;
   job::Fatal& fatal = verdict.fatal;
   fatal.cause = base::Cause::kUnevenInput;
-  fatal.rank = *evidence.ended_before;
-  if (static_cast<std::size_t>(fatal.rank) < evidence.locations.size()) {
-    fatal.host = evidence.locations[static_cast<std::size_t>(fatal.rank)].host;
-    fatal.pid = evidence.locations[static_cast<std::size_t>(fatal.rank)].pid;
-  }
+  set_rank(fatal, *evidence.ended_before, evidence.locations);
   const std::string other = "rank " + std::to_string(end.rank);
   fatal.detail = "exited with code 0 while " + other + " still needed it; " + other + ": " +
                  last_message(evidence.tail, evidence.prefix);
@@ -81,6 +77,14 @@ Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evide
 }
 
 }  // namespace
+
+void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocation>& locations) {
+  fatal.rank = rank;
+  if (rank < 0 || static_cast<std::size_t>(rank) >= locations.size()) return;
+  const protocol::RankLocation& location = locations[static_cast<std::size_t>(rank)];
+  if (fatal.host.empty()) fatal.host = location.host;
+  if (fatal.pid < 0) fatal.pid = location.pid;
+}
 
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits) {
   const protocol::RankExit* first = nullptr;
@@ -102,21 +106,15 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
   job::Fatal& fatal = verdict.fatal;
   if (evidence.published) {
     fatal = *evidence.published;
-    const auto rank = static_cast<std::size_t>(fatal.rank);
-    if (fatal.rank >= 0 && rank < evidence.locations.size()) {
-      if (fatal.host.empty()) fatal.host = evidence.locations[rank].host;
-      if (fatal.pid < 0) fatal.pid = evidence.locations[rank].pid;
-    }
+    set_rank(fatal, fatal.rank, evidence.locations);
     const bool own_code = fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
     return verdict;
   }
   if (evidence.ended_before && has_lost_connection(end, evidence.tail)) return judge_early_end(end, evidence);
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
-  fatal.rank = end.rank;
-  if (static_cast<std::size_t>(end.rank) < evidence.locations.size())
-    fatal.host = evidence.locations[static_cast<std::size_t>(end.rank)].host;
   fatal.pid = end.pid;
+  set_rank(fatal, end.rank, evidence.locations);
   fatal.detail = detail_for(end, evidence);
   fatal.hint = hint_for(end, evidence);
   verdict.exit_code = end.exit_code();

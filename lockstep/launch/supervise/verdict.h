@@ -21,6 +21,9 @@ struct Verdict {
   bool is_silent = false;     ///< print no FATAL line
 };
 
+/// Sets the rank of `fatal`, and its host and pid unless they are set. Pure.
+void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocation>& locations);
+
 /// Returns the exit that caused the others; null if none is a failure. `exits` has all exits so far in the order of
 /// their arrival. A rank killed by a signal other than SIGABRT takes precedence over earlier exits, because a rank that
 /// loses a peer exits or aborts, and its exit may arrive first. Pure.

@@ -68,11 +68,22 @@ def run(args, folder):
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        return check_core(job, tag, folder)
+    finally:
+        if job.poll() is None:
+            job.terminate()
+            job.communicate()
+
+
+def check_core(job, tag, folder):
     deadline = time.monotonic() + TIMEOUT
     pid = None
     while time.monotonic() < deadline and (pid is None or not possible_keys(pid)):
         pid = find_rank(tag, 1)
         time.sleep(0.05)
+    if pid is None:
+        return "rank 1 did not start"
     time.sleep(0.5)  # the three operations before the loop
     resident, without_files = memory(pid)
     keys = possible_keys(pid)

@@ -30,6 +30,15 @@ TEST(Parse, AcceptsFiniteDoublesOnly) {
     EXPECT_EQ(parse_double(text), std::nullopt) << text;
 }
 
+TEST(Parse, TextOfAlternativesAndTimes) {
+  EXPECT_EQ(alternatives({"a"}), "a");
+  EXPECT_EQ(alternatives({"a", "b", "c"}), "a, b or c");
+  using std::chrono::milliseconds;
+  EXPECT_EQ(seconds_text(milliseconds(0)) + ", " + seconds_text(milliseconds(250)) + ", " +
+                seconds_text(milliseconds(3600000)),
+            "0 s, 0.25 s, 3600 s");
+}
+
 TEST(Parse, RangeErrorNamesBounds) {
   EXPECT_EQ(parse_int_in_range("-n", "1", 1, 4), 1);
   EXPECT_EQ(parse_int_in_range("-n", "4", 1, 4), 4);

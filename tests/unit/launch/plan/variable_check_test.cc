@@ -49,6 +49,7 @@ TEST(Suggestion, IsTheMostSimilarName) {
   const std::vector<std::string> known = {"--ranks", "--restart-pause", "--name"};
   EXPECT_EQ(cli::suggestion("--rank", known), "; did you mean --ranks?");
   EXPECT_EQ(cli::suggestion("--nmae", known), "; did you mean --name?");
+  EXPECT_EQ(cli::suggestion("rnu", {"run", "submit"}), "; did you mean run?") << "a swap is one change";
   EXPECT_EQ(cli::suggestion("--something-else", known), "");
   EXPECT_EQ(cli::suggestion("", known), "");
   EXPECT_EQ(cli::suggestion(std::string(1000, 'x'), known), "");
