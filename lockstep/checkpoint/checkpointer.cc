@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/checkpoint/files/directory.h"
@@ -54,12 +55,14 @@ Checkpointer::~Checkpointer() {
 void Checkpointer::lock() {
   if (locked_) return;
   const auto busy = group_.busy("lock the directory of checkpoints");
-  throw_if_any_failed(group_, "lock " + folder_, capture_exception([&] {
-                        if (group_.rank() != 0) return;
-                        const comm::JobStart start = comm::GroupAccess::job_start(group_);
-                        folder_lock_ = std::make_unique<files::FolderLock>(
-                            folder_, files::FolderLockOptions{.job = start.job, .generation = start.generation});
-                      }));
+  throw_if_any_failed(
+      group_, "lock " + folder_, capture_exception([&] {
+        if (group_.rank() != 0) return;
+        const comm::JobStart start = comm::GroupAccess::job_start(group_);
+        folder_lock_ = std::make_unique<files::FolderLock>(
+            folder_, files::FolderLockOptions{.job = files::unique_job_name(start.job, base::Env::this_process()),
+                                              .generation = start.generation});
+      }));
   locked_ = true;
 }
 
@@ -137,7 +140,10 @@ std::optional<SavedCheckpoint> Checkpointer::open(const std::string& path, std::
   }
   for (const auto& damage : group_.all_gather_bytes(mine, {.name = "open a checkpoint"}))
     if (reason.empty()) reason = damage;
+  VerifiedCheckpoints::FileStates states;
+  if (reason.empty() && group_.rank() == 0) states = VerifiedCheckpoints::file_states(*checkpoint);
   if (reason.empty()) reason = find_damage_together(*checkpoint);
+  if (reason.empty() && group_.rank() == 0) verified_->add(*checkpoint, std::move(states));
   return reason.empty() ? checkpoint : std::nullopt;
 }
 

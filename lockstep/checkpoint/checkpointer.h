@@ -41,8 +41,8 @@ struct SaveReport {
 /// A directory of checkpoints. Each checkpoint is a subdirectory with the files that the ranks wrote and MANIFEST.json,
 /// which is written after all files are on disk. After a failed save, or if a process is killed at any point, a
 /// checkpoint is either complete or ignored. Older checkpoints are removed only after the new one is durable, and only
-/// if the checkpoints that remain are undamaged: their bytes are verified unless this object has verified or written
-/// them and their files have not changed since.
+/// if the checkpoints that remain are undamaged: their bytes are verified, unless latest(), load() or an earlier save
+/// of this object has verified them and their files have not changed since.
 ///
 /// One training at a time writes to the directory: the first save, or lock(), locks it until this object is destroyed
 /// (files/folder_lock.h). Reading needs no lock.
@@ -100,7 +100,7 @@ class Checkpointer {
   const CheckpointOptions options_;
   std::unique_ptr<files::FolderLock> folder_lock_;  // on rank 0, from lock() on
   bool locked_ = false;
-  std::unique_ptr<VerifiedCheckpoints> verified_;  // of prune(), on rank 0
+  std::unique_ptr<VerifiedCheckpoints> verified_;  // on rank 0; used by one save, latest() or load() at a time
   std::unique_ptr<StagingBuffer> staging_;
   std::unique_ptr<InFlight> in_flight_;
 };

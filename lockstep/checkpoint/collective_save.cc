@@ -105,6 +105,7 @@ class CheckpointPublisher {
       file.write(text.data(), text.size());
       file.commit();
     }
+    if (request_.lock) request_.lock->check();  // once more: the files may have taken minutes to write
     folder_.commit(to_text(name_));
     // The checkpoint is durable: later errors do not change that.
     if (const auto error = capture_exception([&] { prune(); }))

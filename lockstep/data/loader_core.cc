@@ -38,6 +38,21 @@ std::string first_line(const char* text) {
   return std::string(all.substr(0, all.find('\n')));
 }
 
+/// `saved`: what differs and its saved value; `mine`: the value of this loader.
+[[noreturn]] void throw_other_order(const LoaderPosition& position, const std::string& saved, const std::string& mine) {
+  const bool is_beginning = position.samples_drawn == 0, is_end = position.samples_drawn == position.num_samples;
+  const std::uint64_t next = position.epoch + (is_beginning ? 0 : 1);
+  throw base::UsageError(
+      std::string("Loader::load_state_dict: the saved position is ") +
+          (is_beginning ? "at the beginning of"
+           : is_end     ? "at the end of"
+                        : "inside") +
+          " epoch " + std::to_string(position.epoch) + " with " + saved + ", and this loader has " + mine +
+          "; expected the same",
+      "restore the position with the same dataset, seed and shuffle, or do not restore it and begin with epoch(" +
+          std::to_string(next) + ")" + (is_beginning || is_end ? "" : ", without the samples that remain"));
+}
+
 }  // namespace
 
 bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options) {
@@ -118,21 +133,16 @@ BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
 }
 
 void LoaderCore::restore(const LoaderPosition& position) {
-  const auto require = [](const std::string& what, std::uint64_t saved, std::uint64_t mine) {
-    if (saved != mine)
-      throw base::UsageError(
-          "Loader::load_state_dict: the saved position is inside an epoch with " + what + " " + std::to_string(saved) +
-              ", and this loader has " + std::to_string(mine) + "; expected the same",
-          "restore the position with the same dataset, seed and shuffle, or resume from a checkpoint "
-          "of the end of an epoch");
-  };
-  require("seed", position.seed, options_.seed);
-  require("num_samples", position.num_samples, sampler_.num_samples());
-  require("shuffle", position.shuffle ? 1 : 0, options_.shuffle ? 1 : 0);
   if (position.samples_drawn > position.num_samples)
     throw base::UsageError("Loader::load_state_dict: the position \"" + to_text(position) +
                            "\" is beyond the end of its dataset; expected at most " +
                            std::to_string(position.num_samples) + " samples");
+  const auto require = [&](const std::string& what, std::uint64_t saved, std::uint64_t mine) {
+    if (saved != mine) throw_other_order(position, what + " " + std::to_string(saved), std::to_string(mine));
+  };
+  require("seed", position.seed, options_.seed);
+  require("num_samples", position.num_samples, sampler_.num_samples());
+  require("shuffle", position.shuffle ? 1 : 0, options_.shuffle ? 1 : 0);
   position_ = position;
   restored_ = position;
 }

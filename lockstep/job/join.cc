@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <vector>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/net/boot_id.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/arguments.h"
 #include "lockstep/job/fatal.h"
@@ -200,8 +200,7 @@ void join(Store& store, identity::Identity& identity, const Facts& facts, Deadli
 }
 
 std::string host_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
+  std::string id = base::net::boot_id();
   char network[64];
   const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
   if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));

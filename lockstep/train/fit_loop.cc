@@ -364,8 +364,10 @@ class FitLoop final : public FitContext {
     add_settings();
     state().add("model", components_.module);
     optimizer_set_->add_to(state());
-    const bool has_averages = !state().found() || state().found()->part_names().contains("ema");
-    if (ema_ && has_averages) state().add("ema", *ema_);
+    if (ema_)
+      state().add("ema", {.state_dict = [this] { return ema_->state_dict(); },
+                          .load_state_dict = [this](const StateDict& saved) { ema_->load_state_dict(saved); },
+                          .optional = true});
     state().add("trainer",
                 {.state_dict = [this] { return to_state_dict(progress_, seconds()); },
                  .load_state_dict = [this](const StateDict& saved) { load_fit_progress(progress_, saved); }});
@@ -380,12 +382,8 @@ class FitLoop final : public FitContext {
              }});
     // The checkpoint also has the state of callbacks that this run may not have.
     if (!state().resume({.allow_unknown = true, .train_on = true})) return;
-    if (ema_ && !has_averages) {  // they start from the weights of the checkpoint
+    if (ema_ && !state().found()->part_names().contains("ema"))  // they start from the weights of the checkpoint
       ema_.emplace(components_.module, optim::EmaOptions{.decay = options_.ema});
-      state().add("ema", {.state_dict = [this] { return ema_->state_dict(); },
-                          .load_state_dict = [](const StateDict&) {},
-                          .optional = true});
-    }
     next_time_check_ = progress_.step + 1;
     if (world_.rank() == 0)
       base::log_info("resuming after step " + std::to_string(progress_.step) + " from " + state().found()->path());

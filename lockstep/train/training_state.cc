@@ -283,7 +283,7 @@ void TrainingState::check_setting(const std::string& name, const std::string& no
                       found_->path() + "; the training goes on with " + (rule == SettingRule::kUsesNew ? now : then));
 }
 
-void TrainingState::check_settings() const {
+void TrainingState::check_settings() {
   const StateDict saved = found_->read(kTrainingPart);
   for (const auto& [name, value] : options_.settings) {
     const auto found = saved.find(kSettingPrefix + name);
@@ -295,9 +295,12 @@ void TrainingState::check_settings() const {
     const std::string name = key.substr(std::string(kSettingPrefix).size());
     if (!options_.settings.contains(name)) check_setting(name, "missing", text_of(value), SettingRule::kMustMatch);
   }
-  for (const auto& [name, setting] : settings_)
-    if (const auto found = saved.find(kAddedSettingPrefix + name); found != saved.end())
-      check_setting(name, text_of(setting.value), text_of(found->second), setting.rule);
+  for (auto& [name, setting] : settings_) {
+    const auto found = saved.find(kAddedSettingPrefix + name);
+    if (found == saved.end()) continue;
+    check_setting(name, text_of(setting.value), text_of(found->second), setting.rule);
+    if (setting.rule == SettingRule::kUsesSaved) setting.value = found->second;
+  }
 }
 
 std::vector<std::string> TrainingState::unknown_parts() const {
@@ -306,7 +309,9 @@ std::vector<std::string> TrainingState::unknown_parts() const {
   for (const NamedMember& one : members_) unknown.erase(one.name);
   if (random_) unknown.erase(random_->name);
   unknown.erase(kTrainingPart);
-  unknown.erase(kValuesPart);
+  if (unknown.erase(kValuesPart) > 0)
+    for (const auto& [name, value] : found_->read(kValuesPart)) unknown.insert(name);
+  for (const auto& [name, pointer] : values_) unknown.erase(name);
   return {unknown.begin(), unknown.end()};
 }
 
@@ -321,8 +326,7 @@ void TrainingState::check_members(const ResumeOptions& options) const {
     if (!one.member.optional) require(one.name);
   if (random_) require(random_->name);
   if (!values_.empty()) require(kValuesPart);
-  std::vector<std::string> unknown = unknown_parts();
-  if (values_.empty() && found_->part_names().contains(kValuesPart)) unknown.emplace_back(kValuesPart);
+  const std::vector<std::string> unknown = unknown_parts();
   if (unknown.empty() || options.allow_unknown) return;
   throw UsageError("resume: the checkpoint " + found_->path() + " has state of \"" + unknown.front() +
                        "\", which is not a member; expected only members",

@@ -133,7 +133,8 @@ class TrainingState {
   /// A member in its general form.
   TrainingState& add(const std::string& name, StateMember member);
   /// A value that resume() compares with the saved one, according to `rule`. A checkpoint without this setting is no
-  /// difference. Call it before resume(). Throws UsageError for a tensor and for a name that is in use.
+  /// difference. Later checkpoints have the value with which the training goes on. Call it before resume(). Throws
+  /// UsageError for a tensor and for a name that is in use.
   TrainingState& add_setting(const std::string& name, checkpoint::StateValue value, SettingRule rule);
 
   /// Restores all members from the checkpoint that the constructor found, and continues its numbering of steps
@@ -159,7 +160,7 @@ class TrainingState {
   std::int64_t step() const { return found_ ? found_->step() : 0; }
   /// Returns whether that checkpoint was saved as the last one of a complete training: there is nothing left to do.
   bool is_finished() const { return finished_; }
-  /// The names of the saved state that no member has.
+  /// The names of the saved members and values that no member of this object has.
   std::vector<std::string> unknown_parts() const;
   /// The saved layout of the model that was added as `name`; "" for a new training.
   std::string bucket_layout(const std::string& name) const;
@@ -180,7 +181,7 @@ class TrainingState {
     SettingRule rule;
   };
   void check_setting(const std::string& name, const std::string& now, const std::string& then, SettingRule rule) const;
-  void check_settings() const;
+  void check_settings();
   void check_members(const ResumeOptions& options) const;
   void restore(const NamedMember& member);
   void restore_value(const std::string& name, const ValuePointer& value);

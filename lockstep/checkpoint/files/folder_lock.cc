@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -17,9 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/net/boot_id.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/process_owned.h"
@@ -34,18 +35,16 @@ constexpr int kWatchedBeats = 3;
 constexpr int kPollsPerBeat = 5;
 constexpr int kMaxAttempts = 100;  // each time another process has replaced the file meanwhile
 
-std::string read_boot_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id;
-}
-
 /// The contents of the file, one line per field: host, boot ID, process, job, generation.
 struct Record {
   std::string host, boot_id, pid, job, generation;
 
   std::string to_text() const { return host + "\n" + boot_id + "\n" + pid + "\n" + job + "\n" + generation + "\n"; }
-  std::string describe() const { return "process " + pid + " on " + host + (job == "0" ? "" : ", job " + job); }
+  std::string describe() const { return "process " + pid + " on " + host + (job.empty() ? "" : ", job " + job); }
+  bool is_earlier_start_of(const Record& other) const {
+    const auto before = base::parse_int(generation), now = base::parse_int(other.generation);
+    return !job.empty() && job == other.job && before && now && *before < *now;
+  }
 };
 
 /// Returns nullopt for a file that is empty or has other contents: its writer has ended before it was complete.
@@ -110,7 +109,7 @@ class FolderLock::Holder {
  public:
   Holder(std::string folder, const FolderLockOptions& options)
       : folder_(std::move(folder)), path_(folder_ + kFileName), beat_(options.beat) {
-    const Record mine{base::net::host_name(), read_boot_id(), std::to_string(::getpid()), options.job,
+    const Record mine{base::net::host_name(), base::net::boot_id(), std::to_string(::getpid()), options.job,
                       std::to_string(options.generation)};
     for (int attempt = 0; attempt < kMaxAttempts && !file_; ++attempt) try_to_lock(mine);
     if (!file_) throw_in_use(folder_, std::nullopt);
@@ -131,6 +130,8 @@ class FolderLock::Holder {
   bool is_of_this_process() const { return ::getpid() == pid_; }
 
   void check() const {
+    // An NFS client asks the server for the file at this path again after it has opened the directory.
+    const base::Fd directory(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (is_file_at(path_, file_.get())) return;
     const base::Fd other(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     throw_in_use(folder_, other ? read_record(other.get()) : std::nullopt);
@@ -144,24 +145,34 @@ class FolderLock::Holder {
     const LockResult result = lock_file(found.get());
     if (!is_file_at(path_, found.get())) return;
     const std::optional<Record> holder = read_record(found.get());
-    if (result == LockResult::kBusy) throw_in_use(folder_, holder);
-    if (holder && !may_take_over(*holder, mine, result)) throw_in_use(folder_, holder);
-    // Once more, because the file was closed while it was watched, which has released the lock on it.
-    if (lock_file(found.get()) == LockResult::kBusy || !is_file_at(path_, found.get())) return;
-    // A new file, so that a holder that is still there notices. `found` stays locked meanwhile.
+    const bool is_restart = holder && holder->is_earlier_start_of(mine);
+    if (!is_restart) {
+      if (result == LockResult::kBusy) throw_in_use(folder_, holder);
+      if (holder && !may_take_over(*holder, mine, result)) throw_in_use(folder_, holder);
+      // Once more, because the file was closed while it was watched, which has released the lock on it.
+      if (lock_file(found.get()) == LockResult::kBusy) return;
+    }
+    if (is_file_at(path_, found.get())) replace_file(mine.to_text());  // `found` stays locked meanwhile
+  }
+
+  /// Replaces the file by a new one, so that a holder that is still there notices.
+  void replace_file(const std::string& text) {
     const std::string temp = folder_ + "/" + make_temp_name();
-    base::Fd file(::open(temp.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-    const std::string text = mine.to_text();
-    if (!file || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
-      throw base::SystemError("cannot lock the directory " + folder_, errno);
+    base::Fd file(::openat(AT_FDCWD, temp.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (!file) throw base::SystemError("cannot lock the directory " + folder_, errno);
+    const ssize_t size = ::pwrite(file.get(), text.data(), text.size(), 0);
+    int error = size < 0 ? errno : size != static_cast<ssize_t>(text.size()) ? ENOSPC : 0;
     lock_file(file.get());
-    if (::rename(temp.c_str(), path_.c_str()) != 0) return;
+    if (error == 0 && ::renameat(AT_FDCWD, temp.c_str(), AT_FDCWD, path_.c_str()) != 0) error = errno;
+    if (error == ENOENT) return;  // a save of another process has removed the file as one of a killed process
+    if (error != 0) {
+      ::unlink(temp.c_str());
+      throw base::SystemError("cannot lock the directory " + folder_, error);
+    }
     file_ = std::move(file);
   }
 
   bool may_take_over(const Record& holder, const Record& mine, LockResult result) const {
-    const auto before = base::parse_int(holder.generation), now = base::parse_int(mine.generation);
-    if (holder.job == mine.job && before && now && *before < *now) return true;
     const bool same_kernel = holder.boot_id == mine.boot_id && !mine.boot_id.empty();
     if (same_kernel && result == LockResult::kLocked) return true;  // the kernel has released the holder's lock
     if (same_kernel && holder.host == mine.host && !is_alive(holder.pid)) return true;
@@ -201,5 +212,10 @@ FolderLock::FolderLock(const std::string& folder, const FolderLockOptions& optio
 FolderLock::~FolderLock() = default;
 
 void FolderLock::check() const { holder_->check(); }
+
+std::string unique_job_name(const std::string& job, const base::Env& env) {
+  const bool is_of_torchrun = env.torchelastic_run_id == job && env.lockstep_job != job;
+  return job == "0" || is_of_torchrun ? "" : job;
+}
 
 }  // namespace lockstep::checkpoint::files

@@ -3,11 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/monotonic.h"
+#include "lockstep/base/net/boot_id.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/telemetry/span_log.h"
 
@@ -16,17 +17,10 @@ namespace {
 
 using JsonValue = nlohmann::json;
 
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 /// Identifies the monotonic clock by the boot ID, because the clock starts with the kernel.
 std::string read_clock_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
-  return id.empty() ? host_name() : id;
+  const std::string id = base::net::boot_id();
+  return id.empty() ? base::net::host_name() : id;
 }
 
 std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
@@ -141,7 +135,7 @@ RankRecorder::RankRecorder(const RankRecorderOptions& options)
                            "; expected at least 1, 1 and 2");
   if (options.trace) base::telemetry::SpanLog::enable();
   record_.rank = options.rank;
-  record_.host = host_name();
+  record_.host = base::net::host_name();
   record_.clock = read_clock_id();
   for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib})
     *curve = Curve(options.curve_points);

@@ -255,6 +255,24 @@ TEST(TrainingState, AddedSettingsAreAWarningOrAnError) {
   EXPECT_THAT(error_of([&] { state.add_setting("b", at::ones({1}), SettingRule::kUsesNew); }), HasSubstr("a tensor"));
 }
 
+TEST(TrainingState, SavesTheSettingsWithWhichTheTrainingGoesOn) {
+  const SharedDir dir;
+  using training::SettingRule;
+  const auto resume_and_save = [&](std::int64_t batch, double lr) {
+    StepCounter a;
+    ::testing::internal::CaptureStderr();
+    TrainingState state(world(), dir.path() + "/a");
+    state.add("a", a).add_setting("batch", batch, SettingRule::kUsesNew).add_setting("lr", lr, SettingRule::kUsesSaved);
+    state.resume();
+    state.save(state.step() + 1);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(resume_and_save(64, 0.1), "");
+  const std::string changed = resume_and_save(32, 0.5);
+  EXPECT_EQ(std::count(changed.begin(), changed.end(), '\n'), world().rank() == 0 ? 2 : 0) << changed;
+  EXPECT_EQ(resume_and_save(32, 0.1), "") << "the batch that the program changed, and the lr that it could not change";
+}
+
 /// A loop of the program's own, as the header of TrainingState shows it. Returns the number of batches it has trained.
 int train_two_epochs(const std::string& folder, bool marks_the_end, int stop_after = 1000) {
   TrainingState state(world(), folder);
@@ -308,6 +326,32 @@ TEST(TrainingState, ResumeRefusesACompleteTraining) {
   EXPECT_EQ(a.count, 7);
   EXPECT_EQ(resume({.train_on = true}), "no error");
   EXPECT_EQ(a.count, 0);
+}
+
+TEST(TrainingState, UnknownValuesAreNamed) {
+  const SharedDir dir;
+  double best = 1.5;
+  std::int64_t count = 3;
+  StepCounter a;
+  {
+    TrainingState state(world(), dir.path() + "/a");
+    state.add("a", a).add("best", best).add("count", count).resume();
+    state.save(1);
+  }
+  using Names = std::vector<std::string>;
+  const auto unknown_with = [&](bool has_best, bool has_count, const training::ResumeOptions& options) {
+    TrainingState state(world(), dir.path() + "/a");
+    state.add("a", a);
+    if (has_best) state.add("best", best);
+    if (has_count) state.add("count", count);
+    state.resume(options);
+    return state.unknown_parts();
+  };
+  EXPECT_EQ(unknown_with(true, true, {}), Names());
+  EXPECT_EQ(unknown_with(true, false, {.allow_unknown = true}), Names({"count"}));
+  EXPECT_EQ(unknown_with(false, false, {.allow_unknown = true}), Names({"best", "count"}));
+  EXPECT_THAT(error_of([&] { unknown_with(false, true, {}); }), HasSubstr("has state of \"best\", which is not a"));
+  EXPECT_THAT(error_of([&] { unknown_with(false, false, {}); }), HasSubstr("has state of \"best\", which is not a"));
 }
 
 TEST(TrainingState, RefusesMissingAndUnknownMembers) {

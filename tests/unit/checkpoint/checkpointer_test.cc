@@ -1,18 +1,42 @@
 #include "lockstep/checkpoint/checkpointer.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
+#include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/comm/init.h"
+#include "tests/support/faulty_files.h"
 #include "tests/support/temp_dir.h"
+
+namespace {
+
+/// Called once, by the next save on rank 0: after it has begun and before it writes its files.
+std::function<void()> during_next_save;
+
+}  // namespace
+
+/// Replaces the function of libc with which a save asks for the free space.
+extern "C" int statvfs(const char* path, struct statvfs* space) noexcept {
+  if (const auto action = std::exchange(during_next_save, nullptr)) action();
+  static const auto original = reinterpret_cast<decltype(&::statvfs)>(::dlsym(RTLD_NEXT, "statvfs"));
+  return original(path, space);
+}
 
 namespace lockstep::checkpoint {
 namespace {
@@ -43,6 +67,28 @@ std::vector<std::string> names_in(const std::string& folder) {
   std::sort(names.begin(), names.end());
   return names;
 }
+
+/// Records which files of a directory are opened.
+class OpenedFiles {
+ public:
+  explicit OpenedFiles(const std::string& folder) : inotify_(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
+    EXPECT_GE(::inotify_add_watch(inotify_.get(), folder.c_str(), IN_OPEN), 0);
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> names;
+    alignas(inotify_event) std::array<char, 4096> buffer{};
+    for (ssize_t size = 0; (size = ::read(inotify_.get(), buffer.data(), buffer.size())) > 0;)
+      for (const char* at = buffer.data(); at < buffer.data() + size;) {
+        const auto* const event = reinterpret_cast<const inotify_event*>(at);
+        if (event->len > 0) names.insert(event->name);
+        at += sizeof(inotify_event) + event->len;
+      }
+    return names;
+  }
+
+ private:
+  base::Fd inotify_;
+};
 
 // Flips a bit near the end of a file.
 void damage(const std::string& path) {
@@ -140,6 +186,55 @@ TEST(Checkpointer, AFolderIsWrittenByOneTrainingAtATime) {
   expect_checkpoint(*Checkpointer(world, folder.path()).latest(), 10);  // reading needs no lock
   checkpoints.reset();
   EXPECT_TRUE(fs::exists(folder / "LOCK")) << "the lock of the other training";
+}
+
+TEST(Checkpointer, ATrainingThatHasLostItsFolderWritesNothing) {
+  const TempDir folder;
+  Checkpointer checkpoints(comm::init(), folder.path());
+  checkpoints.save(10, parts_of(10));
+  EXPECT_THAT(tests::read_file(folder / "LOCK"), testing::EndsWith("\n\n0\n")) << "no launcher: the job has no name";
+  const auto take_over = [&] {  // as a later start of the job on another host does
+    fs::rename(folder.write("new", "beta\nother\n4711\nrun\n1\n"), folder / "LOCK");
+  };
+  during_next_save = take_over;
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(20, parts_of(20)); }),
+              HasSubstr("is in use by another training: process 4711 on beta, job run"));
+  EXPECT_FALSE(during_next_save);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000001-step-10", "LATEST")) << "a save that had begun";
+  tests::record_file_operations();
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(30, parts_of(30)); }), HasSubstr("is in use by"));
+  tests::end_file_operations();
+  for (const std::string& operation : tests::file_operations())
+    EXPECT_FALSE(operation.starts_with("pwrite")) << "a save that begins afterwards: " << operation;
+}
+
+TEST(Checkpointer, ACheckpointThatLatestHasVerifiedIsNotReadAgain) {
+  const TempDir folder;
+  const std::string first = Checkpointer(comm::init(), folder.path()).save(10, parts_of(10)).path;
+  const auto read_by_a_save = [&](bool verifies_first) {
+    Checkpointer checkpoints(comm::init(), folder.path());
+    if (verifies_first) expect_checkpoint(*checkpoints.latest(), 10);
+    const OpenedFiles opened(first);
+    fs::remove_all(checkpoints.save(20, parts_of(20)).path);
+    return opened.names();
+  };
+  EXPECT_THAT(read_by_a_save(false), ElementsAre("MANIFEST.json", "model.safetensors", "trainer.json"));
+  EXPECT_THAT(read_by_a_save(true), ElementsAre("MANIFEST.json"));
+}
+
+TEST(Checkpointer, ACheckpointThatHasChangedSinceItWasVerifiedIsReadAgain) {
+  const TempDir folder;
+  Checkpointer checkpoints(comm::init(), folder.path());
+  for (const std::int64_t step : {10, 20}) checkpoints.save(step, parts_of(step));
+  expect_checkpoint(*checkpoints.latest(), 20);
+  const std::string file = folder / "00000002-step-20/model.safetensors", copy = folder / "copy";
+  fs::copy_file(file, copy);
+  damage(copy);
+  fs::rename(copy, file);  // another inode: the clock of the file system may not have advanced since the first save
+  checkpoints.save(30, parts_of(30));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("00000001-step-10", "00000002-step-20", "00000003-step-30", "LATEST"))
+      << "that of step 20 does not count";
 }
 
 TEST(Checkpointer, FilesFollowTheUmask) {

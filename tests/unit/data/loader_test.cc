@@ -331,16 +331,6 @@ TEST(Loader, RanksWithoutARemainingBatchStayInTheEpoch) {
     }
 }
 
-TEST(Loader, RejectsPositionOfAnotherLoader) {
-  auto loader = make_loader(Numbers(10), DataShard{}, {.seed = 1});
-  const auto load = [&](const LoaderPosition& position) { loader.load_state_dict(to_state_dict(position)); };
-  EXPECT_THROW(load({.seed = 2, .samples_drawn = 6, .num_samples = 10}), base::UsageError);
-  EXPECT_THROW(load({.seed = 1, .samples_drawn = 6, .num_samples = 11}), base::UsageError);
-  EXPECT_THROW(load({.seed = 1, .samples_drawn = 11, .num_samples = 10}), base::UsageError);
-  EXPECT_THROW(load({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
-  EXPECT_EQ(collect_batches(loader, 0).size(), 10u);
-}
-
 TEST(Loader, PadAndDropGiveEqualBatchesOnAllRanks) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop})
     for (const bool drop_last : {false, true})
@@ -408,24 +398,6 @@ TEST(Loader, RemainingEpochs) {
   EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{}));
   for ([[maybe_unused]] auto& batch : loader.epoch(7)) static_cast<void>(0);
   EXPECT_EQ(remaining(), (std::vector<std::uint64_t>{})) << "beyond the last one";
-}
-
-TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
-  const LoaderPosition here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
-  const auto hash_of = [](const LoaderPosition& position, std::int64_t batch_size, ShardMode mode) {
-    return order_fingerprint(position, batch_size, mode).hash;
-  };
-  const std::uint32_t ours = hash_of(here, 4, ShardMode::kPad);
-  LoaderPosition later = here;
-  later.samples_drawn = 50;
-  EXPECT_EQ(hash_of(later, 4, ShardMode::kPad), ours);
-  EXPECT_NE(hash_of(here, 4, ShardMode::kDrop), ours);
-  EXPECT_NE(hash_of(here, 5, ShardMode::kPad), ours);
-  for (const LoaderPosition& other : {LoaderPosition{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
-                                      LoaderPosition{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
-                                      LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true},
-                                      LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
-    EXPECT_NE(hash_of(other, 4, ShardMode::kPad), ours);
 }
 
 TEST(Loader, AcceptsEveryMapStyleDataset) {
