@@ -27,6 +27,7 @@ install(
   FILES "${PROJECT_SOURCE_DIR}/programs/completion/lockstep.bash"
   DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
   RENAME lockstep)
+install(FILES "${PROJECT_SOURCE_DIR}/programs/man/lockstep.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" INSTALL_DESTINATION "${config_folder}")

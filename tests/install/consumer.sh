@@ -62,3 +62,4 @@ done
 # bash finds the completion of lockstep.
 bash -c 'source "$1/share/bash-completion/completions/lockstep" && complete -p lockstep' bash "$prefix" >/dev/null ||
   fail "the completion was not installed"
+[ -f "$prefix/share/man/man1/lockstep.1" ] || fail "the man page was not installed"

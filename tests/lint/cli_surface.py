@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the help texts of the program lockstep with the files in cli/, so that they change only on purpose, and the
-options in these files with those of programs/completion/lockstep.bash.
+"""Compares the help texts of the program lockstep with the files in cli/, so that they change only on purpose. Compares
+these files with the options in programs/completion/lockstep.bash and in docs/reference/options.md, and with
+programs/man/lockstep.1, which has their texts.
 
 cli_surface.py --bin DIR          runs the command in the first line of each file ("$ lockstep run --help") and compares
-cli_surface.py --bin DIR --write  writes the program's output into the files
+cli_surface.py --bin DIR --write  writes the program's output into the files, and the man page
 """
 
 import argparse
@@ -14,7 +15,10 @@ import subprocess
 import sys
 
 CLI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli")
-COMPLETION = os.path.join(CLI, "..", "..", "..", "programs", "completion", "lockstep.bash")
+ROOT = os.path.join(CLI, "..", "..", "..")
+COMPLETION = os.path.join(ROOT, "programs", "completion", "lockstep.bash")
+MAN_PAGE = os.path.join(ROOT, "programs", "man", "lockstep.1")
+REFERENCE = os.path.join(ROOT, "docs", "reference", "options.md")
 UNLISTED = {("run", "-np")}  # mentioned in the text of -n
 
 
@@ -65,7 +69,7 @@ def check(bin_dir, write):
         sys.stdout.writelines(
             difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command)
         )
-    return all([check_verbs(bin_dir), check_completion(), good])
+    return all([check_verbs(bin_dir), check_completion(), check_reference(), check_man_page(write), good])
 
 
 def listed_options(help_text):
@@ -112,14 +116,64 @@ def completion_errors(verb, listed, completed):
                 yield f"lockstep {verb} {name}: the help text does not have the value {value}"
 
 
+def frozen_help():
+    """Returns the help text of each command in the files."""
+    texts = {}
+    for name in sorted(os.listdir(CLI)):
+        with open(os.path.join(CLI, name)) as file:
+            command, _, text = file.read().partition("\n")
+        texts[command.split()[2] if len(command.split()) > 3 else ""] = text
+    return texts
+
+
+def check_reference():
+    """Checks that the section of each command in the reference has all of its options."""
+    with open(REFERENCE) as file:
+        sections = re.split(r"(?m)^## lockstep ", file.read())
+    found = {section.split("\n")[0]: section for section in sections[1:]}
+    good = True
+    for verb, text in frozen_help().items():
+        # Both commands have the options for hosts, which the section of `run` lists.
+        section = found.get(verb, "") + (found["run"] if verb == "doctor" else "")
+        for name in listed_options(text):
+            if verb and name not in ("-h", "--help") and not re.search(rf"(?<![\w-]){name}(?![\w-])", section):
+                print(f"cli: docs/reference/options.md: the section lockstep {verb} does not have {name}")
+                good = False
+    return good
+
+
+def man_page():
+    """Returns the man page: the help texts as they are, in the macros of man(7)."""
+    texts = frozen_help()
+
+    def verbatim(text):
+        escaped = text.strip("\n").replace("\\", "\\e").replace("-", "\\-")
+        return ".nf\n" + re.sub(r"(?m)^(?=[.'])", r"\\&", escaped) + "\n.fi\n"
+
+    page = ".TH LOCKSTEP 1\n.SH NAME\nlockstep \\- distributed data\\-parallel training\n.SH SYNOPSIS\n"
+    page += verbatim(texts.pop("").removeprefix("usage: "))
+    for verb in verbs(frozen_help()[""]):
+        page += f".SH LOCKSTEP {verb.upper()}\n" + verbatim(texts[verb])
+    return page
+
+
+def check_man_page(write):
+    if write:
+        os.makedirs(os.path.dirname(MAN_PAGE), exist_ok=True)
+        with open(MAN_PAGE, "w") as file:
+            file.write(man_page())
+    with open(MAN_PAGE) as file:
+        good = file.read() == man_page()
+    if not good:
+        print("cli: programs/man/lockstep.1 differs from the help texts; run cli_surface.py --write")
+    return good
+
+
 def check_completion():
     errors = []
-    for name in sorted(os.listdir(CLI)):
-        verb = name.removeprefix("lockstep_").removesuffix(".txt")
-        if verb == "lockstep":
-            continue
-        with open(os.path.join(CLI, name)) as file:
-            errors += completion_errors(verb, listed_options(file.read()), completed_options(verb))
+    for verb, text in frozen_help().items():
+        if verb:
+            errors += completion_errors(verb, listed_options(text), completed_options(verb))
     for error in errors:
         print(f"cli: programs/completion/lockstep.bash: {error}")
     return not errors

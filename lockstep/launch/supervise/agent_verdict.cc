@@ -145,6 +145,14 @@ std::string stop_note(int signal, std::chrono::milliseconds grace) {
                           : "stopping all ranks: SIGTERM, and SIGKILL in " + end;
 }
 
+std::string mpi4py_note(std::size_t num_ranks, const std::vector<std::string>& command) {
+  std::string words;
+  for (const std::string& word : command) words += " " + word;
+  return "warning: the ranks use mpi4py, for which they are " + std::to_string(num_ranks) +
+         " separate worlds of one rank, because lockstep run does not start MPI; use mpirun -n " +
+         std::to_string(num_ranks) + base::telemetry::printable(words.substr(0, 200));
+}
+
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks) {
   Verdict verdict = make_verdict(Cause::kPreempted, {.host = host, .rank = first.rank, .pid = first.pid}, "",

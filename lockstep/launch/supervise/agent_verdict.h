@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/process/spawn.h"
@@ -57,5 +58,8 @@ std::string stop_note(int signal, std::chrono::milliseconds grace);
 /// Returns the verdict on a job whose ranks all exited together after a stop request. `first` is the first exit. Pure.
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks);
+
+/// Returns the warning that ranks use mpi4py, for which each of them is alone. Pure.
+std::string mpi4py_note(std::size_t num_ranks, const std::vector<std::string>& command);
 
 }  // namespace lockstep::launcher::supervise

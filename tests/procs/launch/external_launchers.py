@@ -334,6 +334,18 @@ def launchers_inside_slurm_allocation(args, folder):
     expect_sum(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
+def mpi4py_is_not_started(args, folder):
+    """A program that loads mpi4py's extension module gets one warning with the right command."""
+    package = pathlib.Path(folder) / "mpi4py"
+    package.mkdir()
+    shutil.copy(args.fake_mpi, package / "MPI.abi3.so")
+    program = f"import ctypes, time; ctypes.CDLL('{package}/MPI.abi3.so'); time.sleep(3)"
+    for ranks, warnings in ((3, 1), (1, 0)):
+        _, output = run([args.lockstep, "run", "-n", ranks, sys.executable, "-c", program])
+        found = output.count("warning: the ranks use mpi4py, for which they are 3 separate worlds of one rank")
+        check(found == warnings and output.count("use mpirun -n 3 ") == warnings, f"{ranks} ranks: {output}")
+
+
 PLAIN_CASES = (
     mpirun,
     mpich_mpiexec,
@@ -342,6 +354,7 @@ PLAIN_CASES = (
     torchrun_variables,
     torchrun_and_lockstep_run,
     error_of_a_torch_program,
+    mpi4py_is_not_started,
 )
 NAMESPACE_CASES = (slurm_step_on_two_hosts,)
 SLURM_CASES = (
