@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/checkpoint/saved_checkpoint.h"
 #include "lockstep/optim/adam.h"
@@ -413,6 +414,28 @@ TEST(Resume, AddedAveragesStartFromTheCheckpoint) {
   const std::string removed = resume_with(sgd(), {.ema = 0.9}, sgd(), [](TrainerOptions& options) { options.ema = 0; });
   EXPECT_THAT(removed, HasSubstr("\"ema\" is 0.0, and was 0.9"));
   EXPECT_THAT(removed, HasSubstr("has state of \"ema\", which this training does not have; it is ignored"));
+}
+
+TEST(Resume, AddedAveragesAreSaved) {
+  const SharedDir dir;
+  TrainerOptions options{.max_epochs = 2, .folder = dir.path()};
+  const auto latest_after = [&](std::int64_t step) {
+    const std::string folder = run(sgd(), options, step).result.folder;
+    return checkpoint::Checkpointer(world(), folder + "/checkpoints").latest().value();
+  };
+  const auto tensor = [](const checkpoint::SavedCheckpoint& from, const std::string& part, const std::string& name) {
+    return checkpoint::value_of<at::Tensor>(from.read(part), name);
+  };
+  const auto before = latest_after(3);
+  options.resume = "auto", options.ema = 0.75;
+  const auto after = latest_after(4);
+  for (const char* const name : {"first.weight", "norm.bias"})
+    EXPECT_TRUE(torch::allclose(tensor(after, "ema", name),
+                                0.75 * tensor(before, "model", name) + 0.25 * tensor(after, "model", name)))
+        << name;
+  ::testing::internal::CaptureStderr();
+  latest_after(5);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr().find("ema"), std::string::npos) << "they have a state now";
 }
 
 TEST(Resume, AnotherOrderOfSamplesInsideAnEpochIsAnError) {
