@@ -6,7 +6,9 @@
 namespace lockstep::ddp {
 namespace {
 
-at::Tensor bytes_view(const at::Tensor& contiguous) { return contiguous.flatten().view(at::kByte); }
+at::Tensor bytes_view(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().flatten().view(at::kByte);
+}
 
 }  // namespace
 
@@ -29,7 +31,7 @@ std::vector<comm::Collective> BufferSync::pack() {
   if (bytes_.defined()) {
     std::int64_t at = 0;
     for (const auto& [name, buffer] : broadcast_buffers_) {
-      const at::Tensor source = bytes_view(buffer.contiguous());
+      const at::Tensor source = bytes_view(buffer);
       bytes_.narrow(0, at, source.numel()).copy_(source);
       at += source.numel();
     }
@@ -51,11 +53,11 @@ void BufferSync::unpack(int world_size) {
   for (const auto& [name, buffer] : broadcast_buffers_) {
     const auto size = static_cast<std::int64_t>(buffer.nbytes());
     // clone(): a slice of bytes_ may be misaligned for the buffer's dtype.
-    buffer.data().copy_(bytes_.narrow(0, at, size).clone().view(buffer.scalar_type()).view(buffer.sizes()));
+    copy_values(bytes_.narrow(0, at, size).clone().view(buffer.scalar_type()).view(buffer.sizes()), buffer.data());
     at += size;
   }
   for (std::size_t i = 0; i < averaged_buffers_.size(); ++i)
-    averaged_buffers_[i].second.data().copy_(sums_[i].div_(world_size));
+    copy_values(sums_[i].div_(world_size), averaged_buffers_[i].second.data());
 }
 
 }  // namespace lockstep::ddp

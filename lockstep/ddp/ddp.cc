@@ -53,6 +53,12 @@ NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>
   return tensors;
 }
 
+NamedTensors dense_buffers(torch::nn::Module& module, const std::vector<std::string>& ignored) {
+  NamedTensors buffers = remove_ignored(named_buffers(module), ignored);
+  require_dense(buffers, "buffer", "DistributedDataParallel");
+  return buffers;
+}
+
 void check_options(const DdpOptions& options, const NamedTensors& parameters, const NamedTensors& buffers) {
   if (!(options.gradient_predivide_factor >= 0) || !std::isfinite(options.gradient_predivide_factor))
     throw UsageError("DdpOptions.gradient_predivide_factor is " + std::to_string(options.gradient_predivide_factor) +
@@ -115,11 +121,12 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     : group_(std::move(the_group)),
       options_(std::move(options)),
       reduce_group_(group_),
-      buffers_(remove_ignored(named_buffers(module), options_.ignore), options_.buffers),
+      buffers_(dense_buffers(module, options_.ignore), options_.buffers),
       module_watch_(module, options_.ignore) {
   check_options(options_, named_parameters(module), named_buffers(module));
   const NamedTensors parameters = remove_ignored(named_parameters(module), options_.ignore);
-  const NamedTensors buffers = remove_ignored(named_buffers(module), options_.ignore);
+  const NamedTensors buffers = dense_buffers(module, options_.ignore);
+  require_dense(parameters, "parameter", "DistributedDataParallel");
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
     throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
                      "evaluate the module without a DistributedDataParallel, or make a parameter trainable");
@@ -233,7 +240,21 @@ void DistributedDataParallel::Impl::on_gradient_arrives() {
   begin_backward();
 }
 
+/// Two reducers would average the same gradient, each with what the other has left of it.
+void DistributedDataParallel::Impl::check_not_shared() const {
+  for (const HookedParameter& parameter : parameters_) {
+    const auto& hooks = parameter.raw->pre_hooks();
+    if (hooks.size() > 1 && std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) {
+                              return dynamic_cast<const BeforeAccumulateHook*>(hook.get()) != nullptr;
+                            }) > 1)
+      throw UsageError("backward(): parameter " + parameter.name + " belongs to two DistributedDataParallel objects",
+                       "if two modules share it, name it in DdpOptions.ignore of one of them; if this "
+                       "DistributedDataParallel replaces another one, destroy that first");
+  }
+}
+
 void DistributedDataParallel::Impl::begin_backward() {
+  check_not_shared();
   reached_parameter_ = reduction_open_ = false;
   deferred_gradients_.clear();
   bool any_gradient = false;
@@ -398,8 +419,14 @@ void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor&
   const at::Tensor mean = parameters_[index].tensor.is_complex() ? at::view_as_complex(reduced) : reduced;
   const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&
                      gradient.const_data_ptr() == mean.const_data_ptr() && gradient.strides() == mean.strides();
-  // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect `mean`.
-  if (!there) gradient = mean.is_sparse() ? mean : mean.detach();
+  if (there) return;
+  // After a backward() with create_graph the gradient keeps its graph, as it does where it is reduced in place: derived
+  // once more and averaged, that graph gives the derivative of the mean. data(): the graph may have saved the gradient.
+  if (gradient.defined() && gradient.requires_grad() && !gradient.is_sparse() && !mean.is_sparse())
+    gradient.data().copy_(mean);
+  else  // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect
+        // `mean`
+    gradient = mean.is_sparse() ? mean : mean.detach();
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {

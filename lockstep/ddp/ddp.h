@@ -94,12 +94,19 @@ struct DdpOptions {
 /// calls backward(), checks it.
 ///
 /// Gradients of complex parameters are averaged like pairs of real ones. A parameter of any other dtype than float32,
-/// float64, float16, bfloat16, complex64 and complex128 must not require a gradient; buffers may have any dtype.
+/// float64, float16, bfloat16, complex64 and complex128 must not require a gradient; buffers may have any dtype. The
+/// constructor throws UsageError for a sparse parameter or buffer, unless DdpOptions.ignore names it; gradients may be
+/// sparse.
 ///
 /// Gradients may be stored in memory that this object owns: copy a gradient to keep it beyond the next backward().
-/// After an error in backward(), the contents of gradients are unspecified. With create_graph the averaged gradients
-/// carry no graph. Keep this object as long as the module trains: when it is destroyed without ever having averaged
-/// gradients, rank 0 prints a warning.
+/// After an error in backward(), the contents of gradients are unspecified. If it came when gradients were being
+/// reduced already, every later backward() throws, on all ranks: make a new DistributedDataParallel of the module.
+/// After a backward() with create_graph, an averaged gradient has the graph of this rank's own one: a backward()
+/// through it adds the derivative of the mean. Keep this object as long as the module trains: when it is destroyed
+/// without ever having averaged gradients, rank 0 prints a warning.
+///
+/// A parameter must not belong to two of these objects at the same time: backward() throws UsageError. If two modules
+/// share one, name it in DdpOptions.ignore of one of them.
 class DistributedDataParallel {
  public:
   [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]

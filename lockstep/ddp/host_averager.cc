@@ -57,7 +57,7 @@ void HostAverager::average_bucket(const std::vector<at::Tensor>& tensors) {
       {.name = "average_hosts", .wire_dtype = bucket.scalar_type() == at::kFloat ? wire_dtype_ : at::kFloat});
   std::int64_t first = 0;
   for (const at::Tensor& tensor : tensors) {
-    tensor.copy_(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()));
+    copy_values(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()), tensor);
     first += tensor.numel();
   }
 }

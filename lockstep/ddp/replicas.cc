@@ -64,7 +64,7 @@ void for_each_flat_batch(const NamedTensors& tensors, const Operation& operation
     };
     each([](const at::Tensor& t, const at::Tensor& slice) { slice.copy_(t); });
     operation(flat);
-    each([](const at::Tensor& t, const at::Tensor& slice) { t.copy_(slice); });
+    each([](const at::Tensor& t, const at::Tensor& slice) { copy_values(slice, t); });
     batch.clear();
     bytes = 0;
   };
@@ -82,6 +82,24 @@ void for_each_flat_batch(const NamedTensors& tensors, const Operation& operation
 
 NamedTensors named_parameters(torch::nn::Module& module) { return unique_tensors(module.named_parameters()); }
 NamedTensors named_buffers(torch::nn::Module& module) { return unique_tensors(module.named_buffers()); }
+
+void copy_values(const at::Tensor& values, const at::Tensor& tensor) {
+  at::Tensor source = values, target = tensor;
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) {  // copy_() refuses it
+      source = source.narrow(dim, 0, 1);
+      target = target.narrow(dim, 0, 1);
+    }
+  target.copy_(source);
+}
+
+void require_dense(const NamedTensors& tensors, const std::string& kind, const std::string& operation) {
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.layout() != at::kStrided)
+      throw base::UsageError(
+          operation + ": " + kind + " " + name + " is sparse; expected a dense tensor",
+          "leave it out: with DdpOptions.ignore, or by ddp::broadcast_tensors() of the other tensors");
+}
 
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
                     const comm::Group& group) {
@@ -121,6 +139,8 @@ void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, in
 
 void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root) {
   NamedTensors tensors = named_parameters(*module);
+  require_dense(tensors, "parameter", "broadcast_parameters");
+  require_dense(named_buffers(*module), "buffer", "broadcast_parameters");
   for (auto& buffer : named_buffers(*module)) tensors.push_back(std::move(buffer));
   broadcast_tensors(tensors, group, root);
 }

@@ -24,17 +24,25 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 NamedTensors named_parameters(torch::nn::Module& module);
 NamedTensors named_buffers(torch::nn::Module& module);
 
+/// Copies `values` into `tensor`, in place. Elements of `tensor` that share memory, because it was expanded, get one of
+/// their values.
+void copy_values(const at::Tensor& values, const at::Tensor& tensor);
+
 /// Compares names, shapes, strides, dtypes, device types and requires_grad of the tensors, and `options`, between the
 /// ranks. On a difference every rank throws CommError kConfigMismatch with both ranks' values of the first one. Blocks
 /// until all ranks have called it.
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
                     const comm::Group& group);
 
+/// Throws UsageError, which begins with `operation`, for a tensor that is sparse.
+void require_dense(const NamedTensors& tensors, const std::string& kind, const std::string& operation);
+
 /// Overwrites the tensors in place with those of rank `root`, packed into messages of at most 32 MiB. Afterwards all
 /// ranks hold the same bits. Blocks until all ranks have called it.
 void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root = 0);
 
-/// Copies the parameters and buffers of rank `root` to every rank. Blocks until all ranks have called it.
+/// Copies the parameters and buffers of rank `root` to every rank. Blocks until all ranks have called it. Throws
+/// UsageError for a sparse tensor.
 void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root = 0);
 
 /// Copies the state and options of rank `root`'s optimizer to every rank, through the optimizer's own save() and

@@ -61,7 +61,7 @@ std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
   std::vector<std::size_t> updated;
   for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
     const at::Tensor& tensor = storage_.parameters()[index].tensor;
-    if (!tensor.grad().defined()) continue;
+    if (!tensor.grad().defined() || tensor.numel() == 0) continue;
     updated.push_back(index);
     if (storage_.shard_of(index).count == 0) continue;
     Batch& batch =

@@ -282,7 +282,7 @@ void FusedUpdate::run_local_pass() {
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     const at::Tensor& tensor = parameters[index].tensor;
     const at::Tensor& gradient = tensor.grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || tensor.numel() == 0) continue;  // run_pass() has nothing for parameters without elements
     if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(parameters[index].name);
     at::Tensor gradient_copy;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
@@ -290,7 +290,7 @@ void FusedUpdate::run_local_pass() {
           at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
     const void* data = gradient_copy.defined() ? gradient_copy.const_data_ptr() : gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
-    if (count > 0) consume({.gradient_index = index, .count = count, .gradients = &data, .num_gradients = 1});
+    consume({.gradient_index = index, .count = count, .gradients = &data, .num_gradients = 1});
     finish_gradient(index);
   }
 }

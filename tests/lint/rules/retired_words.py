@@ -37,7 +37,7 @@ sorted_lines table_line to_one_line write_line
 floor letter letters
 """
 # Terms of PyTorch.
-TERMS = "TensorBoard TensorBoardLogger patience"
+TERMS = "TensorBoard TensorBoardLogger line_search_fn patience"
 EXCEPT = ("CHANGELOG.md", "docs/history/", "tests/lint/rules/retired_words.py", "tests/fuzz/corpus/")
 
 CPP = (".h", ".cc", ".c")

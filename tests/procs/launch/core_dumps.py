@@ -84,8 +84,11 @@ def check_core(job, tag, folder):
         time.sleep(0.05)
     if pid is None:
         return "rank 1 did not start"
-    time.sleep(0.5)  # the three operations before the loop
-    resident, without_files = memory(pid)
+    before, now = None, memory(pid)
+    while time.monotonic() < deadline and now != before:  # until it is in its loop
+        time.sleep(1)
+        before, now = now, memory(pid)
+    resident, without_files = now
     keys = possible_keys(pid)
     os.kill(pid, signal.SIGSEGV)
     errors = job.communicate(timeout=TIMEOUT)[1]
