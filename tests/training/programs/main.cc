@@ -1,8 +1,12 @@
 // Runs programs one after another on the ranks of this job:
 //   training_programs DIRECTORY NAME...     rank 0 writes the results of each to DIRECTORY/NAME
 //   training_programs --list                prints a line per program: name, tolerance, reference, flags, warning
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "tests/training/programs/program.h"
 

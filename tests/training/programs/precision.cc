@@ -1,4 +1,7 @@
 // Precisions below float32, loss scaling, and gradients that are sent or updated in unusual ways.
+#include <limits>
+#include <optional>
+
 #include "tests/training/programs/program.h"
 
 namespace lockstep::tests::programs::precision {
@@ -143,9 +146,9 @@ void train_compressed(Run& run, const DdpOptions& options) {
 }
 
 void compressed_by_hook(Run& run) { train_compressed(run, {.hook = std::make_shared<ddp::Bf16CompressHook>()}); }
-// Gloo alone does not know of hosts, and refuses it.
+// Gloo and MPI alone do not distinguish hosts, and refuse it.
 void compressed_between_hosts(Run& run) {
-  if (run.world.size() > 1 && run.world.transport() == "gloo") {
+  if (run.world.transport() == "gloo" || run.world.transport() == "mpi") {
     auto net = make_net(run);
     const std::string refusal =
         usage_error_of([&] { DistributedDataParallel ddp(net, run.world, {.wire_dtype = torch::kBFloat16}); });

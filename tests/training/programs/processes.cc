@@ -3,8 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "tests/training/programs/program.h"

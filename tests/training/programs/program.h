@@ -5,7 +5,9 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>

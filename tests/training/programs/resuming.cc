@@ -1,4 +1,6 @@
 // Trainings that load weights in the middle, resume from checkpoints, or use the Trainer.
+#include <cmath>
+#include <functional>
 #include <sstream>
 
 #include "tests/training/programs/program.h"
@@ -222,6 +224,52 @@ void trainer_by_hand(Run& run) {
   run.add("net", *net);
 }
 
+// A Trainer with two optimizers, batch normalisation over all ranks and averaged weights: an adversarial network.
+
+struct AdversarialImpl : torch::nn::Module {
+  AdversarialImpl() {
+    generator = register_module(
+        "generator", torch::nn::Sequential(torch::nn::Linear(torch::nn::LinearOptions(3, 8).bias(false)),
+                                           torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Linear(8, 3)));
+    critic = register_module(
+        "critic", torch::nn::Sequential(torch::nn::Linear(3, 8), torch::nn::SiLU(), torch::nn::Linear(8, 1)));
+  }
+  torch::Tensor training_step(data::Example& batch, training::StepLog& log) {
+    const torch::Tensor generated = generator->forward(batch.data.flip(1));
+    if (log.optimizer == 0) return torch::softplus(-critic->forward(generated)).mean();
+    return (torch::softplus(critic->forward(generated.detach())) + torch::softplus(-critic->forward(batch.data)))
+        .mean();
+  }
+  std::vector<training::OptimizerConfig> configure_optimizers(training::TrainingSetup& setup) {
+    std::vector<training::OptimizerConfig> configs;
+    for (torch::nn::Sequential& part : {std::ref(generator), std::ref(critic)}) {
+      DistributedDataParallel& ddp = setup.ddp(part);
+      if (fused)
+        configs.push_back({std::make_shared<optim::Adam>(ddp, optim::AdamOptions{.lr = 0.01})});
+      else
+        configs.push_back({std::make_shared<torch::optim::Adam>(part->parameters(), torch::optim::AdamOptions(0.01))});
+    }
+    return configs;
+  }
+  bool fused = false;
+  torch::nn::Sequential generator{nullptr}, critic{nullptr};
+};
+TORCH_MODULE(Adversarial);
+
+void trainer_adversarial(Run& run) {
+  Trainer trainer({.max_epochs = 3,
+                   .sync_batch_norm = true,
+                   .ema = 0.8,
+                   .folder = "",
+                   .progress_bar = false,
+                   .model_summary = false});
+  auto net = make_module<Adversarial>(run);
+  net->fused = run.fused;
+  const training::FitResult result = trainer.fit(net, make_training_loader(run));
+  for (const auto& [name, value] : result.train_values) run.add(name, value);
+  run.add("net", *net);
+}
+
 }  // namespace
 }  // namespace lockstep::tests::programs::resuming
 
@@ -240,6 +288,11 @@ std::vector<Program> resuming_programs() {
       {.name = "uninterrupted", .train = uninterrupted},
       {.name = "resumed", .train = resumed, .reference = "uninterrupted"},
       {.name = "resumed_fused", .train = resumed, .optimizers = Optimizers::kFused, .reference = "uninterrupted"},
+      {.name = "trainer_adversarial", .train = trainer_adversarial},
+      {.name = "trainer_adversarial_fused",
+       .train = trainer_adversarial,
+       .optimizers = Optimizers::kFused,
+       .reference = "trainer_adversarial"},
       {.name = "trainer_by_hand", .train = trainer_by_hand},
       {.name = "trainer", .train = trainer, .reference = "trainer_by_hand"},
       {.name = "trainer_fused", .train = trainer, .optimizers = Optimizers::kFused, .reference = "trainer_by_hand"}};

@@ -1,4 +1,6 @@
 // Language models and other sequences: tied weights, truncated backpropagation through time, a transformer.
+#include <tuple>
+
 #include "tests/training/programs/program.h"
 
 namespace lockstep::tests::programs::sequences {

@@ -1,4 +1,6 @@
 // Classifiers and regressions with a plain loop.
+#include <cmath>
+
 #include "tests/training/programs/program.h"
 
 namespace lockstep::tests::programs::supervised {

@@ -1,6 +1,8 @@
 // Updates that are more than a step of an optimizer: writes into parameters and gradients, other backward passes,
 // reductions by hand.
 #include <exception>
+#include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/training/programs/program.h"
