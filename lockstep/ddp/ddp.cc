@@ -422,11 +422,12 @@ void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor&
   if (there) return;
   // After a backward() with create_graph the gradient keeps its graph, as it does where it is reduced in place: derived
   // once more and averaged, that graph gives the derivative of the mean. data(): the graph may have saved the gradient.
-  if (gradient.defined() && gradient.requires_grad() && !gradient.is_sparse() && !mean.is_sparse())
+  if (gradient.defined() && gradient.requires_grad() && !gradient.is_sparse() && !mean.is_sparse()) {
     gradient.data().copy_(mean);
-  else  // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect
-        // `mean`
-    gradient = mean.is_sparse() ? mean : mean.detach();
+    return;
+  }
+  // detach(): a separate tensor on the same memory, so that the user's changes of its metadata do not affect `mean`.
+  gradient = mean.is_sparse() ? mean : mean.detach();
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {

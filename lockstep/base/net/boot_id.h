@@ -1,4 +1,4 @@
-// Tells hosts apart by their running kernels.
+// Identifies the running kernel of this host.
 #pragma once
 
 #include <string>

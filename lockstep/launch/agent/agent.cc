@@ -19,6 +19,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
+#include "lockstep/launch/agent/epoll.h"
 #include "lockstep/launch/agent/error_files.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/guard.h"
@@ -65,7 +66,6 @@ class Agent {
   void start_ranks(const plan::JobPlan& job);
   void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int null, std::uint64_t max_files);
   void write_stdin();
-  void add_to_epoll(int fd, std::uint64_t id, unsigned events);
   void poll_once();
   void read_input();
   void handle_frame(const protocol::Frame& frame);
@@ -117,14 +117,6 @@ class Agent {
   Deadline kill_at_ = Deadline::never();
   Deadline give_up_at_ = Deadline::never();
 };
-
-void Agent::add_to_epoll(int fd, std::uint64_t id, unsigned events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = id;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
-    throw base::SystemError("the agent cannot add a descriptor to epoll", errno);
-}
 
 /// Checks the user's settings for Gloo and NCCL against the interfaces of this host. Throws UsageError.
 void check_interfaces(const process::Environment& environment) {
@@ -462,11 +454,11 @@ int Agent::run() {
   if (!setup) return 0;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
-  add_to_epoll(STDIN_FILENO, kInput, EPOLLIN);
-  add_to_epoll(signals_.get(), kSignals, EPOLLIN);
-  add_to_epoll(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
+  add_to_epoll(epoll_.get(), STDIN_FILENO, kInput, EPOLLIN);
+  add_to_epoll(epoll_.get(), signals_.get(), kSignals, EPOLLIN);
+  add_to_epoll(epoll_.get(), STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
   liveness_fd_ = std::move(setup->liveness_fd);
-  if (liveness_fd_) add_to_epoll(liveness_fd_.get(), kLiveness, EPOLLIN);
+  if (liveness_fd_) add_to_epoll(epoll_.get(), liveness_fd_.get(), kLiveness, EPOLLIN);
   prepared_job_ = prepare(std::move(setup->job));
   while (prepared_job_) poll_once();
   reap_children();

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <limits.h>
-#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -11,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/error.h"
+#include "lockstep/launch/agent/epoll.h"
 
 namespace lockstep::launcher::agent {
 namespace {
@@ -37,11 +36,7 @@ void OutputForwarder::add_rank(int rank, std::array<base::Fd, 2> pipes) {
 
 void OutputForwarder::watch(std::size_t index, std::size_t stream) {
   Pipe& pipe = ranks_[index].pipes[stream];
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = 4 * index + stream;
-  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, pipe.fd.get(), &event) != 0)
-    throw base::SystemError("the agent cannot add a pipe to epoll", errno);
+  add_to_epoll(epoll_, pipe.fd.get(), 4 * index + stream, EPOLLIN);
   pipe.is_paused = false;
 }
 

@@ -1,22 +1,17 @@
 #include "lockstep/launch/agent/stdin_writer.h"
 
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
-#include "lockstep/base/error.h"
+#include "lockstep/launch/agent/epoll.h"
 
 namespace lockstep::launcher::agent {
 
 void StdinWriter::add_rank(base::Fd pipe, std::uint64_t epoll_data) {
   base::set_nonblocking(pipe.get());
-  epoll_event event{};
-  event.events = EPOLLOUT | EPOLLET;
-  event.data.u64 = epoll_data;
-  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, pipe.get(), &event) != 0)
-    throw base::SystemError("the agent cannot add a pipe to epoll", errno);
+  add_to_epoll(epoll_, pipe.get(), epoll_data, EPOLLOUT | EPOLLET);
   ranks_.push_back({std::move(pipe)});
 }
 

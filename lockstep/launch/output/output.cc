@@ -204,14 +204,15 @@ bool Output::wait_for_readers(const std::function<bool()>& is_interrupted) {
   return false;
 }
 
-void Output::warn_about_dropped_lines() {
+std::int64_t Output::warn_about_dropped_lines(std::int64_t known) {
   const std::int64_t dropped = out_->writer.dropped() + (err_ ? err_->writer.dropped() : 0);
-  if (dropped > 0)
-    print_note("warning: " + std::to_string(dropped) + (dropped == 1 ? " line was" : " lines were") +
+  if (dropped > known)
+    print_note("warning: " + std::to_string(dropped - known) + (dropped - known == 1 ? " line was" : " lines were") +
                " dropped: the reader of the output was too slow");
   if (disk_ && disk_->dropped() > 0)
     print_note("warning: --output: the files in " + base::quoted(directory_, 256) +
                " are incomplete, because the disk was too slow");
+  return dropped;
 }
 
 bool Output::finish(const std::string& last, const std::function<bool()>& is_interrupted) {
@@ -224,13 +225,12 @@ bool Output::finish(const std::string& last, const std::function<bool()>& is_int
   for (Destination* to : {out_.get(), err_.get()})
     if (to && to->is_terminal) to->writer.drain(kStallLimit, kDrainLimit);
   check_failures();
-  warn_about_dropped_lines();
-  const std::int64_t dropped = out_->writer.dropped();
+  const std::int64_t dropped = warn_about_dropped_lines(0);
   Destination& err = destination(Stream::kErr);
   err.writer.write({.fd = err.fd, .bytes = last, .lines = 1, .keep = true});
   err.writer.drain(kStallLimit, kReaderLimit);
   bool is_whole = wait_for_readers(is_interrupted);
-  if (out_->writer.dropped() > dropped) warn_about_dropped_lines();
+  warn_about_dropped_lines(dropped);
   check_failures();
   err.writer.drain(kStallLimit, kDrainLimit);
   is_whole = is_whole && (out_->is_terminal || out_->writer.dropped() == 0) && (!disk_ || disk_->error() == 0);

@@ -40,7 +40,7 @@ class Output {
   /// From now on, tracebacks of KeyboardInterrupt are not printed: every rank of a Python program ends with one after
   /// Ctrl-C. The files of --output have them.
   void hide_interrupts() { hides_interrupts_ = true; }
-  /// The bytes that the agents may forget, and a descriptor that is readable while there are some.
+  /// The acknowledgements for the agents.
   OutputAcks& acks() { return acks_; }
   /// A descriptor that becomes readable when output cannot be written; call check_failures() then.
   int failure_fd() const { return failures_.get(); }
@@ -90,7 +90,8 @@ class Output {
   bool drop_if_stalled(Destination& to);
   std::vector<BackgroundWriter*> writers();
   bool wait_for_readers(const std::function<bool()>& is_interrupted);
-  void warn_about_dropped_lines();
+  /// Warns of dropped lines beyond `known`. Returns how many lines have been dropped.
+  std::int64_t warn_about_dropped_lines(std::int64_t known);
   void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
 

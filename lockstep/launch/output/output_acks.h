@@ -10,7 +10,7 @@ namespace lockstep::launcher::output {
 /// A stream of a rank: stdout or stderr.
 enum class Stream { kOut = 0, kErr = 1 };
 
-/// Bytes of one stream that an agent may forget.
+/// A number of bytes of one stream that are written, or will not be.
 struct OutputAck {
   int rank = -1;
   Stream stream = Stream::kOut;

@@ -430,6 +430,7 @@ void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
+  const std::size_t acks = entries.size(), input = acks + 1, failures = acks + 2;
   entries.push_back({output_->acks().fd(), POLLIN, 0});
   entries.push_back({stdin_.poll_fd(), POLLIN, 0});
   entries.push_back({output_->failure_fd(), POLLIN, 0});
@@ -440,13 +441,13 @@ void Supervisor::poll_once() {
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1 + agents_.size()].revents && agents_[i].close_liveness_fd()) on_host_unreachable(i);
-  if (entries.back().revents && output_->check_failures()) on_reader_closed();
-  if (entries[entries.size() - 2].revents)
+  if (entries[failures].revents && output_->check_failures()) on_reader_closed();
+  if (entries[input].revents)
     stdin_.forward([&](std::size_t agent, const std::string& bytes) {
       agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
     });
   output_->drop_stalled();
-  send_acks();
+  if (entries[acks].revents) send_acks();
   if (decide_at_.expired()) decide();
   if (snapshot_deadline_.expired()) on_snapshots();
   for (std::size_t i = 0; i < agents_.size(); ++i)

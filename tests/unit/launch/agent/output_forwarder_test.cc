@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "lockstep/base/fd.h"
 
@@ -68,15 +69,22 @@ struct TwoRanks {
       written += static_cast<std::size_t>(size);
     return written;
   }
+
+  /// Fills the pipe of a stream of rank 10 five times, and forwards each time. Returns the numbers of bytes written,
+  /// and of those of its stdout that arrived.
+  std::pair<std::size_t, std::size_t> fill_beyond_the_window(int stream, std::size_t piece) {
+    std::size_t written = 0, arrived = 0;
+    for (int i = 0; i < 5; ++i) {
+      written += fill(0, stream, piece);
+      arrived += forward_all();
+    }
+    return {written, arrived};
+  }
 };
 
 TEST(OutputForwarder, AtMostAWindowIsOnItsWay) {
   TwoRanks ranks;
-  std::size_t written = 0, arrived = 0;
-  for (int i = 0; i < 5; ++i) {
-    written += ranks.fill(0, 0, 1000);
-    arrived += ranks.forward_all();
-  }
+  auto [written, arrived] = ranks.fill_beyond_the_window(0, 1000);
   EXPECT_EQ(arrived, kWindow);
   EXPECT_GT(written, kWindow);
   EXPECT_TRUE(ranks.forwarder.is_blocked(0));
@@ -95,10 +103,7 @@ TEST(OutputForwarder, AtMostAWindowIsOnItsWay) {
 TEST(OutputForwarder, AFullPipeOfOddWritesIsBlocked) {
   for (const std::size_t piece : {1u, 100u, 2049u, 3000u, 4096u}) {
     TwoRanks ranks;
-    for (int i = 0; i < 5; ++i) {
-      ranks.fill(0, 1, piece);
-      ranks.forward_all();
-    }
+    ranks.fill_beyond_the_window(1, piece);
     ranks.fill(0, 1, piece);
     EXPECT_TRUE(ranks.forwarder.is_blocked(0)) << piece;
   }
@@ -106,11 +111,7 @@ TEST(OutputForwarder, AFullPipeOfOddWritesIsBlocked) {
 
 TEST(OutputForwarder, TheLastBytesOfARankNeedNoWindow) {
   TwoRanks ranks;
-  std::size_t written = 0, arrived = 0;
-  for (int i = 0; i < 5; ++i) {
-    written += ranks.fill(0, 0, 1000);
-    arrived += ranks.forward_all();
-  }
+  auto [written, arrived] = ranks.fill_beyond_the_window(0, 1000);
   ranks.forwarder.forward_written(0);
   arrived += ranks.forward_all();
   EXPECT_EQ(arrived, written);
@@ -123,11 +124,7 @@ TEST(OutputForwarder, TheLastBytesOfARankNeedNoWindow) {
 
 TEST(OutputForwarder, TheEndOfAPausedPipeDoesNotSpin) {
   TwoRanks ranks;
-  std::size_t written = 0, arrived = 0;
-  for (int i = 0; i < 5; ++i) {
-    written += ranks.fill(0, 0, 1000);
-    arrived += ranks.forward_all();
-  }
+  auto [written, arrived] = ranks.fill_beyond_the_window(0, 1000);
   ranks.pipes[0][0].write.reset();
   epoll_event event;
   EXPECT_EQ(::epoll_wait(ranks.epoll.get(), &event, 1, 0), 0);
