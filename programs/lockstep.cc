@@ -26,9 +26,7 @@ int main(int argc, char** argv) {
       case launcher::cli::Subcommand::kRun: return launcher::supervise::run(std::move(command.run));
       case launcher::cli::Subcommand::kSubmit: return launcher::slurm::submit(std::move(command.arguments));
       case launcher::cli::Subcommand::kDoctor: return launcher::doctor::doctor(std::move(command.doctor));
-      case launcher::cli::Subcommand::kStatus:
-        std::fputs(launcher::output::status_text(launcher::output::find_local_ranks(), command.json).c_str(), stdout);
-        break;
+      case launcher::cli::Subcommand::kStatus: launcher::output::print_status(command.json); break;
       case launcher::cli::Subcommand::kBench: launcher::process::exec_companion("lockstep-bench", command.arguments);
       case launcher::cli::Subcommand::kAgent:
         return command.agent.waits_in_step.empty() ? launcher::agent::agent_main(command.agent)

@@ -104,6 +104,15 @@ static_assert(kAgentExitTimeout > kUnkillableTimeout, "the agent gives up and re
 static_assert(kUnreachableExitTime > kPeerHostTimeout, "the agent has detected the loss and sent SIGKILL");
 static_assert(kUnreachableExitTime > kSshAliveCount * kSshAliveInterval, "ssh has ended, which ends the agent's input");
 
+// `lockstep status` asks the launchers and agents on its host; a launcher asks its agents.
+
+/// The launcher waits for the agents, which reply within a few milliseconds.
+inline constexpr std::chrono::seconds kAgentStatusTimeout{1};
+/// `lockstep status` waits for the launchers and agents.
+inline constexpr std::chrono::seconds kStatusTimeout{3};
+
+static_assert(kStatusTimeout > kAgentStatusTimeout, "the launcher replies first, also without an agent's reply");
+
 // The start of a job, and `lockstep doctor`: the launcher sends requests to agents.
 
 /// The default of --connect-timeout, for ssh.

@@ -6,6 +6,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
 #include "lockstep/launch/protocol/frames.h"
+#include "lockstep/launch/protocol/status_messages.h"
 
 using namespace lockstep::launcher;
 
@@ -27,6 +28,9 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kStartFailed: protocol::decode_numbers(bytes, 2); break;
     case protocol::FrameKind::kRankHealth: protocol::decode_rank_health(bytes); break;
     case protocol::FrameKind::kSnapshot: protocol::decode_snapshot(bytes); break;
+    case protocol::FrameKind::kRankStatus: protocol::decode_rank_status(bytes); break;
+    // The frame is empty. Its bytes stand for what `lockstep status` receives, which is not in a frame.
+    case protocol::FrameKind::kStatusDone: protocol::decode_job_status(bytes); break;
     case protocol::FrameKind::kRankExited: protocol::decode_rank_exit(bytes); break;
     case protocol::FrameKind::kHostFactsRequest: doctor::decode_host_facts_request(bytes); break;
     case protocol::FrameKind::kHostFacts: doctor::decode_host_facts(bytes); break;
@@ -42,6 +46,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kStart:
     case protocol::FrameKind::kPrepared:
     case protocol::FrameKind::kSnapshotRequest:
+    case protocol::FrameKind::kStatusRequest:
     case protocol::FrameKind::kClockRequest:
     case protocol::FrameKind::kStdin:
     case protocol::FrameKind::kStdinTaken:

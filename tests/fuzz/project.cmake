@@ -26,6 +26,7 @@ foreach(
   launch/cli/host_options launch/cli/interface_filter launch/cli/option_parsing launch/cli/suggestion
   launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/cpu_placement launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
+  launch/protocol/status_messages
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
   checkpoint/safetensors/safetensors_dtype checkpoint/safetensors/safetensors_header
   checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle_validator

@@ -29,19 +29,20 @@ sockaddr_un unix_address(const std::string& path) {
   return address;
 }
 
+}  // namespace
+
 Fd make_unix_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw SystemError("cannot create a socket", errno);
   return fd;
 }
 
-bool is_same_user(int socket) {
+std::optional<pid_t> pid_of_same_user(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
+  const bool is_known = ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+  return is_known && peer.uid == ::geteuid() ? std::optional(peer.pid) : std::nullopt;
 }
-
-}  // namespace
 
 UnixListener::UnixListener(const std::string& parent) {
   folder_ = parent + "/lockstep-" + kTemplateSuffix;
@@ -70,7 +71,7 @@ Fd UnixListener::accept(Deadline deadline) {
     if (!wait_readable(listener_.get(), deadline))
       throw SystemError("no process connected to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd && is_same_user(fd.get())) return fd;
+    if (fd && pid_of_same_user(fd.get())) return fd;
   }
 }
 
@@ -79,7 +80,7 @@ Fd connect_unix(const std::string& path) {
   const sockaddr_un address = unix_address(path);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     throw SystemError("cannot connect to " + path, errno);
-  if (!is_same_user(fd.get())) throw SystemError(path + " belongs to another user", EPERM);
+  if (!pid_of_same_user(fd.get())) throw SystemError(path + " belongs to another user", EPERM);
   return fd;
 }
 

@@ -1,7 +1,10 @@
 // Unix sockets that pass file descriptors between processes of one user on one host.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/deadline.h"
@@ -33,6 +36,12 @@ class UnixListener {
 
 /// Connects to the UnixListener of another process, which must belong to this user. Throws SystemError.
 Fd connect_unix(const std::string& path);
+
+/// Creates a socket that is neither connected nor listening. Throws SystemError.
+Fd make_unix_socket();
+/// Returns the pid of the process at the other end of a connected socket if it belongs to this user, else nullopt. For
+/// the end that has connected, that is the process that listens.
+std::optional<pid_t> pid_of_same_user(int socket);
 
 /// A descriptor and a label that identifies it to the receiver.
 struct FdMessage {

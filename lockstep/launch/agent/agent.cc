@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
@@ -23,12 +22,13 @@
 #include "lockstep/launch/agent/error_files.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/guard.h"
+#include "lockstep/launch/agent/interface_check.h"
 #include "lockstep/launch/agent/mpi4py.h"
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
+#include "lockstep/launch/agent/status_responder.h"
 #include "lockstep/launch/agent/stdin_writer.h"
-#include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/plan/variable_check.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
@@ -59,7 +59,7 @@ class Agent {
 
  private:
   // The data of an epoll event: one of these, or 4 * index + stream for the pipe of a rank.
-  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
+  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL, kStatus = ~4ULL;
   static constexpr std::size_t kStdinStream = 2;  // after the streams of OutputForwarder
 
   std::optional<plan::JobPlan> prepare(plan::JobPlan job);
@@ -77,6 +77,7 @@ class Agent {
   void send_rank_health();
   void check_for_mpi4py();
   void send_snapshots();
+  std::vector<protocol::RankStatus> rank_statuses() const;
   void send_saved_checkpoint(const RankProcess& process);
   void write_stacks(const std::vector<int>& ranks);
   void check_timers();
@@ -92,6 +93,7 @@ class Agent {
   OutputForwarder output_{epoll_.get(), queue_};
   StdinWriter stdin_{epoll_.get()};
   base::Fd liveness_fd_;
+  std::optional<StatusResponder> status_responder_;
   base::Pipe failures_;
   std::optional<plan::JobPlan> prepared_job_;  // until kStart
   std::vector<RankProcess> ranks_;
@@ -117,22 +119,6 @@ class Agent {
   Deadline kill_at_ = Deadline::never();
   Deadline give_up_at_ = Deadline::never();
 };
-
-/// Checks the user's settings for Gloo and NCCL against the interfaces of this host. Throws UsageError.
-void check_interfaces(const process::Environment& environment) {
-  std::vector<std::string> names;
-  for (const base::net::InterfaceAddress& one : base::net::interface_addresses())
-    if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
-  for (const std::string& variable : environment)
-    for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-      const std::string error = variable.rfind(name + "=", 0) == 0
-                                    ? cli::socket_ifname_error(name, variable.substr(name.size() + 1), names)
-                                    : "";
-      if (!error.empty())
-        throw base::UsageError(error,
-                               "unset it: lockstep then sets the interface through which the hosts reach each other");
-    }
-}
 
 /// Completes the plan with facts about this host: the working directory, the path of a staged program, and the agent's
 /// own environment. Checks what can be checked before any rank runs. Queues a kPrepared frame or, on an error, a
@@ -232,6 +218,10 @@ void Agent::handle_frame(const protocol::Frame& frame) {
   } else if (frame.kind == protocol::FrameKind::kSnapshotRequest) {
     send_snapshots();
     queue_frame(protocol::FrameKind::kSnapshotsDone, -1);
+  } else if (frame.kind == protocol::FrameKind::kStatusRequest) {
+    for (const protocol::RankStatus& rank : rank_statuses())
+      queue_frame(protocol::FrameKind::kRankStatus, rank.rank, protocol::encode_rank_status(rank));
+    queue_frame(protocol::FrameKind::kStatusDone, -1);
   } else if (frame.kind == protocol::FrameKind::kWriteStacks) {
     write_stacks(protocol::decode_ranks(frame.payload));
   } else if (frame.kind == protocol::FrameKind::kSignal) {
@@ -305,6 +295,12 @@ void Agent::send_snapshots() {
   for (const RankProcess& process : ranks_)
     if (const auto snapshot = process.monitor.snapshot())
       queue_frame(protocol::FrameKind::kSnapshot, process.rank, protocol::encode_snapshot(*snapshot));
+}
+
+std::vector<protocol::RankStatus> Agent::rank_statuses() const {
+  std::vector<protocol::RankStatus> statuses;
+  for (const RankProcess& process : ranks_) statuses.push_back(process.monitor.status(process.pid));
+  return statuses;
 }
 
 /// Reports a newer checkpoint. Called every second and after each exit of a rank, because the whole host may be lost at
@@ -431,6 +427,8 @@ void Agent::poll_once() {
       on_launcher_lost();  // no data is sent on this connection, so it has ended
     else if (id == kSignals)
       signalled = true;
+    else if (id == kStatus)
+      status_responder_->reply(rank_statuses());
     else if (id != kOutput && id % 4 == kStdinStream)
       write_stdin();
     else if (id != kOutput)
@@ -459,6 +457,8 @@ int Agent::run() {
   add_to_epoll(epoll_.get(), STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
   liveness_fd_ = std::move(setup->liveness_fd);
   if (liveness_fd_) add_to_epoll(epoll_.get(), liveness_fd_.get(), kLiveness, EPOLLIN);
+  status_responder_.emplace(setup->job.label);
+  if (status_responder_->fd() >= 0) add_to_epoll(epoll_.get(), status_responder_->fd(), kStatus, EPOLLIN);
   prepared_job_ = prepare(std::move(setup->job));
   while (prepared_job_) poll_once();
   reap_children();

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "lockstep/launch/process/stack_dump.h"
 
@@ -31,9 +32,9 @@ pid_t RankMonitor::pid(pid_t fallback) const {
 
 job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::Clock::time_point now) {
   const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
-  job::health::RankHealth result{
-      .rank = rank_, .is_in_world = is_in_world(), .process_state = process::process_state(this->pid(pid))};
   const pid_t page_pid = this->pid(pid);
+  earlier_sample_ = std::exchange(last_sample_, process::sample_process(page_pid));
+  job::health::RankHealth result{.rank = rank_, .is_in_world = is_in_world(), .process_state = last_sample_.state};
   // The page has the pid of a child of the rank's process, and the child has exited without leaving its world.
   if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z')) result.is_in_world = false;
   const bool held = result.process_state == 't' || process::is_dumping_core(page_pid);
@@ -49,6 +50,19 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   result.since_heartbeat = beat_timer_.stalled_for(now);
   result.since_progress = progress_timer_.stalled_for(now);
   return result;
+}
+
+protocol::RankStatus RankMonitor::status(pid_t pid) const {
+  protocol::RankStatus status{.rank = rank_, .host = {}, .state = protocol::RankState::kExited, .page = snapshot()};
+  if (status.page) status.page->rank = rank_;
+  if (pid <= 0) return status;
+  process::ProcessSample now = process::sample_process(this->pid(pid));
+  if (now.state == '?' || now.state == 'Z') now = process::sample_process(pid);  // see health()
+  status.state = now.state == 'T' || now.state == 't' ? protocol::RankState::kStopped : protocol::RankState::kRunning;
+  status.pid = now.pid;
+  status.resident_bytes = now.resident_bytes;
+  status.cpu_percent = cpu_percent(earlier_sample_.pid == now.pid ? earlier_sample_ : last_sample_, now);
+  return status;
 }
 
 }  // namespace lockstep::launcher::agent

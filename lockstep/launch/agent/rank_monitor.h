@@ -10,6 +10,8 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/job_key.h"
+#include "lockstep/launch/process/process_sample.h"
+#include "lockstep/launch/protocol/status_messages.h"
 
 namespace lockstep::launcher::agent {
 
@@ -35,6 +37,10 @@ class RankMonitor {
     return base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));
   }
 
+  /// Returns what `lockstep status` shows of the rank: its CPU share is that since the last but one call of health(),
+  /// which is 1 to 2 s ago. `pid` is the process that was started; -1 after its exit.
+  protocol::RankStatus status(pid_t pid) const;
+
   /// Returns the pid in the page, or `fallback` if the page has none.
   pid_t pid(pid_t fallback) const;
   /// Returns whether the rank is between init() and the end of its world, in which time its waiting operations read the
@@ -51,6 +57,7 @@ class RankMonitor {
   const int rank_;
   base::SharedMemory memory_;
   job::health::StallTimer beat_timer_, progress_timer_;
+  process::ProcessSample last_sample_, earlier_sample_;  // of the last two calls of health()
   std::uint64_t polls_ = 0;
 };
 

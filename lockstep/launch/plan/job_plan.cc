@@ -201,6 +201,10 @@ process::Environment apply_exports(process::Environment environment, const std::
   return environment;
 }
 
+JobLabel job_label(const LaunchContext& context, int world_size) {
+  return {context.job, context.name, context.launcher_host, context.launcher_pid, world_size};
+}
+
 std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchContext& context,
                                const std::vector<Node>& nodes) {
   const process::Environment for_all = shared_environment(options, context, nodes);
@@ -217,7 +221,8 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
         .fail_grace = options.fail_grace,
         .run_dir = context.run_dir,
         .output_window = output_window(num_ranks),
-        .key = context.key};
+        .key = context.key,
+        .label = job_label(context, static_cast<int>(num_ranks))};
     std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
     for (int local = 0; local < node.ranks; ++local)
       job.ranks.push_back(

@@ -25,6 +25,15 @@ struct RankPlan {
   bool reads_stdin = false;            ///< its stdin is the launcher's; else it is /dev/null
 };
 
+/// What identifies a job to its user.
+struct JobLabel {
+  std::string id;             ///< random; all generations of the job share it
+  std::string name;           ///< of the run: NAME of runs/NAME. Empty for a job that `lockstep run` has not started
+  std::string launcher_host;  ///< name of the host of `lockstep run`
+  std::int64_t launcher_pid = 0;
+  int world_size = 0;
+};
+
 /// Everything that an agent needs to run the ranks of its host.
 struct JobPlan {
   std::string program;                   ///< path of an executable file
@@ -37,6 +46,7 @@ struct JobPlan {
   std::string run_dir;            ///< directory for stack files; the agent creates it when it writes the first one
   std::size_t output_window = 0;  ///< see output_window()
   job::JobKey key{};              ///< the agent stores it in the ranks' pages
+  JobLabel label{};
 };
 
 /// The inputs of the plan besides the options and the hosts.
@@ -48,6 +58,9 @@ struct LaunchContext {
   std::vector<std::string> exported;  ///< names of the variables given with -x, which all hosts get
   base::net::Address store;
   std::string job;
+  std::string name;  ///< of the run
+  std::string launcher_host;
+  std::int64_t launcher_pid = 0;
   base::net::Address master;  ///< rendezvous address of programs with torch.distributed
   std::string run_dir;        ///< runs/NAME
   int generation = 0;         ///< number of earlier starts of the job
@@ -69,6 +82,9 @@ struct Node {
 
 /// Returns the variables of the launcher that the ranks of a host inherit.
 process::Environment inherited_environment(const Node& node, const LaunchContext& context);
+
+/// Returns the label of a job with `world_size` ranks.
+JobLabel job_label(const LaunchContext& context, int world_size);
 
 /// Returns one plan per node, for its agent. Every node must have at least one rank.
 ///

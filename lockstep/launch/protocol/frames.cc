@@ -12,12 +12,11 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = 12;
 
-/// Throws Error kProtocol. `what` describes a frame that this program would not have written.
-[[noreturn]] void throw_protocol_error(const std::string& what) {
+}  // namespace
+
+void throw_protocol_error(const std::string& what) {
   throw base::Error(base::Cause::kProtocol, std::string(kProtocolSubject) + ": " + what);
 }
-
-}  // namespace
 
 std::string encode(const Frame& frame) {
   std::string bytes;
@@ -139,6 +138,9 @@ std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot) {
         snapshot.batches, std::int64_t{snapshot.waiting}, std::int64_t{snapshot.has_left},
         std::int64_t{snapshot.output_blocked}, snapshot.read_at_ns})
     base::put_number(bytes, number);
+  for (const std::uint64_t number : {snapshot.gradient_reductions, snapshot.live_bytes, snapshot.peak_live_bytes,
+                                     snapshot.high_water_bytes, snapshot.resident_bytes})
+    base::put_number(bytes, number);
   for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
     base::put_text(bytes, *text);
   const auto operations = recent_operations(snapshot.operations);
@@ -159,6 +161,9 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
   snapshot.has_left = reader.number<std::int64_t>() != 0;
   snapshot.output_blocked = reader.number<std::int64_t>() != 0;
   snapshot.read_at_ns = reader.number<std::int64_t>();
+  for (std::uint64_t* number : {&snapshot.gradient_reductions, &snapshot.live_bytes, &snapshot.peak_live_bytes,
+                                &snapshot.high_water_bytes, &snapshot.resident_bytes})
+    *number = reader.number<std::uint64_t>();
   for (std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
     *text = base::telemetry::printable(reader.text());
   snapshot.operations.resize(reader.count(64));
@@ -342,6 +347,21 @@ std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count)
   return texts;
 }
 
+void put_label(std::string& out, const plan::JobLabel& label) {
+  for (const std::string* text : {&label.id, &label.name, &label.launcher_host}) base::put_text(out, *text);
+  base::put_number(out, label.launcher_pid);
+  base::put_number(out, static_cast<std::int32_t>(label.world_size));
+}
+
+plan::JobLabel read_label(base::ByteReader& reader) {
+  plan::JobLabel label;
+  for (std::string* text : {&label.id, &label.name, &label.launcher_host})
+    *text = base::telemetry::printable(reader.text());
+  label.launcher_pid = reader.number<std::int64_t>();
+  label.world_size = reader.number<std::int32_t>();
+  return label;
+}
+
 std::string encode_job(const plan::JobPlan& job) {
   std::string bytes;
   base::put_text(bytes, job.program);
@@ -353,6 +373,7 @@ std::string encode_job(const plan::JobPlan& job) {
   base::put_text(bytes, job.run_dir);
   base::put_number(bytes, static_cast<std::uint32_t>(job.output_window));
   bytes += job.key.bytes();
+  put_label(bytes, job.label);
   base::put_number(bytes, static_cast<std::uint32_t>(job.ranks.size()));
   for (const plan::RankPlan& rank : job.ranks) {
     base::put_number(bytes, static_cast<std::int32_t>(rank.rank));
@@ -377,6 +398,7 @@ plan::JobPlan decode_job(std::string_view bytes) {
   job.run_dir = reader.text();
   job.output_window = reader.number<std::uint32_t>();
   job.key = job::JobKey(reader.bytes(job::JobKey::kBytes));
+  job.label = read_label(reader);
   job.ranks.resize(reader.count(16));
   for (plan::RankPlan& rank : job.ranks) {
     rank.rank = reader.number<std::int32_t>();

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/plan/host_info.h"
@@ -29,6 +30,7 @@ enum class FrameKind : std::uint32_t {
   kProbeRequest,     ///< ProbeRequest
   kWriteStacks,      ///< numbers of the ranks whose stacks the agent must write; it delays a later kStop until then
   kOutputAck,        ///< two numbers: the stream (0: stdout, 1: stderr) of `rank`, and how many of its bytes arrived
+  kStatusRequest,    ///< empty; the agent replies with a kRankStatus per rank, then kStatusDone
   kStdin,            ///< bytes for the ranks that read the launcher's stdin; empty: its end. One at a time
   // Launcher to agent for `lockstep doctor`, which starts no job; see doctor_messages.h.
   kClockRequest,      ///< empty
@@ -55,6 +57,8 @@ enum class FrameKind : std::uint32_t {
   kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes
   kSnapshot,         ///< base::telemetry::RankSnapshot
   kSnapshotsDone,    ///< empty
+  kRankStatus,       ///< RankStatus; see status_messages.h
+  kStatusDone,       ///< empty
   kRankExited,       ///< RankExit; after all output of the rank
   kStdinTaken,       ///< empty; the ranks have read the last kStdin
   kUnkillable,       ///< one number: the pid of a process that SIGKILL did not end
@@ -93,6 +97,8 @@ class FrameReader {
 
 /// Begins the message of each error about a frame that this program would not have written.
 inline constexpr std::string_view kProtocolSubject = "launcher and agent";
+/// Throws Error kProtocol. `what` describes such a frame.
+[[noreturn]] void throw_protocol_error(const std::string& what);
 
 // Each function decode_X() throws Error kProtocol for anything that encode_X() does not write.
 
@@ -141,6 +147,10 @@ std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes);
 std::string encode_texts(const std::vector<std::string>& texts);
 /// Expects exactly `count` texts, and makes them printable.
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count);
+
+/// Appends a label, which read_label() reads.
+void put_label(std::string& out, const plan::JobLabel& label);
+plan::JobLabel read_label(base::ByteReader& reader);
 
 std::string encode_job(const plan::JobPlan& job);
 plan::JobPlan decode_job(std::string_view bytes);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -87,6 +88,10 @@ Verdict judge_refusal(const std::string& host, const std::string& why, const std
 Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error) {
   return make_verdict(error.cause(), {.host = host, .pid = pid}, "the agent on host " + host + ": " + error.what(),
                       error.hint());
+}
+
+std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits) {
+  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, base::kMinAgentSilence) : 0ms;
 }
 
 Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 #include "lockstep/launch/supervise/verdict.h"
@@ -28,6 +29,8 @@ Verdict judge_refusal(const std::string& host, const std::string& why, const std
 /// Returns the verdict on an agent that has sent something invalid, which reading reported as `error`. Pure.
 Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error);
 
+/// Returns the longest time in which an agent may send nothing; 0 means no limit. Pure.
+std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits);
 /// Returns the verdict on an agent that has sent nothing for `silence`. Pure.
 Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence);
 

@@ -13,6 +13,7 @@
 #include "lockstep/job/injection.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/hosts/network_check.h"
+#include "lockstep/launch/supervise/agent_verdict.h"
 
 namespace lockstep::launcher::supervise {
 namespace {

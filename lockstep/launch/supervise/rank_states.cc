@@ -6,6 +6,7 @@
 
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/progress_report.h"
+#include "lockstep/launch/protocol/frames.h"
 
 namespace lockstep::launcher::supervise {
 std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes) {
@@ -13,6 +14,13 @@ std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>
   for (const plan::Node& node : nodes)
     locations.insert(locations.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
   return locations;
+}
+
+protocol::RankLocation& location_of(int rank, std::vector<protocol::RankLocation>& locations) {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= locations.size())
+    protocol::throw_protocol_error("a frame of rank " + std::to_string(rank) + "; expected 0 to " +
+                                   std::to_string(locations.size() - 1));
+  return locations[static_cast<std::size_t>(rank)];
 }
 
 std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts) {

@@ -16,6 +16,8 @@ namespace lockstep::launcher::supervise {
 
 /// Returns the location of each rank, in the order of ranks. Pure.
 std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes);
+/// Returns where `rank` runs. Throws Error kProtocol if there is no such rank.
+protocol::RankLocation& location_of(int rank, std::vector<protocol::RankLocation>& locations);
 /// Returns the prefix of each rank's lines. Pure.
 std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>& locations, bool with_hosts);
 

@@ -258,7 +258,10 @@ int run(cli::RunOptions options) {
   for (const std::string& variable : options.exports) context.exported.emplace_back(process::variable_name(variable));
   context.columns = output::terminal_columns();
   context.job = random_job_id();
-  context.run_dir = "runs/" + (options.name.empty() ? default_run_name(context.program) : options.name);
+  context.name = options.name.empty() ? default_run_name(context.program) : options.name;
+  context.run_dir = "runs/" + context.name;
+  context.launcher_host = base::net::host_name();
+  context.launcher_pid = ::getpid();
   // A shell that replaced itself by lockstep may have left children.
   job.inherited_children = process::has_children() ? process::descendants() : std::vector<pid_t>();
   const base::Fd signals(

@@ -20,6 +20,7 @@
 #include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
+#include "lockstep/launch/supervise/status_service.h"
 #include "lockstep/launch/supervise/stdin_forwarder.h"
 #include "lockstep/launch/supervise/verdict.h"
 
@@ -68,7 +69,6 @@ class Supervisor {
   void on_agent_lost(std::size_t index);
   std::optional<job::Fatal> published_cause();
   void conclude(Verdict verdict);
-  protocol::RankLocation& location(int rank);
 
   const cli::RunOptions options_;
   const std::vector<pid_t> inherited_children_;
@@ -79,6 +79,7 @@ class Supervisor {
   std::vector<protocol::RankLocation> locations_;
   std::unique_ptr<output::Output> output_;
   StdinForwarder stdin_;
+  StatusService status_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
   const job::health::HealthLimits limits_;
@@ -109,6 +110,7 @@ Supervisor::Supervisor(const cli::RunOptions& options, PreparedJob job, int sign
       output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1),
                                                plan::output_window(locations_.size()))),
       stdin_(options.stdin_ranks, agents_.size()),
+      status_(plan::job_label(job.context, static_cast<int>(locations_.size())), nodes_),
       run_dir_(job.context.run_dir),
       limits_(plan::health_limits(options, job.context.environment)),
       rank_states_(static_cast<int>(locations_.size()), limits_) {
@@ -222,7 +224,7 @@ void Supervisor::on_rank_health(const job::health::RankHealth& health) {
 }
 
 void Supervisor::on_rank_exit(protocol::RankExit end) {
-  location(end.rank);  // throws for an unknown rank
+  location_of(end.rank, locations_);  // throws for an unknown rank
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
@@ -239,7 +241,7 @@ void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(
 
 void Supervisor::on_start_failed(std::size_t agent, int rank, process::StartStep step, int error) {
   if (step != process::StartStep::kExec) mark_host_lost(agent);
-  conclude(judge_start_failure(step, error, rank, location(rank).host, options_.command.front()));
+  conclude(judge_start_failure(step, error, rank, location_of(rank, locations_).host, options_.command.front()));
   send_stop({.signal = SIGKILL});
 }
 
@@ -269,15 +271,6 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
   verdict_ = std::move(unkillable);
 }
 
-/// Returns where `rank` runs. Throws Error kProtocol if there is no such rank.
-protocol::RankLocation& Supervisor::location(int rank) {
-  if (rank < 0 || static_cast<std::size_t>(rank) >= locations_.size())
-    throw base::Error(base::Cause::kProtocol, std::string(protocol::kProtocolSubject) + ": a frame of rank " +
-                                                  std::to_string(rank) + "; expected 0 to " +
-                                                  std::to_string(locations_.size() - 1));
-  return locations_[static_cast<std::size_t>(rank)];
-}
-
 void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   using Kind = protocol::FrameKind;
   const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
@@ -290,7 +283,7 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   } else if (frame.kind == Kind::kRefused) {
     on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2));
   } else if (frame.kind == Kind::kStarted) {
-    location(frame.rank).pid = number();
+    location_of(frame.rank, locations_).pid = number();
   } else if (frame.kind == Kind::kStartFailed) {
     const auto numbers = protocol::decode_numbers(frame.payload, 2);
     on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
@@ -307,6 +300,10 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   } else if (frame.kind == Kind::kSnapshotsDone) {
     awaited_snapshots_.erase(agent);
     if (awaited_snapshots_.empty()) on_snapshots();
+  } else if (frame.kind == Kind::kRankStatus) {
+    status_.add(agent, protocol::decode_rank_status(frame.payload));
+  } else if (frame.kind == Kind::kStatusDone) {
+    status_.on_done(agent);
   } else if (frame.kind == Kind::kRankExited) {
     on_rank_exit(protocol::decode_rank_exit(frame.payload));
   } else if (frame.kind == Kind::kUnkillable) {
@@ -398,6 +395,7 @@ void Supervisor::on_agent_lost(std::size_t index) {
   const protocol::RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
   stdin_.on_agent_lost(index);
+  status_.on_agent_end(index, done_agents_.contains(index));
   if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
   if (done_agents_.contains(index)) return;
   mark_host_lost(index);
@@ -420,7 +418,7 @@ bool Supervisor::has_agent() const {
 }
 
 Deadline Supervisor::next_deadline() const {
-  Deadline next = earlier(output_->next_drop(), earlier(decide_at_, snapshot_deadline_));
+  Deadline next = earlier(earlier(output_->next_drop(), status_.deadline()), earlier(decide_at_, snapshot_deadline_));
   for (const hosts::AgentLink& agent : agents_)
     if (agent.descriptor() >= 0) next = earlier(next, agent.next_deadline());
   return next;
@@ -430,10 +428,11 @@ void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
   for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
-  const std::size_t acks = entries.size(), input = acks + 1, failures = acks + 2;
+  const std::size_t acks = entries.size(), input = acks + 1, failures = acks + 2, status = acks + 3;
   entries.push_back({output_->acks().fd(), POLLIN, 0});
   entries.push_back({stdin_.poll_fd(), POLLIN, 0});
   entries.push_back({output_->failure_fd(), POLLIN, 0});
+  entries.push_back({status_.fd(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
   if (entries[0].revents)
     while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
@@ -446,6 +445,8 @@ void Supervisor::poll_once() {
     stdin_.forward([&](std::size_t agent, const std::string& bytes) {
       agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
     });
+  if (entries[status].revents) status_.accept(agents_);
+  status_.reply_if_due();
   output_->drop_stalled();
   if (entries[acks].revents) send_acks();
   if (decide_at_.expired()) decide();
@@ -474,7 +475,8 @@ void Supervisor::conclude_preemption() {
   const bool all =
       std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  verdict_ = judge_preemption(exits_.front(), location(exits_.front().rank).host, rank_states_.snapshots());
+  verdict_ =
+      judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
 }
 
 /// Returns the report about where the ranks were, and the last stderr lines of the culprit.
@@ -487,10 +489,6 @@ std::string Supervisor::failure_report() {
 }
 
 }  // namespace
-
-std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits) {
-  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, base::kMinAgentSilence) : 0ms;
-}
 
 JobOutcome supervise(const cli::RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children) {

@@ -48,7 +48,4 @@ struct JobOutcome {
 JobOutcome supervise(const cli::RunOptions& options, PreparedJob job, int signals,
                      const std::vector<pid_t>& inherited_children);
 
-/// Returns the longest time in which an agent may send nothing; 0 means no limit.
-std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits);
-
 }  // namespace lockstep::launcher::supervise

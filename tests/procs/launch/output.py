@@ -148,12 +148,11 @@ def unread(args, folder):
 
     def blocked():
         out = subprocess.run([args.lockstep, "status", "--json"], capture_output=True, text=True, timeout=20).stdout
-        return [rank["rank"] for rank in map(json.loads, out.splitlines()) if rank["output_blocked"]]
+        return [rank["rank"] for rank in map(json.loads, out.splitlines()) if rank.get("output_blocked")]
 
-    if not args.ssh:  # status is for the ranks of this host
-        wait_until(blocked, "no rank waits for its output to be read", 60)
-        text = subprocess.run([args.lockstep, "status"], capture_output=True, text=True, timeout=20).stdout
-        check("waits for its output to be read" in text, "status says that a rank waits for its output to be read")
+    wait_until(blocked, "no rank waits for its output to be read", 60)
+    text = subprocess.run([args.lockstep, "status"], capture_output=True, text=True, timeout=20).stdout
+    check("waits for its output to be read" in text, "status says that a rank waits for its output to be read")
     time.sleep(3 * hang_s)
     check(process.poll() is None, f"the job is not judged to hang after {3 * hang_s} s")
     counter = Counter()

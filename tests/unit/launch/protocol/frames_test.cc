@@ -21,6 +21,7 @@ plan::JobPlan sample_job() {
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
   job.run_dir = "runs/example";
+  job.label = {.id = "id", .name = "example", .launcher_host = "ctl", .launcher_pid = 99, .world_size = 2};
   job.key = job::JobKey(std::string(32, 'k'));
   job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
   return job;
@@ -36,6 +37,9 @@ TEST(Frames, JobPlanRoundTrips) {
   EXPECT_EQ(job.fail_grace, sample_job().fail_grace);
   EXPECT_EQ(job.run_dir, sample_job().run_dir);
   EXPECT_EQ(job.key.bytes(), sample_job().key.bytes());
+  EXPECT_EQ(job.label.id + job.label.name + job.label.launcher_host, "idexamplectl");
+  EXPECT_EQ(job.label.launcher_pid, 99);
+  EXPECT_EQ(job.label.world_size, 2);
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[0].cpus, sample_job().ranks[0].cpus);
   EXPECT_EQ(job.ranks[0].environment, sample_job().ranks[0].environment);
@@ -163,9 +167,14 @@ base::telemetry::RankSnapshot snapshot_with(int running, int finished) {
                                          .transport = "shm",
                                          .steps = 9,
                                          .batches = 10,
+                                         .gradient_reductions = 11,
                                          .waiting = true,
                                          .has_left = true,
                                          .busy_with = "evaluate",
+                                         .live_bytes = 12,
+                                         .peak_live_bytes = 13,
+                                         .high_water_bytes = 14,
+                                         .resident_bytes = 15,
                                          .read_at_ns = 77};
   for (int i = 0; i < running + finished; ++i)
     snapshot.operations.push_back({.number = static_cast<std::uint64_t>(i),
@@ -190,6 +199,11 @@ TEST(Frames, SnapshotRoundTrips) {
   EXPECT_TRUE(snapshot.has_left);
   EXPECT_EQ(snapshot.busy_with, "evaluate");
   EXPECT_EQ(snapshot.read_at_ns, 77);
+  EXPECT_EQ(snapshot.gradient_reductions, 11u);
+  EXPECT_EQ(snapshot.live_bytes, 12u);
+  EXPECT_EQ(snapshot.peak_live_bytes, 13u);
+  EXPECT_EQ(snapshot.high_water_bytes, 14u);
+  EXPECT_EQ(snapshot.resident_bytes, 15u);
   ASSERT_EQ(snapshot.operations.size(), 2u);
   EXPECT_EQ(snapshot.operations[0].ended, 9);
   EXPECT_TRUE(snapshot.operations[1].is_running());
