@@ -1,8 +1,10 @@
 #include "lockstep/base/host_memory.h"
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <utility>
 
 #include "lockstep/base/parse.h"
 
@@ -10,8 +12,6 @@ namespace lockstep::base {
 namespace {
 
 using ReadFile = std::function<std::optional<std::string>(const std::string&)>;
-
-constexpr const char* kCgroupRoot = "/sys/fs/cgroup";
 
 std::optional<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
@@ -28,40 +28,92 @@ std::optional<std::uint64_t> parse_limit(const std::optional<std::string>& text)
   return static_cast<std::uint64_t>(*value);
 }
 
-std::optional<std::uint64_t> host_available_bytes(const ReadFile& read) {
-  const auto text = read("/proc/meminfo");
-  if (!text) return std::nullopt;
-  std::istringstream lines(*text);
-  std::string name;
-  std::uint64_t kib = 0;
-  for (std::string line; std::getline(lines, line);)
-    if (std::istringstream words(line); words >> name >> kib && name == "MemAvailable:") return kib * 1024;
+/// Returns the number after `name` in lines such as "MemAvailable:  2048 kB" or "inactive_file 4096".
+std::optional<std::uint64_t> value_of(const std::string& text, const std::string& name) {
+  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
+    if (at > 0 && text[at - 1] != '\n') continue;
+    const std::size_t begin = text.find_first_not_of(' ', at + name.size());
+    if (begin == at + name.size() || begin == std::string::npos) continue;  // a longer name, or no number
+    if (const auto value = parse_int(text.substr(begin, text.find_first_of(" \n", begin) - begin)))
+      return static_cast<std::uint64_t>(*value);
+  }
   return std::nullopt;
 }
 
-/// Returns "/a/b" from the line "0::/a/b" of /proc/self/cgroup.
-std::string own_cgroup(const ReadFile& read) {
+/// The names that differ between the two versions of control groups.
+struct CgroupVersion {
+  const char* controllers;  ///< second field of the version's line of /proc/self/cgroup
+  const char* root;
+  const char* limit;
+  const char* usage;
+  const char* file_caches[2];  ///< entries of memory.stat, of the group and its children
+};
+constexpr CgroupVersion kCgroupVersions[] = {
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file", "active_file"}},
+    {"memory",
+     "/sys/fs/cgroup/memory",
+     "memory.limit_in_bytes",
+     "memory.usage_in_bytes",
+     {"total_inactive_file", "total_active_file"}},
+};
+
+/// Returns "/a/b" from the line "0::/a/b" or "4:memory:/a/b" of /proc/self/cgroup, and "/" without such a line.
+std::string own_cgroup(const ReadFile& read, const CgroupVersion& version) {
   const auto text = read("/proc/self/cgroup");
-  std::istringstream lines(text.value_or(""));
-  for (std::string line; std::getline(lines, line);)
-    if (line.starts_with("0::/")) return line.substr(3);
-  return "";
+  for (const std::string& line : split(text.value_or(""), '\n')) {
+    const std::size_t controllers = line.find(':') + 1, path = line.find(":/", controllers);
+    if (path == std::string::npos) continue;
+    const auto names = split(std::string_view(line).substr(controllers, path - controllers), ',');
+    if (std::find(names.begin(), names.end(), version.controllers) != names.end()) return line.substr(path + 1);
+  }
+  return "/";
+}
+
+/// Returns what `group` and its children can still allocate; nullopt if it has no limit.
+std::optional<HostMemory> left_in(const ReadFile& read, const CgroupVersion& version, const std::string& group) {
+  const std::string folder = version.root + group;
+  const auto limit = parse_limit(read(folder + "/" + version.limit));
+  const auto used = parse_limit(read(folder + "/" + version.usage));
+  if (!limit || !used) return std::nullopt;
+  const std::string stat = read(folder + "/memory.stat").value_or("");
+  std::uint64_t needed = *used;
+  for (const char* const cache : version.file_caches) needed -= std::min(needed, value_of(stat, cache).value_or(0));
+  return HostMemory{*limit > needed ? *limit - needed : 0, folder, *limit, version.limit};
 }
 
 }  // namespace
 
+std::string memory_text(std::uint64_t bytes) {
+  constexpr std::uint64_t kMib = 1 << 20;
+  return bytes >= kMib || bytes == 0 ? std::to_string(bytes >> 20) + " MiB" : std::to_string(bytes >> 10) + " KiB";
+}
+
+std::string HostMemory::describe() const {
+  if (limit_source.empty()) return "the limit is unknown";
+  return limited_by() + " has " + memory_text(available_bytes) + " of " + memory_text(limit_bytes) + " left (" +
+         limit_source + ")";
+}
+
 HostMemory HostMemory::from(const ReadFile& read) {
-  HostMemory least{std::numeric_limits<std::uint64_t>::max(), ""};
-  const auto limit = [&](std::uint64_t bytes, const std::string& cgroup) {
-    if (bytes < least.available_bytes) least = {bytes, cgroup};
+  constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+  HostMemory least{kUnlimited, "", kUnlimited, ""};
+  const auto limit = [&](HostMemory other) {
+    if (other.available_bytes < least.available_bytes) least = std::move(other);
   };
-  if (const auto host = host_available_bytes(read)) limit(*host, "");
-  for (std::string group = own_cgroup(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
-    const std::string folder = kCgroupRoot + group;
-    const auto max = parse_limit(read(folder + "/memory.max"));
-    const auto used = parse_limit(read(folder + "/memory.current"));
-    if (max && used) limit(*max > *used ? *max - *used : 0, folder);
+  const std::string meminfo = read("/proc/meminfo").value_or("");
+  const auto host_bytes = [&](const char* name) { return value_of(meminfo, name).value_or(0) * 1024; };
+  if (value_of(meminfo, "MemAvailable:"))
+    limit({host_bytes("MemAvailable:"), "", host_bytes("MemTotal:"), "/proc/meminfo, MemTotal"});
+  if (read("/proc/sys/vm/overcommit_memory").value_or("").starts_with('2')) {
+    const std::uint64_t all = host_bytes("CommitLimit:"), used = host_bytes("Committed_AS:");
+    limit({all > used ? all - used : 0, "", all, "/proc/meminfo, CommitLimit; vm.overcommit_memory is 2"});
   }
+  for (const CgroupVersion& version : kCgroupVersions)
+    for (std::string group = own_cgroup(read, version);; group.resize(group.rfind('/'))) {
+      if (group == "/") group.clear();
+      if (auto left = left_in(read, version, group)) limit(std::move(*left));
+      if (group.empty()) break;
+    }
   return least;
 }
 

@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -16,9 +18,21 @@ namespace {
 
 constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
 
+/// Returns " (NAME is N bytes)" if the process has that limit.
+std::string limit_text(decltype(RLIMIT_AS) resource, const char* name) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return std::string(" (") + name + " is " + std::to_string(limit.rlim_cur) + " bytes)";
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(const char* name, std::size_t size) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur)
+    throw SystemError(
+        "cannot allocate " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_FSIZE, "ulimit -f"),
+        EFBIG);
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw SystemError("cannot create shared memory", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
@@ -39,7 +53,11 @@ SharedMemory SharedMemory::map(Fd fd, std::size_t size) {
 
 SharedMemory::SharedMemory(Fd fd, std::size_t size) : fd_(std::move(fd)), size_(size) {
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
-  if (data == MAP_FAILED) throw SystemError("cannot map " + std::to_string(size) + " bytes of shared memory", errno);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw SystemError(
+        "cannot map " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_AS, "ulimit -v"), error);
+  }
   ::madvise(data, size, MADV_DONTFORK);
   ::madvise(data, size, MADV_DONTDUMP);
   data_ = static_cast<char*>(data);
@@ -55,6 +73,21 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   size_ = std::exchange(other.size_, 0);
   return *this;
+}
+
+int SharedMemory::reserve(std::size_t offset, std::size_t size) const noexcept {
+  // A signal interrupts fallocate(), which then frees what the call has allocated: short calls make progress.
+  constexpr std::size_t kBytesPerCall = 4 << 20;
+  for (const std::size_t end = offset + size; offset < end;) {
+    const std::size_t bytes = std::min(kBytesPerCall, end - offset);
+    if (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0)
+      offset += bytes;
+    else if (errno == EOPNOTSUPP || errno == ENOSYS)
+      return 0;
+    else if (errno != EINTR)
+      return errno;
+  }
+  return 0;
 }
 
 void SharedMemory::set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept {

@@ -8,13 +8,14 @@
 namespace lockstep::base {
 
 /// Owns a readable and writable mapping of a whole memfd, and its descriptor. Pages are allocated when they are first
-/// touched, so a large mapping is cheap. A child created by fork() does not inherit the mapping, and a core dump does
+/// touched or by reserve(), so a large mapping is cheap. If the kernel has no page at the first touch, it sends SIGBUS
+/// or kills a process. A child created by fork() does not inherit the mapping, and a core dump does
 /// not contain it: to write it, the kernel would allocate every page of the memory.
 class SharedMemory {
  public:
   SharedMemory() = default;
   /// Creates `size` zeroed bytes that can neither grow nor shrink. `name` appears in /proc/PID/maps. Throws
-  /// SystemError.
+  /// SystemError, also if `size` exceeds the limit on file sizes (ulimit -f), for which the kernel would send SIGXFSZ.
   static SharedMemory create(const char* name, std::size_t size);
   /// Maps memory that another process created with create(). Throws SystemError unless `fd` is a memfd of exactly
   /// `size` bytes with the same seals: if another process shrank the memfd, SIGBUS would kill its readers.
@@ -24,6 +25,11 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory() { unmap(); }
 
+  /// Allocates the pages of `size` bytes from `offset` on that do not exist yet, so that touching them needs no more
+  /// memory. Contents do not change. Returns 0, or errno if the kernel has no memory; some pages may then exist. On a
+  /// kernel without fallocate() it returns 0 and does nothing. A control group that exceeds its limit in this call gets
+  /// the kernel's out-of-memory killer, as at a first touch: compare HostMemory before.
+  int reserve(std::size_t offset, std::size_t size) const noexcept;
   /// Makes core dumps contain `size` bytes from `offset` on, or not contain them. Both are multiples of the page size.
   void set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept;
 

@@ -1,0 +1,94 @@
+#include "lockstep/base/host_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace lockstep::base {
+namespace {
+
+constexpr std::uint64_t kMib = 1 << 20;
+
+/// The files of /proc and /sys, and what they say about memory.
+struct FakeHost {
+  std::map<std::string, std::string> files;
+  HostMemory memory() const {
+    return HostMemory::from([this](const std::string& path) -> std::optional<std::string> {
+      const auto found = files.find(path);
+      return found == files.end() ? std::nullopt : std::optional(found->second);
+    });
+  }
+};
+
+FakeHost host_with_64_mib() {
+  return {{{"/proc/meminfo", "MemTotal: 65536 kB\nMemFree: 1 kB\nMemAvailable:   20480 kB\n"}}};
+}
+
+TEST(HostMemory, SmallestControlGroupLimitApplies) {
+  FakeHost host = host_with_64_mib();
+  EXPECT_EQ(host.memory().available_bytes, 20 * kMib);
+  EXPECT_EQ(host.memory().limited_by(), "the host");
+  EXPECT_EQ(host.memory().describe(), "the host has 20 MiB of 64 MiB left (/proc/meminfo, MemTotal)");
+  host.files["/proc/self/cgroup"] = "0::/a/b\n";
+  host.files["/sys/fs/cgroup/a/b/memory.max"] = "max\n";
+  host.files["/sys/fs/cgroup/a/b/memory.current"] = "7\n";
+  host.files["/sys/fs/cgroup/a/memory.max"] = "1000000\n";
+  host.files["/sys/fs/cgroup/a/memory.current"] = "400000\n";
+  EXPECT_EQ(host.memory().available_bytes, 600000u);
+  EXPECT_EQ(host.memory().limited_by(), "the control group /sys/fs/cgroup/a");
+  EXPECT_EQ(host.memory().limit_bytes, 1000000u);
+  EXPECT_EQ(host.memory().limit_source, "memory.max");
+  host.files["/sys/fs/cgroup/a/memory.current"] = "2000000";
+  EXPECT_EQ(host.memory().available_bytes, 0u);
+  host.files.clear();
+  EXPECT_GT(host.memory().available_bytes, std::uint64_t{1} << 60);
+  EXPECT_EQ(host.memory().describe(), "the limit is unknown");
+}
+
+TEST(HostMemory, LimitOfAContainerIsAtTheRoot) {
+  FakeHost host = host_with_64_mib();
+  host.files["/proc/self/cgroup"] = "0::/\n";
+  host.files["/sys/fs/cgroup/memory.max"] = "8388608\n";
+  host.files["/sys/fs/cgroup/memory.current"] = "1048576\n";
+  EXPECT_EQ(host.memory().available_bytes, 7 * kMib);
+  EXPECT_EQ(host.memory().describe(), "the control group /sys/fs/cgroup has 7 MiB of 8 MiB left (memory.max)");
+}
+
+TEST(HostMemory, ControlGroupsOfVersion1) {
+  FakeHost host = host_with_64_mib();
+  host.files["/proc/self/cgroup"] = "9:name=systemd:/x\n4:cpu,memory:/job\n0::/\n";
+  host.files["/sys/fs/cgroup/memory/memory.limit_in_bytes"] = "9223372036854771712\n";
+  host.files["/sys/fs/cgroup/memory/memory.usage_in_bytes"] = "5\n";
+  EXPECT_EQ(host.memory().available_bytes, 20 * kMib);
+  host.files["/sys/fs/cgroup/memory/job/memory.limit_in_bytes"] = "8388608\n";
+  host.files["/sys/fs/cgroup/memory/job/memory.usage_in_bytes"] = "6291456\n";
+  EXPECT_EQ(host.memory().available_bytes, 2 * kMib);
+  EXPECT_EQ(host.memory().limit_source, "memory.limit_in_bytes");
+  host.files["/sys/fs/cgroup/memory/job/memory.stat"] =
+      "cache 9\ninactive_file 77\ntotal_inactive_file 1048576\ntotal_active_file 2097152\n";
+  EXPECT_EQ(host.memory().available_bytes, 5 * kMib) << "the kernel drops cached file contents";
+}
+
+TEST(HostMemory, CachedFileContentsCountAsAvailable) {
+  FakeHost host = host_with_64_mib();
+  host.files["/proc/self/cgroup"] = "0::/a\n";
+  host.files["/sys/fs/cgroup/a/memory.max"] = "8388608\n";
+  host.files["/sys/fs/cgroup/a/memory.current"] = "8388608\n";
+  EXPECT_EQ(host.memory().available_bytes, 0u);
+  host.files["/sys/fs/cgroup/a/memory.stat"] = "anon 1\nfile 5\nshmem 7\ninactive_file 1048576\nactive_file 1048576\n";
+  EXPECT_EQ(host.memory().available_bytes, 2 * kMib);
+}
+
+TEST(HostMemory, CommitLimitAppliesWithoutOvercommit) {
+  FakeHost host = host_with_64_mib();
+  host.files["/proc/meminfo"] += "CommitLimit:  32768 kB\nCommitted_AS:   30720 kB\n";
+  host.files["/proc/sys/vm/overcommit_memory"] = "0\n";
+  EXPECT_EQ(host.memory().available_bytes, 20 * kMib);
+  host.files["/proc/sys/vm/overcommit_memory"] = "2\n";
+  EXPECT_EQ(host.memory().describe(),
+            "the host has 2 MiB of 32 MiB left (/proc/meminfo, CommitLimit; vm.overcommit_memory is 2)");
+}
+
+}  // namespace
+}  // namespace lockstep::base
