@@ -21,6 +21,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::comm {
@@ -66,6 +67,8 @@ UncaughtFailure current_failure() {
     return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause()), error};
   } catch (const base::Error& error) {
     return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause())};
+  } catch (const arena::TensorOutOfMemory& error) {
+    return {Cause::kResource, error.what_without_backtrace(), error.hint(), base::exit_code(Cause::kResource)};
   } catch (const std::bad_alloc& error) {
     return {Cause::kResource, text_of(error), "the process has no memory left", base::exit_code(Cause::kResource)};
   } catch (const c10::Error& error) {

@@ -3,34 +3,31 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
-#include <fstream>
+#include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/env.h"
 #include "lockstep/base/host_memory.h"
-#include "lockstep/base/log.h"
-#include "lockstep/base/parse.h"
+#include "lockstep/comm/arena/capacity.h"
 
 namespace lockstep::comm::arena {
+
+using base::memory_text;
+
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 // A slab has at least this many bytes and at least this many blocks.
 constexpr std::size_t kMinSlabBytes = 64 << 10;
 constexpr std::size_t kMinSlabBlocks = 8;
-// The host's available memory is read once per this many bytes: a read takes 50 us, too long for every allocation.
-constexpr std::uint64_t kBudgetBytes = 64ULL << 20;
-constexpr std::uint64_t kMinCapacityBytes = 64ULL << 20;
-constexpr std::uint64_t kAssumedRanks = 8;             // on a host, if the launcher does not say
-constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to other processes
 // Core dumps contain the pages that are in use. The range grows in steps, because each is a system call, and a trimmed
 // block is taken out only if it is large, because each doubles the number of the process's mappings there.
 constexpr std::uint32_t kDumpedStepPages = (4 << 20) / kPageBytes;
@@ -40,37 +37,10 @@ constexpr std::uint32_t kMinUndumpedPages = (1 << 20) / kPageBytes;
 void* reserve_zeroed(std::size_t bytes) {
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
+  if (memory == MAP_FAILED)
+    throw ArenaFull("arena: no memory for a table of " + memory_text(bytes) + ": " + std::strerror(errno));
   ::madvise(memory, bytes, MADV_DONTDUMP);
   return memory;
-}
-
-std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
-
-/// Returns how many ranks of this host map each other's arenas.
-std::uint64_t ranks_on_host() {
-  const base::Env& env = base::Env::this_process();
-  const auto& text = env.lockstep_local_world_size ? env.lockstep_local_world_size : env.local_world_size;
-  const auto number = text ? base::parse_int(*text) : std::nullopt;
-  return number && *number > 0 ? static_cast<std::uint64_t>(*number) : kAssumedRanks;
-}
-
-/// A quarter more addresses than physical memory, to allow for fragmentation. Batch systems such as PBS and SGE may
-/// limit the addresses of a process (ulimit -v): half of those that are left are then for the arenas of this host.
-std::size_t choose_capacity() {
-  const auto memory = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * kPageBytes;
-  const std::uint64_t wanted = memory + memory / 4;
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
-  std::uint64_t used_pages = 0;
-  std::ifstream("/proc/self/statm") >> used_pages;
-  const std::uint64_t used = used_pages * kPageBytes, ranks = ranks_on_host();
-  const std::uint64_t left = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
-  const std::uint64_t share = std::max(left / 2 / ranks, kMinCapacityBytes);
-  if (share >= wanted) return wanted;
-  base::log_info("the address space of this rank is limited to " + mib(limit.rlim_cur) + " (ulimit -v), of which " +
-                 mib(used) + " are used: the arena holds at most " + mib(share));
-  return share;
 }
 
 }  // namespace
@@ -92,10 +62,12 @@ struct Arena::SizeClass {
   std::vector<Slab*> partial;  // the slabs with free blocks
 };
 
-Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes)
+Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes, const std::string& capacity_limit)
     : memory_(
           base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPageBytes - 1) / kPageBytes * kPageBytes)),
       limit_bytes_(limit_bytes),
+      kept_free_bytes_(bytes_kept_free()),
+      capacity_limit_(capacity_limit),
       classes_(new SizeClass[kNumSizeClasses]),
       slab_of_page_(static_cast<Slab**>(reserve_zeroed(memory_.size() / kPageBytes * sizeof(Slab*))),
                     UnmapSlabTable{memory_.size() / kPageBytes * sizeof(Slab*)}),
@@ -124,7 +96,7 @@ void* Arena::allocate(std::size_t size) {
   if (size == 0) return nullptr;
   if (size <= kMaxSmallBytes) return allocate_small(size_class(size));
   if (size > memory_.size())
-    throw ArenaFull("arena: a block of " + mib(size) + " exceeds the arena's " + mib(memory_.size()));
+    throw capacity_error("a block of " + memory_text(size) + " exceeds the arena's " + memory_text(memory_.size()));
   return allocate_pages(static_cast<std::uint32_t>((size + kPageBytes - 1) / kPageBytes));
 }
 
@@ -142,12 +114,14 @@ void* Arena::allocate_pages(std::uint32_t count) {
   const std::lock_guard lock(pages_mutex_);
   const auto page = pages_.allocate(count);
   if (!page)
-    throw ArenaFull("arena: no contiguous " + mib(count * kPageBytes) + " in the arena's " + mib(memory_.size()) +
-                    ", of which " + mib(pages_.in_use() * kPageBytes) + " are in use");
+    throw capacity_error("no contiguous " + memory_text(count * kPageBytes) + " in the arena's " +
+                         memory_text(memory_.size()) + ", of which " + memory_text(pages_.in_use() * kPageBytes) +
+                         " are in use");
   try {
     make_resident(*page, count);
   } catch (...) {
     pages_.free(*page);
+    trim_locked();  // pieces that were obtained before the error
     throw;
   }
   publish_stats();
@@ -219,13 +193,32 @@ void Arena::release_slab(Slab& slab) noexcept {
   delete &slab;
 }
 
-// The caller of the next three functions holds pages_mutex_.
+// The caller of the next five functions holds pages_mutex_.
 
 void Arena::make_resident(std::uint32_t page, std::uint32_t count) {
+  const std::uint64_t bytes = (count - resident_.count(page, count)) * kPageBytes;
+  if (bytes == 0) return;
+  if (resident_pages_ * kPageBytes + bytes > limit_bytes_) trim_locked();
+  if (resident_pages_ * kPageBytes + bytes > limit_bytes_)
+    throw ArenaFull("arena: " + memory_text(bytes) + " more would exceed its limit of " + memory_text(limit_bytes_) +
+                    "; " + memory_text(resident_pages_ * kPageBytes) + " are in use");
+  if (bytes > kPieceBytes) read_available(bytes, bytes);  // before a part of it is obtained
+  include_in_dumps(page, count);
+  constexpr std::uint32_t kPiecePages = kPieceBytes / kPageBytes;
+  for (std::uint32_t done = 0; done < count; done += kPiecePages)
+    obtain_pages(page + done, std::min(kPiecePages, count - done), bytes);
+}
+
+void Arena::obtain_pages(std::uint32_t page, std::uint32_t count, std::uint64_t bytes_of_block) {
   const std::uint64_t nonresident = count - resident_.count(page, count);
   if (nonresident == 0) return;
-  ensure_available(nonresident * kPageBytes);
-  include_in_dumps(page, count);
+  const std::uint64_t bytes = nonresident * kPageBytes;
+  if (budget_bytes_ < bytes)
+    budget_bytes_ = std::max(bytes, std::min(kPieceBytes, read_available(bytes, bytes_of_block)));
+  budget_bytes_ -= bytes;
+  // A child made by fork() has copies of its own, which exist when it writes to them.
+  if (const int error = is_private_copy_ ? 0 : memory_.reserve(page * kPageBytes, count * kPageBytes))
+    throw_shortage(bytes_of_block, base::HostMemory::now(), error);
   resident_.add(page, count);
   resident_pages_ += nonresident;
 }
@@ -244,24 +237,28 @@ void Arena::include_in_dumps(std::uint32_t page, std::uint32_t count) {
   dumped_end_ = new_end;
 }
 
-/// Throws ArenaFull unless `bytes` more may become resident.
-void Arena::ensure_available(std::uint64_t bytes) {
-  if (resident_pages_ * kPageBytes + bytes > limit_bytes_) trim_locked();
-  if (resident_pages_ * kPageBytes + bytes > limit_bytes_)
-    throw ArenaFull("arena: " + mib(bytes) + " more would exceed its limit of " + mib(limit_bytes_) + "; " +
-                    mib(resident_pages_ * kPageBytes) + " are in use");
-  if (budget_bytes_ < bytes) {
-    base::HostMemory host = base::HostMemory::now();
-    if (host.available_bytes < bytes + kHeadroomBytes && trim_locked() > 0) host = base::HostMemory::now();
-    if (host.available_bytes < bytes + kHeadroomBytes)
-      throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by() + " has " +
-                      mib(host.available_bytes) + " left; this process holds " + mib(resident_pages_ * kPageBytes));
-    budget_bytes_ = bytes + std::min(kBudgetBytes, host.available_bytes - bytes - kHeadroomBytes);
-  }
-  budget_bytes_ -= bytes;
+/// Returns how many bytes may become resident. Throws ArenaFull if these are less than `bytes`.
+std::uint64_t Arena::read_available(std::uint64_t bytes, std::uint64_t bytes_of_block) {
+  base::HostMemory host = base::HostMemory::now();
+  if (host.available_bytes < bytes + kept_free_bytes_ && trim_locked() > 0) host = base::HostMemory::now();
+  if (host.available_bytes < bytes + kept_free_bytes_) throw_shortage(bytes_of_block, host, 0);
+  return host.available_bytes - kept_free_bytes_;
+}
+
+/// `text` names the block and the size of the arena.
+ArenaFull Arena::capacity_error(const std::string& text) const {
+  if (capacity_limit_.empty()) return ArenaFull("arena: " + text, "use a smaller model or a smaller batch");
+  return ArenaFull("arena: " + text + "; " + capacity_limit_ + " limits the arena",
+                   "raise " + capacity_limit_ + ", or use fewer ranks on this host");
+}
+
+void Arena::throw_shortage(std::uint64_t bytes, const base::HostMemory& host, int error_number) const {
+  const MemoryShortage shortage = examine_shortage(bytes, host, error_number, resident_pages_ * kPageBytes);
+  throw ArenaFull("arena: " + describe(shortage), remedy(shortage));
 }
 
 std::size_t Arena::trim_locked() {
+  if (is_private_copy_) return 0;  // the pages are the parent's, which may use them by now
   std::uint64_t pages = 0;
   for (const auto& [page, count] : pages_.free_blocks()) {
     const std::uint32_t end = std::min(page + count, pages_.high_water());
@@ -323,6 +320,7 @@ void Arena::unlock_all() {
 void Arena::make_private_after_fork() {
   // The child does not inherit the mapping (MADV_DONTFORK). It gets a private one at the same address.
   published_ = nullptr;  // belongs to the parent
+  is_private_copy_ = true;
   ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
          memory_.fd().get(), 0);
   ::madvise(memory_.data(), memory_.size(), MADV_DONTDUMP);
@@ -332,7 +330,8 @@ void Arena::make_private_after_fork() {
 
 Arena& Arena::this_process() {
   static Arena* const arena = [] {
-    auto* created = new Arena(choose_capacity(), std::numeric_limits<std::size_t>::max());
+    const Capacity capacity = choose_capacity();
+    auto* created = new Arena(capacity.bytes, std::numeric_limits<std::size_t>::max(), capacity.limit);
     created->publish_stats_to(base::telemetry::RankPage::this_process().arena);
     ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
                      [] { this_process().make_private_after_fork(); });

@@ -5,27 +5,29 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
+#include <string>
 
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/arena/memory_shortage.h"
 #include "lockstep/comm/arena/page_heap.h"
 #include "lockstep/comm/arena/page_set.h"
 #include "lockstep/comm/arena/size_class.h"
 
 namespace lockstep::comm::arena {
 
-/// Thrown when an allocation would exceed the memory of the host or of a control group, or the arena's own size or
-/// limit. what() names the limit and the sizes.
-class ArenaFull : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 /// Allocates small blocks (up to 64 KiB) from slabs of one size class, and larger blocks from a best-fit heap of pages.
 /// The process keeps freed memory until trim(), or until an allocation needs it. All data structures that describe the
 /// blocks are outside the shared memory, so a peer cannot damage them.
+///
+/// Memory: allocate() obtains every page of a block from the kernel before it returns, unless it has it already. A
+/// block that was returned can be written without SIGBUS, and lack of memory is an exception here instead of a signal
+/// in the middle of a step. Pages belong to the NUMA node of the thread that calls allocate(). While it obtains pages,
+/// allocate() leaves some memory free on the host and in the control group, enough for all ranks of the host to obtain
+/// pages at the same time. What is not guaranteed: other processes, and allocations of this process outside the arena,
+/// may use that rest at any time. The kernel's out-of-memory killer then ends a process; if that is a rank, the
+/// launcher reports RANK_DIED with the kernel's count of such kills.
 ///
 /// Threads: every member function may be called from any thread; mutexes guard the state.
 ///
@@ -38,9 +40,10 @@ class ArenaFull : public std::runtime_error {
 /// control_block.h).
 class Arena {
  public:
-  /// Reserves `capacity_bytes` of addresses; the kernel provides a page when it is first touched. allocate() throws
-  /// ArenaFull if more than `limit_bytes` would become resident.
-  Arena(std::size_t capacity_bytes, std::size_t limit_bytes);
+  /// Reserves `capacity_bytes` of addresses. allocate() throws ArenaFull if more than `limit_bytes` would become
+  /// resident. `capacity_limit` is the name of the limit that set the capacity, for errors: "ulimit -v". Throws
+  /// SystemError, or ArenaFull if the process has no memory for the arena's own tables.
+  Arena(std::size_t capacity_bytes, std::size_t limit_bytes, const std::string& capacity_limit = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -79,7 +82,10 @@ class Arena {
   void release_slab(Slab& slab) noexcept;
   void make_resident(std::uint32_t page, std::uint32_t count);
   void include_in_dumps(std::uint32_t page, std::uint32_t count);
-  void ensure_available(std::uint64_t bytes);
+  void obtain_pages(std::uint32_t page, std::uint32_t count, std::uint64_t bytes_of_block);
+  std::uint64_t read_available(std::uint64_t bytes, std::uint64_t bytes_of_block);
+  ArenaFull capacity_error(const std::string& text) const;
+  [[noreturn]] void throw_shortage(std::uint64_t bytes, const base::HostMemory& host, int error_number) const;
   std::size_t trim_locked();
   void publish_stats() noexcept;
   char* page_address(std::uint32_t page) const;
@@ -90,6 +96,8 @@ class Arena {
 
   base::SharedMemory memory_;
   const std::uint64_t limit_bytes_;
+  const std::uint64_t kept_free_bytes_;
+  const std::string capacity_limit_;
   std::unique_ptr<SizeClass[]> classes_;
   // The slab of each page; null for pages of large blocks. See "Memory ordering" above.
   struct UnmapSlabTable {
@@ -105,6 +113,7 @@ class Arena {
   std::uint32_t dumped_end_ = 0;    // core dumps contain the pages before it, except large blocks that were trimmed
   std::uint64_t budget_bytes_ = 0;  // known to be available on the host
   std::uint64_t slab_pages_ = 0;
+  bool is_private_copy_ = false;  // in a child made by fork()
   base::telemetry::ArenaCounters* published_ = nullptr;
 };
 

@@ -1,7 +1,6 @@
 #include "lockstep/comm/arena/cpu_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
 
 #include <mutex>
 
@@ -22,7 +21,7 @@ class ArenaAllocator final : public c10::Allocator {
       void* block = Arena::this_process().allocate(size);
       return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
     } catch (const ArenaFull& full) {
-      C10_THROW_ERROR(OutOfMemoryError, full.what());
+      throw TensorOutOfMemory({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, full.what(), full.hint());
     }
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }

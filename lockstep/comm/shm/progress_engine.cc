@@ -98,7 +98,7 @@ bool ProgressEngine::run(QueuedOp& op, Deadline deadline, std::exception_ptr& er
   try {
     return op.advance_fn_(deadline);
   } catch (const arena::ArenaFull& full) {
-    error = std::make_exception_ptr(base::CommError(base::Cause::kResource, name_, -1, -1, full.what()));
+    error = std::make_exception_ptr(base::CommError(full.cause(), name_, -1, -1, full.what(), full.hint()));
   } catch (...) {
     error = std::current_exception();
   }

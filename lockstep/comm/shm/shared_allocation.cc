@@ -15,6 +15,8 @@
 #include "lockstep/base/host_memory.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/arena/memory_shortage.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -27,7 +29,7 @@ constexpr const char* kOfferKey = "common";
 /// The first byte of the value of kOfferKey.
 enum class OfferKind : char {
   kSocket = 's',  ///< the path of rank 0's socket follows
-  kError = 'e',   ///< the text of rank 0's error follows
+  kError = 'e',   ///< the text of rank 0's error follows, and its hint after a line break
 };
 
 void publish_offer(job::Store& store, OfferKind kind, std::string_view text, Deadline deadline) {
@@ -75,12 +77,17 @@ SharedAllocation wrap(SharedMemory memory, bool is_first) {
 }
 
 SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
-  const base::HostMemory host = base::HostMemory::now();
-  if (host.available_bytes < bytes)
+  const auto throw_shortage = [bytes](const base::HostMemory& host, int error_number) {
+    const arena::MemoryShortage shortage =
+        arena::examine_shortage(bytes, host, error_number, arena::arena_stats().resident_bytes);
     throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
-                          "no memory for " + std::to_string(bytes) + " bytes shared by the ranks of this host: " +
-                              host.limited_by() + " has " + std::to_string(host.available_bytes) + " left");
+                          "parameters and state shared by the ranks of this host: " + describe(shortage),
+                          remedy(shortage));
+  };
+  const base::HostMemory host = base::HostMemory::now();
+  if (host.available_bytes < bytes + arena::bytes_kept_free()) throw_shortage(host, 0);
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
+  if (const int error = memory.reserve(0, bytes)) throw_shortage(base::HostMemory::now(), error);
   base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
   publish_offer(store, OfferKind::kSocket, listener.path(), deadline);
   for (int others = size - 1; others > 0; --others)
@@ -93,7 +100,7 @@ SharedMemory create_or_report(job::Store& store, int size, std::size_t bytes, De
   try {
     return create(store, size, bytes, deadline);
   } catch (const base::Error& error) {
-    publish_offer(store, OfferKind::kError, error.what(), deadline);
+    publish_offer(store, OfferKind::kError, std::string(error.what()) + '\n' + error.hint(), deadline);
     throw;
   }
 }
@@ -103,8 +110,11 @@ SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline de
   if (!offer)
     throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0,
                           "the first rank of this host did not offer its shared memory in time");
-  if (offer->front() == static_cast<char>(OfferKind::kError))
-    throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, offer->substr(1));
+  if (offer->front() == static_cast<char>(OfferKind::kError)) {
+    const std::size_t end = offer->rfind('\n');
+    throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, offer->substr(1, end - 1),
+                          offer->substr(end + 1));
+  }
   base::net::FdMessage message = base::net::receive_fd(base::net::connect_unix(offer->substr(1)).get(), deadline);
   if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,

@@ -237,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ExitCase{"odd", 1, base::Cause::kRankExited, "an exception of type "},
                       ExitCase{"usage", 78, base::Cause::kBadArg, "that is not allowed"},
                       ExitCase{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
-                      ExitCase{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
+                      ExitCase{"allocate", 74, base::Cause::kResource, "arena: "},
                       ExitCase{"bare", 134, base::Cause::kRankDied,
                                "uncaught exception: std::runtime_error: no such thing"},
                       ExitCase{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},

@@ -10,7 +10,6 @@
 #include <random>
 #include <thread>
 
-#include "lockstep/base/host_memory.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 
 namespace lockstep::comm::arena {
@@ -154,28 +153,6 @@ TEST(Arena, SteadyLoadOfVaryingSizesDoesNotGrow) {
             1.15 * static_cast<double>(arena.stats().peak_live_bytes));
 }
 
-TEST(HostMemory, SmallestControlGroupLimitApplies) {
-  std::map<std::string, std::string> files{{"/proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   2048 kB\n"},
-                                           {"/proc/self/cgroup", "0::/a/b\n"},
-                                           {"/sys/fs/cgroup/a/b/memory.max", "max\n"},
-                                           {"/sys/fs/cgroup/a/b/memory.current", "7\n"},
-                                           {"/sys/fs/cgroup/a/memory.max", "1000000\n"},
-                                           {"/sys/fs/cgroup/a/memory.current", "400000\n"}};
-  const auto read = [&](const std::string& path) -> std::optional<std::string> {
-    const auto found = files.find(path);
-    return found == files.end() ? std::nullopt : std::optional(found->second);
-  };
-  EXPECT_EQ(base::HostMemory::from(read).available_bytes, 600000u);
-  EXPECT_EQ(base::HostMemory::from(read).limited_by(), "the control group /sys/fs/cgroup/a");
-  files["/sys/fs/cgroup/a/memory.current"] = "2000000";
-  EXPECT_EQ(base::HostMemory::from(read).available_bytes, 0u);
-  files.erase("/sys/fs/cgroup/a/memory.max");
-  EXPECT_EQ(base::HostMemory::from(read).available_bytes, 2048u * 1024);
-  EXPECT_EQ(base::HostMemory::from(read).limited_by(), "the host");
-  files.clear();
-  EXPECT_GT(base::HostMemory::from(read).available_bytes, std::uint64_t{1} << 60);
-}
-
 /// Installs the arena of this process for each test.
 class InstalledArena : public ::testing::Test {
  protected:
@@ -221,6 +198,30 @@ TEST_F(InstalledArena, ForkedChildReadsTensorsAndWritesPrivateCopies) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_EQ(tensor.data_ptr<float>()[5], 3.0f);
   EXPECT_EQ(tensor.sum().item<float>(), 300000);
+}
+
+TEST_F(InstalledArena, ForkedChildDoesNotTrimThePagesOfItsParent) {
+  Arena& arena = Arena::this_process();
+  arena.free(arena.allocate(8 * kMiB));
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char go = 0;
+    const bool told = ::read(ends[0], &go, 1) == 1;
+    arena.trim();
+    ::_exit(told ? 0 : 1);
+  }
+  auto* const block = static_cast<char*>(arena.allocate(8 * kMiB));  // free in the child
+  std::memset(block, 5, 8 * kMiB);
+  ASSERT_EQ(::write(ends[1], "g", 1), 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(block[4 * kMiB], 5);
+  arena.free(block);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST(Arena, StatsAndTrimArePublic) {
