@@ -65,6 +65,9 @@ static_assert(kTransportFailureReasonTime > kPeersPublishTime + kLauncherVerdict
 /// A host that has sent no packet for this time is unreachable: connections to it end. The kernel of a host answers
 /// keepalive probes even if the process there is stopped.
 inline constexpr std::chrono::seconds kPeerHostTimeout{5};
+/// Connections end this much later than the host timeout: their last packet may have arrived a second before the
+/// network was interrupted, and the next one is sent up to a second after it works again.
+inline constexpr std::chrono::milliseconds kHostTimeoutMargin{1500};
 /// After an exit, the launcher waits for the other exits of the same failure. They arrive within a few milliseconds.
 inline constexpr std::chrono::milliseconds kFirstFailureWindow{100};
 /// The launcher waits for the snapshots of the ranks. An agent replies within a few milliseconds.
@@ -89,9 +92,9 @@ inline constexpr std::chrono::seconds kAgentKillTimeout{1};
 inline constexpr std::chrono::seconds kAgentSendTimeout{10};
 /// The ranks of a host that is unreachable end within this time: its agent detects the same, and kills them.
 inline constexpr std::chrono::seconds kUnreachableExitTime{10};
-/// ssh ends a connection after kSshAliveCount unanswered probes.
+/// The interval of ssh's probes. ssh ends a connection without an answer only after twice the host timeout: after an
+/// interruption, the kernel may wait for as long as that lasted until it retransmits what ssh has sent.
 inline constexpr std::chrono::seconds kSshAliveInterval{2};
-inline constexpr int kSshAliveCount = 3;
 /// Once one connection of a host has timed out, the store's server waits for its other connections to do so, and then
 /// publishes which ranks are lost.
 inline constexpr std::chrono::milliseconds kUnreachableReportDelay{1500};
@@ -101,8 +104,8 @@ static_assert(kFailureNotice > kFailureCheckInterval, "a waiting rank notices th
 static_assert(kStackWait > kStackDumpTimeout, "the agent gives up first");
 static_assert(kGuardTimeout > kUnkillableTimeout, "the agent gives up first");
 static_assert(kAgentExitTimeout > kUnkillableTimeout, "the agent gives up and reports first");
-static_assert(kUnreachableExitTime > kPeerHostTimeout, "the agent has detected the loss and sent SIGKILL");
-static_assert(kUnreachableExitTime > kSshAliveCount * kSshAliveInterval, "ssh has ended, which ends the agent's input");
+static_assert(kUnreachableExitTime > kPeerHostTimeout + kHostTimeoutMargin + kHeartbeatInterval,
+              "the agent has detected the loss and sent SIGKILL");
 
 // `lockstep status` asks the launchers and agents on its host; a launcher asks its agents.
 

@@ -24,12 +24,12 @@ using base::Deadline;
 constexpr int kMaxAttempts = 5;  // to connect and authenticate
 constexpr auto kRetryPause = std::chrono::milliseconds(50);
 constexpr std::chrono::milliseconds kReplyTimeout{10000};
-// Long enough for three SYN packets, which the kernel sends after 0, 1 and 3 s, and no longer, because detecting a
-// silent host may already have taken 6 s.
-constexpr std::chrono::milliseconds kReconnectTimeout{3200};
 constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(24);  // for one request
 constexpr const char* kStoreGoneHint =
     "check why the launcher ended, or rank 0, which serves the store if there is no launcher";
+
+/// A host is given the same time to accept a further connection as to answer on one that exists.
+std::chrono::milliseconds reconnect_timeout() { return base::net::host_timeout() + base::kHostTimeoutMargin; }
 
 [[noreturn]] void throw_lost(const base::net::Address& address, const std::string& why) {
   throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
@@ -253,7 +253,7 @@ class StoreClient final : public Store {
   /// happens when many unauthenticated clients connect. Throws SystemError if the server does not answer.
   ClientConnection connect_and_handshake(Deadline deadline, bool refusal_is_final) {
     for (int attempts_left = kMaxAttempts;; --attempts_left) {
-      base::Fd fd = connect_to(refusal_is_final ? earlier(deadline, Deadline::in(kReconnectTimeout)) : deadline,
+      base::Fd fd = connect_to(refusal_is_final ? earlier(deadline, Deadline::in(reconnect_timeout())) : deadline,
                                refusal_is_final);
       try {
         return perform_handshake(address_, std::move(fd), credentials_, rank_, deadline);

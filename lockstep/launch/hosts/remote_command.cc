@@ -82,9 +82,7 @@ std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::sec
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) +
                                "; for other hosts expected letters, digits and any of / . _ - + @ ,",
                            "set another path with --remote-path");
-  // ssh may not end before the launcher and the agent have noticed the same.
-  const auto alive_count = std::max<std::chrono::milliseconds::rep>(
-      base::kSshAliveCount, (base::net::host_timeout() + base::kSshAliveInterval) / base::kSshAliveInterval);
+  const auto alive_count = (2 * base::net::host_timeout() + base::kSshAliveInterval) / base::kSshAliveInterval;
   std::vector<std::string> words = {"ssh", "-T",
                                     "-o",  "BatchMode=yes",
                                     "-o",  "ConnectTimeout=" + std::to_string(connect_timeout.count()),

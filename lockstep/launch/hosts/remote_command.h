@@ -12,7 +12,7 @@
 namespace lockstep::launcher::hosts {
 
 /// Returns the ssh command line that starts the agent on `host`, whose remote_path is the path of lockstep there. ssh
-/// asks no questions and exits if the connection is silent for longer than base::net::host_timeout(). The remote
+/// asks no questions and exits if the connection is silent for more than twice base::net::host_timeout(). The remote
 /// command is `exec PATH agent --guarded`, or `script` if that is not empty. A script must not contain single quotes
 /// and must end by executing the agent. Throws UsageError if a shell would not read the path as one plain word.
 /// Settings of the user's ssh_config that would change what the remote host executes or reads are overridden; with

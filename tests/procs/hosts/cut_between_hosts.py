@@ -2,7 +2,8 @@
 """Cuts two of three hosts off from each other during a training, while both still reach the launcher.
 
 Usage: cut_between_hosts.py --lockstep PATH --program PATH_OF_TRAIN_PROBE [--runs N] [--transport NAME] [CASE...]
-A lasting cut must end the job within 10 s with a line that names both hosts; a cut of 4 s must not change the training.
+A lasting cut must end the job within 10 s with a line that names both hosts; a cut of 4 s must not change the training,
+also if it separates one host from the others and from the launcher.
 The exit code is 77 if the machine lacks what the script requires.
 """
 
@@ -78,11 +79,25 @@ def short_cut(args, cluster, folder, *options, seconds=SHORT_S):
     cut(cluster, a, b)
     time.sleep(seconds)
     heal(cluster, a, b)
+    expect_success(job, folder, f"h{a} and h{b} cut off for {seconds} s")
+
+
+def short_cut_of_host(args, cluster, folder):
+    """One host reaches neither the others nor the launcher."""
+    host = random.randint(1, HOSTS)
+    job = start(args, folder)
+    cluster.cut(host)
+    time.sleep(SHORT_S)
+    cluster.heal(host)
+    expect_success(job, folder, f"h{host} cut off for {SHORT_S} s")
+
+
+def expect_success(job, folder, what):
     code, _, err = job.end(120)
     histories = [history.read(folder, rank) for rank in range(HOSTS * RANKS_PER_HOST)]
     wrong = history.check_hashes(histories, None) + history.check_samples(histories, True)
     finished = all(any("done" in line for line in lines) for lines in histories)
-    check(code == 0 and finished and not wrong, f"h{a} and h{b} cut off for {seconds} s: {code} {wrong} {err[-600:]}")
+    check(code == 0 and finished and not wrong, f"{what}: {code} {wrong} {err[-600:]}")
 
 
 def longer_host_timeout(args, cluster, folder):
@@ -104,7 +119,7 @@ def longer_host_timeout(args, cluster, folder):
         )
 
 
-CASES = {case.__name__: case for case in (lasting_cut, short_cut, longer_host_timeout)}
+CASES = {case.__name__: case for case in (lasting_cut, short_cut, short_cut_of_host, longer_host_timeout)}
 
 
 def main():
