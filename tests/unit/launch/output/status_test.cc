@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "lockstep/base/net/socket.h"
 
 namespace lockstep::launcher::output {
 namespace {
@@ -148,6 +151,29 @@ TEST(Status, PagesOfOtherLaunchersAreAdded) {
   EXPECT_EQ(jobs[1].ranks[0].rank, 0);
   EXPECT_EQ(jobs[1].ranks[0].pid, 4711);
   EXPECT_EQ(jobs[1].ranks[0].state, RankState::kRunning);
+}
+
+TEST(Status, RanksOfOtherLaunchersAreMeasured) {
+  const std::string id = "job-of-process-" + std::to_string(::getpid());
+  base::telemetry::publish_to(base::telemetry::RankPage::this_process(),
+                              {.rank = 1, .world_size = 3, .job = id, .transport = "test"});
+  ::testing::internal::CaptureStdout();
+  print_status(true);
+  std::istringstream lines(::testing::internal::GetCapturedStdout());
+  nlohmann::json rank;
+  for (std::string line; std::getline(lines, line);)
+    if (const auto one = nlohmann::json::parse(line); one["job"] == id) rank = one;
+  ASSERT_FALSE(rank.is_null());
+  EXPECT_EQ(rank["pid"], ::getpid());
+  EXPECT_EQ(rank["rank"], 1);
+  EXPECT_EQ(rank["world_size"], 3);
+  EXPECT_EQ(rank["launcher_pid"], 0);
+  EXPECT_EQ(rank["name"], "");
+  EXPECT_EQ(rank["host"], base::net::host_name());
+  EXPECT_EQ(rank["state"], "running");
+  EXPECT_EQ(rank["transport"], "test");
+  EXPECT_TRUE(rank["cpu_percent"].is_number());
+  EXPECT_GT(rank["resident_bytes"], 1 << 20);
 }
 
 }  // namespace
