@@ -197,7 +197,7 @@ TEST(DdpHooks, BucketsDescribeTheirGradients) {
   for (const comm::Bucket& bucket : hook->buckets) {
     std::int64_t end = 0;
     for (std::size_t k = 0; k < bucket.names.size(); ++k) {
-      const at::Tensor& parameter = net->named_parameters()[bucket.names[k]];
+      const at::Tensor parameter = net->named_parameters()[bucket.names[k]];
       EXPECT_EQ(bucket.shapes[k], parameter.sizes().vec());
       EXPECT_EQ(bucket.strides[k], parameter.strides().vec());
       EXPECT_EQ(bucket.offsets[k] % 64, 0);

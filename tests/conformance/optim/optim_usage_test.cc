@@ -195,7 +195,7 @@ TEST(OptimUsage, HostSyncEveryUpdatesFromHostMeans) {
       for (std::size_t i = 0; i < sums.size(); ++i) {
         if (step % 2 == 0)
           for (Mlp& reference : references) reference->parameters()[i].copy_(sums[i] / world().size());
-        const at::Tensor& expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
+        const at::Tensor expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
         EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6))
             << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
       }

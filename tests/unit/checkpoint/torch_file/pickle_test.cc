@@ -33,11 +33,12 @@ std::string pickle_error(const std::string& opcodes) {
   return message.empty() ? "" : message.substr(2);
 }
 
-template <typename T>
-T only(const std::string& opcodes) {
+/// Returns the only value of a program. A string is copied, because the value refers to the program.
+template <typename T, typename Result = T>
+Result only(const std::string& opcodes) {
   const auto bytes = program(opcodes);
   const Pickle pickle = parse_pickle(bytes, "f", 0);
-  return std::get<T>(pickle.values[pickle.root]);
+  return Result(std::get<T>(pickle.values[pickle.root]));
 }
 
 TEST(Pickle, ParsesNumbersStringsAndNone) {
@@ -52,7 +53,7 @@ TEST(Pickle, ParsesNumbersStringsAndNone) {
   EXPECT_EQ(only<std::int64_t>("\x8a\x06\x00\x00\x00\x00\x00\x01"s), std::int64_t{1} << 40);
   EXPECT_EQ(only<std::int64_t>("\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80"s), INT64_MIN);
   EXPECT_EQ(only<double>("G\x3f\xf8\0\0\0\0\0\0"s), 1.5);
-  EXPECT_EQ(only<std::string_view>("U\x02hi"), "hi");
+  EXPECT_EQ((only<std::string_view, std::string>("U\x02hi")), "hi");
   EXPECT_THAT(pickle_error("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01"s),
               HasSubstr("an integer of more than 64 bits"));
   EXPECT_THAT(pickle_error(text("\xff")), HasSubstr("a string that is not UTF-8"));
