@@ -46,15 +46,15 @@ struct CgroupVersion {
   const char* root;
   const char* limit;
   const char* usage;
-  const char* file_caches[2];  ///< entries of memory.stat, of the group and its children
+  const char* caches[3];  ///< entries of memory.stat, of the group and its children, that the kernel can reclaim
 };
 constexpr CgroupVersion kCgroupVersions[] = {
-    {"", "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file", "active_file"}},
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file", "active_file", "slab_reclaimable"}},
     {"memory",
      "/sys/fs/cgroup/memory",
      "memory.limit_in_bytes",
      "memory.usage_in_bytes",
-     {"total_inactive_file", "total_active_file"}},
+     {"total_inactive_file", "total_active_file", nullptr}},
 };
 
 /// Returns "/a/b" from the line "0::/a/b" or "4:memory:/a/b" of /proc/self/cgroup, and "/" without such a line.
@@ -77,7 +77,8 @@ std::optional<HostMemory> left_in(const ReadFile& read, const CgroupVersion& ver
   if (!limit || !used) return std::nullopt;
   const std::string stat = read(folder + "/memory.stat").value_or("");
   std::uint64_t needed = *used;
-  for (const char* const cache : version.file_caches) needed -= std::min(needed, value_of(stat, cache).value_or(0));
+  for (const char* const cache : version.caches)
+    if (cache) needed -= std::min(needed, value_of(stat, cache).value_or(0));
   return HostMemory{*limit > needed ? *limit - needed : 0, folder, *limit, version.limit};
 }
 

@@ -1,9 +1,11 @@
 #include "lockstep/base/shared_memory.h"
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,17 +79,29 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 int SharedMemory::reserve(std::size_t offset, std::size_t size) const noexcept {
   // A signal interrupts fallocate(), which then frees what the call has allocated: short calls make progress.
-  constexpr std::size_t kBytesPerCall = 4 << 20;
+  constexpr std::size_t kMaxBytesPerCall = 4 << 20, kMinBytesPerCall = 4096;
+  std::size_t bytes_per_call = kMaxBytesPerCall;
   for (const std::size_t end = offset + size; offset < end;) {
-    const std::size_t bytes = std::min(kBytesPerCall, end - offset);
+    const std::size_t bytes = std::min(bytes_per_call, end - offset);
     if (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0)
       offset += bytes;
     else if (errno == EOPNOTSUPP || errno == ENOSYS)
       return 0;
-    else if (errno != EINTR)
+    else if (errno == EINTR)
+      bytes_per_call = std::max(bytes_per_call / 2, kMinBytesPerCall);
+    else
       return errno;
   }
   return 0;
+}
+
+void SharedMemory::interleave() const noexcept {
+  constexpr unsigned long kMaxNodes = 1024;
+  unsigned long nodes[kMaxNodes / (8 * sizeof(unsigned long))] = {};
+  int policy = MPOL_DEFAULT;
+  if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) == 0 && policy == MPOL_DEFAULT &&
+      ::syscall(SYS_get_mempolicy, nullptr, nodes, kMaxNodes, nullptr, MPOL_F_MEMS_ALLOWED) == 0)
+    ::syscall(SYS_mbind, data_, size_, MPOL_INTERLEAVE, nodes, kMaxNodes, 0);
 }
 
 void SharedMemory::set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept {

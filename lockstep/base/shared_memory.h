@@ -30,6 +30,9 @@ class SharedMemory {
   /// kernel without fallocate() it returns 0 and does nothing. A control group that exceeds its limit in this call gets
   /// the kernel's out-of-memory killer, as at a first touch: compare HostMemory before.
   int reserve(std::size_t offset, std::size_t size) const noexcept;
+  /// Spreads pages that are allocated from now on evenly over the NUMA nodes, for memory that ranks on all of them use.
+  /// Does nothing if the kernel does not permit it, or if the process has a memory policy, as with numactl.
+  void interleave() const noexcept;
   /// Makes core dumps contain `size` bytes from `offset` on, or not contain them. Both are multiples of the page size.
   void set_dumped(std::size_t offset, std::size_t size, bool dumped) const noexcept;
 

@@ -62,8 +62,8 @@ static_assert(kTransportFailureReasonTime > kPeersPublishTime + kLauncherVerdict
 // The end of a job: the launcher judges the first failure, tells the agents to stop the ranks, and waits for the
 // agents.
 
-/// A host that has sent no packet for this time is unreachable: connections to it end. The kernel of a host answers
-/// keepalive probes even if the process there is stopped.
+/// A host that has sent no packet for this time is unreachable: connections to it end, after kHostTimeoutMargin. The
+/// kernel of a host answers keepalive probes even if the process there is stopped.
 inline constexpr std::chrono::seconds kPeerHostTimeout{5};
 /// Connections end this much later than the host timeout: their last packet may have arrived a second before the
 /// network was interrupted, and the next one is sent up to a second after it works again.

@@ -59,7 +59,8 @@ bool is_unreachable(int error_number);
 /// set, a refused connection is an error at once; use it for an address where a process has listened before. Throws
 /// PeerLostError (kCoordinatorLost) with the address and the last error. The connection has TCP_NODELAY. It fails with
 /// ETIMEDOUT within 2 s after the peer's host has sent no packet for host_timeout(), even if no data was in flight. An
-/// interruption of the network that is shorter than host_timeout() only delays it.
+/// interruption of the network that is shorter than host_timeout() only delays it (before Linux 6.15: than half of it,
+/// because the kernel doubles the time between retransmissions).
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
 /// Starts connecting to the numeric `address`, from the address `source` unless that is empty. The descriptor becomes

@@ -53,8 +53,8 @@ std::optional<MemoryUser> read_process(pid_t pid, const std::string& process, co
                     bytes};
 }
 
-/// Returns " (the largest: FILE, N MiB; N MiB in deleted files that are still open)".
-std::string describe_files(const fs::path& folder, std::uint64_t used) {
+/// Returns " (the largest: FILE, N MiB; N MiB in deleted files or in directories that cannot be read)".
+std::string describe_files(const fs::path& folder, dev_t device, std::uint64_t used) {
   fs::path largest;
   std::uint64_t largest_bytes = 0, found = 0;
   std::error_code error;
@@ -62,7 +62,9 @@ std::string describe_files(const fs::path& folder, std::uint64_t used) {
   fs::recursive_directory_iterator file(folder, fs::directory_options::skip_permission_denied, error);
   for (; !error && file != fs::recursive_directory_iterator() && left > 0; file.increment(error), --left) {
     struct stat status{};
-    if (::lstat(file->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    if (::lstat(file->path().c_str(), &status) != 0) continue;
+    if (status.st_dev != device) file.disable_recursion_pending();  // such as /proc, or a server that does not answer
+    if (status.st_dev != device || !S_ISREG(status.st_mode)) continue;
     const std::uint64_t bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
     found += bytes;
     if (bytes > largest_bytes) largest = file->path(), largest_bytes = bytes;
@@ -70,7 +72,8 @@ std::string describe_files(const fs::path& folder, std::uint64_t used) {
   std::string text;
   if (largest_bytes >= kMinBytes) text = "the largest: " + largest.string() + ", " + memory_text(largest_bytes);
   if (!error && left > 0 && used >= found + kMinBytes)
-    text += (text.empty() ? "" : "; ") + memory_text(used - found) + " in deleted files that are still open";
+    text += (text.empty() ? "" : "; ") + memory_text(used - found) +
+            " in deleted files or in directories that cannot be read";
   return text.empty() ? "" : " (" + text + ")";
 }
 
@@ -86,7 +89,7 @@ void add_file_systems(std::vector<MemoryUser>& users) {
         !devices.insert(status.st_dev).second || ::statvfs(folder.c_str(), &space) != 0)
       continue;
     const std::uint64_t used = (space.f_blocks - space.f_bfree) * space.f_frsize;
-    if (used >= kMinBytes) users.push_back({"files in " + folder + describe_files(folder, used), used});
+    if (used >= kMinBytes) users.push_back({"files in " + folder + describe_files(folder, status.st_dev, used), used});
   }
 }
 

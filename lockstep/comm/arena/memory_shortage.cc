@@ -19,9 +19,12 @@ constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to other processe
 
 std::uint64_t ranks_on_host() {
   const base::Env& env = base::Env::this_process();
-  const auto& text = env.lockstep_local_world_size ? env.lockstep_local_world_size : env.local_world_size;
-  const auto number = text ? base::parse_int(*text) : std::nullopt;
-  return number && *number > 0 ? static_cast<std::uint64_t>(*number) : kAssumedRanks;
+  for (const auto* text : {&env.lockstep_local_world_size, &env.local_world_size, &env.ompi_comm_world_local_size,
+                           &env.mpi_localnranks, &env.slurm_ntasks_per_node}) {
+    const auto number = *text ? base::parse_int(**text) : std::nullopt;
+    if (number && *number > 0) return static_cast<std::uint64_t>(*number);
+  }
+  return kAssumedRanks;
 }
 
 std::uint64_t bytes_kept_free() { return kHeadroomBytes + ranks_on_host() * kPieceBytes; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 
 namespace lockstep::comm::channel {
 namespace {
@@ -75,8 +76,10 @@ bool HostWatch::answers(Link& link, Clock::time_point now, bool& timed_out) {
   }
   pollfd state{.fd = link.fd.get(), .events = static_cast<short>(link.connected ? POLLIN : POLLOUT), .revents = 0};
   if (::poll(&state, 1, 0) == 0) {
-    if (!link.connected && now - link.attempted >= kRetryInterval) link.fd.reset();
-    return link.connected;
+    if (link.connected) return true;
+    if (now - link.attempted < kRetryInterval) return false;
+    link.fd.reset();
+    return answers(link, now, timed_out);  // makes a new attempt
   }
   const int error = base::net::connect_error(link.fd.get());
   if (error == 0 && !link.connected) return link.connected = true;
@@ -95,7 +98,7 @@ bool HostWatch::is_lost(Link& link) {
     link.silent_since = now;
     return false;
   }
-  return timed_out || now - link.silent_since >= base::net::host_timeout();
+  return timed_out || now - link.silent_since >= base::net::host_timeout() + base::kHostTimeoutMargin;
 }
 
 std::optional<HostWatch::LostHost> HostWatch::check(const std::vector<int>& members) {

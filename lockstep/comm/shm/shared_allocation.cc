@@ -87,6 +87,7 @@ SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline dea
   const base::HostMemory host = base::HostMemory::now();
   if (host.available_bytes < bytes + arena::bytes_kept_free()) throw_shortage(host, 0);
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
+  memory.interleave();  // its pages are allocated here, and used by all ranks of the host
   if (const int error = memory.reserve(0, bytes)) throw_shortage(base::HostMemory::now(), error);
   base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
   publish_offer(store, OfferKind::kSocket, listener.path(), deadline);

@@ -428,7 +428,7 @@ void Agent::poll_once() {
     else if (id == kSignals)
       signalled = true;
     else if (id == kStatus)
-      status_responder_->reply(rank_statuses());
+      status_responder_->reply([this] { return rank_statuses(); });
     else if (id != kOutput && id % 4 == kStdinStream)
       write_stdin();
     else if (id != kOutput)

@@ -16,10 +16,12 @@ StatusResponder::StatusResponder(plan::JobLabel label) : label_(std::move(label)
   }
 }
 
-void StatusResponder::reply(const std::vector<protocol::RankStatus>& ranks) const {
-  protocol::JobStatus job{.label = label_, .is_whole = false, .ranks = ranks};
-  for (protocol::RankStatus& rank : job.ranks) rank.host = host_;
-  while (const base::Fd connection = listener_->try_accept()) protocol::send_job_status(connection.get(), job);
+void StatusResponder::reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const {
+  while (const base::Fd connection = listener_->try_accept()) {
+    protocol::JobStatus job{.label = label_, .is_whole = false, .ranks = find_ranks()};
+    for (protocol::RankStatus& rank : job.ranks) rank.host = host_;
+    protocol::send_job_status(connection.get(), job);
+  }
 }
 
 }  // namespace lockstep::launcher::agent

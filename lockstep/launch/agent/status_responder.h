@@ -1,6 +1,7 @@
 // The agent's reply to `lockstep status` on its host.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@ class StatusResponder {
 
   /// Returns the descriptor to poll for reading. Then call reply().
   int fd() const { return listener_ ? listener_->fd() : -1; }
-  /// Replies to all processes that have connected.
-  void reply(const std::vector<protocol::RankStatus>& ranks) const;
+  /// Replies to all processes of this user that have connected. Calls `find_ranks` for each.
+  void reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const;
 
  private:
   const plan::JobLabel label_;

@@ -44,7 +44,7 @@ const char* const kStatusUsage =
     "Prints the ranks of your jobs: those that lockstep run has started from this host, on all their\n"
     "hosts, and those on this host, whichever launcher started them. A rank may run any program.\n"
     "\n"
-    "For each rank: the process and its state; its CPU time in percent of one core, over the last 1 to\n"
+    "For each rank: the process and its state; its CPU time in percent of one core, over the last 0.5 to\n"
     "2 s; and its resident memory (rss). For a rank in which lockstep::init() has returned, also: the\n"
     "number of gradient reductions that it has started; the memory of its arena, which the other ranks of\n"
     "the host read, in use, at its peak and resident; its current operation with the time spent in it,\n"

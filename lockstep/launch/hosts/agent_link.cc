@@ -88,9 +88,13 @@ std::vector<protocol::Frame> AgentLink::read() {
   return frames;
 }
 
+void AgentLink::kill_process() const {
+  if (process_.pid > 0) ::kill(process_.pid, SIGKILL);  // -1 would be every process
+}
+
 bool AgentLink::check_timeouts() {
   if (exit_due_.expired()) {
-    ::kill(process_.pid, SIGKILL);
+    kill_process();
     exit_due_ = Deadline::never();
   }
   if (!message_due_.expired()) return false;
@@ -100,7 +104,7 @@ bool AgentLink::check_timeouts() {
   message_due_ = Deadline::in(base::kSecondAgentSilence);
   if (we_slept || !std::exchange(is_second_silence_, true)) return false;
   message_due_ = Deadline::never();  // bounded: the agent is killed
-  ::kill(process_.pid, SIGKILL);
+  kill_process();
   return true;
 }
 
@@ -127,7 +131,7 @@ std::string AgentLink::first_output() const {
 void AgentLink::kill() {
   process_.to.reset();
   process_.from.reset();
-  ::kill(process_.pid, SIGKILL);
+  kill_process();
 }
 
 protocol::RankExit AgentLink::reap() {
@@ -138,7 +142,7 @@ protocol::RankExit AgentLink::reap() {
   while (::waitpid(process_.pid, &status, WNOHANG) == 0) {
     if (deadline.expired() && std::exchange(killed, true)) return {.pid = process_.pid, .signal = SIGKILL};
     if (deadline.expired()) {
-      ::kill(process_.pid, SIGKILL);
+      kill_process();
       deadline = Deadline::in(base::kAgentKillTimeout);
     }
     ::poll(nullptr, 0, 1);

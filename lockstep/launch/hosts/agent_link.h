@@ -91,6 +91,7 @@ class AgentLink {
   protocol::RankExit reap();
 
  private:
+  void kill_process() const;
   base::Deadline next_message_due() const;
   void feed(std::string_view bytes);
 

@@ -20,8 +20,8 @@ class AgentLink;
 struct NetworkPlan {
   std::string launcher;                 ///< address at which all hosts reach the launcher
   std::vector<protocol::Route> routes;  ///< one per host
-  std::vector<base::Fd> liveness_fds;   ///< one connection per agent; it ends within base::net::host_timeout() if the
-                                        ///< host becomes unreachable
+  std::vector<base::Fd> liveness_fds;   ///< one connection per agent; it ends within 2 s after
+                                        ///< base::net::host_timeout() if the host becomes unreachable
 };
 
 /// Thrown if hosts do not reach each other (kPeerUnreachable). Without the hosts in agents(), the others may do so.

@@ -154,20 +154,6 @@ std::string job_text(const JobStatus& job, const std::string& host) {
   return text + job::health::progress_report(pages);
 }
 
-/// Returns the ranks of this user on this host, whichever launcher started them. Only reads their pages in shared
-/// memory.
-std::vector<RankSnapshot> find_local_pages() {
-  std::vector<RankSnapshot> ranks;
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
-  while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
-    const auto pid = base::parse_int(entry->d_name);
-    if (!pid) continue;
-    if (auto snapshot = base::telemetry::find_rank_page(static_cast<pid_t>(*pid)))
-      ranks.push_back(std::move(*snapshot));
-  }
-  return ranks;
-}
-
 /// Measures the resource use of those ranks of this host that no agent has reported.
 void add_resource_use(std::vector<JobStatus>& jobs, const std::string& host) {
   std::vector<std::pair<RankStatus*, process::ProcessSample>> begun;
@@ -187,6 +173,21 @@ void add_resource_use(std::vector<JobStatus>& jobs, const std::string& host) {
 
 }  // namespace
 
+std::vector<RankSnapshot> find_local_ranks() {
+  std::vector<RankSnapshot> ranks;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
+    const auto pid = base::parse_int(entry->d_name);
+    if (!pid) continue;
+    if (auto snapshot = base::telemetry::find_rank_page(static_cast<pid_t>(*pid)))
+      ranks.push_back(std::move(*snapshot));
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const RankSnapshot& a, const RankSnapshot& b) {
+    return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
+  });
+  return ranks;
+}
+
 std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std::vector<RankSnapshot>& pages,
                                        const std::string& host) {
   std::stable_partition(reports.begin(), reports.end(), [](const JobStatus& report) { return report.is_whole; });
@@ -199,9 +200,12 @@ std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std
     const auto [entry, is_first] = jobs.try_emplace(report.label.id, report);
     if (is_first) continue;
     std::vector<RankStatus>& ranks = entry->second.ranks;
+    // Jobs that `lockstep run` has not started may have the same ID, such as "0" without a launcher.
+    const bool is_unique = !entry->second.label.launcher_host.empty();
     for (RankStatus& rank : report.ranks) {
-      const auto same =
-          std::find_if(ranks.begin(), ranks.end(), [&](const RankStatus& one) { return one.rank == rank.rank; });
+      const auto same = std::find_if(ranks.begin(), ranks.end(), [&](const RankStatus& one) {
+        return one.rank == rank.rank && (is_unique || one.pid == rank.pid);
+      });
       if (same == ranks.end())
         ranks.push_back(std::move(rank));
       else if (same->state == RankState::kUnknown)
@@ -231,7 +235,7 @@ std::string status_text(const std::vector<JobStatus>& jobs, const std::string& h
 void print_status(bool json) {
   const std::string host = base::net::host_name();
   protocol::StatusReplies replies = protocol::request_job_status(base::Deadline::in(base::kStatusTimeout));
-  std::vector<JobStatus> jobs = combine_reports(std::move(replies.jobs), find_local_pages(), host);
+  std::vector<JobStatus> jobs = combine_reports(std::move(replies.jobs), find_local_ranks(), host);
   add_resource_use(jobs, host);
   std::fputs(status_text(jobs, host, json).c_str(), stdout);
   for (const pid_t pid : replies.silent)

@@ -37,7 +37,8 @@ ProcessSample sample_process(pid_t pid) {
 }
 
 std::optional<int> cpu_percent(const ProcessSample& from, const ProcessSample& to) {
-  if (from.pid != to.pid || to.taken <= from.taken || to.cpu_time < from.cpu_time) return std::nullopt;
+  constexpr std::chrono::milliseconds kMinInterval(200);  // the kernel counts in units of 10 ms
+  if (from.pid != to.pid || to.taken < from.taken + kMinInterval || to.cpu_time < from.cpu_time) return std::nullopt;
   const std::chrono::duration<double, std::milli> used = to.cpu_time - from.cpu_time, elapsed = to.taken - from.taken;
   return static_cast<int>(100 * used / elapsed + 0.5);
 }

@@ -22,7 +22,7 @@ struct ProcessSample {
 ProcessSample sample_process(pid_t pid);
 
 /// Returns the CPU time that the process used between two samples, in percent of one core: 200 means two cores. Returns
-/// nullopt if the samples are of different processes or of the same time. Pure.
+/// nullopt if the samples are of different processes, or less than 0.2 s apart. Pure.
 std::optional<int> cpu_percent(const ProcessSample& from, const ProcessSample& to);
 
 }  // namespace lockstep::launcher::process

@@ -153,6 +153,15 @@ TEST(Status, PagesOfOtherLaunchersAreAdded) {
   EXPECT_EQ(jobs[1].ranks[0].state, RankState::kRunning);
 }
 
+TEST(Status, ProcessesWithoutLauncherAreSeparate) {
+  std::vector<base::telemetry::RankSnapshot> pages = {page_of("0", 0), page_of("0", 0)};
+  pages[1].pid = 4712;
+  const auto jobs = combine_reports({}, pages, "here");
+  ASSERT_EQ(jobs.size(), 1u);
+  ASSERT_EQ(jobs[0].ranks.size(), 2u) << "all of them have the job ID 0";
+  EXPECT_EQ(jobs[0].ranks[1].pid, 4712);
+}
+
 TEST(Status, RanksOfOtherLaunchersAreMeasured) {
   const std::string id = "job-of-process-" + std::to_string(::getpid());
   base::telemetry::publish_to(base::telemetry::RankPage::this_process(),
