@@ -80,10 +80,10 @@ test: build-tests
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
-# short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; and three builds without
-# unity builds, which check that each source includes what it uses.
+# short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; three builds without
+# unity builds, which check that each source includes what it uses; and the tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
-  includes_other_tests
+  includes_other_tests asan_core asan_ddp asan_training tsan_core tsan_ddp tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -101,6 +101,19 @@ shard-includes_modules: setup
 shard-includes_%_tests: setup
 	@cmake --preset includes_tests --log-level=WARNING $(CMAKE_ARGS) >/dev/null
 	@cmake --build build/includes_tests -j $(JOBS) --target $*_tests $(if $(filter other,$*),docs/all)
+
+# The sanitizers for addresses and undefined behaviour, or for threads, over the tests of these modules in `make test`.
+SANITIZED_core := base job launch comm
+SANITIZED_ddp := ddp optim amp cuda
+SANITIZED_training := data checkpoint nn train train/report
+empty :=
+either = ^module:($(subst $(empty) $(empty),|,$(SANITIZED_$(1))))$$
+shard-asan_% shard-tsan_%: setup
+	@preset=$(firstword $(subst _, ,$(@:shard-%=%))) && \
+	  cmake --preset $$preset --log-level=WARNING $(CMAKE_ARGS) >/dev/null && \
+	  cmake --build build/$$preset -j $(JOBS) --target lockstep_program \
+	    $(addprefix module_,$(subst /,_,$(SANITIZED_$*))) && \
+	  ctest --preset $$preset -j 3 -L '^(unit|conformance)$$' -L '$(call either,$*)' -LE '^shard:' $(CTEST_ARGS)
 
 shard-bench: build-all
 

@@ -1,6 +1,5 @@
 # Tests with the fake CUDA and NCCL of tests/support/gpu, with one GPU per rank or fewer. `way` says how tensors on GPUs
 # are transferred.
-set(fake_gpus "LD_PRELOAD=$<TARGET_FILE:lockstep_test_fake_gpu>")
 
 function(lockstep_gpu_tests file)
   cmake_parse_arguments(ARG "" "" "SIZES;CASES;LINK" ${ARGN})
@@ -35,7 +34,7 @@ function(lockstep_gpu_tests file)
         continue()
       endif()
       set(job ${lockstep} run -n ${size} --bind none --transport ${transport} -- ${hosts}
-              env FAKE_GPUS=${gpus} FAKE_GPU_DELAY_US=300 ${fake_gpus} "$<TARGET_FILE:${target}>")
+              env FAKE_GPUS=${gpus} FAKE_GPU_DELAY_US=300 ${LOCKSTEP_FAKE_GPU} "$<TARGET_FILE:${target}>")
       set(test conformance/${suite}/${way}/n${size})
       foreach(case IN LISTS ARG_CASES)
         lockstep_conformance_test(${test}/${case} ${module} ${size} 1 ${job} --gtest_filter=${case})
@@ -61,14 +60,15 @@ lockstep_executable(
   LINK lockstep_comm
   PCH core
   NEEDS lockstep_program lockstep_test_fake_gpu)
+lockstep_module_target(comm conformance_gpu_probe)
 function(lockstep_gpu_output_test case expected)
   set(test conformance/gpu_selection/${case})
   add_test(NAME ${test} COMMAND ${ARGN})
   set_tests_properties(
     ${test} PROPERTIES LABELS "conformance;module:comm" TIMEOUT 60 PROCESSORS 1 PASS_REGULAR_EXPRESSION "${expected}")
 endfunction()
-set(two_gpus env ${fake_gpus} FAKE_GPUS=2)
-set(one_gpu env ${fake_gpus} FAKE_GPUS=1)
+set(two_gpus env ${LOCKSTEP_FAKE_GPU} FAKE_GPUS=2)
+set(one_gpu env ${LOCKSTEP_FAKE_GPU} FAKE_GPUS=1)
 set(run ${lockstep} run -n 2 --bind none)
 set(probe "$<TARGET_FILE:conformance_gpu_probe>")
 set(suite "$<TARGET_FILE:conformance_gpu>")
@@ -124,6 +124,7 @@ lockstep_executable(
   LINK lockstep_test_rank_main
   PCH core
   NEEDS lockstep_program lockstep_test_fake_gpu)
+lockstep_module_target(comm conformance_gpu_failures)
 function(lockstep_gpu_failure_test case fault text expected)
   set(test conformance/gpu_failures/${case})
   add_test(

@@ -4,6 +4,9 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -40,6 +43,9 @@ void* reserve_zeroed(std::size_t bytes) {
   if (memory == MAP_FAILED)
     throw ArenaFull("arena: no memory for a table of " + memory_text(bytes) + ": " + std::strerror(errno));
   ::madvise(memory, bytes, MADV_DONTDUMP);
+#ifdef __SANITIZE_ADDRESS__
+  __lsan_register_root_region(memory, bytes);  // the leak check does not search mapped memory by itself
+#endif
   return memory;
 }
 
@@ -76,7 +82,12 @@ Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes, const std::str
   LOCKSTEP_CHECK(memory_.size() / kPageBytes < (std::size_t{1} << 31));
 }
 
-void Arena::UnmapSlabTable::operator()(Slab** table) const { ::munmap(table, bytes); }
+void Arena::UnmapSlabTable::operator()(Slab** table) const {
+#ifdef __SANITIZE_ADDRESS__
+  __lsan_unregister_root_region(table, bytes);
+#endif
+  ::munmap(table, bytes);
+}
 
 Arena::~Arena() {
   Slab* last = nullptr;

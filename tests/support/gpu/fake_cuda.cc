@@ -58,6 +58,10 @@ struct State {
   std::map<std::uintptr_t, Allocation> allocations;
   std::vector<int> visible;               // device numbers on the host
   std::vector<Stream*> captured_streams;  // captured because they wait for a stream that is being captured
+  // Those that the program has destroyed as well, because streams and events may still refer to them.
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<Event>> events;
+  std::vector<std::unique_ptr<Graph>> graphs;
 };
 
 State make_state() {
@@ -327,9 +331,10 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  auto* made = new Stream;
-  made->device = device_of_thread;
-  *stream = reinterpret_cast<cudaStream_t>(made);
+  const std::lock_guard lock(mutex());
+  Stream& made = *state().streams.emplace_back(std::make_unique<Stream>());
+  made.device = device_of_thread;
+  *stream = reinterpret_cast<cudaStream_t>(&made);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
@@ -365,7 +370,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   const std::lock_guard lock(mutex());
   static std::uint64_t count = 0;
   if (stream_of(stream).capture) return fail(cudaErrorIllegalState);
-  stream_of(stream).capture = new Graph{.number = ++count};
+  stream_of(stream).capture = state().graphs.emplace_back(new Graph{.number = ++count}).get();
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
@@ -389,7 +394,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   for (const auto& task : reinterpret_cast<Graph*>(graph)->tasks) enqueue(stream, task);
   return cudaSuccess;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // events may still refer to it
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
@@ -397,11 +402,12 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  const std::lock_guard lock(mutex());
+  *event = reinterpret_cast<cudaEvent_t>(state().events.emplace_back(std::make_unique<Event>()).get());
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }  // streams may still wait for it
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   auto* one = reinterpret_cast<Event*>(event);
   std::uint64_t number = 0;

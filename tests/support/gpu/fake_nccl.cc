@@ -18,6 +18,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -192,6 +193,13 @@ ncclResult_t add_to_group(std::vector<std::function<void()>>& list, std::functio
   return ncclGroupEnd();
 }
 
+/// Communicators are never freed, because streams may still refer to one that was destroyed.
+ncclComm* new_communicator() {
+  static std::vector<std::unique_ptr<ncclComm>>& all = *new std::vector<std::unique_ptr<ncclComm>>;
+  const std::lock_guard lock(mutex());
+  return all.emplace_back(std::make_unique<ncclComm>()).get();
+}
+
 /// Creates the child communicators of pending splits that all ranks have called. Returns whether none is pending.
 bool finish_splits(ncclComm_t comm) {
   while (!comm->pending_splits.empty()) {
@@ -207,7 +215,7 @@ bool finish_splits(ncclComm_t comm) {
       if (color == split.color) mine.emplace_back(key, rank);
     }
     if (split.color != NCCL_SPLIT_NOCOLOR) {
-      auto* child = new ncclComm;
+      ncclComm* child = new_communicator();
       child->folder = comm->folder + "/split" + std::to_string(split.number) + "_" + std::to_string(split.color);
       fs::create_directories(child->folder);
       std::sort(mine.begin(), mine.end());
@@ -266,7 +274,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   *comm = nullptr;
   if (config->blocking != 0) return ncclInvalidArgument;
   if (const ncclResult_t result = planned_result("ncclCommInitRankConfig", rank); result != ncclSuccess) return result;
-  auto* made = new ncclComm;
+  ncclComm* made = new_communicator();
   made->folder = id.internal;
   made->rank = rank;
   made->size = size;

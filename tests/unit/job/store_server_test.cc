@@ -16,7 +16,7 @@
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_protocol.h"
-#include "tests/support/sanitizer_memory.h"
+#include "tests/support/sanitizer.h"
 #include "tests/unit/job/store_job.h"
 
 namespace lockstep::job {

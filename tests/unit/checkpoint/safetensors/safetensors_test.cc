@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/files/limits.h"
-#include "tests/support/sanitizer_memory.h"
+#include "tests/support/sanitizer.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {

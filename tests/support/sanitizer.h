@@ -1,9 +1,15 @@
-// The memory that a sanitizer keeps in a process. Tests that bound a process's memory allow for it.
+// What tests must know of a sanitizer: it makes a program several times as slow and keeps memory.
 #pragma once
 
 #include <cstddef>
 
 namespace lockstep::tests {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kIsSanitized = true;
+#else
+inline constexpr bool kIsSanitized = false;
+#endif
 
 /// Upper bound on freed bytes that still count as memory of the process.
 #ifdef __SANITIZE_ADDRESS__
