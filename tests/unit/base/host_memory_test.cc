@@ -78,6 +78,8 @@ TEST(HostMemory, CachedFileContentsCountAsAvailable) {
   EXPECT_EQ(host.memory().available_bytes, 0u);
   host.files["/sys/fs/cgroup/a/memory.stat"] = "anon 1\nfile 5\nshmem 7\ninactive_file 1048576\nactive_file 1048576\n";
   EXPECT_EQ(host.memory().available_bytes, 2 * kMib);
+  host.files["/sys/fs/cgroup/a/memory.stat"] += "slab_reclaimable 1048576\nslab_unreclaimable 1048576\n";
+  EXPECT_EQ(host.memory().available_bytes, 3 * kMib) << "also what it caches of directories and inodes";
 }
 
 TEST(HostMemory, CommitLimitAppliesWithoutOvercommit) {

@@ -2,11 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 
 #include "lockstep/base/error.h"
@@ -25,6 +29,32 @@ TEST(SharedMemory, ReservedPagesExistAndKeepTheirContents) {
   ASSERT_EQ(::fstat(memory.fd().get(), &status), 0);
   EXPECT_EQ(static_cast<std::size_t>(status.st_blocks) * 512, 9 * kMib);
   EXPECT_EQ(memory.data()[9 * kMib], 7);
+}
+
+TEST(SharedMemory, SignalsDoNotKeepPagesFromBeingReserved) {
+  const SharedMemory memory = SharedMemory::create("lockstep-test", 256 * kMib);
+  struct sigaction ignored{}, before{};
+  ignored.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGALRM, &ignored, &before), 0);
+  const itimerval often{{0, 100}, {0, 100}}, never{};  // 100 us: shorter than the allocation of 4 MiB
+  ::setitimer(ITIMER_REAL, &often, nullptr);
+  const int error = memory.reserve(0, memory.size());
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_EQ(error, 0);
+  struct stat status{};
+  ASSERT_EQ(::fstat(memory.fd().get(), &status), 0);
+  EXPECT_EQ(static_cast<std::size_t>(status.st_blocks) * 512, memory.size());
+}
+
+TEST(SharedMemory, InterleavedPagesHaveThisPolicy) {
+  const SharedMemory memory = SharedMemory::create("lockstep-test", kMib);
+  memory.interleave();
+  ASSERT_EQ(memory.reserve(0, kMib), 0);
+  int policy = 0;
+  if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, memory.data(), MPOL_F_ADDR) != 0)
+    GTEST_SKIP() << "the system does not permit memory policies";
+  EXPECT_EQ(policy, MPOL_INTERLEAVE);
 }
 
 /// In a child, because the refusal cannot be undone.
