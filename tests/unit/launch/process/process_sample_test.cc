@@ -24,10 +24,10 @@ TEST(ProcessSample, ThisProcessIsMeasured) {
   EXPECT_EQ(before.state, 'R');
   const std::vector<char> memory(100 << 20, 'x');
   const std::clock_t begun = std::clock();
-  while (std::clock() - begun < CLOCKS_PER_SEC / 10) {
+  while (std::clock() - begun < CLOCKS_PER_SEC * 3 / 10) {
   }
   const ProcessSample after = sample_process(::getpid());
-  EXPECT_GE(after.cpu_time - before.cpu_time, 80ms);
+  EXPECT_GE(after.cpu_time - before.cpu_time, 280ms);
   EXPECT_GE(after.resident_bytes, before.resident_bytes + (99u << 20));
   EXPECT_GT(cpu_percent(before, after).value_or(0), 0);
 }
@@ -42,7 +42,7 @@ TEST(ProcessSample, CpuPercentIsOfOneCore) {
   EXPECT_EQ(cpu_percent(sample_at(1s, 100ms), sample_at(3s, 2100ms)), 100);
   EXPECT_EQ(cpu_percent(sample_at(1s, 100ms), sample_at(3s, 100ms)), 0);
   EXPECT_EQ(cpu_percent(sample_at(1s, 0ms), sample_at(2s, 4s)), 400);
-  EXPECT_EQ(cpu_percent(sample_at(1s, 0ms), sample_at(1s, 10ms)), std::nullopt);
+  EXPECT_EQ(cpu_percent(sample_at(1s, 0ms), sample_at(1150ms, 10ms)), std::nullopt) << "too short to tell";
   EXPECT_EQ(cpu_percent(sample_at(1s, 0ms, 7), sample_at(2s, 10ms, 8)), std::nullopt);
   EXPECT_EQ(cpu_percent(ProcessSample(), sample_at(2s, 10ms)), std::nullopt);
 }
