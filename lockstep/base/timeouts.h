@@ -107,7 +107,7 @@ static_assert(kAgentExitTimeout > kUnkillableTimeout, "the agent gives up and re
 static_assert(kUnreachableExitTime > kPeerHostTimeout + kHostTimeoutMargin + kHeartbeatInterval,
               "the agent has detected the loss and sent SIGKILL");
 
-// `lockstep status` asks the launchers and agents on its host; a launcher asks its agents.
+// `lockstep status` sends requests to the launchers and agents on its host, and a launcher to its agents.
 
 /// The launcher waits for the agents, which reply within a few milliseconds.
 inline constexpr std::chrono::seconds kAgentStatusTimeout{1};

@@ -6,6 +6,7 @@ All hosts share the file system and the clock.
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 
 import host_cluster
@@ -147,6 +148,16 @@ def check(good, text):
     print(("ok: " if good else "FAILED: ") + text, flush=True)
     if not good:
         raise SystemExit(1)
+
+
+def run_cases(cases, names, num_hosts, runs=1):
+    """Runs each of the cases with these names, or all cases, `runs` times, on one new cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = SshCluster(num_hosts, folder)
+        for name in names or cases:
+            for _ in range(runs):
+                print(f"-- {name}", flush=True)
+                cases[name](cluster)
 
 
 class LockstepRun:

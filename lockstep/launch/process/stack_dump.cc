@@ -36,8 +36,8 @@ char find_state(const std::string& stat) {
 
 std::string kernel_report(int rank, pid_t pid) {
   const std::filesystem::path process = "/proc/" + std::to_string(pid);
-  std::string text =
-      "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + process_state(pid) + "\n";
+  std::string text = "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " +
+                     find_state(read_file(process / "stat")) + "\n";
   std::error_code error;
   int count = 0;
   for (const auto& thread : std::filesystem::directory_iterator(process / "task", error)) {
@@ -59,8 +59,6 @@ void write_all(int fd, std::string_view text) {
 }
 
 }  // namespace
-
-char process_state(pid_t pid) { return find_state(read_file("/proc/" + std::to_string(pid) + "/stat")); }
 
 bool is_dumping_core(pid_t pid) {
   return read_file("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;

@@ -12,8 +12,6 @@
 
 namespace lockstep::launcher::process {
 
-/// Returns the state of a process from /proc, such as R, S, D or T; '?' if there is no such process.
-char process_state(pid_t pid);
 /// Returns whether the process has died and the kernel is writing its core file.
 bool is_dumping_core(pid_t pid);
 

@@ -27,8 +27,8 @@ struct StatusReplies {
   std::vector<JobStatus> jobs;
   std::vector<pid_t> silent;  ///< launchers and agents without a valid reply
 };
-/// Asks all launchers and agents of this user on this host. Blocks until all have replied or the deadline expires.
-/// `socket_prefix` differs in tests.
+/// Requests a report from all launchers and agents of this user on this host. Blocks until all have replied or the
+/// deadline expires. `socket_prefix` differs in tests.
 StatusReplies request_job_status(base::Deadline deadline, std::string_view socket_prefix = kStatusSocketPrefix);
 
 }  // namespace lockstep::launcher::protocol

@@ -200,8 +200,8 @@ class Soak:
         ranks = [
             pid
             for host in HOSTS
-            for pid in self.pids(host, "history=")
-            if os.path.basename(self.cluster.processes(host).get(pid, "").split(" ")[0]) == program
+            for pid, words in self.cluster.processes(host).items()
+            if os.path.basename(words.split(" ")[0]) == program
         ]
         return self.rng.choice(ranks) if ranks else None
 

@@ -12,7 +12,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from random import Random
 
@@ -468,12 +467,7 @@ def main():
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
     host_cluster.enter_sandbox((*ssh_cluster.TOOLS, "objcopy"))
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = ssh_cluster.SshCluster(NUM_HOSTS, folder)
-        for name in ARGUMENTS.cases or CASES:
-            for _ in range(ARGUMENTS.runs):
-                print(f"-- {name}", flush=True)
-                CASES[name](cluster)
+    ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS, ARGUMENTS.runs)
 
 
 main()

@@ -11,7 +11,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
@@ -252,14 +251,9 @@ def main():
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
-    with tempfile.TemporaryDirectory() as folder:
-        many = failures_among_sixty_four_hosts.__name__
-        cases = ARGUMENTS.cases or [name for name in CASES if name != many]
-        cluster = ssh_cluster.SshCluster(MANY_HOSTS if cases == [many] else NUM_HOSTS, folder)
-        for name in cases:
-            for _ in range(ARGUMENTS.runs):
-                print(f"-- {name}", flush=True)
-                CASES[name](cluster)
+    many = failures_among_sixty_four_hosts.__name__
+    cases = ARGUMENTS.cases or [name for name in CASES if name != many]
+    ssh_cluster.run_cases(CASES, cases, MANY_HOSTS if cases == [many] else NUM_HOSTS, ARGUMENTS.runs)
 
 
 main()

@@ -12,7 +12,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
@@ -137,12 +136,7 @@ def main():
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = ssh_cluster.SshCluster(NUM_HOSTS, folder)
-        for name in ARGUMENTS.cases or CASES:
-            for _ in range(ARGUMENTS.runs):
-                print(f"-- {name}", flush=True)
-                CASES[name](cluster)
+    ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS, ARGUMENTS.runs)
 
 
 main()

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "lockstep/launch/process/process.h"
-#include "lockstep/launch/process/stack_dump.h"
+#include "lockstep/launch/process/process_sample.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher::doctor {
@@ -117,7 +117,7 @@ TEST(Tools, TimeoutKillsTheProcessGroup) {
                          -1);
   for (const char* file : {"a", "b"}) {
     const pid_t left = std::stoi(tests::read_file(folder / file));
-    const auto runs = [&] { return std::string("Z?").find(process::process_state(left)) == std::string::npos; };
+    const auto runs = [&] { return std::string("Z?").find(process::sample_process(left).state) == std::string::npos; };
     while (runs() && std::chrono::steady_clock::now() - begun < 10s) std::this_thread::yield();
     EXPECT_FALSE(runs()) << file;
   }
