@@ -140,9 +140,8 @@ class Disk:
 class Training:
     """The training under `lockstep run`; `name` is that of its directory, and of its history."""
 
-    def __init__(self, args, folder, name, slow_ms, save_every, history=None):
-        self.args = args
-        self.history = history or History(f"{folder}/{name}.history")
+    def __init__(self, args, folder, name, slow_ms, save_every):
+        self.history = History(f"{folder}/{name}.history")
         self.err_path = pathlib.Path(f"{folder}/{name}.err")
         self.out_path = pathlib.Path(f"{folder}/{name}.out")
         options = ["--max-restarts", "100000", "--restart-pause", "0.1", "--stall-timeout", "10", "--bind", "none"]
@@ -260,9 +259,6 @@ class Soak:
         cause = FAULTS[fault].cause
         if cause is not None:
             wait_until(lambda: len(training.restarts()) > known, f"{fault}: no restart: {training.tail()}", RECOVERY_S)
-            line = training.restarts()[known]
-            if not re.search(cause, line):
-                check(False, f"{fault}: {training.tail()}")
             if fault == "late_kill":
                 self.signal_rank(signal.SIGKILL)
             wait_until(
@@ -272,8 +268,9 @@ class Soak:
             )
         # Two saves, so that the launcher sees progress.
         training.wait_for_steps(2 * SAVE_EVERY, RECOVERY_S)
-        if cause is None and len(training.restarts()) > known:
-            check(False, f"{fault}: {training.tail()}")
+        for line in training.restarts()[known:]:
+            if cause is None or not re.search(cause, line):
+                check(False, f"{fault}: {line}\n{training.tail()}")
 
     def run(self):
         args = self.args
