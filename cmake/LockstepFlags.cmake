@@ -33,6 +33,9 @@ if(LOCKSTEP_SANITIZE)
                       -fno-omit-frame-pointer)
   add_compile_definitions(XXH_NO_INLINE_HINTS=1)  # g++ cannot inline sanitized functions that must be inlined
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
+  # libtorch must not call the sanitized copies of inline functions of the standard library that our executables
+  # contain: the sanitizer does not see the locks in libtorch that guard the data.
+  add_link_options("LINKER:--version-script=${CMAKE_CURRENT_LIST_DIR}/local_std.map")
 else()
   add_compile_options(-fstack-protector-strong)
   if(NOT LOCKSTEP_OPTIMIZATION STREQUAL "-O0")  # which _FORTIFY_SOURCE does not support

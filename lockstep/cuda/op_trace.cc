@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <mutex>
 
@@ -17,7 +18,7 @@ struct TraceState {
 };
 // Global, because RecordFunction callbacks are plain functions.
 std::mutex trace_mutex;
-TraceState* current_trace = nullptr;  // set under trace_mutex; read by the autograd threads of the thread that holds it
+std::atomic<TraceState*> current_trace{nullptr};  // set under trace_mutex; read by autograd's threads
 
 std::string to_text(double number) {
   char text[32];
@@ -49,8 +50,9 @@ std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   std::string arguments;
   for (const c10::IValue& value : call.inputs()) arguments += (arguments.empty() ? "" : ", ") + to_text(value);
   std::string text = std::string(call.name()) + "(" + arguments + ")";
-  const std::lock_guard lock(current_trace->mutex);
-  OpTrace& list = current_trace->list;
+  TraceState& trace = *current_trace.load(std::memory_order_acquire);
+  const std::lock_guard lock(trace.mutex);
+  OpTrace& list = trace.list;
   if (!list.cpu_tensor && text.find("tensor on cpu") != std::string::npos) list.cpu_tensor = text;
   list.calls.push_back(std::move(text));
   return nullptr;
@@ -74,9 +76,10 @@ class CallbackGuard {
 OpTrace trace_ops(const std::function<void()>& body) {
   const std::lock_guard lock(trace_mutex);
   TraceState state;
-  current_trace = &state;
+  current_trace.store(&state, std::memory_order_release);
   const CallbackGuard callback_guard;
   body();
+  const std::lock_guard list_lock(state.mutex);
   return std::move(state.list);
 }
 

@@ -117,12 +117,12 @@ class BackwardEngine final : public Engine {
  private:
   /// If a participant throws, those after it are told that this backward() fails.
   static void report_end(const Backward& backward) {
-    for (std::size_t i = 0; i < backward.joined_.size(); ++i) {
+    const std::vector<BackwardParticipant*>& joined = backward.joined();
+    for (std::size_t i = 0; i < joined.size(); ++i) {
       try {
-        backward.joined_[i]->on_backward_end();
+        joined[i]->on_backward_end();
       } catch (...) {
-        for (std::size_t k = i + 1; k < backward.joined_.size(); ++k)
-          backward.joined_[k]->on_backward_error(text_of_exception(), {});
+        for (std::size_t k = i + 1; k < joined.size(); ++k) joined[k]->on_backward_error(text_of_exception(), {});
         throw;
       }
     }
@@ -130,7 +130,7 @@ class BackwardEngine final : public Engine {
 
   static void report_failure(const Backward& backward, const edge_list& roots) {
     const std::vector<Node*> leaves = leaves_of(roots);
-    std::vector<BackwardParticipant*> concerned = backward.joined_;
+    std::vector<BackwardParticipant*> concerned = backward.joined();
     for (BackwardParticipant* participant : participants_of_this_thread())
       if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
         concerned.push_back(participant);
@@ -142,13 +142,14 @@ class BackwardEngine final : public Engine {
 
 namespace {
 
-BackwardEngine* backward_engine = nullptr;
+std::atomic<BackwardEngine*> backward_engine{nullptr};  // read by every thread that calls backward()
 
 void install_backward_engine() {
   static const bool installed = [] {
     // Never destroyed: objects with static storage duration may still call backward() in their destructors.
-    backward_engine = new BackwardEngine(Engine::get_default_engine());
-    torch::autograd::set_default_engine_stub([]() -> Engine& { return *backward_engine; });
+    backward_engine.store(new BackwardEngine(Engine::get_default_engine()), std::memory_order_release);
+    torch::autograd::set_default_engine_stub(
+        []() -> Engine& { return *backward_engine.load(std::memory_order_acquire); });
     return true;
   }();
   (void)installed;
@@ -159,6 +160,11 @@ void install_backward_engine() {
 Backward* Backward::current() noexcept {
   auto* info = dynamic_cast<BackwardInfo*>(c10::ThreadLocalDebugInfo::get(kInfoKind));
   return info ? &info->backward : nullptr;
+}
+
+const std::vector<BackwardParticipant*>& Backward::joined() const {
+  const std::lock_guard lock(mutex_);
+  return joined_;
 }
 
 void Backward::join(BackwardParticipant& participant) {

@@ -44,9 +44,12 @@ class Backward {
 
  private:
   friend class BackwardEngine;
+  /// After autograd is done. Each join() happens before the return.
+  const std::vector<BackwardParticipant*>& joined() const;
+
   const std::thread::id thread_ = std::this_thread::get_id();
   std::atomic<bool> is_nested_{false};
-  std::mutex mutex_;  // guards joined_
+  mutable std::mutex mutex_;  // guards joined_
   std::vector<BackwardParticipant*> joined_;
 };
 
