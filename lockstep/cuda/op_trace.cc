@@ -5,20 +5,17 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <mutex>
+#include <utility>
 
 namespace lockstep::cuda {
 namespace {
 
-struct TraceState {
-  std::mutex mutex;  // guards list
-  OpTrace list;
-};
-// Global, because RecordFunction callbacks are plain functions.
-std::mutex trace_mutex;
-std::atomic<TraceState*> current_trace{nullptr};  // set under trace_mutex; read by autograd's threads
+// Global, because RecordFunction callbacks are plain functions, and autograd's threads call them too.
+std::mutex trace_mutex;  // held by the thread that traces
+std::mutex calls_mutex;  // guards recorded
+OpTrace recorded;
 
 std::string to_text(double number) {
   char text[32];
@@ -50,11 +47,9 @@ std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   std::string arguments;
   for (const c10::IValue& value : call.inputs()) arguments += (arguments.empty() ? "" : ", ") + to_text(value);
   std::string text = std::string(call.name()) + "(" + arguments + ")";
-  TraceState& trace = *current_trace.load(std::memory_order_acquire);
-  const std::lock_guard lock(trace.mutex);
-  OpTrace& list = trace.list;
-  if (!list.cpu_tensor && text.find("tensor on cpu") != std::string::npos) list.cpu_tensor = text;
-  list.calls.push_back(std::move(text));
+  const std::lock_guard lock(calls_mutex);
+  if (!recorded.cpu_tensor && text.find("tensor on cpu") != std::string::npos) recorded.cpu_tensor = text;
+  recorded.calls.push_back(std::move(text));
   return nullptr;
 }
 
@@ -75,12 +70,14 @@ class CallbackGuard {
 
 OpTrace trace_ops(const std::function<void()>& body) {
   const std::lock_guard lock(trace_mutex);
-  TraceState state;
-  current_trace.store(&state, std::memory_order_release);
+  const auto take = [] {
+    const std::lock_guard calls_lock(calls_mutex);
+    return std::exchange(recorded, {});
+  };
+  take();  // what a body that threw has left
   const CallbackGuard callback_guard;
   body();
-  const std::lock_guard list_lock(state.mutex);
-  return std::move(state.list);
+  return take();
 }
 
 std::optional<std::string> find_difference(const OpTrace& before, const OpTrace& after) {

@@ -310,8 +310,14 @@ void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fres
   if (place.defined()) consume(index, place);
 }
 
-void DistributedDataParallel::Impl::on_backward_end() {
+/// No hook runs any more. The lock makes what they have written on autograd's threads visible to this one.
+void DistributedDataParallel::Impl::end_of_hooks() {
+  const std::lock_guard lock(gradient_mutex_);
   backward_ = nullptr;
+}
+
+void DistributedDataParallel::Impl::on_backward_end() {
+  end_of_hooks();
   num_backwards_ += reached_parameter_;
   if (keeps_local_gradients() && !backward_updater_) {
     for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
@@ -324,7 +330,7 @@ void DistributedDataParallel::Impl::on_backward_end() {
 
 void DistributedDataParallel::Impl::on_backward_error(const std::string& why,
                                                       const std::vector<torch::autograd::Node*>& leaves) noexcept {
-  backward_ = nullptr;
+  end_of_hooks();
   if (std::exchange(reduction_open_, false))
     return reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
   // The caller may catch the exception and go on. Then the next reduction tells whether all ranks have had it.

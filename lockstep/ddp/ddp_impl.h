@@ -93,6 +93,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   /// threads for a GPU. The first call in a backward() joins it.
   void on_gradient_arrives();
   void begin_backward();
+  void end_of_hooks();
   void check_not_shared() const;
   /// Called on the same threads when parameter `index` has accumulated its gradient.
   void on_gradient_accumulated(std::size_t index);
