@@ -277,7 +277,8 @@ std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
-  return mpi::make_mpi_transport({.store = std::make_shared<job::PrefixStore>("mpi/" + name, store),
+  return mpi::make_mpi_transport({.store = store,
+                                  .name = name,
                                   .members = members,
                                   .rank = rank_in(members),
                                   .deadline = base::Deadline::in(timeout)});

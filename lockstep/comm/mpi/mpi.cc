@@ -183,12 +183,57 @@ class MpiTransport final : public Transport {
   std::vector<std::shared_ptr<MpiPending>> in_flight_;
 };
 
-/// A tag for MPI_Comm_create_group(), from a hash of the members. The tags of communicators that are created
-/// concurrently must differ; communicators with a common member are created one after another.
-int group_tag(const std::vector<int>& members) {
-  unsigned value = 2166136261u;
-  for (const int member : members) value = (value ^ static_cast<unsigned>(member)) * 16777619u;
-  return static_cast<int>(value % kNumTags);
+/// Blocks until all members have set `key` in the store of their communicator. Sets it for this rank first.
+void wait_for_members(job::Store& store, const MpiOptions& options, const std::string& key) {
+  store.set(key + "/" + std::to_string(options.rank), "1", options.deadline);
+  for (std::size_t i = 0; i < options.members.size(); ++i)
+    if (!store.get(key + "/" + std::to_string(i), options.deadline))
+      throw CommError(Cause::kJoinTimeout, "connect", options.members[static_cast<std::size_t>(options.rank)],
+                      options.members[i],
+                      "rank " + std::to_string(options.members[i]) + " did not join a new group in time");
+}
+
+MPI_Comm create_communicator(const std::vector<int>& members) {
+  const std::lock_guard lock(MpiRuntime::this_process().mutex());
+  MPI_Group all, some;
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi_result(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  check_mpi_result(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
+  check_mpi_result(MPI_Comm_create_group(MPI_COMM_WORLD, some, /*tag=*/0, &comm), "MPI_Comm_create_group");
+  MPI_Group_free(&some);
+  MPI_Group_free(&all);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  return comm;
+}
+
+/// Creates one communicator of the job at a time, in the order of tickets that the first member of each draws. MPI
+/// distinguishes concurrent creations by their tags only, and they block while MPI is locked: threads of two ranks that
+/// create the same two communicators in different orders would otherwise exchange them. A ticket is drawn when all
+/// members are ready, so those of the next one never wait for another communicator.
+MPI_Comm create_in_order(job::Store& own, job::Store& order, const MpiOptions& options) {
+  wait_for_members(own, options, "come");
+  const int own_world_rank = options.members[static_cast<std::size_t>(options.rank)];
+  std::string ticket;
+  if (options.rank == 0) {
+    const std::int64_t number = order.add("tickets", 1, options.deadline);
+    ticket = std::to_string(number);
+    if (number > 1 && !order.get("created/" + std::to_string(number - 1), options.deadline))
+      throw CommError(Cause::kJoinTimeout, "connect", own_world_rank, -1,
+                      "another group was not created in time, and groups are created one at a time");
+    own.set("turn", "1", options.deadline);
+  } else if (!own.get("turn", options.deadline)) {
+    throw CommError(Cause::kJoinTimeout, "connect", own_world_rank, options.members[0],
+                    "it was not the new group's turn in time");
+  }
+  try {
+    const MPI_Comm comm = create_communicator(options.members);
+    wait_for_members(own, options, "created");
+    if (!ticket.empty()) order.set("created/" + ticket, "1", options.deadline);
+    return comm;
+  } catch (...) {
+    if (!ticket.empty()) order.set("created/" + ticket, "1", Deadline::in(std::chrono::seconds(1)));
+    throw;
+  }
 }
 
 }  // namespace
@@ -224,22 +269,8 @@ std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
                            std::to_string(runtime.rank()) +
                            " of MPI_COMM_WORLD; expected equal ranks. Start the ranks with mpirun alone");
   // MPI would wait for the other ranks without a limit, so it is called only when all of them are ready.
-  options.store->set("come/" + std::to_string(options.rank), "1", options.deadline);
-  for (std::size_t i = 0; i < options.members.size(); ++i)
-    if (!options.store->get("come/" + std::to_string(i), options.deadline))
-      throw CommError(Cause::kJoinTimeout, "connect", own_world_rank, options.members[i],
-                      "rank " + std::to_string(options.members[i]) + " did not join a new group in time");
-  const std::lock_guard lock(runtime.mutex());
-  MPI_Group all, some;
-  MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi_result(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
-  check_mpi_result(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some),
-                   "MPI_Group_incl");
-  check_mpi_result(MPI_Comm_create_group(MPI_COMM_WORLD, some, group_tag(options.members), &comm),
-                   "MPI_Comm_create_group");
-  MPI_Group_free(&some);
-  MPI_Group_free(&all);
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  job::PrefixStore own("mpi/" + options.name, options.store), order("mpi order", options.store);
+  const MPI_Comm comm = create_in_order(own, order, options);
   return std::make_shared<MpiTransport>(comm, options.rank, static_cast<int>(options.members.size()));
 }
 

@@ -12,7 +12,8 @@
 namespace lockstep::comm::mpi {
 
 struct MpiOptions {
-  std::shared_ptr<job::Store> store = nullptr;        ///< used by this transport alone
+  std::shared_ptr<job::Store> store = nullptr;        ///< that of the job; keys begin with "mpi/NAME/" or "mpi order/"
+  std::string name = {};                              ///< unique in the job
   std::vector<int> members = {};                      ///< world ranks, equal to the ranks of MPI_COMM_WORLD
   int rank = 0;                                       ///< index of this rank in `members`
   base::Deadline deadline = base::Deadline::never();  ///< for connecting the members
@@ -33,8 +34,10 @@ void init_mpi(int rank, int size);
 
 /// Makes a transport that uses MPI's nonblocking operations on a communicator of its own. Operations make progress
 /// while a thread waits for one or starts one; the transport has no threads. float16 and bfloat16 are added in float32
-/// and rounded after each addition, in the order that MPI chooses. Blocks until all members have called it. Throws
-/// CommError if a member does not, and UsageError if this process has another rank in MPI_COMM_WORLD.
+/// and rounded after each addition, in the order that MPI chooses. Blocks until all members have called it, and
+/// while other communicators of the job are created: threads may call it at the same time, in different orders on
+/// different ranks. Throws CommError if a member does not call it, and UsageError if this process has another rank in
+/// MPI_COMM_WORLD.
 ///
 /// The first call initialises MPI, unless the program has done so, and registers its finalisation at exit. After an
 /// abort the transport does not wait for MPI: the operations in flight stay allocated, and the process exits within 5 s

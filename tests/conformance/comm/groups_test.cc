@@ -272,6 +272,25 @@ TEST(Split, TwoThreadsOnTwoGroups) {
   EXPECT_EQ(good[1], 100);
 }
 
+/// Each rank may be the first with another one of two groups.
+TEST(Split, TwoThreadsMakeGroupsAtTheSameTime) {
+  Group first = world().split(0), second = world().split(0);
+  const auto make_and_use = [](const Group& parent, double value) {
+    for (int round = 0; round < 20; ++round) {
+      const Group made = parent.split(0);
+      const at::Tensor sum = number(value);
+      made.all_reduce(sum);
+      if (sum.item<double>() != value * world().size()) return sum.item<double>();
+    }
+    return value * world().size();
+  };
+  double of_second = 0;
+  std::thread other([&] { of_second = make_and_use(second, 100); });
+  EXPECT_EQ(make_and_use(first, 1), world().size());
+  other.join();
+  EXPECT_EQ(of_second, 100 * world().size());
+}
+
 TEST(InvalidCalls, RejectedBeforeCommunication) {
   const int size = world().size();
   const at::Tensor good = at::zeros({4});
