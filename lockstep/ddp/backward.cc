@@ -11,6 +11,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "lockstep/ddp/sanitizer_order.h"
+
 namespace lockstep::ddp {
 namespace {
 
@@ -34,6 +36,8 @@ std::vector<BackwardParticipant*> participants_of_this_thread() {
     if (one.thread == std::this_thread::get_id()) found.push_back(one.participant);
   return found;
 }
+
+char hook_order;  // its address stands for the order of HookScope
 
 /// Carries a Backward to the threads on which autograd runs it. Autograd copies the debug information of the thread
 /// that calls backward() to them, and to backward() calls inside.
@@ -93,6 +97,7 @@ class BackwardEngine final : public Engine {
     variable_list result;
     try {
       const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
+      released(&hook_order);
       result = execute_inner();
     } catch (...) {
       report_failure(backward, roots);
@@ -117,6 +122,7 @@ class BackwardEngine final : public Engine {
  private:
   /// If a participant throws, those after it are told that this backward() fails.
   static void report_end(const Backward& backward) {
+    acquired(&hook_order);
     const std::vector<BackwardParticipant*>& joined = backward.joined();
     for (std::size_t i = 0; i < joined.size(); ++i) {
       try {
@@ -129,6 +135,7 @@ class BackwardEngine final : public Engine {
   }
 
   static void report_failure(const Backward& backward, const edge_list& roots) {
+    acquired(&hook_order);
     const std::vector<Node*> leaves = leaves_of(roots);
     std::vector<BackwardParticipant*> concerned = backward.joined();
     for (BackwardParticipant* participant : participants_of_this_thread())
@@ -156,6 +163,9 @@ void install_backward_engine() {
 }
 
 }  // namespace
+
+HookScope::HookScope() noexcept { acquired(&hook_order); }
+HookScope::~HookScope() { released(&hook_order); }
 
 Backward* Backward::current() noexcept {
   auto* info = dynamic_cast<BackwardInfo*>(c10::ThreadLocalDebugInfo::get(kInfoKind));

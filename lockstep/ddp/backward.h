@@ -53,6 +53,14 @@ class Backward {
   std::vector<BackwardParticipant*> joined_;
 };
 
+/// Each hook of autograd has one as its first object: autograd's queues order a hook after the beginning of backward()
+/// and before its end, which the thread sanitizer does not see.
+class HookScope {
+ public:
+  HookScope() noexcept;
+  ~HookScope();
+};
+
 /// Registers `participant`, on the thread that will call backward(). autograd has no hook for the end of a backward(),
 /// so the first call installs an engine that forwards everything to the default engine
 /// (torch::autograd::set_default_engine_stub, as torch's Python bindings do). May be called from any thread. The caller

@@ -95,6 +95,7 @@ class DistributedDataParallel::Impl::BeforeAccumulateHook final : public torch::
  public:
   explicit BeforeAccumulateHook(Impl& impl) : impl_(impl) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const HookScope scope;
     impl_.on_gradient_arrives();
     return gradients;
   }
@@ -108,6 +109,7 @@ class DistributedDataParallel::Impl::AfterAccumulateHook final : public torch::a
   AfterAccumulateHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
+    const HookScope scope;
     impl_.on_gradient_accumulated(index_);
     return outputs;
   }
@@ -308,12 +310,6 @@ void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fres
   // The gradient's own memory is released here, so that the next layers' gradients can reuse it.
   const at::Tensor place = reducer_->ready(index, real_view(parameters_[index].tensor.grad()), fresh);
   if (place.defined()) consume(index, place);
-}
-
-/// No hook runs any more. The lock makes what they have written on autograd's threads visible to this one.
-void DistributedDataParallel::Impl::end_of_hooks() {
-  const std::lock_guard lock(gradient_mutex_);
-  backward_ = nullptr;
 }
 
 void DistributedDataParallel::Impl::on_backward_end() {

@@ -93,7 +93,11 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   /// threads for a GPU. The first call in a backward() joins it.
   void on_gradient_arrives();
   void begin_backward();
-  void end_of_hooks();
+  /// No hook runs any more. The lock makes what they have written on autograd's threads visible to this one.
+  void end_of_hooks() {
+    const std::lock_guard lock(gradient_mutex_);
+    backward_ = nullptr;
+  }
   void check_not_shared() const;
   /// Called on the same threads when parameter `index` has accumulated its gradient.
   void on_gradient_accumulated(std::size_t index);
