@@ -276,7 +276,7 @@ TEST(Split, TwoThreadsOnTwoGroups) {
 TEST(Split, TwoThreadsMakeGroupsAtTheSameTime) {
   Group first = world().split(0), second = world().split(0);
   const auto make_and_use = [](const Group& parent, double value) {
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < 50; ++round) {
       const Group made = parent.split(0);
       const at::Tensor sum = number(value);
       made.all_reduce(sum);
