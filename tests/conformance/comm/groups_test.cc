@@ -276,11 +276,14 @@ TEST(Split, TwoThreadsOnTwoGroups) {
 /// Each rank may be the first with another one of two groups.
 TEST(Split, TwoThreadsMakeGroupsAtTheSameTime) {
   Group first = world().split(0), second = world().split(0);
-  std::barrier both(2);  // each round begins on both threads at once
+  // In each round, the thread that comes last differs between the ranks. It continues at once, and the other one wakes
+  // up later, so ranks go on with the two groups in different orders.
+  std::barrier both(2);
   const auto make_and_use = [&](const Group& parent, double value) {
     double wrong = 0;
     for (int round = 0; round < 30; ++round) {
       both.arrive_and_wait();
+      if ((world().rank() + (value > 1 ? 1 : 0)) % 2 != 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
       const Group made = parent.split(0);
       const at::Tensor sum = number(value);
       made.all_reduce(sum);
