@@ -13,7 +13,7 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit test test-all shards bench bench-gpu bench-hosts chaos \
+.PHONY: help demo build build-tests build-all check unit test test-all shards bench gpu-proof bench-hosts chaos \
         chaos-hosts lint format clean setup configure
 
 help:
@@ -26,7 +26,7 @@ help:
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
-	@echo "make bench-gpu       measure steps on a GPU beside PyTorch; BENCH_GPU_ARGS='--device cpu --tiny' to try it"
+	@echo "make gpu-proof       test and measure on a GPU, in the folder OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
 	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
 	@echo "make chaos           inject faults into trainings, 50 of each over every transport, and report (2 hours)"
 	@echo "make chaos-hosts     the same between hosts on network namespaces (root): cuts, pauses (90 minutes)"
@@ -126,11 +126,13 @@ bench: configure
 	@$(NINJA) --target lockstep_program lockstep_bench_program
 	@python3 bench/make_page.py --bin $(BIN)
 
-# BENCH_GPU_ARGS: for example --parts step --models gpt --precisions bf16-mixed.
-BENCH_GPU_ARGS ?=
-bench-gpu: configure
-	@$(NINJA) --target lockstep_program bench_gpu_step
-	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
+# Also for machines where nothing can be installed, so it calls neither scripts/setup.sh nor git. GPU_PROOF_ARGS: for
+# example --stages step --limit 540, --resume, --deps DIR; docs/how-to/measure-on-a-gpu.md explains them.
+OUT ?=
+GPU_PROOF_ARGS ?=
+gpu-proof:
+	@[ -n "$(OUT)" ] || { echo "make gpu-proof: OUT is not set; expected a folder for the results" >&2; exit 2; }
+	@python3 bench/gpu/proof.py --out "$(OUT)" $(GPU_PROOF_ARGS)
 
 # Requires root to create network namespaces. Without root, each script prints that it is skipped.
 bench-hosts: build-tests

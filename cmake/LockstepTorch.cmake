@@ -9,7 +9,7 @@
 # LOCKSTEP_TORCH_HINT: the root to use if the user names none.
 
 # Searches Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment; then LOCKSTEP_TORCH_HINT; then the
-# libtorch that scripts/setup.sh installed. setup.sh searches the same places.
+# libtorch that scripts/setup.sh installed, which searches the same places; then the libtorch of python3's torch.
 function(lockstep_find_torch_root out)
   set(torch_dir "$ENV{Torch_DIR}")
   if(Torch_DIR)
@@ -28,6 +28,12 @@ function(lockstep_find_torch_root out)
     get_filename_component(source "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/.." ABSOLUTE)
     file(GLOB installed "${source}/.deps/python/lib/python3*/site-packages/torch")
     list(APPEND candidates ${LOCKSTEP_TORCH_HINT} ${installed})
+    if(NOT installed)
+      execute_process(
+        COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+        OUTPUT_VARIABLE of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      list(APPEND candidates ${of_python})
+    endif()
   endif()
   foreach(candidate IN LISTS candidates)
     if(EXISTS "${candidate}/include/ATen/core/Tensor.h" AND EXISTS "${candidate}/lib/libtorch_cpu.so")

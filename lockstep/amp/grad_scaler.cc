@@ -81,10 +81,11 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
   return found_inf;
 }
 
-at::Tensor sum_of(const std::vector<at::Tensor>& found_inf, at::Device device) {
-  at::Tensor sum = at::zeros({}, at::dtype(at::kFloat).device(device));
-  for (const at::Tensor& one : found_inf) sum += one.to(device);
-  return sum;
+/// 1 if one of `found_inf` is, and 0 otherwise: libtorch's fused updates skip for no other number than 1.
+at::Tensor any_of(const std::vector<at::Tensor>& found_inf, at::Device device) {
+  at::Tensor any = at::zeros({}, at::dtype(at::kFloat).device(device));
+  for (const at::Tensor& one : found_inf) any = at::maximum(any, one.to(device));
+  return any;
 }
 
 }  // namespace
@@ -145,7 +146,7 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) cons
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
       reject_half(parameter);  // on all ranks, also on those without a gradient
-  switch (unscaling_optimizer->unscale(inverse_scale_of(scale_).item<double>())) {
+  switch (unscaling_optimizer->unscale(inverse_scale_of(scale_))) {
     case UnscaleResult::kUnscaleInPlace: return unscale_in_place(optimizer, scale_);
     case UnscaleResult::kNoGradients: return {};
     case UnscaleResult::kFinite: return {at::zeros({})};
@@ -156,7 +157,7 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) cons
 
 std::vector<at::Tensor> GradScaler::all_reduce_found_inf(const std::vector<at::Tensor>& found_inf) {
   const at::Tensor seen = at::full({}, !found_inf.empty(), at::dtype(at::kFloat).device(group_->device()));
-  const at::Tensor all = at::stack({sum_of(found_inf, group_->device()), seen});
+  const at::Tensor all = at::stack({any_of(found_inf, group_->device()), seen});
   group_->all_reduce(all, comm::ReduceOp::kMax, {.name = "found_inf"});
   if (found_inf.empty() && all[1].item<float>() == 0) return {};
   return {all[0]};
@@ -192,7 +193,7 @@ StepResult GradScaler::step(Optimizer& optimizer) {
   }
   auto* unscaling_optimizer = dynamic_cast<UnscalingOptimizer*>(&optimizer);
   if (unscaling_optimizer && state.found_inf.front().device() == scale_.device()) {
-    const at::Tensor found_inf = sum_of(state.found_inf, scale_.device());
+    const at::Tensor found_inf = any_of(state.found_inf, scale_.device());
     if (unscaling_optimizer->step_unless_found_inf(found_inf)) {
       state.stage = Stage::kStepped;
       return StepResult(found_inf);
@@ -209,7 +210,7 @@ StepResult GradScaler::step(Optimizer& optimizer) {
 
 /// Blocks until the device is done.
 bool GradScaler::all_finite(const std::vector<at::Tensor>& found_inf) {
-  const at::Tensor both = at::stack({sum_of(found_inf, scale_.device()), scale_}).to(at::kCPU);
+  const at::Tensor both = at::stack({any_of(found_inf, scale_.device()), scale_}).to(at::kCPU);
   const float scale = both[1].item<float>();
   if (scale < warn_below_ && !warned_) {
     warned_ = true;
@@ -231,7 +232,7 @@ void GradScaler::update() {
     found_inf.insert(found_inf.end(), state.found_inf.begin(), state.found_inf.end());
   if (found_inf.empty())
     throw_usage_error("update", "no optimizer has been stepped or unscaled since the last update()");
-  at::_amp_update_scale_(scale_, tracker_, sum_of(found_inf, scale_.device()), state_.growth_factor,
+  at::_amp_update_scale_(scale_, tracker_, any_of(found_inf, scale_.device()), state_.growth_factor,
                          state_.backoff_factor, state_.growth_interval);
   optimizers_.clear();
 }

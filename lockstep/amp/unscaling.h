@@ -16,11 +16,11 @@ enum class UnscaleResult {
 /// call them in the same order, each call blocks until all have, and all ranks get the same result.
 class UnscalingOptimizer {
  public:
-  /// Checks the means of all gradients, and schedules their multiplication by `inverse_scale` in the next step().
-  /// Throws UsageError and CommError.
-  virtual UnscaleResult unscale(double inverse_scale) = 0;
+  /// Checks the means of all gradients, and schedules their multiplication by `inverse_scale`, a tensor of one element,
+  /// in the next step(). Throws UsageError and CommError.
+  virtual UnscaleResult unscale(const at::Tensor& inverse_scale) = 0;
   /// For gradients that are unscaled in place on a device: makes a step() that the device skips if `found_inf`, a
-  /// tensor of one element there, is not 0. The host does not wait for the value. Returns false if it did nothing; the
+  /// tensor of one element there, is 1 and not 0. The host does not wait for the value. Returns false if it did nothing; the
   /// caller must then read `found_inf` and call step() or skip_step().
   virtual bool step_unless_found_inf(const at::Tensor& found_inf) = 0;
   /// Call it instead of step(): ends the step without an update. Does not block.

@@ -42,6 +42,7 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_program, "LOCKSTEP_PROGRAM"},
     {&Env::cuda_visible_devices, "CUDA_VISIBLE_DEVICES"},
     {&Env::nccl_socket_ifname, "NCCL_SOCKET_IFNAME"},
+    {&Env::nccl_multi_rank_gpu_enable, "NCCL_MULTI_RANK_GPU_ENABLE"},
     {&Env::path, "PATH"},
     {&Env::columns, "COLUMNS"},
     {&Env::term, "TERM"},

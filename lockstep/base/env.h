@@ -49,6 +49,7 @@ struct Env {
   Value lockstep_program;          ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value cuda_visible_devices;      ///< CUDA_VISIBLE_DEVICES: GPUs that this process may use
   Value nccl_socket_ifname;        ///< NCCL_SOCKET_IFNAME: interface that NCCL uses; errors of NCCL mention it
+  Value nccl_multi_rank_gpu_enable;  ///< NCCL_MULTI_RANK_GPU_ENABLE: 1 if NCCL may serve several ranks on one GPU
   Value path;                      ///< PATH: directories in which programs are looked up
   Value tmpdir;                    ///< TMPDIR: directory for sockets between the ranks of a host; default /tmp
   Value columns;                   ///< COLUMNS: width of the terminal

@@ -12,6 +12,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
@@ -27,11 +28,13 @@ struct GpuReport {
   std::string host;
   std::string nccl_version;
   std::string nccl_unavailable_reason;  // why this rank cannot use NCCL; empty if it can
+  std::string cannot_share_reason;      // why this rank's NCCL cannot share its GPU with other ranks; empty if it can
 };
 
 std::string encode(const GpuReport& report) {
   std::string bytes;
-  base::put_texts(bytes, {report.uuid, report.host, report.nccl_version, report.nccl_unavailable_reason});
+  base::put_texts(bytes, {report.uuid, report.host, report.nccl_version, report.nccl_unavailable_reason,
+                          report.cannot_share_reason});
   return bytes;
 }
 
@@ -39,10 +42,10 @@ GpuReport decode_gpu_report(std::string_view bytes) {
   base::ByteReader reader(bytes, "init: a rank's report of its GPU");
   std::vector<std::string> texts = reader.texts();
   reader.end();
-  if (texts.size() != 4)
+  if (texts.size() != 5)
     throw base::Error(base::Cause::kProtocol,
-                      "init: a rank's report of its GPU has " + std::to_string(texts.size()) + " fields; expected 4");
-  return {std::move(texts[0]), std::move(texts[1]), std::move(texts[2]), std::move(texts[3])};
+                      "init: a rank's report of its GPU has " + std::to_string(texts.size()) + " fields; expected 5");
+  return {std::move(texts[0]), std::move(texts[1]), std::move(texts[2]), std::move(texts[3]), std::move(texts[4])};
 }
 
 /// Why the ranks cannot use NCCL, and the ranks that the reason concerns.
@@ -83,8 +86,10 @@ NcclDecision find_nccl_obstacle(const std::vector<GpuReport>& reports) {
   std::map<std::string, std::vector<int>> users;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) users[reports[rank].uuid].push_back(static_cast<int>(rank));
   for (const auto& [uuid, ranks] : users) {
-    if (ranks.size() == 1) continue;
-    return {NcclObstacle::kSharedGpu, ranks};
+    const bool all_can_share = std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+      return reports[static_cast<std::size_t>(rank)].cannot_share_reason.empty();
+    });
+    if (ranks.size() > 1 && !all_can_share) return {NcclObstacle::kSharedGpu, ranks};
   }
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     if (!reports[rank].nccl_unavailable_reason.empty()) return {NcclObstacle::kUnavailable, {static_cast<int>(rank)}};
@@ -105,7 +110,8 @@ std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
   switch (decision.obstacle) {
     case NcclObstacle::kNone: break;
     case NcclObstacle::kSharedGpu:
-      return "ranks " + list + " share one GPU, " + report.uuid + " of host " + report.host;
+      return "ranks " + list + " share one GPU, " + report.uuid + " of host " + report.host +
+             (report.cannot_share_reason.empty() ? "" : ", and " + report.cannot_share_reason);
     case NcclObstacle::kUnavailable: return "rank " + list + ": " + report.nccl_unavailable_reason;
     case NcclObstacle::kOtherVersion:
       return "rank 0 has NCCL " + report_of(0).nccl_version + ", rank " + list + " has " + report.nccl_version;
@@ -153,8 +159,7 @@ void select_gpu(World& world, const DeviceRequest& request) {
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-void negotiate_gpu_transport(World& world, const std::string& asked, const std::string& nccl_version,
-                             const std::string& nccl_unavailable_reason, base::Deadline deadline) {
+void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadline deadline) {
   const job::identity::Identity& id = world.identity;
   const auto read_key = [&](const std::string& key, int from) {
     const auto value = world.store->get(key, deadline);
@@ -164,8 +169,11 @@ void negotiate_gpu_transport(World& world, const std::string& asked, const std::
     return *value;
   };
   const auto report_of = [&](int rank) { return decode_gpu_report(read_key(gpu_key(rank), rank)); };
+  const std::string unavailable = nccl::nccl_unavailable_reason();
+  const std::string nccl_version = unavailable.empty() ? nccl::nccl_version() : "";
   world.store->set(gpu_key(id.rank),
-                   encode(GpuReport{world.gpu.uuid, base::net::host_name(), nccl_version, nccl_unavailable_reason}),
+                   encode(GpuReport{world.gpu.uuid, base::net::host_name(), nccl_version, unavailable,
+                                    unavailable.empty() ? nccl::cannot_share_gpu_reason() : ""}),
                    deadline);
   if (id.rank == 0) {
     std::vector<GpuReport> reports;

@@ -29,10 +29,8 @@ bool detect_gpus(World& world, const DeviceRequest& request);
 void select_gpu(World& world, const DeviceRequest& request);
 
 /// Agrees with the other ranks on whether tensors on GPUs use NCCL. All ranks must call it; blocks until they have.
-/// `asked` is the transport that the user named, or "auto"; `nccl_version` and `nccl_unavailable_reason` are this
-/// rank's. Fills world.uses_nccl and world.gpu_transport_text. Throws UsageError if the user named NCCL and it cannot
-/// be used, CommError if a rank does not answer before the deadline.
-void negotiate_gpu_transport(World& world, const std::string& asked, const std::string& nccl_version,
-                             const std::string& nccl_unavailable_reason, base::Deadline deadline);
+/// `asked` is the transport that the user named, or "auto". Fills world.uses_nccl and world.gpu_transport_text. Throws
+/// UsageError if the user named NCCL and it cannot be used, CommError if a rank does not answer before the deadline.
+void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadline deadline);
 
 }  // namespace lockstep::comm

@@ -261,8 +261,7 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
   if (world.device.is_cpu() || world.identity.world_size == 1) return;
-  const std::string missing = nccl::nccl_unavailable_reason();
-  negotiate_gpu_transport(world, asked, missing.empty() ? nccl::nccl_version() : "", missing, deadline);
+  negotiate_gpu_transport(world, asked, deadline);
 }
 
 std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members,

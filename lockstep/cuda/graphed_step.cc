@@ -15,7 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/channel/forbid_collectives.h"
+#include "lockstep/comm/channel/captured_step.h"
 #include "lockstep/cuda/capture.h"
 #include "lockstep/cuda/op_trace.h"
 
@@ -23,6 +23,7 @@ namespace lockstep::cuda {
 namespace {
 
 using base::UsageError;
+using comm::channel::CapturedStep;
 using Tensors = GraphedStep::Tensors;
 
 constexpr const char* kRemedy =
@@ -76,6 +77,7 @@ class GraphedStep::Impl {
     } else {
       capture_graph(*variant, inputs);
     }
+    for (const auto& work : variant->host_work) work();
     variant->graph->replay();
     ++stats_.replayed;
     return variant->outputs;
@@ -90,6 +92,7 @@ class GraphedStep::Impl {
     int runs = 0;
     OpTrace calls;  // of the last run
     Tensors inputs, outputs;
+    CapturedStep::HostWork host_work;  // before each replay
     std::unique_ptr<CapturedGraph> graph;
   };
 
@@ -136,7 +139,7 @@ class GraphedStep::Impl {
     order_streams(outer, *capture_stream_);
     {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::channel::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
+      const CapturedStep running(/*capturing=*/false);
       const auto run = [&] { outputs = run_eagerly(inputs); };
       if (variant.runs + 1 < options_.warmup)
         run();
@@ -158,11 +161,13 @@ class GraphedStep::Impl {
     for (const at::Tensor& input : inputs) static_inputs.push_back(input.detach().clone());
     order_streams(outer, *capture_stream_);
     std::unique_ptr<CapturedGraph> graph;
+    CapturedStep::HostWork host_work;
     OpTrace calls;
     try {
       const c10::StreamGuard guard(*capture_stream_);
-      const comm::channel::ForbidCollectives forbid_collectives("a step that is captured as a CUDA graph");
+      CapturedStep running(/*capturing=*/true);
       graph = capture([&] { calls = trace_ops([&] { outputs = body_(static_inputs); }); });
+      host_work = running.take_host_work();
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
       if (text.find("captur") == std::string::npos) throw;
@@ -174,6 +179,7 @@ class GraphedStep::Impl {
     variant.inputs = std::move(static_inputs);
     variant.outputs = std::move(outputs);
     variant.calls = {};
+    variant.host_work = std::move(host_work);
     variant.graph = std::move(graph);
     ++stats_.captured;
   }

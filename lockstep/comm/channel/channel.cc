@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lockstep/base/timeouts.h"
-#include "lockstep/comm/channel/forbid_collectives.h"
+#include "lockstep/comm/channel/captured_step.h"
 
 namespace lockstep::comm::channel {
 namespace {

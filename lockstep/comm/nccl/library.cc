@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include "lockstep/base/env.h"
 #include "lockstep/comm/nccl/nccl.h"
 
 namespace lockstep::comm::nccl {
@@ -10,6 +11,9 @@ namespace {
 /// Nonblocking communicators and their configuration exist since 2.18. Newer versions of NCCL accept the smaller
 /// structures of older ones.
 constexpr int kMinVersion = NCCL_VERSION(2, 18, 1);
+
+/// Several ranks may use one GPU since 2.30, if NCCL_MULTI_RANK_GPU_ENABLE is 1.
+constexpr int kSharedGpuVersion = NCCL_VERSION(2, 30, 0);
 
 NcclLibrary load_symbols() {
   NcclLibrary nccl;
@@ -61,6 +65,15 @@ std::string nccl_unavailable_reason() {
   if (nccl.version < NCCL_VERSION_CODE)
     return "NCCL " + version_text(nccl.version) + " is loaded; expected " + version_text(NCCL_VERSION_CODE) +
            ", the version of this build, or newer";
+  return "";
+}
+
+std::string cannot_share_gpu_reason() {
+  if (NcclLibrary::loaded().version < kSharedGpuVersion)
+    return "NCCL " + nccl_version() + " does not support that; expected " + version_text(kSharedGpuVersion) +
+           " or newer";
+  if (base::Env::this_process().nccl_multi_rank_gpu_enable.value_or("") != "1")
+    return "NCCL_MULTI_RANK_GPU_ENABLE is not 1; lockstep run --share-gpus sets it";
   return "";
 }
 

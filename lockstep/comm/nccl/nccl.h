@@ -16,7 +16,7 @@ struct NcclOptions {
   std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, to exchange NCCL's unique id
   std::vector<int> members = {};                ///< world ranks
   int rank = 0;                                 ///< index of this rank in `members`
-  cuda::Gpu gpu = {};                           ///< the GPU of this rank, which no other member uses
+  cuda::Gpu gpu = {};                           ///< the GPU of this rank
   std::string host = {};                        ///< name of this host, for error messages
   std::string address = {};                     ///< address of this host for the other ranks, for error messages
   /// A connected NCCL transport that contains all members. If set, the communicator is split from it without a
@@ -27,6 +27,9 @@ struct NcclOptions {
 
 /// Returns an empty string if NCCL is available, otherwise the reason. load_cuda() must have been called.
 std::string nccl_unavailable_reason();
+/// Returns an empty string if ranks on one GPU may use the loaded NCCL, otherwise the reason: it must be 2.30 or newer,
+/// and NCCL_MULTI_RANK_GPU_ENABLE must be 1, which `lockstep run --share-gpus` sets.
+std::string cannot_share_gpu_reason();
 /// Returns the version of the loaded library, for example "2.28.9".
 std::string nccl_version();
 

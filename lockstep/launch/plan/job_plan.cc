@@ -130,6 +130,15 @@ void assign_gpus(JobPlan& job, const cli::RunOptions& options, const Node& node,
   }
 }
 
+/// With --share-gpus: what NCCL requires, from 2.30 on, of ranks that share a GPU. Older versions ignore it.
+void allow_nccl_on_shared_gpus(JobPlan& job, const process::Environment& inherited) {
+  for (const char* variable : {"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_MAX_CTAS=1", "NCCL_NVLS_ENABLE=0"}) {
+    const std::string_view text = variable;
+    if (process::find_variable(inherited, text.substr(0, text.find('=')))) continue;
+    for (RankPlan& rank : job.ranks) rank.environment.emplace_back(text);
+  }
+}
+
 RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, const LaunchContext& context,
                    const Node& node, std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
@@ -229,6 +238,7 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
           plan_rank(first + local, local, options, context, node, std::move(cpus[static_cast<std::size_t>(local)])));
     process::Environment inherited = inherited_environment(node, context);
     assign_gpus(job, options, node, inherited);
+    if (options.share_gpus) allow_nccl_on_shared_gpus(job, inherited);
     process::Environment ours = node_environment(number, node, options, inherited);
     ours.insert(ours.end(), for_all.begin(), for_all.end());
     inherited = process::merge_environment(inherited, ours);

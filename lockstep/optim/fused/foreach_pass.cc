@@ -5,6 +5,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/reducers/sparse_average.h"
@@ -19,24 +20,28 @@ struct ForeachPass::Batch {
 };
 
 ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool sharded)
-    : storage_(storage), rule_(rule), sharded_(sharded) {
+    : storage_(storage), rule_(rule), sharded_(sharded), steps_(storage.parameters()) {
   if (sharded_ && rule_.needs_norms())
     throw base::UsageError(
         "shard_state: this optimizer needs the norms of whole parameters, but the parameters are on a device and their "
         "state is sharded",
         "disable shard_state");
-  // One allocation per device.
+}
+
+ForeachPass::Numbers::Numbers(const std::vector<ddp::GradientSource::Parameter>& parameters)
+    : of_parameter(parameters.size()) {
   std::map<at::Device, std::vector<std::size_t>, bool (*)(const at::Device&, const at::Device&)> of_device(
       [](const at::Device& a, const at::Device& b) {
         return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
       });
-  for (std::size_t index = 0; index < storage_.parameters().size(); ++index)
-    of_device[storage_.parameters()[index].tensor.device()].push_back(index);
-  steps_.resize(storage_.parameters().size());
-  for (const auto& [device, indices] : of_device) {
-    const std::vector<at::Tensor> counts =
-        at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device)).unbind();
-    for (std::size_t i = 0; i < indices.size(); ++i) steps_[indices[i]] = counts[i];
+  for (std::size_t index = 0; index < parameters.size(); ++index)
+    of_device[parameters[index].tensor.device()].push_back(index);
+  for (auto& [device, indices] : of_device) {
+    const at::Tensor all =
+        at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device));
+    const std::vector<at::Tensor> each = all.unbind();
+    for (std::size_t i = 0; i < indices.size(); ++i) of_parameter[indices[i]] = each[i];
+    devices.push_back({all, std::move(indices)});
   }
 }
 
@@ -56,7 +61,7 @@ at::Tensor ForeachPass::shard_view(std::size_t index, const at::Tensor& whole) c
                           whole.storage_offset() + static_cast<std::int64_t>(range.first));
 }
 
-std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
+std::vector<std::size_t> ForeachPass::update(const at::Tensor& found_inf, bool lr_on_device) {
   std::map<std::tuple<std::size_t, at::ScalarType, c10::DeviceType, int>, Batch> batches;
   std::vector<std::size_t> updated;
   for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
@@ -69,12 +74,12 @@ std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
     batch.dtype = tensor.scalar_type();
     batch.indices.push_back(index);
   }
-  for (const auto& [key, batch] : batches) update_batch(batch.indices.front(), batch, found_inf);
+  for (const auto& [key, batch] : batches) update_batch(batch.indices.front(), batch, found_inf, lr_on_device);
   step_counts_stale_ |= found_inf.defined();
   return updated;
 }
 
-void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf) {
+void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf, bool lr_on_device) {
   kernels::ForeachArgs list;
   std::vector<at::Tensor> stored;  // low-precision parameters, whose update is computed in float
   const bool widen = batch.dtype == at::kBFloat16 || batch.dtype == at::kHalf;
@@ -86,23 +91,44 @@ void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::
     list.parameters.push_back(widen ? parameter.to(at::kFloat) : std::move(parameter));
     list.gradients.push_back(widen ? gradient.to(at::kFloat) : std::move(gradient));
     for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(one)[i]);
-    list.steps.push_back(steps_[one]);
+    list.steps.push_back(steps_.of_parameter[one]);
   }
   if (found_inf.defined()) list.found_inf = found_inf.to(list.parameters.front().device());
+  if (lr_on_device) list.lr = lr_numbers().of_parameter[index];
   rule_.update(index, list);
   if (widen) at::_foreach_copy_(stored, list.parameters);
 }
 
+ForeachPass::Numbers& ForeachPass::lr_numbers() {
+  if (!lr_) {
+    lr_.emplace(storage_.parameters());
+    written_lr_.assign(storage_.parameters().size(), 0);
+  }
+  return *lr_;
+}
+
+void ForeachPass::write_lr() {
+  for (const auto& [all, indices] : lr_numbers().devices)
+    for (std::size_t first = 0, end = 0; first < indices.size(); first = end) {  // ranges with the same learning rate
+      const double lr = rule_.lr(indices[first]);
+      bool changed = false;
+      for (end = first; end < indices.size() && rule_.lr(indices[end]) == lr; ++end)
+        changed |= std::exchange(written_lr_[indices[end]], lr) != lr;
+      if (changed) all.slice(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(end)).fill_(lr);
+    }
+}
+
 void ForeachPass::sync_step_counts() {
   if (!step_counts_stale_) return;
-  for (std::size_t index = 0; index < steps_.size(); ++index)
-    if (rule_.steps(index) > 0) rule_.set_states(index, steps_[index].item<std::int64_t>(), storage_.states(index));
+  for (std::size_t index = 0; index < steps_.of_parameter.size(); ++index)
+    if (rule_.steps(index) > 0)
+      rule_.set_states(index, steps_.of_parameter[index].item<std::int64_t>(), storage_.states(index));
   step_counts_stale_ = false;
 }
 
 void ForeachPass::reset_step_counts() {
-  for (std::size_t index = 0; index < steps_.size(); ++index)
-    steps_[index].fill_(static_cast<double>(rule_.steps(index)));
+  for (std::size_t index = 0; index < steps_.of_parameter.size(); ++index)
+    steps_.of_parameter[index].fill_(static_cast<double>(rule_.steps(index)));
   step_counts_stale_ = false;
 }
 

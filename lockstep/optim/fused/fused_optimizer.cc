@@ -21,7 +21,7 @@ void FusedOptimizer::clip_value(double max) { update_->clip_grad_value(max); }
 void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
 void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
 bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
-amp::UnscaleResult FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
+amp::UnscaleResult FusedOptimizer::unscale(const at::Tensor& inverse_scale) { return update_->unscale(inverse_scale); }
 bool FusedOptimizer::step_unless_found_inf(const at::Tensor& found_inf) {
   return update_->step_unless_found_inf(found_inf);
 }

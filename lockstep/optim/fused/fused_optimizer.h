@@ -123,7 +123,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   at::Tensor clip_norm(double max_norm);
   void clip_value(double max);
 
-  amp::UnscaleResult unscale(double inverse_scale) override;
+  amp::UnscaleResult unscale(const at::Tensor& inverse_scale) override;
   bool step_unless_found_inf(const at::Tensor& found_inf) override;
   void skip_step() override;
 

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/channel/captured_step.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/kernels/clip_grad.h"
@@ -19,6 +21,7 @@ namespace lockstep::optim::inline fused {
 namespace {
 
 using base::UsageError;
+using comm::channel::CapturedStep;
 
 constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 
@@ -69,6 +72,10 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
     source_->count_step();
     return loss;
   }
+  if (CapturedStep* captured = foreach_pass_ ? CapturedStep::current() : nullptr) {
+    step_captured(*captured);
+    return loss;
+  }
   check_not_scaled_twice();
   if (source_->num_backwards() != clip_.backward) clip_ = {};
   update_all(prepare());
@@ -83,11 +90,55 @@ bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
   if (!foreach_pass_ || updates_in_backward_) return false;
   const std::uint64_t options_hash = prepare();
   if (!rule_.can_skip()) return false;
-  found_inf_ = found_inf;
+  struct FoundInfScope {
+    FoundInfScope(at::Tensor& place, const at::Tensor& now) : place_(place) { place_ = now; }
+    ~FoundInfScope() { place_.reset(); }
+    at::Tensor& place_;
+  } const found_inf_scope(found_inf_, found_inf);
+  if (CapturedStep* captured = CapturedStep::current()) {
+    step_captured(*captured);
+    return true;
+  }
   update_all(options_hash);
-  found_inf_.reset();
   end_step();
   return true;
+}
+
+/// Makes an update of which a CUDA graph may be made: the device reads learning rates and step counts from its memory,
+/// and the host writes and counts them for each replay. Other options must stay as they are now.
+void FusedUpdate::step_captured(CapturedStep& step) {
+  const at::NoGradGuard no_grad;
+  const std::uint64_t options_hash = prepare();
+  const auto with_this = [self = weak_from_this()](auto work) {
+    return [self, work = std::move(work)] {
+      const auto update = self.lock();
+      if (!update) throw UsageError("GraphedStep: the optimizer of the captured step has been destroyed");
+      work(*update);
+    };
+  };
+  step.add_host_work(
+      with_this([constants = rule_.hash_of_constants()](FusedUpdate& update) { update.write_lr(constants); }));
+  const bool may_be_skipped = found_inf_.defined();
+  auto indices = foreach_pass_->update(found_inf_, /*lr_on_device=*/true);
+  if (shards_) shards_->all_gather_parameters(options_hash);
+  source_->on_parameters_updated();
+  step.add_host_work(with_this([indices = std::move(indices), may_be_skipped](FusedUpdate& update) {
+    for (const std::size_t index : indices) update.rule_.on_updated(index, update.storage_.states(index));
+    if (may_be_skipped) update.foreach_pass_->mark_step_counts_stale();
+    update.storage_.record_changes();
+    update.end_step();
+  }));
+}
+
+void FusedUpdate::write_lr(std::uint64_t constants) {
+  prepare();
+  if (rule_.hash_of_constants() != constants)
+    throw UsageError(
+        "lockstep::optim: an option has been changed since the step was captured as a CUDA graph; expected changes of "
+        "learning rates only",
+        "make a new GraphedStep");
+  const at::NoGradGuard no_grad;
+  foreach_pass_->write_lr();
 }
 
 void FusedUpdate::sync_step_counts() {
@@ -183,7 +234,7 @@ void FusedUpdate::average_gradients() {
   unscaling_.reset();
 }
 
-amp::UnscaleResult FusedUpdate::unscale(double inverse_scale) {
+amp::UnscaleResult FusedUpdate::unscale(const at::Tensor& inverse_scale) {
   if (updates_in_backward_)
     throw UsageError(
         "GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
@@ -197,7 +248,7 @@ amp::UnscaleResult FusedUpdate::unscale(double inverse_scale) {
   storage_.require_unmodified();
   const double sum = sum_squared_gradients();
   if (std::find(has_sums_.begin(), has_sums_.end(), true) == has_sums_.end()) return amp::UnscaleResult::kNoGradients;
-  unscaling_ = {inverse_scale, source_->num_backwards(), sum};
+  unscaling_ = {inverse_scale.item<double>(), source_->num_backwards(), sum};
   return std::isfinite(sum) ? amp::UnscaleResult::kFinite : amp::UnscaleResult::kNonFinite;
 }
 
@@ -266,7 +317,7 @@ void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options_hash) {
 }
 
 void FusedUpdate::run_foreach_pass() {
-  foreach_pass_->update(found_inf_, [this](std::size_t index) { rule_.on_updated(index, storage_.states(index)); });
+  for (const std::size_t index : foreach_pass_->update(found_inf_)) rule_.on_updated(index, storage_.states(index));
 }
 
 void FusedUpdate::update_all(std::uint64_t options_hash) {

@@ -17,12 +17,18 @@
 #include "lockstep/optim/fused/state_sharding.h"
 #include "lockstep/optim/fused/update_rule.h"
 
+namespace lockstep::comm::channel {
+class CapturedStep;
+}
+
 namespace lockstep::optim::inline fused {
 
 /// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
 /// copy of parameters and state, and each chunk is updated by the rank that claims it first. Elsewhere each rank
 /// updates its own copy from gradients that backward() has averaged.
-class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater {
+class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
+                          private comm::ChunkSink,
+                          private ddp::BackwardUpdater {
  public:
   /// `rule` must outlive this object. A collective of all ranks.
   FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
@@ -36,7 +42,7 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   void clip_grad_value(double max);
   void change_parameters(const std::function<void()>& change);
   void update_in_backward(bool on);
-  amp::UnscaleResult unscale(double inverse_scale);
+  amp::UnscaleResult unscale(const at::Tensor& inverse_scale);
   bool step_unless_found_inf(const at::Tensor& found_inf);
   void skip_step();
   void sync_step_counts();
@@ -66,6 +72,8 @@ class FusedUpdate final : private comm::ChunkSink, private ddp::BackwardUpdater 
   double gradient_scale() const;
   void check_not_scaled_twice();
   void end_step();
+  void step_captured(comm::channel::CapturedStep& step);
+  void write_lr(std::uint64_t constants);
   void require_clippable(const std::string& call) const;
   void measure_norms(std::uint64_t options_hash);
   void initialize_state(std::size_t index);

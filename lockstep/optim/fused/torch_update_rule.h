@@ -31,8 +31,8 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
 /// for each parameter.
 ///
 /// Returns the kernel's arguments for a parameter that has been updated `steps` times, and appends every value that
-/// must be equal on all ranks to `numbers`. Throws UsageError if the options need state that the optimizer was made
-/// without:
+/// must be equal on all ranks to `numbers`: the learning rate first, and `steps` last. Throws UsageError if the options
+/// need state that the optimizer was made without:
 ///     Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const;
 /// Read and write torch's state of one parameter:
 ///     std::int64_t step_count(const State& state) const;
@@ -60,6 +60,7 @@ class TorchUpdateRule : public UpdateRule {
 
   std::uint64_t prepare() override {
     numbers_.clear();
+    constants_.clear();
     std::size_t place = 0, batch_key = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
@@ -71,7 +72,9 @@ class TorchUpdateRule : public UpdateRule {
         if (const std::int64_t num_updates = steps(index); num_updates != scalars_steps) {
           ++batch_key;
           numbers_.push_back(static_cast<double>(place));
+          const std::size_t begin = numbers_.size();
           last_scalars = derived().make_scalars(options, scalars_steps = num_updates, numbers_);
+          constants_.insert(constants_.end(), numbers_.begin() + begin + 1, numbers_.end() - 1);
         }
         scalars_[index] = last_scalars;
         batch_keys_[index] = batch_key;
@@ -85,6 +88,8 @@ class TorchUpdateRule : public UpdateRule {
     optim::kernels::update(args, scalars_[index]);
   }
   std::size_t batch_key(std::size_t index) const override { return batch_keys_[index]; }
+  double lr(std::size_t index) const override { return scalars_[index].lr; }
+  std::uint64_t hash_of_constants() const override { return fingerprint(constants_); }
   bool can_skip() const override {
     return std::all_of(scalars_.begin(), scalars_.end(),
                        [this](const Scalars& one) { return derived().can_skip_update(one); });
@@ -149,7 +154,8 @@ class TorchUpdateRule : public UpdateRule {
   std::vector<std::size_t> last_indices_;  // cache of index_of(), by place
   std::vector<Scalars> scalars_;
   std::vector<std::size_t> batch_keys_;
-  std::vector<double> numbers_;  // scratch of prepare()
+  std::vector<double> numbers_;  // of the last prepare()
+  std::vector<double> constants_;  // those of them that are neither learning rates nor step counts
 };
 
 }  // namespace lockstep::optim::inline fused

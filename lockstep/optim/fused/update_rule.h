@@ -30,6 +30,11 @@ class UpdateRule {
   virtual void update(std::size_t index, const kernels::ForeachArgs& args) const = 0;
   /// Valid after prepare(): parameters with the same key have the same options and step count.
   virtual std::size_t batch_key(std::size_t index) const = 0;
+  /// Valid after prepare(): the learning rate of a parameter.
+  virtual double lr(std::size_t index) const = 0;
+  /// Valid after prepare(): a hash of everything that prepare() returns a hash of, except learning rates and step
+  /// counts.
+  virtual std::uint64_t hash_of_constants() const = 0;
   /// Valid after prepare(): true if ForeachArgs::found_inf alone is enough to skip this update.
   virtual bool can_skip() const = 0;
   /// Called after all elements of the parameter have been updated; `states` are its state tensors.

@@ -14,6 +14,23 @@ std::optional<at::Tensor> optional_found_inf(const ForeachArgs& args) {
   return args.found_inf.defined() ? std::optional(args.found_inf) : std::nullopt;
 }
 
+/// Calls `update` with the learning rate: args.lr, or `lr` if that is undefined.
+template <typename Update>
+void with_lr(const ForeachArgs& args, double lr, const Update& update) {
+  if (args.lr.defined())
+    update(args.lr);
+  else
+    update(lr);
+}
+
+/// parameters -= learning rate * step
+void subtract(const ForeachArgs& args, double lr, const std::vector<at::Tensor>& step) {
+  if (args.lr.defined())
+    at::_foreach_sub_(args.parameters, at::_foreach_mul(step, args.lr));
+  else
+    at::_foreach_add_(args.parameters, step, -lr);
+}
+
 /// Increments the step counts around `update`: ATen's fused updates only read them.
 template <typename Update>
 void with_step_counts(const ForeachArgs& args, const Update& update) {
@@ -59,18 +76,22 @@ std::vector<at::Tensor> trust_ratios(const at::Tensor& a, const at::Tensor& b, c
 void update(const ForeachArgs& args, const SgdScalars& scalars) {
   const std::vector<at::Tensor> momentum = scalars.momentum == 0 ? std::vector<at::Tensor>() : args.states[0];
   with_step_counts(args, [&] {
-    at::_fused_sgd_(args.parameters, args.gradients, momentum, scalars.weight_decay, scalars.momentum, scalars.lr,
-                    scalars.dampening, scalars.nesterov, /*maximize=*/false, scalars.first, {},
-                    optional_found_inf(args));
+    with_lr(args, scalars.lr, [&](const auto& lr) {
+      at::_fused_sgd_(args.parameters, args.gradients, momentum, scalars.weight_decay, scalars.momentum, lr,
+                      scalars.dampening, scalars.nesterov, /*maximize=*/false, scalars.first, {},
+                      optional_found_inf(args));
+    });
   });
 }
 
 void update(const ForeachArgs& args, const AdamScalars& scalars) {
   const std::vector<at::Tensor> max_second_moment = scalars.amsgrad ? args.states[2] : std::vector<at::Tensor>();
   const auto with = [&](const auto& fused) {
-    fused(args.parameters, args.gradients, args.states[0], args.states[1], max_second_moment, args.steps, scalars.lr,
-          scalars.beta1, scalars.beta2, scalars.weight_decay, scalars.eps, scalars.amsgrad, /*maximize=*/false,
-          std::optional<at::Tensor>(), optional_found_inf(args));
+    with_lr(args, scalars.lr, [&](const auto& lr) {
+      fused(args.parameters, args.gradients, args.states[0], args.states[1], max_second_moment, args.steps, lr,
+            scalars.beta1, scalars.beta2, scalars.weight_decay, scalars.eps, scalars.amsgrad, /*maximize=*/false,
+            std::optional<at::Tensor>(), optional_found_inf(args));
+    });
   };
   with_step_counts(args, [&] {
     if (scalars.decoupled)
@@ -82,8 +103,10 @@ void update(const ForeachArgs& args, const AdamScalars& scalars) {
 
 void update(const ForeachArgs& args, const AdagradScalars& scalars) {
   with_step_counts(args, [&] {
-    at::_fused_adagrad_(args.parameters, args.gradients, args.states[0], args.steps, scalars.lr, scalars.lr_decay,
-                        scalars.weight_decay, scalars.eps, /*maximize=*/false, {}, optional_found_inf(args));
+    with_lr(args, scalars.lr, [&](const auto& lr) {
+      at::_fused_adagrad_(args.parameters, args.gradients, args.states[0], args.steps, lr, scalars.lr_decay,
+                          scalars.weight_decay, scalars.eps, /*maximize=*/false, {}, optional_found_inf(args));
+    });
   });
 }
 
@@ -106,7 +129,7 @@ void update(const ForeachArgs& args, const LambScalars& scalars) {
                        of_steps = at::stack(at::_foreach_norm(step));
       at::_foreach_mul_(step, trust_ratios(of_parameters, of_steps, of_parameters / of_steps));
     }
-    at::_foreach_add_(args.parameters, step, -scalars.lr);
+    subtract(args, scalars.lr, step);
   });
   rollback.restore_if_skipped();
 }
@@ -129,7 +152,7 @@ void update(const ForeachArgs& args, const LarsScalars& scalars) {
       at::_foreach_add_(step, momentum, scalars.momentum);
     else
       step = momentum;
-    at::_foreach_add_(args.parameters, step, -scalars.lr);
+    subtract(args, scalars.lr, step);
   });
   rollback.restore_if_skipped();
 }

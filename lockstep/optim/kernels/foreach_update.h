@@ -15,7 +15,8 @@ struct ForeachArgs {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< by kind of state, then by parameter
   std::vector<at::Tensor> steps;  ///< step counts, float tensors of one element; the update increments them
-  at::Tensor found_inf;  ///< undefined, or a float of one element on the same device; if not 0, nothing changes
+  at::Tensor found_inf;  ///< undefined, or a float of one element on the same device; if it is 1, nothing changes
+  at::Tensor lr;         ///< undefined, or a float of one element there, to be used instead of the lr of the scalars
 };
 
 // The results equal those of the kernels within rounding. The host does not wait for the device. Bias corrections and

@@ -1,8 +1,12 @@
-// Tests operations on GPU tensors with fake GPUs (tests/support/gpu): over NCCL, and through host memory over other
-// transports.
+// Tests operations on GPU tensors, with fake GPUs (tests/support/gpu) or real ones: over NCCL, and through host memory
+// over other transports.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <vector>
 
 #include "tests/support/rank_main.h"
 
@@ -113,6 +117,43 @@ TEST(Gpu, SeveralOperationsInFlight) {
     works[static_cast<std::size_t>(i)].wait();
     expect_same(tensors[static_cast<std::size_t>(i)], numbers(5, sum_of_ranks() + i * num_ranks(), at::kFloat));
   }
+}
+
+/// Keeps streams busy for a while: a fake GPU delays every copy, and a real one needs a fraction of a millisecond for
+/// half a gigabyte.
+class Delay {
+ public:
+  void on(const at::Stream& stream) {
+    const c10::StreamGuard guard(stream);
+    to_.copy_(from_, /*non_blocking=*/true);
+  }
+
+ private:
+  const std::int64_t bytes_ = std::getenv("FAKE_GPUS") ? 1 : 1 << 29;
+  const at::Tensor from_ = at::empty({bytes_}, at::TensorOptions(gpu()).dtype(at::kByte));
+  const at::Tensor to_ = at::empty_like(from_);
+};
+
+/// Every stream of libtorch's pool is delayed in turn, among them the one on which NCCL or the copies to the host run.
+TEST(Gpu, DelayOnAnyStreamChangesNoBits) {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  std::vector<at::Stream> streams = {guard.getDefaultStream(gpu())};
+  for (int i = 0; i < 32; ++i)
+    for (const bool high_priority : {false, true})
+      streams.push_back(guard.getStreamFromGlobalPool(gpu(), high_priority));
+  Delay delay;
+  for (const at::Stream& stream : streams)
+    for (int place = 0; place < 3; ++place) {
+      if (place == 0) delay.on(stream);
+      at::Tensor tensor = on_gpu(numbers(1000, my_factor(), at::kFloat));
+      if (place == 1) delay.on(stream);
+      comm::Work work = world().all_reduce_async(tensor);
+      if (place == 2) delay.on(stream);
+      work.wait();
+      tensor = tensor * 2;
+      ASSERT_TRUE(at::equal(tensor.cpu(), numbers(1000, 2 * sum_of_ranks(), at::kFloat)))
+          << "a delay of " << stream << " in place " << place;
+    }
 }
 
 TEST(Gpu, AllRanksMaySendBeforeReceiving) {

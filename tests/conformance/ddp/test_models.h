@@ -1,4 +1,5 @@
-// Models and references that the DDP suites share.
+// Models and references that the DDP suites share. Parameters and batches are on the device of the rank: the suites also
+// run on GPUs (bench/gpu/suites_stage.py).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +20,9 @@ namespace lockstep::tests {
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(int in = 7, int hidden = 13, int out = 5)
       : first(register_module("first", torch::nn::Linear(in, hidden))),
-        second(register_module("second", torch::nn::Linear(hidden, out))) {}
+        second(register_module("second", torch::nn::Linear(hidden, out))) {
+    to(world().device());
+  }
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
   torch::nn::Linear first, second;
 };
@@ -64,7 +67,7 @@ struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
 inline at::Tensor batch_of(int rank, int step, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   const auto seed = static_cast<std::uint64_t>(1000 * step + rank + 1);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(shape, generator, at::kDouble).to(dtype);
+  return at::randn(shape, generator, at::kDouble).to(world().device(), dtype);
 }
 
 inline std::vector<at::Tensor> gradients(torch::nn::Module& module) {
@@ -86,7 +89,7 @@ inline void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
 inline bool same_bits(const at::Tensor& tensor) {
   const at::Tensor mine = tensor.contiguous().flatten().view(at::kByte);
   if (mine.numel() == 0) return true;
-  at::Tensor all = at::empty({world().size() * mine.numel()}, at::kByte);
+  at::Tensor all = at::empty({world().size() * mine.numel()}, mine.options());
   world().all_gather(all, mine);
   for (int r = 1; r < world().size(); ++r)
     if (!torch::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, r * mine.numel(), mine.numel()))) return false;

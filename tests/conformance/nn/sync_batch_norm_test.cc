@@ -67,7 +67,8 @@ void set_random_parameters(torch::nn::Module& sync, Whole& whole) {
 /// whole batch.
 template <typename Whole, typename Sync>
 void expect_equal_training(Sync& sync, Whole& whole, std::vector<std::int64_t> shape, at::ScalarType dtype) {
-  whole->to(at::kDouble);
+  sync->to(world().device());
+  whole->to(world().device(), at::kDouble);
   for (int step = 0; step < 3; ++step) {
     // The inputs are values of `dtype`, so that only the rounding of the norm itself differs.
     const at::Tensor values = (random(whole_shape(shape), step) * 2 + 0.5).to(dtype).to(at::kDouble);

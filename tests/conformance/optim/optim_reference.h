@@ -8,7 +8,9 @@
 namespace lockstep::tests {
 
 /// Returns whether all ranks share one copy of parameters and state.
-inline bool on_shm() { return world().size() > 1 && world().transport() == "shm"; }
+inline bool on_shm() {
+  return world().size() > 1 && world().transport() == "shm" && world().device().is_cpu();
+}
 
 inline void backward(MlpImpl& net, int rank, int step) {
   net.forward(batch_of(rank, step, {4, 7}, net.first->weight.scalar_type())).pow(2).sum().backward();
@@ -42,8 +44,9 @@ struct WideImpl : torch::nn::Module {
   WideImpl() {
     torch::manual_seed(3);
     wide = register_module("wide", torch::nn::Linear(500, 1100));
-    odd = register_parameter("odd", torch::randn({1100, 301}).t());
-    const at::Tensor both = torch::randn({2, 301});
+    wide->to(world().device());
+    odd = register_parameter("odd", torch::randn({1100, 301}).to(world().device()).t());
+    const at::Tensor both = torch::randn({2, 301}).to(world().device());
     left = register_parameter("left", both[0]);
     right = register_parameter("right", both[1]);
   }

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -67,10 +68,86 @@ std::function<void()> element_by_element(const std::string& name, void** argumen
   return {};
 }
 
+// The arguments of multi_tensor_apply_kernel, by which _foreach_ and _fused_ operations process lists of tensors: the
+// layouts of ATen/native/cuda/MultiTensorApply.cuh. Block b works on elements [chunk * kChunk, (chunk + 1) * kChunk) of
+// its tensor.
+constexpr std::int64_t kChunk = 65536;
+
+template <int lists, int tensors>
+struct TensorLists {
+  void* data[lists][tensors];
+  std::int64_t count[tensors];
+  unsigned char block_to_tensor[320];
+  int block_to_chunk[320];
+  int first_tensor;
+};
+template <int lists, int tensors>
+struct OptimizerTensorLists {
+  void* data[lists][tensors];
+  std::int64_t count[tensors];
+  const float* steps[tensors];
+  unsigned char block_to_tensor[320];
+  int block_to_chunk[320];
+  int first_tensor;
+};
+
+/// Calls visit(tensor, element) for all elements of all blocks.
+template <typename Lists, typename Visit>
+void for_each_element(const Lists& lists, unsigned blocks, const Visit& visit) {
+  for (unsigned block = 0; block < blocks; ++block) {
+    const int tensor = lists.block_to_tensor[block];
+    const std::int64_t begin = lists.block_to_chunk[block] * kChunk;
+    for (std::int64_t i = begin; i < std::min(lists.count[tensor], begin + kChunk); ++i) visit(tensor, i);
+  }
+}
+
+/// FusedAdamMathFunctor<float, 4, MODE, false> of ATen/native/cuda/fused_adam_utils.cuh.
+std::function<void()> fused_adam(bool decoupled, unsigned blocks, void** arguments) {
+  const auto number = [&](int i) { return static_cast<float>(*static_cast<const double*>(arguments[i])); };
+  const auto pointer = [&](int i) { return *static_cast<const float* const*>(arguments[i]); };
+  return [=, lists = *static_cast<const OptimizerTensorLists<4, 36>*>(arguments[0]), lr_pointer = pointer(2),
+          lr_number = number(3), beta1 = number(4), beta2 = number(5), decay = number(6), eps = number(7),
+          found_inf = pointer(10)] {
+    if (found_inf && *found_inf == 1) return;
+    const float lr = lr_pointer ? *lr_pointer : lr_number;
+    for_each_element(lists, blocks, [&](int tensor, std::int64_t i) {
+      const auto at = [&](int list) -> float& { return static_cast<float*>(lists.data[list][tensor])[i]; };
+      float& parameter = at(0);
+      float gradient = at(1);
+      float &first = at(2), &second = at(3);
+      const float step = *lists.steps[tensor];
+      if (decoupled)
+        parameter -= lr * decay * parameter;
+      else
+        gradient += parameter * decay;
+      first = beta1 * first + (1 - beta1) * gradient;
+      second = beta2 * second + (1 - beta2) * gradient * gradient;
+      const float below = std::sqrt(second) / std::sqrt(1 - std::pow(beta2, step)) + eps;
+      parameter -= lr / (1 - std::pow(beta1, step)) * first / below;
+    });
+  };
+}
+
+std::function<void()> list_by_list(const std::string& name, unsigned blocks, void** arguments) {
+  const auto has = [&](const char* text) { return name.find(text) != std::string::npos; };
+  if (has("TensorListMetadata<1>, at::native::(anonymous namespace)::BinaryOpScalarFunctor<float") &&
+      has("std::plus<float>")) {
+    const float added = *static_cast<const float*>(arguments[3]);
+    return [=, lists = *static_cast<const TensorLists<1, 110>*>(arguments[0])] {
+      for_each_element(lists, blocks, [&](int tensor, std::int64_t i) {
+        static_cast<float*>(lists.data[0][tensor])[i] += added;
+      });
+    };
+  }
+  if (has("FusedAdamMathFunctor<float, 4, ")) return fused_adam(has("ADAM_MODE)1"), blocks, arguments);
+  return {};
+}
+
 }  // namespace
 
-std::function<void()> make_kernel_task(const std::string& mangled, void** arguments) {
+std::function<void()> make_kernel_task(const std::string& mangled, unsigned blocks, void** arguments) {
   const std::string name = demangle(mangled.c_str());
+  if (name.find("multi_tensor_apply_kernel<") != std::string::npos) return list_by_list(name, blocks, arguments);
   if (name.find("vectorized_elementwise_kernel<") == std::string::npos) return {};
   const auto of = [&](const std::string& type) {
     return name.find("Functor<" + type) != std::string::npos || name.find("Functor_add<" + type) != std::string::npos;
@@ -100,10 +177,10 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3, dim3, void** arguments, std::size_t, cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3 blocks, dim3, void** arguments, std::size_t, cudaStream_t stream) {
   const auto found = kernel_names().find(what);
   const char* mangled = found == kernel_names().end() ? "?" : found->second;
-  auto task = make_kernel_task(mangled, arguments);
+  auto task = make_kernel_task(mangled, blocks.x, arguments);
   if (!task) {
     std::fprintf(stderr, "the fake GPU does not implement the kernel %s\n", demangle(mangled).c_str());
     return cudaErrorNoKernelImageForDevice;

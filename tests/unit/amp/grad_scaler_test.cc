@@ -292,8 +292,8 @@ class FakeUnscalingOptimizer final : public torch::optim::SGD, public UnscalingO
     calls += " step";
     return {};
   }
-  UnscaleResult unscale(double inverse_scale) override {
-    calls += " unscale " + std::to_string(inverse_scale).substr(0, 5);
+  UnscaleResult unscale(const at::Tensor& inverse_scale) override {
+    calls += " unscale " + std::to_string(inverse_scale.item<double>()).substr(0, 5);
     return answer;
   }
   bool step_unless_found_inf(const at::Tensor&) override { return false; }

@@ -330,6 +330,21 @@ TEST(JobPlan, FewerGpusThanRanksRequiresShareGpus) {
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {}); }), HasSubstr("0 GPUs"));
 }
 
+TEST(JobPlan, ShareGpusSetsWhatNcclRequires) {
+  cli::RunOptions run = options(2);
+  EXPECT_THAT(plan_jobs(run, context(), {node(2)})[0].ranks[1].environment,
+              Not(Contains(HasSubstr("NCCL_MULTI_RANK_GPU_ENABLE"))));
+  run.share_gpus = true;
+  LaunchContext launch = context();
+  launch.environment.push_back("NCCL_MAX_CTAS=4");
+  const auto ranks = plan_jobs(run, launch, {node(2)})[0].ranks;
+  for (const auto& rank : ranks) {
+    EXPECT_THAT(rank.environment, Contains("NCCL_MULTI_RANK_GPU_ENABLE=1"));
+    EXPECT_THAT(rank.environment, Contains("NCCL_NVLS_ENABLE=0"));
+    EXPECT_THAT(rank.environment, Not(Contains(HasSubstr("NCCL_MAX_CTAS")))) << "the user's value is kept";
+  }
+}
+
 TEST(JobPlan, GpusChosenBySlurmAreKept) {
   LaunchContext launch = context();
   launch.environment.push_back("CUDA_VISIBLE_DEVICES=0");

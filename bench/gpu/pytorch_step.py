@@ -1,10 +1,17 @@
-"""Runs the step of gpu_step.cc in PyTorch, with the same models, names, initial weights, data, requests and results.
+"""Runs the step of step.cc in PyTorch, with the same models, names, initial weights, data, requests and results.
 
-Usage: gpu_step.py IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS. Started by gpu.py.
-IMPL: pytorch-ddp-loop, pytorch-ddp (a foreach optimizer, torch's default on a GPU) or pytorch-ddp-fused, each in a
-DistributedDataParallel of one rank, or pytorch (a foreach optimizer, without DistributedDataParallel).
+Usage: pytorch_step.py IMPL MODEL SIZE DEVICE THREADS. Started by proof.py.
+IMPL, each in a DistributedDataParallel of one rank unless stated otherwise:
+  pytorch-ddp         a foreach optimizer, torch's default on a GPU
+  pytorch-ddp-fused   a fused optimizer
+  pytorch-compile     the same, and torch.compile()
+  pytorch-overhead    the same, and torch.compile(mode="reduce-overhead"), which makes CUDA graphs
+  pytorch-graph       a fused and capturable optimizer, the whole step as a torch.cuda.graph, without
+                      DistributedDataParallel
 """
 
+import contextlib
+import ctypes
 import json
 import math
 import resource
@@ -19,11 +26,13 @@ from torch.nn import functional
 
 AUTOCAST = {"32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 OPTIMIZER_OPTIONS = {
-    "pytorch-ddp-loop": {"foreach": False},
     "pytorch-ddp": {"foreach": True},
     "pytorch-ddp-fused": {"fused": True},
-    "pytorch": {"foreach": True},
+    "pytorch-compile": {"fused": True},
+    "pytorch-overhead": {"fused": True},
+    "pytorch-graph": {"fused": True},
 }
+COMPILE = {"pytorch-compile": "default", "pytorch-overhead": "reduce-overhead"}
 
 
 class Block(nn.Module):
@@ -75,7 +84,7 @@ def set_weights(net):
                 value.fill_(0 if "bias" in name else 1)
 
 
-def make_gpt(tiny, batch):
+def make_gpt(model, tiny, batch):
     shape = (
         {"vocabulary": 101, "block": 16, "width": 32, "layers": 2, "heads": 4}
         if tiny
@@ -84,7 +93,8 @@ def make_gpt(tiny, batch):
     net = Gpt(**shape)
     set_weights(net)
     torch.manual_seed(2)
-    text, following = (torch.randint(shape["vocabulary"], (batch, shape["block"])) for _ in range(2))
+    length = shape["block"] // 8 if model == "gpt-short" else shape["block"]
+    text, following = (torch.randint(shape["vocabulary"], (batch, length)) for _ in range(2))
     return net, text, following, lambda output, target: functional.nll_loss(output.flatten(0, 1), target.flatten())
 
 
@@ -152,9 +162,12 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def make_resnet(tiny, batch):
+def make_resnet(model, tiny, batch):
     side, classes = (64, 10) if tiny else (224, 1000)
-    net = ResNet(Basic, [2, 2, 2, 2], 1, classes) if tiny else ResNet(Bottleneck, [3, 4, 6, 3], 4, classes)
+    if tiny or model == "resnet18":
+        net = ResNet(Basic, [2, 2, 2, 2], 1, classes)
+    else:
+        net = ResNet(Bottleneck, [3, 4, 6, 3], 4, classes)
     set_weights(net)
     torch.manual_seed(2)
     return net, torch.randn(batch, 3, side, side), torch.randint(classes, (batch,)), functional.cross_entropy
@@ -168,25 +181,49 @@ def sgd(parameters, options):
     return torch.optim.SGD(parameters, 1e-4, momentum=0.9, **options)
 
 
-MODELS = {"gpt": (make_gpt, adamw), "resnet50": (make_resnet, sgd)}
+MODELS = {
+    "gpt": (make_gpt, adamw),
+    "gpt-short": (make_gpt, adamw),
+    "resnet50": (make_resnet, sgd),
+    "resnet18": (make_resnet, sgd),
+}
+
+
+def synchronizations():
+    """Returns how often this process has waited for the device, or None if that is not counted."""
+    try:
+        return ctypes.CDLL(None).count_synchronizations()
+    except AttributeError:
+        return None
 
 
 class Training:
     def __init__(self, impl, model, size, precision, batch, device):
         make, make_optimizer = MODELS[model]
-        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
-        net, data, target, self.loss = make(size == "tiny", batch)
-        self.net, self.input, self.target = net.to(self.device), data.to(self.device), target.to(self.device)
+        self.device = device
+        tf32 = precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        net, data, target, self.loss = make(model, size == "tiny", batch)
+        self.net, self.input, self.target = net.to(device), data.to(device), target.to(device)
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
-        if impl != "pytorch":
-            store = dist.FileStore(tempfile.NamedTemporaryFile(prefix="lockstep-bench-").name, 1)
-            dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        options = dict(OPTIMIZER_OPTIONS[impl])
+        if impl == "pytorch-graph":
+            if model.startswith("gpt") and device.type == "cuda":
+                options["capturable"] = True
+        else:
             self.net = nn.parallel.DistributedDataParallel(self.net)
-        self.optimizer = make_optimizer(self.net.parameters(), OPTIMIZER_OPTIONS[impl])
-        self.dtype = AUTOCAST[precision]
-        self.scaler = torch.amp.GradScaler(device, init_scale=1024, enabled=precision == "fp16-mixed")
+        if impl in COMPILE:
+            torch.compiler.reset()
+            self.net = torch.compile(self.net, mode=COMPILE[impl])
+        self.optimizer = make_optimizer(self.net.parameters(), options)
+        self.dtype = AUTOCAST.get(precision)
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=1024, enabled=precision == "fp16-mixed")
+        self.graph, self.steps, self.use_graph = None, 0, impl == "pytorch-graph" and device.type == "cuda"
 
-    def step(self):
+    def run_step(self):
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             loss = self.loss(self.net(self.input), self.target)
@@ -195,9 +232,36 @@ class Training:
         self.scaler.update()
         return loss.detach()
 
+    def step(self):
+        """Runs a step. With a graph, the first three run eagerly on a stream of their own, as torch's docs require."""
+        if not self.use_graph:
+            return self.run_step()
+        self.steps += 1
+        if self.steps <= 3:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                loss = self.run_step()
+            torch.cuda.current_stream().wait_stream(stream)
+            return loss
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.graph_loss = self.run_step()
+        self.graph.replay()
+        return self.graph_loss.clone()
+
     def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def about(self):
+        return {
+            "parameters": self.parameters,
+            "device": str(self.device),
+            "libtorch": torch.__version__.split("+")[0],
+            **({"gpu": torch.cuda.get_device_name()} if self.device.type == "cuda" else {}),
+        }
 
     def memory(self):
         if self.device.type == "cuda":
@@ -208,45 +272,64 @@ class Training:
     def measure(self, warm_up, measured):
         losses = [self.step() for _ in range(warm_up)]
         self.synchronize()
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), synchronizations()
         losses += [self.step() for _ in range(measured)]
+        waits = synchronizations()
         self.synchronize()
-        seconds = time.perf_counter() - begin
-        return {**self.memory(), "ms": 1e3 * seconds / max(measured, 1), "losses": [loss.item() for loss in losses]}
+        seconds, steps = time.perf_counter() - begin, max(measured, 1)
+        return {
+            **self.memory(),
+            "ms": 1e3 * seconds / steps,
+            "synchronizations": None if waits is None else (waits - waited) / steps,
+            "losses": [loss.item() for loss in losses],
+        }
 
 
 def print_json(line):
     print(json.dumps(line), flush=True)
 
 
+class Server:
+    """Serves requests. An error leaves no training, so that its memory is free for the next."""
+
+    def __init__(self, impl, model, size, device):
+        self.arguments, self.device, self.training = (impl, model, size), device, None
+
+    def serve(self, what, first, second):
+        if what == "make":
+            self.training = None
+            self.training = Training(*self.arguments, first, int(second), self.device)
+            print_json(self.training.about())
+        else:
+            print_json(self.training.measure(int(first), int(second)))
+
+
 def main():
-    impl, model, size, precision, batch, device, threads = sys.argv[1:]
+    impl, model, size, device, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     if device == "cuda" and not torch.cuda.is_available():
         print_json({"refused": 'DEVICE is "cuda", but torch.cuda.is_available() is false; expected cpu'})
         return 64
-    try:
-        training = Training(impl, model, size, precision, int(batch), device)
-        print_json(
-            {
-                "parameters": training.parameters,
-                "device": str(training.device),
-                "libtorch": torch.__version__.split("+")[0],
-                **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
-            }
-        )
+    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+    server = Server(impl, model, size, place)
+    with contextlib.ExitStack() as stack:
+        if impl != "pytorch-graph":
+            store = dist.FileStore(tempfile.NamedTemporaryFile(prefix="lockstep-bench-").name, 1)
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
+            stack.callback(dist.destroy_process_group)
         for line in sys.stdin:
-            print_json(training.measure(*map(int, line.split())))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        print_json({"out_of_memory": str(error).splitlines()[0]})
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        print_json({"out_of_memory": str(error).splitlines()[0]})
+            try:
+                server.serve(*line.split())
+                continue
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                reply = {"out_of_memory": str(error).splitlines()[0]}
+            except Exception as error:
+                text = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reply = {"out_of_memory" if "can't allocate memory" in text else "refused": text}
+            server.training = None  # after the except clause, whose error refers to the frames that hold its tensors
+            print_json(reply)
+        server.training = None
     return 0
 
 
-code = main()
-if dist.is_initialized():
-    dist.destroy_process_group()
-sys.exit(code)
+sys.exit(main())

@@ -1,0 +1,63 @@
+"""Stage build: all of Lockstep and the suites for GPUs, with what --portable collected."""
+
+import shutil
+import time
+
+from machine import ROOT
+from results import Failed, Refused
+from stage import Row
+
+# The worth of a proof that ends early: the programs first, then the suites in the order in which they run.
+PROGRAMS = ["lockstep_program", "bench_gpu_step", "bench_gpu_data_parallel", "lockstep_count_synchronizations"]
+SUITES = [
+    "conformance_gpu",
+    "conformance_ddp",
+    "conformance_optim",
+    "conformance_amp",
+    "conformance_nn",
+    "conformance_data",
+    "unit_cuda",
+    "procs_gpu_fault_probe",
+    "04_imagenet",
+]
+FAKES = ["lockstep_test_fake_gpu"]  # only without a GPU
+ALWAYS = True  # binaries do not travel: this stage runs on every machine, and builds what is missing there
+
+
+def _configure(context):
+    if not shutil.which("cmake"):
+        raise Refused("cmake is not installed")
+    if (context.build / "CMakeCache.txt").exists():
+        return {"kept": True}  # of an earlier call, or the user's own
+    words = ["cmake", "-S", ROOT, "-B", context.build, "-DCMAKE_BUILD_TYPE=Release", "-DLOCKSTEP_UNITY=ON"]
+    words += ["-G", "Ninja"] if shutil.which("ninja") else []
+    if context.deps:
+        words.append(f"-DLOCKSTEP_DEPS={context.deps}")
+    _, text = context.run("configure", words, timeout=120)
+    found = [part[3:] for part in text.splitlines() if part.startswith("-- libtorch ")]
+    return {"libtorch": found[0] if found else None}
+
+
+def _build(context, targets):
+    begin = time.monotonic()
+    words = ["cmake", "--build", context.build, "-j", context.jobs, "--target", *targets]
+    context.run("build-" + targets[0], words, timeout=600)
+    missing = [name for name in targets if not list(context.build.rglob(_file_of(name)))]
+    if missing:
+        raise Failed(f"not built: {missing}")
+    return {"build_seconds": round(time.monotonic() - begin, 1), "jobs": context.jobs, "targets": targets}
+
+
+def _file_of(target):
+    libraries = {
+        "lockstep_count_synchronizations": "libcount_synchronizations.so",
+        "lockstep_test_fake_gpu": "libfake_gpu.so",
+    }
+    return {"lockstep_program": "lockstep", **libraries}.get(target, target)
+
+
+def rows(context):
+    yield Row("configure", 20, lambda: _configure(context))
+    suites = SUITES if context.device == "cuda" else SUITES + FAKES
+    yield Row("programs", 60, lambda: _build(context, PROGRAMS))
+    yield Row("suites", 60, lambda: _build(context, suites))

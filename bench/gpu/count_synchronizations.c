@@ -1,0 +1,28 @@
+// Counts how often a process waits for its GPU: functions of the CUDA runtime that block, and call the real ones. Load it
+// with LD_PRELOAD. libtorch reads a tensor's values with cudaStreamSynchronize().
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static atomic_uint_least64_t count;
+
+// The number of waits so far. bench_gpu_step and pytorch_step.py find this function by its name.
+uint64_t count_synchronizations(void) { return atomic_load(&count); }
+
+typedef int (*wait_for)(void* what);
+typedef int (*copy)(void* to, const void* from, size_t bytes, int kind);
+
+static int call(const char* name, void* what) {
+  atomic_fetch_add(&count, 1);
+  return ((wait_for)dlsym(RTLD_NEXT, name))(what);
+}
+
+int cudaStreamSynchronize(void* stream) { return call("cudaStreamSynchronize", stream); }
+int cudaEventSynchronize(void* event) { return call("cudaEventSynchronize", event); }
+int cudaDeviceSynchronize(void) { return call("cudaDeviceSynchronize", NULL); }
+int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
+  atomic_fetch_add(&count, 1);
+  return ((copy)dlsym(RTLD_NEXT, "cudaMemcpy"))(to, from, bytes, kind);
+}

@@ -1,0 +1,137 @@
+"""Stage data: how fast examples/04_imagenet trains on JPEG files, and how busy it keeps the GPU, with 0 to 16 workers,
+beside torchvision's loader."""
+
+import pathlib
+import re
+import subprocess
+import threading
+import time
+
+from machine import find_tool
+from results import Failed, Refused
+from stage import OutOfTime, Row
+
+HERE = pathlib.Path(__file__).resolve().parent
+WORKERS = [0, 2, 4, 8, 16]
+EPOCHS = 3  # the first warms up
+
+
+class Images:
+    """Generated JPEG files in FOLDER/train/CLASS and FOLDER/val/CLASS, made once per call."""
+
+    def __init__(self, context):
+        self.context, self.folder = context, context.out / "images"
+        self.count, self.width, self.height = (64, 80, 60) if context.tiny else (2048, 500, 375)
+
+    def make(self):
+        if (self.folder / "done").exists():
+            return
+        script = (
+            "import sys, images\n"
+            "images.make_images(sys.argv[1] + '/train', *map(int, sys.argv[2:5]))\n"
+            "images.make_images(sys.argv[1] + '/val', *map(int, sys.argv[2:4]), 8)\n"
+        )
+        if not self.context.python:
+            raise Refused("images are generated with Python's numpy and Pillow, and --python is empty")
+        code, text = self.context.run(
+            "images",
+            [self.context.python, "-c", script, self.folder, self.width, self.height, self.count],
+            timeout=180,
+            env=self.context.environment(PYTHONPATH=str(HERE.parent)),
+            check=False,
+        )
+        if code != 0:
+            raise Refused("images cannot be generated: " + (text.strip().splitlines() or ["?"])[-1])
+        (self.folder / "done").touch()
+
+
+class BusyMeter:
+    """Samples nvidia-smi's utilization of the GPU on a thread."""
+
+    def __init__(self, context):
+        self.samples, self.process = [], None
+        tool = find_tool("nvidia-smi")
+        if context.device == "cuda" and tool:
+            words = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=100", "--id=0"]
+            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.strip().isdigit():
+                self.samples.append((time.monotonic(), int(line)))
+
+    def close(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def busy(self, begin, end):
+        """Returns the mean share of time in which a kernel was running, or None if it is not known."""
+        found = [percent for when, percent in self.samples if begin <= when <= end]
+        return round(sum(found) / len(found) / 100, 3) if found else None
+
+
+def train(context, log, words):
+    """Runs a training and returns (its output, seconds per epoch after the first, share of time the GPU was busy)."""
+    context.logs.mkdir(parents=True, exist_ok=True)
+    meter = BusyMeter(context)
+    epochs, lines = [], []
+    limit = min(180, context.remaining())
+    with open(context.logs / f"{log}.log", "w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=context.environment(PYTHONPATH=str(HERE)),
+        )
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout:
+                file.write(line)
+                lines.append(line)
+                if re.search(r"epoch \d+: ", line):
+                    epochs.append(time.monotonic())
+            code = process.wait()
+        finally:
+            timer.cancel()
+            meter.close()
+    if len(epochs) < EPOCHS:
+        if context.remaining() < 1:
+            raise OutOfTime
+        raise Failed(f"{len(epochs)} of {EPOCHS} epochs ended, exit code {code}: {''.join(lines)[-300:]}")
+    return lines, (epochs[-1] - epochs[0]) / (EPOCHS - 1), meter.busy(epochs[0], epochs[-1])
+
+
+def compare(context, images, workers):
+    images.make()
+    arch, batch, side, precision = (
+        ("resnet18", 16, 64, "32") if context.tiny else ("resnet50", 64, 224, "bf16-mixed")
+    )
+    result = {"workers": workers, "arch": arch, "batch": batch, "images": images.count, "precision": precision}
+    words = [context.program("lockstep"), "run", "-n", 1, "--bind", "none", "--", context.program("04_imagenet")]
+    words += ["--data", images.folder, "--arch", arch, "--epochs", EPOCHS, "--batch", batch, "--workers", workers]
+    words += ["--image-size", side, "--precision", precision, "--warmup", 0, "--lr", 0.01]
+    _, seconds, busy = train(context, f"data-lockstep-{workers}", words)
+    result["lockstep"] = {"images_per_second": round(images.count / seconds, 1), "gpu_busy": busy}
+    if context.python:
+        words = [context.python, HERE / "pytorch_images.py", images.folder / "train", arch, batch, workers, EPOCHS]
+        words += [context.device, precision, side]
+        lines, seconds, busy = train(context, f"data-pytorch-{workers}", words)
+        result["pytorch"] = {
+            "loader": lines[0].strip().removeprefix("loader: "),
+            "images_per_second": round(images.count / seconds, 1),
+            "gpu_busy": busy,
+        }
+        rates = [result[name]["images_per_second"] for name in ("lockstep", "pytorch")]
+        result["ratio_of_rates"] = round(rates[0] / rates[1], 3)
+    return result
+
+
+def rows(context):
+    images = Images(context)
+    for workers in [0, 2] if context.tiny else sorted(WORKERS, key=lambda n: abs(n - 8)):
+        yield Row(f"{workers} workers", 20 if context.tiny else 60, lambda n=workers: compare(context, images, n))

@@ -1,0 +1,96 @@
+"""Stage memory: the largest batch and the peak with O0 and O1, under a cap of the allocator, beside PyTorch's."""
+
+from results import Refused
+from stage import Row
+from worker import OutOfMemory, Worker
+
+MODELS = ["resnet50", "gpt"]
+LEVELS = {"O0": "32", "O1": "fp16-mixed"}
+CAP = 16 << 30  # bytes of the device
+CPU_CAP = {"resnet50": 700 << 20, "gpt": 200 << 20}  # of a tiny model's process
+
+
+class Search:
+    """The largest batch of one implementation and level that fits under the cap."""
+
+    def __init__(self, context, model, impl, level):
+        self.context, self.model, self.impl, self.precision = context, model, impl, LEVELS[level]
+        self.worker, self.peaks = None, {}
+
+    def fresh_worker(self):
+        if self.worker is None or not self.worker.alive():
+            cap, environment = 0, {}
+            if self.context.device == "cpu":
+                cap = CPU_CAP[self.model]
+            else:
+                environment["PYTORCH_CUDA_ALLOC_CONF"] = f"per_process_memory_fraction:{CAP / self.context.gpu_bytes:.6f}"
+            self.worker = Worker(self.context, self.impl, self.model, environment, cap)
+        return self.worker
+
+    def fits(self, batch):
+        """Returns whether two steps fit: the optimizer allocates its state in the first."""
+        try:
+            self.fresh_worker().make(self.precision, batch)
+            self.peaks[batch] = self.worker.run(0, 2)["peak_bytes"]
+            return True
+        except OutOfMemory:
+            return False
+        finally:
+            if self.context.device == "cpu":  # a process that has once failed to allocate is not a fair start
+                self.close()
+
+    def largest(self):
+        """Doubles the batch, then bisects to a sixty-fourth."""
+        fitting, too_much = 0, 1
+        while self.fits(too_much):
+            fitting, too_much = too_much, 2 * too_much
+        while too_much - fitting > max(1, fitting // 64):
+            middle = (fitting + too_much) // 2
+            if self.fits(middle):
+                fitting = middle
+            else:
+                too_much = middle
+        return fitting
+
+    def close(self):
+        if self.worker:
+            self.worker.close()
+            self.worker = None
+
+
+def measure(context, model):
+    impls = ["lockstep-fused", "pytorch-ddp-fused"] if context.python else ["lockstep-fused"]
+    if context.device == "cpu" and not context.tiny:
+        raise Refused("without a GPU only tiny models are tried, to not exhaust the machine")
+    found = {impl: {} for impl in impls}
+    for level in LEVELS:
+        for impl in impls:
+            search = Search(context, model, impl, level)
+            try:
+                batch = search.largest()
+                # Both levels at the batch that O0 can train.
+                same = found[impl].get("O0", {}).get("batch", batch)
+                if batch >= 1 and same not in search.peaks:
+                    search.fits(same)
+                found[impl][level] = {
+                    "batch": batch,
+                    "peak_bytes": search.peaks.get(batch),
+                    "peak_bytes_at_batch_of_O0": search.peaks.get(same),
+                }
+            finally:
+                search.close()
+    factors = {}
+    for impl, levels in found.items():
+        o0, o1 = levels["O0"], levels["O1"]
+        if o0["batch"] and o1["peak_bytes_at_batch_of_O0"]:
+            factors[impl] = {
+                "batch": round(o1["batch"] / o0["batch"], 3),
+                "peak": round(o1["peak_bytes_at_batch_of_O0"] / o0["peak_bytes"], 3),
+            }
+    return {"model": model, "cap_bytes": CAP if context.device == "cuda" else CPU_CAP[model], "impls": found,
+            "O1_to_O0": factors}
+
+
+def rows(context):
+    for model in MODELS:
+        yield Row(model, 60, lambda m=model: measure(context, m))

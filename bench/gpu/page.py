@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Writes docs/benchmarks-gpu.md from the results file of proof.py.
+
+Usage: page.py RESULTS [PAGE]. Rows that failed or were refused are in the page, with the reason.
+"""
+
+import pathlib
+import sys
+
+from machine import ROOT
+from results import read_rows
+
+WIDTH = 120
+
+
+def number(value, form="{:.2f}"):
+    return "-" if value is None else form.format(value)
+
+
+def mebibytes(value):
+    return "-" if not value else f"{value / (1 << 20):,.0f}"
+
+
+def table(header, rows):
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(str(cell) for cell in row) + " |"
+    yield ""
+
+
+def why(row):
+    return str(row.get("why", "")).replace("|", "/").replace("\n", " ")[:300]
+
+
+def write_step(rows):
+    for row in rows:
+        if "impls" not in row:
+            continue
+        yield f"{row['model']}, {row['precision']}, batch {row['batch']}, {row['parameters']:,} parameters"
+        yield ""
+        yield from table(
+            ["", "median ms", f"ratio to {row['ratio_to']}", "waits per step", "peak MiB", "loss difference"],
+            [
+                [
+                    impl,
+                    number(one["ms"]),
+                    number(one["ratio"], "{:.3f}"),
+                    number(one["synchronizations"], "{:g}"),
+                    mebibytes(one["peak_bytes"]),
+                    number(one["apart"], "{:.1e}"),
+                ]
+                for impl, one in row["impls"].items()
+            ],
+        )
+        for impl, reason in row["not_measured"].items():
+            yield f"Not measured: {impl}: {reason}"
+            yield ""
+
+
+def write_memory(rows):
+    cells = []
+    for row in rows:
+        for impl, levels in row.get("impls", {}).items():
+            factor = row["O1_to_O0"].get(impl, {})
+            cells.append(
+                [row["model"], impl, levels["O0"]["batch"], levels["O1"]["batch"], number(factor.get("batch")),
+                 mebibytes(levels["O0"]["peak_bytes"]), mebibytes(levels["O1"]["peak_bytes_at_batch_of_O0"]),
+                 number(factor.get("peak"))]
+            )  # fmt: skip
+    header = ["model", "", "largest batch O0", "O1", "factor", "peak MiB O0", "O1 at the same batch", "ratio"]
+    yield from table(header, cells)
+
+
+def write_failures(rows):
+    yield from table(
+        ["fault", "cause", "good", "runs", "slowest end, s", "GPU memory left, MiB"],
+        [
+            [row["fault"], row["cause"], row["good"], row["runs"], number(max(row["ended_seconds"], default=None)),
+             mebibytes(row.get("gpu_memory_left_bytes"))]
+            for row in rows
+            if "fault" in row
+        ],
+    )  # fmt: skip
+
+
+def write_data(rows):
+    cells = []
+    for row in sorted((row for row in rows if "lockstep" in row), key=lambda row: row["workers"]):
+        other = row.get("pytorch", {})
+        cells.append(
+            [row["workers"], number(row["lockstep"]["images_per_second"], "{:.0f}"),
+             number(row["lockstep"]["gpu_busy"]), other.get("loader", "-"),
+             number(other.get("images_per_second"), "{:.0f}"), number(other.get("gpu_busy"))]
+        )  # fmt: skip
+    header = ["workers", "Lockstep, images/s", "GPU busy", "beside", "images/s", "GPU busy"]
+    yield from table(header, cells)
+
+
+def write_plain(rows):
+    cells = []
+    for row in rows:
+        facts = {key: row[key] for key in ("tests", "skipped", "transport", "nccl", "tool", "build_seconds") if key in row}
+        cells.append([row["row"], row["outcome"], ", ".join(f"{key} {value}" for key, value in facts.items())])
+    yield from table(["", "outcome", ""], cells)
+
+
+def write_dp(rows):
+    for row in rows:
+        if "table" in row:
+            yield "```"
+            yield from row["table"]
+            yield "```"
+            yield ""
+
+
+SECTIONS = {
+    "build": ("Build", write_plain),
+    "suites": ("Test suites on the device", write_plain),
+    "step": ("Training steps beside PyTorch", write_step),
+    "memory": ("Largest batch and peak of memory", write_memory),
+    "ranks": ("Several ranks on one GPU over NCCL", write_plain),
+    "failures": ("Failures", write_failures),
+    "data": ("JPEG files", write_data),
+    "dp": ("DataParallel", write_dp),
+}
+
+
+def last_rows(path):
+    """Returns the last head, and the last row of each name that belongs to it or to an equal machine."""
+    head, rows = None, {}
+    for row in read_rows(path):
+        if row["what"] == "head":
+            head = row
+        else:
+            rows[row["stage"], row["row"]] = row
+    if head is None:
+        sys.exit(f"page.py: {path} has no head")
+    return head, rows
+
+
+def page(path):
+    head, rows = last_rows(path)
+    yield "# Measured on a GPU"
+    yield ""
+    yield f"{head['gpu']}, driver {head['driver']}, {head['cpus']} CPU cores, {head['kernel']}, libtorch"
+    yield f"{head['libtorch']}, NCCL {head['nccl']}, {head['compiler']}. Sources {head['source']}, commit {head['commit']}."
+    yield "Written by `bench/gpu/page.py` from the results of `make gpu-proof`."
+    yield ""
+    if head["lacks"]:
+        yield "The machine lacks: " + "; ".join(f"{name} ({reason})" for name, reason in head["lacks"].items()) + "."
+        yield ""
+    for stage, (title, write) in SECTIONS.items():
+        found = [row for (name, _), row in rows.items() if name == stage]
+        if not found:
+            continue
+        yield f"## {title}"
+        yield ""
+        yield from write(found)
+        for row in found:
+            if row["outcome"] != "done" and write is not write_plain:
+                yield f"{row['row']}: {row['outcome']}: {why(row)}"
+                yield ""
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    target = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else ROOT / "docs/benchmarks-gpu.md"
+    target.write_text("\n".join(page(sys.argv[1])).rstrip() + "\n", encoding="utf-8")
+
+
+main()

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Proves Lockstep on a GPU: builds it, runs its tests on the device, measures it beside PyTorch, and injects failures.
+
+One command, for a machine where nothing can be installed and which may be lent for minutes only: rows run in the order
+of their worth, each is written to OUT/results.jsonl when it is done, and --limit ends the run in good order. Call it
+again with --resume to continue, also on another machine of the same kind. It needs neither git nor a network.
+
+Exit codes: 0: every row of the stages has a result, and none failed; 1: a row failed; 3: the limit came first.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import tarfile
+import time
+import traceback
+
+import build_stage
+import data_stage
+import dp_stage
+import failures_stage
+import machine
+import memory_stage
+import ranks_stage
+import step_stage
+import suites_stage
+from results import Failed, Refused, Results
+from stage import Context, OutOfTime
+
+STAGES = {
+    "build": build_stage,
+    "suites": suites_stage,
+    "step": step_stage,
+    "memory": memory_stage,
+    "ranks": ranks_stage,
+    "failures": failures_stage,
+    "data": data_stage,
+    "dp": dp_stage,
+}
+UNFINISHED = 3
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of results.jsonl and logs.tar.gz")
+    parser.add_argument("--stages", default=",".join(STAGES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=540, help="seconds of this call (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep the rows in OUT that other calls made")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models and few repetitions, to test this program")
+    parser.add_argument("--deps", type=pathlib.Path, help="folder made by scripts/setup.sh --portable")
+    parser.add_argument("--build", type=pathlib.Path, default=machine.ROOT / "build/gpu", help="build folder")
+    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 of 2.30 or later, for the stage ranks")
+    parser.add_argument("--python", default=sys.executable, help='interpreter with torch (default: this one; "": none)')
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time")
+    args = parser.parse_args()
+    args.stages = args.stages.split(",")
+    for stage in args.stages:
+        if stage not in STAGES:
+            parser.error(f'--stages has "{stage}"; expected some of {",".join(STAGES)}')
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.out, args.build = args.out.resolve(), args.build.resolve()
+    return args
+
+
+def run_row(context, results, stage, row):
+    """Runs a row and writes its result. Raises OutOfTime if the limit comes first."""
+    begin = time.monotonic()
+    try:
+        outcome, more = "done", row.run()
+    except Refused as why:
+        outcome, more = "refused", {"why": str(why)}
+    except Failed as why:
+        outcome, more = "failed", {"why": str(why), **why.details}
+    except OutOfTime:
+        raise
+    except Exception as error:  # a mistake in the proof itself must not end it
+        outcome, more = "failed", {"why": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    seconds = round(time.monotonic() - begin, 2)
+    results.append(stage, row.name, outcome, seconds=seconds, **more)
+    print(f"{stage}: {row.name}: {outcome} ({seconds:.1f} s)" + (f": {more['why']}" if "why" in more else ""), flush=True)
+
+
+def run_stages(args, context, results):
+    """Returns whether every row has a result."""
+    for name in args.stages:
+        for row in STAGES[name].rows(context):
+            if results.is_done(name, row.name) and not getattr(STAGES[name], "ALWAYS", False):
+                continue
+            if context.remaining() < min(row.seconds, 0.9 * args.limit):
+                print(f"{name}: {row.name}: not started: {context.remaining():.0f} s are left", flush=True)
+                return False
+            try:
+                run_row(context, results, name, row)
+            except OutOfTime:
+                print(f"{name}: {row.name}: the limit was reached", flush=True)
+                return False
+    return True
+
+
+def pack_logs(context):
+    """Writes all logs to one archive, which a later call replaces."""
+    if context.logs.exists():
+        with tarfile.open(context.out / "logs.tar.gz.part", "w:gz") as archive:
+            archive.add(context.logs, "logs")
+        os.replace(context.out / "logs.tar.gz.part", context.out / "logs.tar.gz")
+
+
+def unpack_logs(context):
+    """Restores the logs of earlier calls, which may have run on another machine."""
+    archive = context.out / "logs.tar.gz"
+    if archive.exists() and not context.logs.exists():
+        with tarfile.open(archive) as file:
+            file.extractall(context.out, filter="data")
+
+
+def main():
+    args = parse_arguments()
+    begin = time.monotonic()
+    lacks = machine.lacks(args.python, args.device)
+    head = {**machine.describe(args.python, args.device, args.tiny), "device": args.device, "lacks": lacks}
+    if args.device == "cuda" and not head["gpu"]:
+        sys.exit("proof: --device is cuda, but PyTorch finds no GPU; --device cpu --tiny runs without one")
+    for name, why in lacks.items():
+        print(f"lacks {name}: {why}", flush=True)
+    args.limit -= time.monotonic() - begin
+    context = Context(args, head, lacks)
+    results = Results(args.out / "results.jsonl", head, args.resume)
+    if args.resume:
+        unpack_logs(context)
+    try:
+        finished = run_stages(args, context, results)
+    finally:
+        pack_logs(context)
+    failed = [row for row in results.done.values() if row["outcome"] == "failed"]
+    print(f"{len(results.done)} rows, {len(failed)} failed: {args.out / 'results.jsonl'}", flush=True)
+    sys.exit(1 if failed else 0 if finished else UNFINISHED)
+
+
+main()

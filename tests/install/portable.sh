@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# portable.sh TORCH WORK: collects the packages that the build needs as a user without root, hides the installed ones in
+# a mount namespace, and then configures Lockstep with LOCKSTEP_DEPS, builds its programs and runs a unit test.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source=$(realpath "$here/../..")
+torch=$1 work=$2
+unset Torch_DIR CMAKE_PREFIX_PATH
+mkdir -p "$work"
+
+fail() { echo "portable: $*" >&2; exit 1; }
+
+if [ "${3-}" = hidden ]; then  # inside the namespace
+  # An overlay over /usr, without the files of these packages and of what they install with.
+  mount -t tmpfs tmpfs /mnt
+  mkdir /mnt/upper /mnt/work
+  mount -t overlay overlay -o lowerdir=/usr,upperdir=/mnt/upper,workdir=/mnt/work /usr
+  read -r -a packages <"$work/deps/lockstep.stamp"
+  dpkg-query -L "${packages[@]}" libopenmpi-dev libjpeg-dev googletest | while read -r file; do
+    case "$file" in
+      */lib/*.so.*) ;;
+      /usr/*) [ -d "$file" ] || rm -f "$file" ;;
+    esac
+  done
+  for header in zlib.h jpeglib.h sodium.h xxhash.h gtest/gtest.h gmock/gmock.h CLI/CLI.hpp nlohmann/json.hpp \
+    gloo/algorithm.h; do
+    [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"
+  done
+  [ ! -e "$source/.deps" ] || mount --bind -o ro "$source" "$source"
+  # Unoptimised: the test is about what is found.
+  python=$(dirname "$(dirname "$(dirname "$(dirname "$(dirname "$torch")")")")")/bin
+  PATH=$python:$PATH cmake -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" -DLOCKSTEP_UNITY=ON \
+    -DLOCKSTEP_OPTIMIZATION=-O0 -DTorch_DIR="$torch/share/cmake/Torch" | tee "$work/output"
+  for found in "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
+    grep -qF "$found" "$work/output" || fail "cmake did not print: $found"
+  done
+  cmake --build "$work/build" -j 2 --target lockstep_program lockstep_bench_program lockstep_probe_program unit_base \
+    lockstep_data_datasets
+  "$work/build/bin/lockstep" --version
+  "$work/build/bin/unit_base" --gtest_brief=1
+  "$work/build/bin/lockstep" bench step --model mlp-100k --impl lockstep --rounds 1
+  exit
+fi
+
+[ "$(id -u)" = 0 ] || { echo "SKIPPED: hiding packages in a mount namespace requires root"; exit 77; }
+# The user nobody cannot read every checkout, so it gets a copy of the script.
+home=$(mktemp -d)
+trap 'rm -rf "$home"' EXIT
+mkdir "$home/scripts"
+cp "$source/scripts/setup.sh" "$home/scripts/"
+chown -R nobody "$home"
+setpriv --reuid=nobody --regid=nogroup --clear-groups env HOME="$home" "$home/scripts/setup.sh" --portable "$home/deps"
+size=$(tar -C "$home" -cJf - deps | wc -c)
+[ "$size" -le $((20 << 20)) ] || fail "the packed folder has $size bytes; expected at most 20 MiB"
+echo "packed: $size bytes"
+rm -rf "$work/deps"
+cp -R "$home/deps" "$work/deps"
+exec unshare --mount "$0" "$torch" "$work" hidden
