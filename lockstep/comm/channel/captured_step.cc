@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -11,19 +12,22 @@ namespace lockstep::comm::channel {
 namespace {
 
 std::atomic<bool> exists{false};
+std::mutex one_at_a_time;  // held by the thread of the instance
 thread_local CapturedStep* of_this_thread = nullptr;
 
 }  // namespace
 
 CapturedStep::CapturedStep(bool capturing) : capturing_(capturing) {
-  if (exists.exchange(true))
-    throw base::UsageError("two steps are made into CUDA graphs at the same time, on two threads or one in the other");
+  if (of_this_thread) throw base::UsageError("GraphedStep: called in the body of another one");
+  one_at_a_time.lock();
   of_this_thread = this;
+  exists.store(true, std::memory_order_release);
 }
 
 CapturedStep::~CapturedStep() {
+  exists.store(false, std::memory_order_release);
   of_this_thread = nullptr;
-  exists.store(false);
+  one_at_a_time.unlock();
 }
 
 CapturedStep* CapturedStep::current() { return of_this_thread; }

@@ -11,7 +11,8 @@ namespace lockstep::comm::channel {
 
 /// Exists while the body of a step runs, eagerly before a capture or in the capture itself. Starting an operation of
 /// any group then throws a UsageError that names it, because ranks compare each operation on the host. This applies to
-/// all threads, because autograd has threads of its own. The constructor throws UsageError if an instance exists.
+/// all threads, because autograd has threads of its own. The constructor blocks while another thread has an instance,
+/// and throws UsageError if this thread has one.
 class [[nodiscard]] CapturedStep {
  public:
   using HostWork = std::vector<std::function<void()>>;

@@ -62,7 +62,9 @@ struct FusedOptions {
 ///
 /// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward() has
 /// averaged. The host does not wait for the device in step(), in clipping (which then writes .grad()) or in
-/// GradScaler::step(), with one exception: the first update of SGD with dampening under a GradScaler.
+/// GradScaler::step(), with one exception: the first update of SGD with dampening under a GradScaler. In the body of a
+/// cuda::GraphedStep, step counts and learning rates (as floats) are on the device: each replay uses the learning rates
+/// of that time and is counted. The optimizer must then outlive the last replay, and no other option may change.
 ///
 /// Results equal those of torch::optim on the averaged gradients within rounding, and have the same bits on every rank
 /// and in every run. Gradients, options and state may have any dtype that has a kernel (kernels/kernels.h); for
