@@ -180,7 +180,7 @@ TEST_P(GraphedOptimizerRealGpu, MatchesEagerTraining) {
 
 INSTANTIATE_TEST_SUITE_P(All, GraphedOptimizerRealGpu,
                          testing::Values("SGD", "Adam", "AdamW", "Adagrad", "LAMB", "LARS"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& variant) { return std::string(variant.param); });
 
 }  // namespace
 }  // namespace lockstep::cuda
