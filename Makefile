@@ -26,7 +26,7 @@ help:
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
-	@echo "make gpu-proof       test and measure on a GPU, in the folder OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
+	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
 	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
 	@echo "make chaos           inject faults into trainings, 50 of each over every transport, and report (2 hours)"
 	@echo "make chaos-hosts     the same between hosts on network namespaces (root): cuts, pauses (90 minutes)"

@@ -1,5 +1,5 @@
-// Counts how often a process waits for its GPU: functions of the CUDA runtime that block, and call the real ones. Load it
-// with LD_PRELOAD. libtorch reads a tensor's values with cudaStreamSynchronize().
+// Counts how often a process waits for its GPU: functions of the CUDA runtime that block, and call the real ones. Load
+// it with LD_PRELOAD. libtorch reads a tensor's values with cudaStreamSynchronize().
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>

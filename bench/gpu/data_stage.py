@@ -108,9 +108,7 @@ def train(context, log, words):
 
 def compare(context, images, workers):
     images.make()
-    arch, batch, side, precision = (
-        ("resnet18", 16, 64, "32") if context.tiny else ("resnet50", 64, 224, "bf16-mixed")
-    )
+    arch, batch, side, precision = ("resnet18", 16, 64, "32") if context.tiny else ("resnet50", 64, 224, "bf16-mixed")
     result = {"workers": workers, "arch": arch, "batch": batch, "images": images.count, "precision": precision}
     words = [context.program("lockstep"), "run", "-n", 1, "--bind", "none", "--", context.program("04_imagenet")]
     words += ["--data", images.folder, "--arch", arch, "--epochs", EPOCHS, "--batch", batch, "--workers", workers]

@@ -23,7 +23,9 @@ class Search:
             if self.context.device == "cpu":
                 cap = CPU_CAP[self.model]
             else:
-                environment["PYTORCH_CUDA_ALLOC_CONF"] = f"per_process_memory_fraction:{CAP / self.context.gpu_bytes:.6f}"
+                environment["PYTORCH_CUDA_ALLOC_CONF"] = (
+                    f"per_process_memory_fraction:{CAP / self.context.gpu_bytes:.6f}"
+                )
             self.worker = Worker(self.context, self.impl, self.model, environment, cap)
         return self.worker
 
@@ -87,8 +89,12 @@ def measure(context, model):
                 "batch": round(o1["batch"] / o0["batch"], 3),
                 "peak": round(o1["peak_bytes_at_batch_of_O0"] / o0["peak_bytes"], 3),
             }
-    return {"model": model, "cap_bytes": CAP if context.device == "cuda" else CPU_CAP[model], "impls": found,
-            "O1_to_O0": factors}
+    return {
+        "model": model,
+        "cap_bytes": CAP if context.device == "cuda" else CPU_CAP[model],
+        "impls": found,
+        "O1_to_O0": factors,
+    }
 
 
 def rows(context):

@@ -25,7 +25,7 @@ def table(header, rows):
     yield "| " + " | ".join(header) + " |"
     yield "|" + "---|" * len(header)
     for row in rows:
-        yield "| " + " | ".join(str(cell) for cell in row) + " |"
+        yield "| " + " | ".join(str(entry) for entry in row) + " |"
     yield ""
 
 
@@ -59,17 +59,17 @@ def write_step(rows):
 
 
 def write_memory(rows):
-    cells = []
+    entries = []
     for row in rows:
         for impl, levels in row.get("impls", {}).items():
             factor = row["O1_to_O0"].get(impl, {})
-            cells.append(
+            entries.append(
                 [row["model"], impl, levels["O0"]["batch"], levels["O1"]["batch"], number(factor.get("batch")),
                  mebibytes(levels["O0"]["peak_bytes"]), mebibytes(levels["O1"]["peak_bytes_at_batch_of_O0"]),
                  number(factor.get("peak"))]
             )  # fmt: skip
     header = ["model", "", "largest batch O0", "O1", "factor", "peak MiB O0", "O1 at the same batch", "ratio"]
-    yield from table(header, cells)
+    yield from table(header, entries)
 
 
 def write_failures(rows):
@@ -85,24 +85,26 @@ def write_failures(rows):
 
 
 def write_data(rows):
-    cells = []
+    entries = []
     for row in sorted((row for row in rows if "lockstep" in row), key=lambda row: row["workers"]):
         other = row.get("pytorch", {})
-        cells.append(
+        entries.append(
             [row["workers"], number(row["lockstep"]["images_per_second"], "{:.0f}"),
              number(row["lockstep"]["gpu_busy"]), other.get("loader", "-"),
              number(other.get("images_per_second"), "{:.0f}"), number(other.get("gpu_busy"))]
         )  # fmt: skip
     header = ["workers", "Lockstep, images/s", "GPU busy", "beside", "images/s", "GPU busy"]
-    yield from table(header, cells)
+    yield from table(header, entries)
 
 
 def write_plain(rows):
-    cells = []
+    entries = []
     for row in rows:
-        facts = {key: row[key] for key in ("tests", "skipped", "transport", "nccl", "tool", "build_seconds") if key in row}
-        cells.append([row["row"], row["outcome"], ", ".join(f"{key} {value}" for key, value in facts.items())])
-    yield from table(["", "outcome", ""], cells)
+        facts = {
+            key: row[key] for key in ("tests", "skipped", "transport", "nccl", "tool", "build_seconds") if key in row
+        }
+        entries.append([row["row"], row["outcome"], ", ".join(f"{key} {value}" for key, value in facts.items())])
+    yield from table(["", "outcome", ""], entries)
 
 
 def write_dp(rows):
@@ -144,7 +146,8 @@ def page(path):
     yield "# Measured on a GPU"
     yield ""
     yield f"{head['gpu']}, driver {head['driver']}, {head['cpus']} CPU cores, {head['kernel']}, libtorch"
-    yield f"{head['libtorch']}, NCCL {head['nccl']}, {head['compiler']}. Sources {head['source']}, commit {head['commit']}."
+    yield f"{head['libtorch']}, NCCL {head['nccl']}, {head['compiler']}. Sources {head['source']}, commit"
+    yield f"{head['commit']}."
     yield "Written by `bench/gpu/page.py` from the results of `make gpu-proof`."
     yield ""
     if head["lacks"]:

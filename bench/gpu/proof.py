@@ -79,7 +79,9 @@ def run_row(context, results, stage, row):
         outcome, more = "failed", {"why": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     seconds = round(time.monotonic() - begin, 2)
     results.append(stage, row.name, outcome, seconds=seconds, **more)
-    print(f"{stage}: {row.name}: {outcome} ({seconds:.1f} s)" + (f": {more['why']}" if "why" in more else ""), flush=True)
+    print(
+        f"{stage}: {row.name}: {outcome} ({seconds:.1f} s)" + (f": {more['why']}" if "why" in more else ""), flush=True
+    )
 
 
 def run_stages(args, context, results):

@@ -36,7 +36,9 @@ class PillowFolder(torch.utils.data.Dataset):
             width, height = image.size
             part = min(width, height) * float(torch.empty(1).uniform_(0.5, 1))
             left, top = float(torch.rand(1)) * (width - part), float(torch.rand(1)) * (height - part)
-            crop = image.convert("RGB").resize((self.side, self.side), Image.BILINEAR, (left, top, left + part, top + part))
+            crop = image.convert("RGB").resize(
+                (self.side, self.side), Image.BILINEAR, (left, top, left + part, top + part)
+            )
             pixels = torch.frombuffer(bytearray(crop.tobytes()), dtype=torch.uint8).view(self.side, self.side, 3)
         if torch.rand(1) < 0.5:
             pixels = pixels.flip(1)

@@ -1,11 +1,12 @@
 """Stage ranks: several ranks on one GPU over a real NCCL, which version 2.30 and later support."""
 
 import ctypes
-import dataclasses
+import json
 import re
 
 from results import Failed, Refused
-from stage import Row
+from stage import Row, last_words
+from step_stage import APART, differences
 from suites_stage import SUITES, run_suite
 
 LEAST_NCCL = (2, 30)
@@ -43,8 +44,36 @@ def conformance(context, suite, ranks):
     return result
 
 
+def losses_of(context, log, launch, environment=None):
+    """Returns the losses of the first steps of a small GPT, as means over the ranks, and the transport."""
+    size, batch = ("tiny", 4) if context.tiny else ("full", 4)
+    words = [*launch, context.program("bench_gpu_step"), "lockstep-fused", "gpt", size, context.device]
+    words += [context.threads, "32", batch, 4]
+    _, text = context.run(log, words, timeout=180, env=context.environment(**(environment or {})))
+    lines = [line[line.index("{") :] for line in text.splitlines() if "{" in line]  # each line begins with "[0] "
+    if not lines:
+        raise Failed(f"no result: {last_words(text)}")
+    return json.loads(lines[-1])
+
+
+def compare_losses(context, transport):
+    environment = environment_of(context) if transport == "nccl" else {}
+    if transport == "nccl" and context.device == "cpu":
+        raise Refused("a fake GPU has no kernels for this model")
+    launch = [context.program("lockstep"), "run", "-n", 2, "--bind", "none", "--share-gpus", "--transport", transport]
+    alone = losses_of(context, "losses-1", [])
+    both = losses_of(context, f"losses-2-{transport}", [*launch, "--"], environment)
+    apart = max(differences(both["losses"], alone["losses"]))
+    result = {"alone": alone["losses"], "both": both["losses"], "apart": apart, "transport": both["transport"]}
+    if apart > APART["32"][1]:
+        raise Failed("the losses of two ranks differ from those of one", **result)
+    return result
+
+
 def rows(context):
+    yield Row("losses of 2 ranks through host memory", 40, lambda: compare_losses(context, "shm"))
+    yield Row("losses of 2 ranks over NCCL", 40, lambda: compare_losses(context, "nccl"))
     for ranks in (2, 4):
         for suite in SUITES[:2]:
-            yield Row(f"{suite.name}, {ranks} ranks over NCCL", suite.seconds,
-                      lambda s=suite, r=ranks: conformance(context, dataclasses.replace(s, tests=s.tests), r))  # fmt: skip
+            name = f"{suite.name}, {ranks} ranks over NCCL"
+            yield Row(name, suite.seconds, lambda s=suite, r=ranks: conformance(context, s, r))

@@ -12,7 +12,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
@@ -26,15 +25,13 @@ std::string gpu_key(int rank) { return "gpu/" + std::to_string(rank); }
 struct GpuReport {
   std::string uuid;
   std::string host;
-  std::string nccl_version;
-  std::string nccl_unavailable_reason;  // why this rank cannot use NCCL; empty if it can
-  std::string cannot_share_reason;      // why this rank's NCCL cannot share its GPU with other ranks; empty if it can
+  NcclSupport nccl;
 };
 
 std::string encode(const GpuReport& report) {
   std::string bytes;
-  base::put_texts(bytes, {report.uuid, report.host, report.nccl_version, report.nccl_unavailable_reason,
-                          report.cannot_share_reason});
+  base::put_texts(bytes, {report.uuid, report.host, report.nccl.version, report.nccl.unavailable_reason,
+                          report.nccl.cannot_share_reason});
   return bytes;
 }
 
@@ -45,7 +42,11 @@ GpuReport decode_gpu_report(std::string_view bytes) {
   if (texts.size() != 5)
     throw base::Error(base::Cause::kProtocol,
                       "init: a rank's report of its GPU has " + std::to_string(texts.size()) + " fields; expected 5");
-  return {std::move(texts[0]), std::move(texts[1]), std::move(texts[2]), std::move(texts[3]), std::move(texts[4])};
+  return {.uuid = std::move(texts[0]),
+          .host = std::move(texts[1]),
+          .nccl = {.version = std::move(texts[2]),
+                   .unavailable_reason = std::move(texts[3]),
+                   .cannot_share_reason = std::move(texts[4])}};
 }
 
 /// Why the ranks cannot use NCCL, and the ranks that the reason concerns.
@@ -87,13 +88,13 @@ NcclDecision find_nccl_obstacle(const std::vector<GpuReport>& reports) {
   for (std::size_t rank = 0; rank < reports.size(); ++rank) users[reports[rank].uuid].push_back(static_cast<int>(rank));
   for (const auto& [uuid, ranks] : users) {
     const bool all_can_share = std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-      return reports[static_cast<std::size_t>(rank)].cannot_share_reason.empty();
+      return reports[static_cast<std::size_t>(rank)].nccl.cannot_share_reason.empty();
     });
     if (ranks.size() > 1 && !all_can_share) return {NcclObstacle::kSharedGpu, ranks};
   }
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    if (!reports[rank].nccl_unavailable_reason.empty()) return {NcclObstacle::kUnavailable, {static_cast<int>(rank)}};
-    if (reports[rank].nccl_version != reports[0].nccl_version)
+    if (!reports[rank].nccl.unavailable_reason.empty()) return {NcclObstacle::kUnavailable, {static_cast<int>(rank)}};
+    if (reports[rank].nccl.version != reports[0].nccl.version)
       return {NcclObstacle::kOtherVersion, {static_cast<int>(rank)}};
   }
   return {};
@@ -111,10 +112,10 @@ std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
     case NcclObstacle::kNone: break;
     case NcclObstacle::kSharedGpu:
       return "ranks " + list + " share one GPU, " + report.uuid + " of host " + report.host +
-             (report.cannot_share_reason.empty() ? "" : ", and " + report.cannot_share_reason);
-    case NcclObstacle::kUnavailable: return "rank " + list + ": " + report.nccl_unavailable_reason;
+             (report.nccl.cannot_share_reason.empty() ? "" : ", and " + report.nccl.cannot_share_reason);
+    case NcclObstacle::kUnavailable: return "rank " + list + ": " + report.nccl.unavailable_reason;
     case NcclObstacle::kOtherVersion:
-      return "rank 0 has NCCL " + report_of(0).nccl_version + ", rank " + list + " has " + report.nccl_version;
+      return "rank 0 has NCCL " + report_of(0).nccl.version + ", rank " + list + " has " + report.nccl.version;
   }
   return "";
 }
@@ -159,7 +160,7 @@ void select_gpu(World& world, const DeviceRequest& request) {
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadline deadline) {
+void negotiate_gpu_transport(World& world, const std::string& asked, const NcclSupport& nccl, base::Deadline deadline) {
   const job::identity::Identity& id = world.identity;
   const auto read_key = [&](const std::string& key, int from) {
     const auto value = world.store->get(key, deadline);
@@ -169,12 +170,7 @@ void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadl
     return *value;
   };
   const auto report_of = [&](int rank) { return decode_gpu_report(read_key(gpu_key(rank), rank)); };
-  const std::string unavailable = nccl::nccl_unavailable_reason();
-  const std::string nccl_version = unavailable.empty() ? nccl::nccl_version() : "";
-  world.store->set(gpu_key(id.rank),
-                   encode(GpuReport{world.gpu.uuid, base::net::host_name(), nccl_version, unavailable,
-                                    unavailable.empty() ? nccl::cannot_share_gpu_reason() : ""}),
-                   deadline);
+  world.store->set(gpu_key(id.rank), encode(GpuReport{world.gpu.uuid, base::net::host_name(), nccl}), deadline);
   if (id.rank == 0) {
     std::vector<GpuReport> reports;
     for (int rank = 0; rank < id.world_size; ++rank) reports.push_back(report_of(rank));
@@ -189,7 +185,7 @@ void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadl
         base::Cause::kConfigMismatch);
   world.uses_nccl = !named && obstacle.empty();
   const std::string through = "through host memory over " + world.transport;
-  world.gpu_transport_text = world.uses_nccl ? "by NCCL " + nccl_version : through;
+  world.gpu_transport_text = world.uses_nccl ? "by NCCL " + nccl.version : through;
   if (id.rank == 0 && !obstacle.empty() && !named)
     base::log_warning(obstacle + ": GPU tensors go " + through + ", which is slower than NCCL");
 }

@@ -28,9 +28,17 @@ bool detect_gpus(World& world, const DeviceRequest& request);
 /// number of visible GPUs. Makes it current and fills world.gpu and world.device. Throws base::Error (kResource).
 void select_gpu(World& world, const DeviceRequest& request);
 
+/// What a rank can do with the NCCL that it has loaded.
+struct NcclSupport {
+  std::string version;
+  std::string unavailable_reason;   ///< empty: it can be used
+  std::string cannot_share_reason;  ///< empty: several ranks on one GPU can use it
+};
+
 /// Agrees with the other ranks on whether tensors on GPUs use NCCL. All ranks must call it; blocks until they have.
-/// `asked` is the transport that the user named, or "auto". Fills world.uses_nccl and world.gpu_transport_text. Throws
-/// UsageError if the user named NCCL and it cannot be used, CommError if a rank does not answer before the deadline.
-void negotiate_gpu_transport(World& world, const std::string& asked, base::Deadline deadline);
+/// `asked` is the transport that the user named, or "auto"; `nccl` is this rank's. Fills world.uses_nccl and
+/// world.gpu_transport_text. Throws UsageError if the user named NCCL and it cannot be used, CommError if a rank does
+/// not answer before the deadline.
+void negotiate_gpu_transport(World& world, const std::string& asked, const NcclSupport& nccl, base::Deadline deadline);
 
 }  // namespace lockstep::comm

@@ -261,7 +261,12 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
   if (world.device.is_cpu() || world.identity.world_size == 1) return;
-  negotiate_gpu_transport(world, asked, deadline);
+  NcclSupport support{.unavailable_reason = nccl::nccl_unavailable_reason()};
+  if (support.unavailable_reason.empty()) {
+    support.version = nccl::nccl_version();
+    support.cannot_share_reason = nccl::cannot_share_gpu_reason();
+  }
+  negotiate_gpu_transport(world, asked, support, deadline);
 }
 
 std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members,

@@ -46,10 +46,10 @@ struct GraphedStepStats {
 /// and counts. The body must therefore do the same work in every step. The last two runs before the first replay are
 /// compared, and UsageError names what cannot be captured: a number that differs between runs (torch::optim::Adam's
 /// step count, a learning rate of torch::optim that a schedule changes), another sequence of operations, tensors on the
-/// CPU, values that the host reads (item(), GradScaler::step() with torch::optim), and collectives, including DistributedDataParallel with several
-/// ranks, because ranks compare each call on the host. Move these before or after the step. Put an Autocast inside the
-/// body. The optimizers of lockstep::optim can be captured: their learning rates and step counts follow the host's in
-/// every replay (FusedOptimizer).
+/// CPU, values that the host reads (item(), GradScaler::step() with torch::optim), and collectives, including
+/// DistributedDataParallel with several ranks, because ranks compare each call on the host. Move these before or after
+/// the step. Put an Autocast inside the body. The optimizers of lockstep::optim can be captured: their learning rates
+/// and step counts follow the host's in every replay (FusedOptimizer).
 ///
 /// The returned tensors are overwritten by the next step: clone what must be kept. Gradients that are used outside the
 /// step must keep their addresses: call zero_grad(set_to_none = false) in the body. Each graph holds the memory of its

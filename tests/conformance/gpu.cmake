@@ -100,8 +100,8 @@ lockstep_gpu_output_test(
   nccl_rejects_shared_gpu "cause=CONFIG_MISMATCH .*transport nccl: ranks 0,1 share one GPU" ${run} --transport nccl --
   ${one_gpu} ${suite})
 lockstep_gpu_output_test(
-  nccl_rejects_shared_gpu_before_2_30 "share one GPU, .* and NCCL 2.[0-9.]* does not support that; expected 2.30.0" ${run}
-  --share-gpus --transport nccl -- ${one_gpu} ${suite})
+  nccl_rejects_shared_gpu_before_2_30 "share one GPU, .* and NCCL 2.[0-9.]* does not support that; expected 2.30.0"
+  ${run} --share-gpus --transport nccl -- ${one_gpu} ${suite})
 lockstep_gpu_output_test(
   nccl_2_30_with_shared_gpu "GPU tensors by NCCL 2.30.1.*PASSED" ${run} --share-gpus --transport nccl -- ${one_gpu}
   FAKE_NCCL_VERSION=23001 ${suite} --gtest_filter=Gpu.*)

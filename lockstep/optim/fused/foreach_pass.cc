@@ -37,8 +37,7 @@ ForeachPass::Numbers::Numbers(const std::vector<ddp::GradientSource::Parameter>&
   for (std::size_t index = 0; index < parameters.size(); ++index)
     of_device[parameters[index].tensor.device()].push_back(index);
   for (auto& [device, indices] : of_device) {
-    const at::Tensor all =
-        at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device));
+    const at::Tensor all = at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device));
     const std::vector<at::Tensor> each = all.unbind();
     for (std::size_t i = 0; i < indices.size(); ++i) of_parameter[indices[i]] = each[i];
     devices.push_back({all, std::move(indices)});

@@ -55,8 +55,8 @@ class ForeachPass {
 
   const ParameterStorage& storage_;
   UpdateRule& rule_;
-  const bool sharded_;             // states cover only this owner's elements
-  Numbers steps_;                  // step counts
+  const bool sharded_;  // states cover only this owner's elements
+  Numbers steps_;       // step counts
   bool step_counts_stale_ = false;
   std::optional<Numbers> lr_;       // learning rates; empty before they are needed
   std::vector<double> written_lr_;  // what they were set to

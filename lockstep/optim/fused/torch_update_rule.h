@@ -154,7 +154,7 @@ class TorchUpdateRule : public UpdateRule {
   std::vector<std::size_t> last_indices_;  // cache of index_of(), by place
   std::vector<Scalars> scalars_;
   std::vector<std::size_t> batch_keys_;
-  std::vector<double> numbers_;  // of the last prepare()
+  std::vector<double> numbers_;    // of the last prepare()
   std::vector<double> constants_;  // those of them that are neither learning rates nor step counts
 };
 

@@ -1,5 +1,5 @@
-// Models and references that the DDP suites share. Parameters and batches are on the device of the rank: the suites also
-// run on GPUs (bench/gpu/suites_stage.py).
+// Models and references that the DDP suites share. Parameters and batches are on the device of the rank: the suites
+// also run on GPUs (bench/gpu/suites_stage.py).
 #pragma once
 
 #include <gtest/gtest.h>

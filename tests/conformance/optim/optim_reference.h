@@ -8,9 +8,7 @@
 namespace lockstep::tests {
 
 /// Returns whether all ranks share one copy of parameters and state.
-inline bool on_shm() {
-  return world().size() > 1 && world().transport() == "shm" && world().device().is_cpu();
-}
+inline bool on_shm() { return world().size() > 1 && world().transport() == "shm" && world().device().is_cpu(); }
 
 inline void backward(MlpImpl& net, int rank, int step) {
   net.forward(batch_of(rank, step, {4, 7}, net.first->weight.scalar_type())).pow(2).sum().backward();

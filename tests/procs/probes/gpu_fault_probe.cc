@@ -1,5 +1,5 @@
-// A rank of a job that trains on GPUs, in which one rank has a fault. bench/gpu/failures_stage.py starts it, on a real or
-// a fake GPU.
+// A rank of a job that trains on GPUs, in which one rank has a fault. bench/gpu/failures_stage.py starts it, on a real
+// or a fake GPU.
 //   procs_gpu_fault_probe FAULT RANK STEP
 //
 // In step STEP, RANK has FAULT:

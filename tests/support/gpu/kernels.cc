@@ -134,9 +134,8 @@ std::function<void()> list_by_list(const std::string& name, unsigned blocks, voi
       has("std::plus<float>")) {
     const float added = *static_cast<const float*>(arguments[3]);
     return [=, lists = *static_cast<const TensorLists<1, 110>*>(arguments[0])] {
-      for_each_element(lists, blocks, [&](int tensor, std::int64_t i) {
-        static_cast<float*>(lists.data[0][tensor])[i] += added;
-      });
+      for_each_element(lists, blocks,
+                       [&](int tensor, std::int64_t i) { static_cast<float*>(lists.data[0][tensor])[i] += added; });
     };
   }
   if (has("FusedAdamMathFunctor<float, 4, ")) return fused_adam(has("ADAM_MODE)1"), blocks, arguments);
@@ -177,7 +176,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3 blocks, dim3, void** arguments, std::size_t, cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3 blocks, dim3, void** arguments, std::size_t,
+                               cudaStream_t stream) {
   const auto found = kernel_names().find(what);
   const char* mangled = found == kernel_names().end() ? "?" : found->second;
   auto task = make_kernel_task(mangled, blocks.x, arguments);

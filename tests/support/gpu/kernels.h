@@ -1,5 +1,5 @@
-// The kernels of libtorch that the fake GPU implements: elementwise kernels on contiguous tensors, and those on lists of
-// tensors that Adam needs.
+// The kernels of libtorch that the fake GPU implements: elementwise kernels on contiguous tensors, and those on lists
+// of tensors that Adam needs.
 #pragma once
 
 #include <functional>

@@ -41,7 +41,8 @@ void set_lr(torch::optim::Optimizer& optimizer, double lr) {
 
 /// A weight whose gradient is twice the input: what the fake GPU can compute.
 struct Weight : torch::nn::Module {
-  explicit Weight(at::Device device) : weight(register_parameter("weight", torch::tensor({1.F, 2.F, 3.F}).to(device))) {}
+  explicit Weight(at::Device device)
+      : weight(register_parameter("weight", torch::tensor({1.F, 2.F, 3.F}).to(device))) {}
   at::Tensor weight;
 };
 
@@ -126,12 +127,14 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(ddp
 MakeOptimizer maker_of(const std::string& name) {
   if (name == "SGD")
     return [](auto& ddp) { return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.1, .momentum = 0.9}); };
-  if (name == "Adam") return [](auto& ddp) { return std::make_unique<optim::Adam>(ddp, optim::AdamOptions{.lr = 0.01}); };
+  if (name == "Adam")
+    return [](auto& ddp) { return std::make_unique<optim::Adam>(ddp, optim::AdamOptions{.lr = 0.01}); };
   if (name == "AdamW")
     return [](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); };
   if (name == "Adagrad")
     return [](auto& ddp) { return std::make_unique<optim::Adagrad>(ddp, optim::AdagradOptions{.lr = 0.05}); };
-  if (name == "LAMB") return [](auto& ddp) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); };
+  if (name == "LAMB")
+    return [](auto& ddp) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); };
   return [](auto& ddp) { return std::make_unique<optim::LARS>(ddp, optim::LARSOptions{.lr = 0.1}); };
 }
 
