@@ -11,6 +11,7 @@ Exit codes: 0: every row of the stages has a result, and none failed; 1: a row f
 import argparse
 import os
 import pathlib
+import shutil
 import sys
 import tarfile
 import time
@@ -107,14 +108,19 @@ def pack_logs(context):
         with tarfile.open(context.out / "logs.tar.gz.part", "w:gz") as archive:
             archive.add(context.logs, "logs")
         os.replace(context.out / "logs.tar.gz.part", context.out / "logs.tar.gz")
+        shutil.rmtree(context.logs)
 
 
 def unpack_logs(context):
     """Restores the logs of earlier calls, which may have run on another machine."""
     archive = context.out / "logs.tar.gz"
     if archive.exists() and not context.logs.exists():
+        context.logs.mkdir()
         with tarfile.open(archive) as file:
-            file.extractall(context.out, filter="data")
+            for member in file:
+                name = pathlib.PurePosixPath(member.name).name
+                if member.isfile() and name not in ("", ".."):
+                    (context.logs / name).write_bytes(file.extractfile(member).read())
 
 
 def main():

@@ -86,7 +86,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=20 if self.context.remaining() > 20 else 0.1)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -65,10 +65,9 @@ TensorLists gradients_of(const Optimizer& optimizer) {
 
 at::Tensor inverse_scale_of(const at::Tensor& scale) { return scale.to(at::kDouble).reciprocal().to(at::kFloat); }
 
-std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::Tensor& scale) {
+std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::Tensor& inverse) {
   const TensorLists lists = gradients_of(optimizer);
   const at::NoGradGuard no_grad;
-  const at::Tensor inverse = inverse_scale_of(scale);
   std::vector<at::Tensor> found_inf;
   for (const auto& [options, list] : lists) {
     const at::Device device = options.device();
@@ -141,13 +140,14 @@ void GradScaler::require_scale(const char* operation) const {
 }
 
 std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) const {
+  const at::Tensor inverse = inverse_scale_of(scale_);
   auto* unscaling_optimizer = dynamic_cast<UnscalingOptimizer*>(&optimizer);
-  if (!unscaling_optimizer) return unscale_in_place(optimizer, scale_);
+  if (!unscaling_optimizer) return unscale_in_place(optimizer, inverse);
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
       reject_half(parameter);  // on all ranks, also on those without a gradient
-  switch (unscaling_optimizer->unscale(inverse_scale_of(scale_))) {
-    case UnscaleResult::kUnscaleInPlace: return unscale_in_place(optimizer, scale_);
+  switch (unscaling_optimizer->unscale(inverse)) {
+    case UnscaleResult::kUnscaleInPlace: return unscale_in_place(optimizer, inverse);
     case UnscaleResult::kNoGradients: return {};
     case UnscaleResult::kFinite: return {at::zeros({})};
     case UnscaleResult::kNonFinite: break;
