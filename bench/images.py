@@ -4,36 +4,16 @@
 Usage: images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--workers N,...] [--seconds S]
 
 Creates images unless --folder is given, measures both in turns, and prints a line of JSON for each case. PYTHON has
-torch, torchvision and Pillow (pip install torchvision). Values are images per second of wall time, which a training
+torch and torchvision (pip install torchvision). Values are images per second of wall time, which a training
 loop sees; with 0 workers, values named "core" are images per second of CPU time, which depend less on other load.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-
-
-def make_images(folder, width, height, count):
-    """Creates noise with the spectrum of photographs, whose files have their size: 100 KB for 500 x 375 pixels."""
-    import numpy as np
-    from PIL import Image
-
-    random = np.random.default_rng(1)
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
-    frequency[0, 0] = 1
-    for i in range(count):
-        os.makedirs(f"{folder}/{i % 4}", exist_ok=True)
-        planes = []
-        for _ in range(3):
-            plane = np.fft.ifft2(np.fft.fft2(random.standard_normal((height, width))) / frequency**1.1).real
-            planes.append(plane / plane.std())
-        light = planes[0]
-        pixels = np.stack([light + 0.3 * planes[1], light, light + 0.3 * planes[2]], axis=2) * 50 + 120
-        Image.fromarray(pixels.clip(0, 255).astype("uint8")).save(f"{folder}/{i % 4}/{i}.jpg", quality=92)
 
 
 def run_torchvision(folder, kind, workers, seconds):
@@ -85,36 +65,25 @@ def main():
     parser.add_argument("--workers", default="0,2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--do", nargs=4, metavar=("WHAT", "FOLDER", "KIND", "WORKERS"), help=argparse.SUPPRESS)
+    parser.add_argument("--do", nargs=3, metavar=("FOLDER", "KIND", "WORKERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.do:
-        what, folder, kind, workers = args.do
-        make_images(folder, args.width, args.height, args.count) if what == "make" else run_torchvision(
-            folder, kind, int(workers), args.seconds
-        )
+        folder, kind, workers = args.do
+        run_torchvision(folder, kind, int(workers), args.seconds)
         return
     with tempfile.TemporaryDirectory() as made:
         folder = args.folder or made
         if not args.folder:
-            size = ["--width", str(args.width), "--height", str(args.height), "--count", str(args.count)]
-            subprocess.run([args.python, __file__, *size, "--do", "make", folder, "-", "0"], check=True, timeout=600)
+            words = [f"{args.bin}/bench_make_images", folder, args.width, args.height, args.count]
+            subprocess.run([str(word) for word in words], check=True, timeout=600)
         for _ in range(args.rounds):
             for workers in args.workers.split(","):
                 for kind in ("train", "validation", "whole", "bytes"):
                     line = {"kind": kind, "workers": int(workers)}
                     commands = {"lockstep": [f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)]}
                     if kind in ("train", "validation"):
-                        commands["torchvision"] = [
-                            args.python,
-                            __file__,
-                            "--seconds",
-                            str(args.seconds),
-                            "--do",
-                            "torchvision",
-                            folder,
-                            kind,
-                            workers,
-                        ]
+                        python = [args.python, __file__, "--seconds", str(args.seconds), "--do"]
+                        commands["torchvision"] = [*python, folder, kind, workers]
                     for name, words in commands.items():
                         by_clock, by_core = measure(words)
                         line[name] = round(by_clock, 1)
@@ -123,4 +92,5 @@ def main():
                     print(json.dumps(line), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

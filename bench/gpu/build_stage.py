@@ -1,4 +1,4 @@
-"""Stage build: all of Lockstep and the suites for GPUs, with what --portable collected."""
+"""Stage build: all of Lockstep and the suites for GPUs, with what collect.py has collected."""
 
 import shutil
 import time
@@ -18,8 +18,8 @@ SUITES = [
     "conformance_data",
     "unit_cuda",
     "procs_gpu_fault_probe",
-    "04_imagenet",
 ]
+IMAGES = ["04_imagenet", "bench_make_images"]
 FAKES = ["lockstep_test_fake_gpu"]  # only without a GPU
 ALWAYS = True  # binaries do not travel: this stage runs on every machine, and builds what is missing there
 
@@ -61,5 +61,6 @@ def rows(context):
     suites = SUITES if context.device == "cuda" else SUITES + FAKES
     yield Row("programs", 60, lambda: _build(context, PROGRAMS))
     yield Row("suites", 60, lambda: _build(context, suites))
+    yield Row("images", 30, lambda: _build(context, IMAGES))
     if not context.tiny:
         yield Row("everything", 60, lambda: _build(context, ["all"]))

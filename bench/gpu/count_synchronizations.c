@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 static atomic_uint_least64_t count;
 
@@ -14,9 +15,21 @@ uint64_t count_synchronizations(void) { return atomic_load(&count); }
 typedef int (*wait_for)(void* what);
 typedef int (*copy)(void* to, const void* from, size_t bytes, int kind);
 
+// The runtime's own function. Where the runtime was not loaded for all libraries, RTLD_NEXT does not find it.
+static void* real(const char* name) {
+  void* found = dlsym(RTLD_NEXT, name);
+  const char* runtimes[] = {"libcudart.so.13", "libcudart.so.12"};
+  for (size_t i = 0; !found && i < sizeof runtimes / sizeof *runtimes; ++i) {
+    void* library = dlopen(runtimes[i], RTLD_NOLOAD | RTLD_LAZY);
+    if (library) found = dlsym(library, name);
+  }
+  if (!found) abort();
+  return found;
+}
+
 static int call(const char* name, void* what) {
   atomic_fetch_add(&count, 1);
-  return ((wait_for)dlsym(RTLD_NEXT, name))(what);
+  return ((wait_for)real(name))(what);
 }
 
 int cudaStreamSynchronize(void* stream) { return call("cudaStreamSynchronize", stream); }
@@ -24,5 +37,5 @@ int cudaEventSynchronize(void* event) { return call("cudaEventSynchronize", even
 int cudaDeviceSynchronize(void) { return call("cudaDeviceSynchronize", NULL); }
 int cudaMemcpy(void* to, const void* from, size_t bytes, int kind) {
   atomic_fetch_add(&count, 1);
-  return ((copy)dlsym(RTLD_NEXT, "cudaMemcpy"))(to, from, bytes, kind);
+  return ((copy)real("cudaMemcpy"))(to, from, bytes, kind);
 }

@@ -30,22 +30,12 @@ class Images:
         if (self.folder / "done").exists():
             return
         shutil.rmtree(self.folder, ignore_errors=True)
-        script = (
-            "import sys, images\n"
-            "images.make_images(sys.argv[1] + '/train', *map(int, sys.argv[2:5]))\n"
-            "images.make_images(sys.argv[1] + '/val', *map(int, sys.argv[2:4]), 8)\n"
-        )
-        if not self.context.python:
-            raise Refused("images are generated with Python's numpy and Pillow, and --python is empty")
-        code, text = self.context.run(
-            "images",
-            [self.context.python, "-c", script, self.folder, self.width, self.height, self.count // COPIES],
-            timeout=180,
-            env=self.context.environment(PYTHONPATH=str(HERE.parent)),
-            check=False,
-        )
-        if code != 0:
-            raise Refused("images cannot be generated: " + (text.strip().splitlines() or ["?"])[-1])
+        program = self.context.program("bench_make_images")
+        if not program.exists():
+            raise Refused("bench_make_images has not been built: there is no libjpeg-turbo")
+        for part, count in (("train", self.count // COPIES), ("val", 8)):
+            words = [program, self.folder / part, self.width, self.height, count]
+            self.context.run(f"images-{part}", words, timeout=180)
         for file in list((self.folder / "train").glob("*/*.jpg")):
             for copy in range(1, COPIES):
                 os.link(file, file.with_name(f"{file.stem}-{copy}.jpg"))
@@ -92,7 +82,7 @@ def train(context, log, words):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=context.environment(PYTHONPATH=str(HERE)),
+            env=context.environment(),
         )
         timer = threading.Timer(limit, process.kill)
         timer.start()
@@ -106,6 +96,8 @@ def train(context, log, words):
         finally:
             timer.cancel()
             meter.close()
+    if lines and lines[0].startswith("refused: "):
+        raise Refused(lines[0].removeprefix("refused: ").strip())
     if len(epochs) < EPOCHS:
         if context.remaining() < 1:
             raise OutOfTime
@@ -125,7 +117,10 @@ def compare(context, images, workers):
     if context.python:
         words = [context.python, HERE / "pytorch_images.py", images.folder / "train", arch, batch, workers, EPOCHS]
         words += [context.device, precision, side]
-        lines, seconds, busy = train(context, f"data-pytorch-{workers}", words)
+        try:
+            lines, seconds, busy = train(context, f"data-pytorch-{workers}", words)
+        except Refused as why:
+            return {**result, "pytorch": {"loader": f"none: {why}"}}
         result["pytorch"] = {
             "loader": lines[0].strip().removeprefix("loader: "),
             "images_per_second": round(images.count / seconds, 1),

@@ -7,7 +7,7 @@ from worker import OutOfMemory, Worker
 MODELS = ["resnet50", "gpt"]
 LEVELS = {"O0": "32", "O1": "fp16-mixed"}
 CAP = 16 << 30  # bytes of the device
-CPU_CAP = {"resnet50": 700 << 20, "gpt": 200 << 20}  # of a tiny model's process
+CPU_SPARE = 200 << 20  # without a GPU: bytes of a process beyond those that it uses after steps with a batch of 1
 
 
 class Search:
@@ -15,18 +15,22 @@ class Search:
 
     def __init__(self, context, model, impl, level):
         self.context, self.model, self.impl, self.precision = context, model, impl, LEVELS[level]
-        self.worker, self.peaks = None, {}
+        self.worker, self.peaks, self.cap = None, {}, 0
+        if context.device == "cpu":
+            try:
+                self.fits(1)
+                self.cap = self.worker.data_bytes() + CPU_SPARE
+            finally:
+                self.close()
 
     def fresh_worker(self):
         if self.worker is None or not self.worker.alive():
-            cap, environment = 0, {}
-            if self.context.device == "cpu":
-                cap = CPU_CAP[self.model]
-            else:
+            environment = {}
+            if self.context.device == "cuda":
                 environment["PYTORCH_CUDA_ALLOC_CONF"] = (
                     f"per_process_memory_fraction:{CAP / self.context.gpu_bytes:.6f}"
                 )
-            self.worker = Worker(self.context, self.impl, self.model, environment, cap)
+            self.worker = Worker(self.context, self.impl, self.model, environment, self.cap)
         return self.worker
 
     def fits(self, batch):
@@ -38,7 +42,7 @@ class Search:
         except OutOfMemory:
             return False
         finally:
-            if self.context.device == "cpu":  # a process that has once failed to allocate is not a fair start
+            if self.cap:  # a process that has once failed to allocate is not a fair start
                 self.close()
 
     def largest(self):
@@ -78,6 +82,7 @@ def measure(context, model):
                     "batch": batch,
                     "peak_bytes": search.peaks.get(batch),
                     "peak_bytes_at_batch_of_O0": search.peaks.get(same),
+                    "cap_bytes": search.cap or CAP,
                 }
             finally:
                 search.close()
@@ -91,7 +96,6 @@ def measure(context, model):
             }
     return {
         "model": model,
-        "cap_bytes": CAP if context.device == "cuda" else CPU_CAP[model],
         "impls": found,
         "O1_to_O0": factors,
     }

@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from machine import ROOT
-from results import read_rows
+from results import is_same, read_rows
 
 WIDTH = 120
 
@@ -129,16 +129,18 @@ SECTIONS = {
 
 
 def last_rows(path):
-    """Returns the last head, and the last row of each name that belongs to it or to an equal machine."""
-    head, rows = None, {}
-    for row in read_rows(path):
-        if row["what"] == "head":
-            head = row
-        else:
-            rows[row["stage"], row["row"]] = row
-    if head is None:
+    """Returns the last head, and the last row of each name of the same sources and kind of machine."""
+    lines = list(read_rows(path))
+    heads = [row for row in lines if row["what"] == "head"]
+    if not heads:
         sys.exit(f"page.py: {path} has no head")
-    return head, rows
+    rows, same = {}, False
+    for row in lines:
+        if row["what"] == "head":
+            same = is_same(row, heads[-1])
+        elif same:
+            rows[row["stage"], row["row"]] = row
+    return heads[-1], rows
 
 
 def page(path):

@@ -50,9 +50,9 @@ def parse_arguments():
     parser.add_argument("--resume", action="store_true", help="keep the rows in OUT that other calls made")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and few repetitions, to test this program")
-    parser.add_argument("--deps", type=pathlib.Path, help="folder made by scripts/setup.sh --portable")
+    parser.add_argument("--carried", type=pathlib.Path, help="file made by collect.py, where nothing can be installed")
     parser.add_argument("--build", type=pathlib.Path, default=machine.ROOT / "build/gpu", help="build folder")
-    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 of 2.30 or later, for the stage ranks")
+    parser.add_argument("--nccl", type=pathlib.Path, help="libnccl.so.2 of 2.30 or later (default: the carried one)")
     parser.add_argument("--python", default=sys.executable, help='interpreter with torch (default: this one; "": none)')
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time")
     args = parser.parse_args()
@@ -62,7 +62,23 @@ def parse_arguments():
             parser.error(f'--stages has "{stage}"; expected some of {",".join(STAGES)}')
     args.out.mkdir(parents=True, exist_ok=True)
     args.out, args.build = args.out.resolve(), args.build.resolve()
+    args.deps = None
+    if args.carried:
+        use_carried(args)
     return args
+
+
+def use_carried(args):
+    """Unpacks what collect.py has made, once."""
+    folder = args.build / "carried"
+    if not (folder / "done").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with tarfile.open(args.carried) as archive:
+            archive.extractall(folder, filter="data")
+        (folder / "done").touch()
+    args.deps, args.nccl = folder / "deps", args.nccl or folder / "libnccl.so.2"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "python"), *os.environ.get("PYTHONPATH", "").split(":")])
 
 
 def run_row(context, results, stage, row):

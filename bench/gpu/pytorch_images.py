@@ -1,7 +1,7 @@
 """Trains a ResNet of pytorch_step.py on a folder of JPEG files, as examples/04_imagenet does. Started by proof.py.
 
 Usage: pytorch_images.py FOLDER ARCH BATCH WORKERS EPOCHS DEVICE PRECISION SIDE. Prints the loader in its first line,
-and a line after each epoch.
+and a line after each epoch; or "refused: " and the reason.
 """
 
 import pathlib
@@ -15,6 +15,10 @@ try:
     from torchvision import datasets, transforms
 except ImportError:
     datasets = None
+try:
+    from PIL import Image
+except ImportError:
+    Image = None
 
 
 class PillowFolder(torch.utils.data.Dataset):
@@ -29,8 +33,6 @@ class PillowFolder(torch.utils.data.Dataset):
         return len(self.files)
 
     def __getitem__(self, index):
-        from PIL import Image
-
         file, label = self.files[index]
         with Image.open(file) as image:
             width, height = image.size
@@ -47,6 +49,8 @@ class PillowFolder(torch.utils.data.Dataset):
 
 def open_folder(folder, side):
     """Returns the loader's name and the dataset."""
+    if Image is None:
+        sys.exit("refused: there is neither torchvision nor Pillow to compare with")
     if datasets is None:
         return "Pillow in torch's DataLoader", PillowFolder(folder, side)
     steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]

@@ -23,6 +23,10 @@ class Failed(Exception):
 IDENTITY = ("source", "gpu", "cpus", "tiny")
 
 
+def is_same(head, other):
+    return all(head.get(key) == other.get(key) for key in IDENTITY)
+
+
 def read_rows(path):
     """Yields the rows of a results file, and nothing after a row that was cut off when the machine was lost."""
     with open(path, encoding="utf-8") as file:
@@ -43,7 +47,7 @@ class Results:
         same = False
         for row in before:
             if row.get("what") == "head":
-                same = all(row.get(key) == head[key] for key in IDENTITY)
+                same = is_same(row, head)
             elif same:
                 self.done[row["stage"], row["row"]] = row
         self.file = open(path, "w", encoding="utf-8")

@@ -79,6 +79,11 @@ class Worker:
         self.send("run", warm_up, measured)
         return self.receive()
 
+    def data_bytes(self):
+        """Returns the bytes of private memory that the process has, which its memory_limit limits."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData:"))
+
     def alive(self):
         return self.process.poll() is None
 

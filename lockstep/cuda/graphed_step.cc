@@ -171,7 +171,7 @@ class GraphedStep::Impl {
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
       if (text.find("captur") == std::string::npos) throw;
-      throw_not_capturable("an operation waits for the GPU: " + text.substr(0, text.find('\n')));
+      throw_not_capturable("an operation waits for the GPU or uses another stream: " + text.substr(0, text.find('\n')));
     }
     if (const auto differs = find_difference(variant.calls, calls))
       throw_not_capturable(*differs + ", but a graph replays only one of them");

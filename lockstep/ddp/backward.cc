@@ -1,6 +1,7 @@
 // An autograd engine that tells models about their backward() calls and forwards to the default engine.
 #include "lockstep/ddp/backward.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -77,6 +78,17 @@ std::vector<Node*> leaves_of(const edge_list& roots) {
 }
 
 }  // namespace
+
+void accumulate_on_current_stream(Node& leaf, const at::Tensor& parameter) {
+  const at::Device device = parameter.device();
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  torch::autograd::InputMetadata& metadata = leaf.mutable_input_metadata(0);
+  if (metadata.stream() == guard.getStream(device)) return;
+  // It takes the current stream when it is constructed, and cannot be assigned.
+  std::destroy_at(&metadata);
+  std::construct_at(&metadata, parameter);
+}
 
 class BackwardEngine final : public Engine {
  public:

@@ -61,6 +61,12 @@ class HookScope {
   ~HookScope();
 };
 
+/// Lets `leaf`, the node that accumulates the gradient of `parameter`, work on this thread's current stream from now
+/// on. Autograd gives a node the stream on which it was created. For a node that lives longer than one graph, that
+/// would be the stream on which its owner was made, which cannot wait for a stream that is being captured as a CUDA
+/// graph.
+void accumulate_on_current_stream(torch::autograd::Node& leaf, const at::Tensor& parameter);
+
 /// Registers `participant`, on the thread that will call backward(). autograd has no hook for the end of a backward(),
 /// so the first call installs an engine that forwards everything to the default engine
 /// (torch::autograd::set_default_engine_stub, as torch's Python bindings do). May be called from any thread. The caller

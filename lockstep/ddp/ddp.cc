@@ -217,7 +217,10 @@ void DistributedDataParallel::Impl::check_module() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];
     const auto* meta = torch::autograd::impl::get_autograd_meta(parameter.tensor);
-    if (meta->grad_accumulator_.lock().get() == parameter.raw) continue;
+    if (meta->grad_accumulator_.lock().get() == parameter.raw) {
+      accumulate_on_current_stream(*parameter.raw, parameter.tensor);
+      continue;
+    }
     // set_data() with other options, as in torch::load() and to(), has removed the node. The tensor is as before:
     // module_watch_ has compared its dtype and sizes.
     remove_hooks(parameter);

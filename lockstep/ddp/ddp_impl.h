@@ -87,7 +87,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void register_hooks(std::size_t index);
   void remove_hooks(HookedParameter& parameter) noexcept;
   /// Throws UsageError if parameters or buffers of the module were replaced by others. Registers the hooks again of a
-  /// parameter whose autograd node was replaced.
+  /// parameter whose autograd node was replaced; the others accumulate on the current stream.
   void check_module();
   /// Called before a parameter accumulates its gradient, on the thread that called backward(), or on one of autograd's
   /// threads for a GPU. The first call in a backward() joins it.

@@ -38,11 +38,16 @@ struct Stream {
   std::deque<std::function<void()>> tasks;
   bool busy = false;
   bool has_thread = false;
+  // In a capture that began on another stream: the tasks of this stream, and how many of them that stream waits for.
+  std::uint64_t captured_tasks = 0, joined_tasks = 0;
 };
 
 struct Event {
   std::uint64_t recorded = 0, done = 0;
-  Graph* capture = nullptr;  // the capture in which it was recorded
+  // The capture in which it was recorded, the stream, and the tasks of the stream before it.
+  Graph* capture = nullptr;
+  Stream* captured_stream = nullptr;
+  std::uint64_t captured_tasks = 0;
 };
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
@@ -120,9 +125,34 @@ void run_stream(Stream& stream) {
   }
 }
 
+bool is_default(void* handle) {
+  return handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+}
+
 Stream& stream_of(void* handle) {
-  const bool is_default = handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
-  return is_default ? state().defaults[device_of_thread] : *static_cast<Stream*>(handle);
+  return is_default(handle) ? state().defaults[device_of_thread] : *static_cast<Stream*>(handle);
+}
+
+/// Makes `stream` wait for an event while one of them is being captured. A stream that waits for a captured one is
+/// captured as well. The default stream cannot be, and a capture cannot wait for what is not part of it.
+cudaError_t wait_in_capture(void* handle, const Event& event) {
+  Stream& stream = stream_of(handle);
+  if (event.capture && is_default(handle)) {
+    event.capture->is_invalid = true;
+    return fail(cudaErrorStreamCaptureImplicit);
+  }
+  if (stream.capture && event.capture != stream.capture) {
+    stream.capture->is_invalid = true;
+    return fail(cudaErrorStreamCaptureIsolation);
+  }
+  if (!stream.capture) {
+    stream.capture = event.capture;
+    stream.captured_tasks = stream.joined_tasks = 0;
+    state().captured_streams.push_back(&stream);
+  }
+  ++stream.captured_tasks;
+  event.captured_stream->joined_tasks = std::max(event.captured_stream->joined_tasks, event.captured_tasks);
+  return cudaSuccess;
 }
 
 MemoryKind memory_kind(const void* address, int* device = nullptr) {
@@ -193,7 +223,10 @@ std::condition_variable& state_changed() {
 void enqueue(void* handle, std::function<void()> task) {
   Stream& stream = stream_of(handle);
   const std::lock_guard lock(mutex());
-  if (stream.capture) return stream.capture->tasks.push_back(std::move(task));
+  if (stream.capture) {
+    ++stream.captured_tasks;
+    return stream.capture->tasks.push_back(std::move(task));
+  }
   stream.tasks.push_back(std::move(task));
   if (!std::exchange(stream.has_thread, true)) std::thread([&stream] { run_stream(stream); }).detach();
   state_changed().notify_all();
@@ -377,8 +410,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const std::lock_guard lock(mutex());
   Graph* captured = std::exchange(stream_of(stream).capture, nullptr);
   if (!captured) return fail(cudaErrorIllegalState);
-  for (Stream* captured_stream : state().captured_streams) captured_stream->capture = nullptr;
+  bool joined = true;
+  for (Stream* captured_stream : state().captured_streams) {
+    captured_stream->capture = nullptr;
+    joined = joined && captured_stream->joined_tasks == captured_stream->captured_tasks;
+  }
   state().captured_streams.clear();
+  if (!captured->is_invalid && !joined) return fail(cudaErrorStreamCaptureUnjoined);
   *graph = captured->is_invalid ? nullptr : reinterpret_cast<cudaGraph_t>(captured);
   return captured->is_invalid ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
 }
@@ -414,6 +452,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   {
     const std::lock_guard lock(mutex());
     one->capture = stream_of(stream).capture;
+    one->captured_stream = &stream_of(stream);
+    one->captured_tasks = stream_of(stream).captured_tasks;
     if (one->capture) return cudaSuccess;
     number = ++one->recorded;
   }
@@ -448,11 +488,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex());
-    if (one->capture && stream_of(stream).capture != one->capture) {
-      stream_of(stream).capture = one->capture;
-      state().captured_streams.push_back(&stream_of(stream));
-    }
-    if (one->capture) return cudaSuccess;
+    if (one->capture || (stream_of(stream).capture && one->recorded > 0)) return wait_in_capture(stream, *one);
     number = one->recorded;
   }
   enqueue(stream, [one, number] {
