@@ -1,6 +1,7 @@
 """Stage suites: the project's tests for GPUs, on the real device, or without one on the fake CUDA and NCCL."""
 
 import dataclasses
+import re
 
 from machine import find_tool
 from results import Failed, Refused
@@ -35,11 +36,10 @@ FAKE_GRAPHS = Suite("graphs", "unit_cuda", "*FakeGpu*")
 
 def count_tests(text, suite):
     """Returns how many tests ran. Raises Failed for none: a filter that matches nothing proves nothing."""
-    passed = [line for line in text.splitlines() if "[  PASSED  ]" in line]
-    skipped = sum("[  SKIPPED ]" in line and "ms)" in line for line in text.splitlines())
+    passed = re.findall(r"\[  PASSED  \] (\d+) test", text)
     if not passed:
         raise Failed(f"{suite.name} printed no result: {last_words(text)}")
-    tests = int(passed[-1].split("]")[1].split()[0])
+    tests, skipped = int(passed[-1]), len(re.findall(r"\[  SKIPPED \] .* ms\)", text))
     if tests <= 0:
         raise Failed(f"{suite.name}: no test ran")
     return {"tests": tests, "skipped": skipped}

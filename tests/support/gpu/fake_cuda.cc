@@ -1,4 +1,5 @@
-// The fake CUDA runtime. For any function that is not defined here, the real library reports that there is no driver.
+// The fake CUDA runtime: devices, streams, events and graphs. For any function that is not defined here, the real
+// library reports that there is no driver.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "tests/support/gpu/fake_gpu.h"
 #include "tests/support/gpu/kernels.h"
+#include "tests/support/gpu/memory.h"
 
 namespace fake_gpu {
 
@@ -50,17 +52,9 @@ struct Event {
   std::uint64_t captured_tasks = 0;
 };
 
-enum class MemoryKind { kPageable, kPinned, kDevice };
-struct Allocation {
-  std::size_t bytes;
-  MemoryKind memory_kind;
-  int device;
-};
-
 /// The state of the fake runtime. It is never destroyed, because the threads of streams outlive main().
 struct State {
-  std::map<int, Stream> defaults;  // by device
-  std::map<std::uintptr_t, Allocation> allocations;
+  std::map<int, Stream> defaults;         // by device
   std::vector<int> visible;               // device numbers on the host
   std::vector<Stream*> captured_streams;  // captured because they wait for a stream that is being captured
   // Those that the program has destroyed as well, because streams and events may still refer to them.
@@ -93,20 +87,6 @@ State& state() {
 
 thread_local int device_of_thread = 0;
 thread_local cudaError_t last_error = cudaSuccess;
-
-cudaError_t fail(cudaError_t error) {
-  last_error = error;
-  return error;
-}
-
-/// Implements FAKE_CUDA_ERROR: for "cudaMalloc:2" every call of cudaMalloc fails with error 2.
-bool injected_error(const char* call, cudaError_t& error) {
-  static const std::string plan = env_variable("FAKE_CUDA_ERROR");
-  const std::size_t colon = plan.find(':');
-  if (colon == std::string::npos || plan.substr(0, colon) != call) return false;
-  error = fail(static_cast<cudaError_t>(std::atoi(plan.c_str() + colon + 1)));
-  return true;
-}
 
 void run_stream(Stream& stream) {
   static const auto pause = std::chrono::microseconds(std::atoi(env_variable("FAKE_GPU_DELAY_US").c_str()));
@@ -155,26 +135,6 @@ cudaError_t wait_in_capture(void* handle, const Event& event) {
   return cudaSuccess;
 }
 
-MemoryKind memory_kind(const void* address, int* device = nullptr) {
-  const std::lock_guard lock(mutex());
-  auto at = state().allocations.upper_bound(reinterpret_cast<std::uintptr_t>(address));
-  if (at == state().allocations.begin()) return MemoryKind::kPageable;
-  --at;
-  if (reinterpret_cast<std::uintptr_t>(address) >= at->first + at->second.bytes) return MemoryKind::kPageable;
-  if (device) *device = at->second.device;
-  return at->second.memory_kind;
-}
-
-void add_allocation(void* address, std::size_t bytes, MemoryKind kind) {
-  const std::lock_guard lock(mutex());
-  state().allocations[reinterpret_cast<std::uintptr_t>(address)] = {bytes, kind, device_of_thread};
-}
-
-void remove_allocation(void* address) {
-  const std::lock_guard lock(mutex());
-  state().allocations.erase(reinterpret_cast<std::uintptr_t>(address));
-}
-
 /// Returns whether `stream` may be waited for. Waiting for a stream that is being captured invalidates the capture.
 bool check_not_capturing(Stream& stream) {
   const std::lock_guard lock(mutex());
@@ -185,14 +145,6 @@ bool check_not_capturing(Stream& stream) {
 void wait_for(Stream& stream) {
   std::unique_lock lock(mutex());
   state_changed().wait(lock, [&] { return stream.tasks.empty() && !stream.busy; });
-}
-
-cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
-  *address = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
-  // Uninitialised memory is not zero.
-  std::memset(*address, 0x7b, bytes);
-  add_allocation(*address, bytes, kind);
-  return cudaSuccess;
 }
 
 /// Copies on a stream. As in the real runtime, pageable memory has been read and written when the call returns.
@@ -209,6 +161,19 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, void* stream) {
 }
 
 }  // namespace
+
+cudaError_t fail(cudaError_t error) {
+  last_error = error;
+  return error;
+}
+
+bool injected_error(const char* call, cudaError_t& error) {
+  static const std::string plan = env_variable("FAKE_CUDA_ERROR");
+  const std::size_t colon = plan.find(':');
+  if (colon == std::string::npos || plan.substr(0, colon) != call) return false;
+  error = fail(static_cast<cudaError_t>(std::atoi(plan.c_str() + colon + 1)));
+  return true;
+}
 
 std::mutex& mutex() {
   static std::mutex& one = *new std::mutex;
@@ -300,49 +265,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaPeekAtLastError() { return last_error; }
-
-cudaError_t cudaMalloc(void** address, std::size_t bytes) {
-  cudaError_t error{};
-  if (injected_error("cudaMalloc", error)) return error;
-  return allocate(address, bytes, MemoryKind::kDevice);
-}
-cudaError_t cudaFree(void* address) {
-  if (!address) return cudaSuccess;
-  cudaDeviceSynchronize();
-  remove_allocation(address);
-  std::free(address);
-  return cudaSuccess;
-}
-cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
-  return allocate(address, bytes, MemoryKind::kPinned);
-}
-cudaError_t cudaFreeHost(void* address) {
-  remove_allocation(address);
-  std::free(address);
-  return cudaSuccess;
-}
-cudaError_t cudaHostRegister(void* address, std::size_t bytes, unsigned) {
-  add_allocation(address, bytes, MemoryKind::kPinned);
-  return cudaSuccess;
-}
-cudaError_t cudaHostUnregister(void* address) {
-  remove_allocation(address);
-  return cudaSuccess;
-}
-cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  *free = *total = std::size_t{8} << 30;
-  return cudaSuccess;
-}
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
-  std::memset(attributes, 0, sizeof *attributes);
-  const MemoryKind kind = memory_kind(address, &attributes->device);
-  attributes->type = kind == MemoryKind::kDevice   ? cudaMemoryTypeDevice
-                     : kind == MemoryKind::kPinned ? cudaMemoryTypeHost
-                                                   : cudaMemoryTypeUnregistered;
-  if (kind == MemoryKind::kDevice) attributes->devicePointer = const_cast<void*>(address);
-  if (kind == MemoryKind::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
-  return cudaSuccess;
-}
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   cudaError_t error{};

@@ -1,7 +1,7 @@
 // A fake GPU on the host: streams, events, memory and a few kernels, behind the API of the CUDA runtime. Each stream
 // has a thread that executes its tasks, so that tasks of different streams without an explicit order can run in any
-// order. fake_cuda.cc and fake_nccl.cc, which share this header, are linked into one library that is loaded before the
-// real ones (LD_PRELOAD).
+// order. The sources that share this header are linked into one library that is loaded before the real ones
+// (LD_PRELOAD).
 #pragma once
 
 #include <condition_variable>
