@@ -7,7 +7,7 @@ from worker import OutOfMemory, Worker
 MODELS = ["resnet50", "gpt"]
 LEVELS = {"O0": "32", "O1": "fp16-mixed"}
 CAP = 16 << 30  # bytes of the device
-CPU_SPARE = 200 << 20  # without a GPU: bytes of a process beyond those that it uses after steps with a batch of 1
+CPU_SPARE = 24 << 20  # without a GPU: bytes of a process beyond those that it uses after steps with a batch of 1
 
 
 class Search:
@@ -40,17 +40,17 @@ class Search:
             self.peaks[batch] = self.worker.run(0, 2)["peak_bytes"]
             return True
         except OutOfMemory:
-            return False
-        finally:
-            if self.cap:  # a process that has once failed to allocate is not a fair start
+            if self.cap:  # without a GPU, a process that has once failed to allocate is not a fair start
                 self.close()
+            return False
 
     def largest(self):
-        """Doubles the batch, then bisects to a sixty-fourth."""
+        """Doubles the batch, then bisects to a sixty-fourth, or to an eighth of a tiny model's."""
+        parts = 8 if self.context.tiny else 64
         fitting, too_much = 0, 1
         while self.fits(too_much):
             fitting, too_much = too_much, 2 * too_much
-        while too_much - fitting > max(1, fitting // 64):
+        while too_much - fitting > max(1, fitting // parts):
             middle = (fitting + too_much) // 2
             if self.fits(middle):
                 fitting = middle
@@ -102,5 +102,5 @@ def measure(context, model):
 
 
 def rows(context):
-    for model in MODELS:
+    for model in MODELS[-1:] if context.tiny else MODELS:
         yield Row(model, 60, lambda m=model: measure(context, m))

@@ -232,7 +232,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   const std::string host = env_variable("LOCKSTEP_HOST_ID");
   for (std::size_t i = 0; i < host.size(); ++i) prop->uuid.bytes[i % 15] ^= host[i];
   prop->uuid.bytes[15] = static_cast<char>(host_device_index(device) + 1);
-  prop->totalGlobalMem = std::size_t{8} << 30;
+  prop->totalGlobalMem = kDeviceBytes;
   prop->major = 9;
   prop->warpSize = 32;
   prop->multiProcessorCount = 4;

@@ -24,6 +24,15 @@ std::map<std::uintptr_t, Allocation>& allocations() {
   return all;
 }
 
+std::size_t device_bytes_in_use() {
+  const std::lock_guard lock(mutex());
+  std::size_t bytes = 0;
+  for (const auto& [address, allocation] : allocations())
+    if (allocation.memory_kind == MemoryKind::kDevice && allocation.device == current_device())
+      bytes += allocation.bytes;
+  return bytes;
+}
+
 void add_allocation(void* address, std::size_t bytes, MemoryKind kind) {
   const std::lock_guard lock(mutex());
   allocations()[reinterpret_cast<std::uintptr_t>(address)] = {bytes, kind, current_device()};
@@ -35,6 +44,8 @@ void remove_allocation(void* address) {
 }
 
 cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
+  if (kind == MemoryKind::kDevice && bytes > kDeviceBytes - device_bytes_in_use())
+    return fail(cudaErrorMemoryAllocation);
   *address = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   // Uninitialised memory is not zero.
   std::memset(*address, 0x7b, bytes);
@@ -89,7 +100,8 @@ cudaError_t cudaHostUnregister(void* address) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  *free = *total = std::size_t{8} << 30;
+  *total = kDeviceBytes;
+  *free = kDeviceBytes - device_bytes_in_use();
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {

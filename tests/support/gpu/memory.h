@@ -3,7 +3,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 namespace fake_gpu {
+
+constexpr std::size_t kDeviceBytes = std::size_t{8} << 30;  // of each device
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
