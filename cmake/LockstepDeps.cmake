@@ -9,4 +9,5 @@ if(LOCKSTEP_DEPS)
   file(GLOB deps_libraries RELATIVE "${deps}/usr/lib" "${deps}/usr/lib/*-linux-gnu")
   set(CMAKE_LIBRARY_ARCHITECTURE "${deps_libraries}")  # find_library() and find_package() search lib/ARCHITECTURE
   list(PREPEND CMAKE_PREFIX_PATH "${deps}/usr")
+  include_directories(SYSTEM "${deps}/usr/include")  # compilers search /usr/include by themselves, but not this
 endif()

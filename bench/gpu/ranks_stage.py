@@ -44,11 +44,12 @@ def conformance(context, suite, ranks):
     return result
 
 
-def losses_of(context, log, launch, environment=None):
-    """Returns the losses of the first steps of a small GPT, as means over the ranks, and the transport."""
+def losses_of(context, log, launch, environment=None, trace=()):
+    """Returns the losses of the first steps of a small GPT, as means over the ranks, and the transport. `trace`: a file
+    for a profile of one more step."""
     size, batch = ("tiny", 4) if context.tiny else ("full", 4)
     words = [*launch, context.program("bench_gpu_step"), "lockstep-fused", "gpt", size, context.device]
-    words += [context.threads, "32", batch, 4]
+    words += [context.threads, "32", batch, 4, *trace]
     _, text = context.run(log, words, timeout=180, env=context.environment(**(environment or {})))
     lines = [line[line.index("{") :] for line in text.splitlines() if "{" in line]  # each line begins with "[0] "
     if not lines:
@@ -56,13 +57,18 @@ def losses_of(context, log, launch, environment=None):
     return json.loads(lines[-1])
 
 
-def compare_losses(context, transport):
-    environment = environment_of(context) if transport == "nccl" else {}
+def launch_two(context, transport):
+    """Returns the command and the environment of two ranks that share a GPU."""
     if transport == "nccl" and context.device == "cpu":
         raise Refused("a fake GPU has no kernels for this model")
-    launch = [context.program("lockstep"), "run", "-n", 2, "--bind", "none", "--share-gpus", "--transport", transport]
+    words = [context.program("lockstep"), "run", "-n", 2, "--bind", "none", "--share-gpus", "--transport", transport]
+    return [*words, "--"], environment_of(context) if transport == "nccl" else {}
+
+
+def compare_losses(context, transport):
+    launch, environment = launch_two(context, transport)
     alone = losses_of(context, "losses-1", [])
-    both = losses_of(context, f"losses-2-{transport}", [*launch, "--"], environment)
+    both = losses_of(context, f"losses-2-{transport}", launch, environment)
     apart = max(differences(both["losses"], alone["losses"]))
     result = {"alone": alone["losses"], "both": both["losses"], "apart": apart, "transport": both["transport"]}
     if apart > APART["32"][1]:
@@ -70,9 +76,54 @@ def compare_losses(context, transport):
     return result
 
 
+def union(intervals):
+    """Returns disjoint intervals, in order, that cover the same times."""
+    found = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([begin, end])
+    return found
+
+
+def common_time(first, second):
+    """Returns how long two lists of disjoint intervals overlap."""
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
+
+
+def trace_overlap(context, transport):
+    """Shows in a profile of a step that gradients move while backward() still computes others."""
+    launch, environment = launch_two(context, transport)
+    path = context.logs / f"trace-{transport}.json"
+    losses_of(context, f"trace-{transport}", launch, environment, [path])
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    if not events:
+        raise Failed("the profile has no events")
+    moves = ("gpu_memcpy",) if transport == "shm" else ()
+    moving, computing = [], []
+    for event in events:
+        interval = (event["ts"], event["ts"] + event["dur"])
+        if event.get("cat") in moves or (event.get("cat") == "kernel" and event["name"].startswith("nccl")):
+            moving.append(interval)
+        elif event.get("cat") == "kernel":
+            computing.append(interval)
+    if context.device == "cpu":
+        raise Refused(f"without a GPU, the profile has operations ({len(events)}), but no kernels")
+    moving, computing = union(moving), union(computing)
+    total = sum(end - begin for begin, end in moving)
+    share = common_time(moving, computing) / total if total else 0
+    result = {"moving_us": round(total, 1), "share_while_computing": round(share, 3)}
+    if share == 0:
+        raise Failed("no gradient moves while others are computed", **result)
+    return result
+
+
 def rows(context):
     yield Row("losses of 2 ranks through host memory", 40, lambda: compare_losses(context, "shm"))
     yield Row("losses of 2 ranks over NCCL", 40, lambda: compare_losses(context, "nccl"))
+    yield Row("overlap of 2 ranks over NCCL", 30, lambda: trace_overlap(context, "nccl"))
+    yield Row("overlap of 2 ranks through host memory", 30, lambda: trace_overlap(context, "shm"))
     for ranks in (2, 4):
         for suite in SUITES[:2]:
             name = f"{suite.name}, {ranks} ranks over NCCL"

@@ -1,6 +1,6 @@
 // A training step in C++ with Lockstep, compared with that of pytorch_step.py in Python. Started by proof.py.
 //
-//   bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS]
+//   bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS [TRACE]]
 //
 // IMPL: lockstep (DistributedDataParallel, torch's optimizer), lockstep-fused (an optimizer of lockstep::optim),
 // lockstep-graph (the same, as a CUDA graph); MODEL: gpt, gpt-short (a text of 128 characters; both with AdamW),
@@ -13,7 +13,8 @@
 //                          reserved_bytes since `make`, and synchronizations, how often a measured step waits for the
 //                          device (null unless libcount_synchronizations is loaded)
 // With STEPS, which also works on several ranks, it runs that many steps and prints their losses as means over the
-// ranks. An error is a line of JSON as well: refused, or out_of_memory, after which the next request is served.
+// ranks; with TRACE, rank 0 writes libtorch's profile of one more step to that file (Chrome's trace format). An error
+// is a line of JSON as well: refused, or out_of_memory, after which the next request is served.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -21,6 +22,7 @@
 #include <lockstep/cuda/graphed_step.h>
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -31,6 +33,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -296,25 +299,44 @@ void serve(const ProgramOptions& program, const Group& world, std::unique_ptr<Tr
   if (!good) training.reset();
 }
 
-/// Runs `steps` steps on every rank and prints the means of their losses.
-void run_steps(const ProgramOptions& program, Group& world, const StepOptions& options, std::int64_t steps) {
+/// Runs a step on every rank. Rank 0 writes its operations and the kernels of its GPU to `path`.
+void trace_step(Training& training, const Group& world, const std::string& path) {
+  namespace profiler = torch::autograd::profiler;
+  if (world.rank() != 0) {
+    training.step();
+    return training.synchronize();
+  }
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CPU};
+  if (!world.device().is_cpu()) activities.insert(torch::profiler::impl::ActivityType::CUDA);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities, {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION});
+  training.step();
+  training.synchronize();
+  profiler::disableProfiler()->save(path);
+}
+
+/// Runs `steps` steps on every rank, prints the means of their losses, and traces one more step if `trace` is a path.
+void run_steps(const ProgramOptions& program, Group& world, const StepOptions& options, std::int64_t steps,
+               const std::string& trace) {
   Training training(program, options, world);
   std::vector<double> losses = measure_steps(training, steps, 0)["losses"];
   const at::Tensor means = torch::tensor(losses, torch::kDouble);
   world.all_reduce(means, lockstep::ReduceOp::kMean);
   losses.assign(means.data_ptr<double>(), means.data_ptr<double>() + means.numel());
   if (world.rank() == 0) print_json({{"losses", losses}, {"ranks", world.size()}, {"transport", world.transport()}});
+  if (!trace.empty()) trace_step(training, world, trace);
 }
 
 void run(int count, char** words) {
-  if (count != 6 && count != 9)
-    throw lockstep::UsageError("usage: bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS]");
+  if (count != 6 && count != 9 && count != 10)
+    throw lockstep::UsageError("usage: bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS [TRACE]]");
   const ProgramOptions program = parse_program_options(words);
   at::set_num_threads(static_cast<int>(program.threads));
   Group world = lockstep::init({.device = program.device});
-  if (count == 9)
+  if (count > 6)
     return run_steps(program, world, parse_step_options(words[6], words[7]),
-                     lockstep::base::parse_int_in_range("STEPS", words[8], 1, 1000000));
+                     lockstep::base::parse_int_in_range("STEPS", words[8], 1, 1000000), count > 9 ? words[9] : "");
   std::unique_ptr<Training> training;
   for (std::string line; std::getline(std::cin, line);) serve(program, world, training, std::istringstream(line));
 }

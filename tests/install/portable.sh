@@ -26,7 +26,6 @@ if [ "${3-}" = hidden ]; then  # inside the namespace
     gloo/algorithm.h; do
     [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"
   done
-  [ ! -e "$source/.deps" ] || mount --bind -o ro "$source" "$source"
   # Unoptimised: the test is about what is found.
   python=$(dirname "$(dirname "$(dirname "$(dirname "$(dirname "$torch")")")")")/bin
   PATH=$python:$PATH cmake -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" -DLOCKSTEP_UNITY=ON \
@@ -34,11 +33,11 @@ if [ "${3-}" = hidden ]; then  # inside the namespace
   for found in "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
     grep -qF "$found" "$work/output" || fail "cmake did not print: $found"
   done
-  cmake --build "$work/build" -j 2 --target lockstep_program lockstep_bench_program lockstep_probe_program unit_base \
+  cmake --build "$work/build" -j 1 --target lockstep_program lockstep_bench_program lockstep_probe_program unit_base \
     lockstep_data_datasets
   "$work/build/bin/lockstep" --version
   "$work/build/bin/unit_base" --gtest_brief=1
-  "$work/build/bin/lockstep" bench step --model mlp-100k --impl lockstep --rounds 1
+  "$work/build/bin/lockstep" bench step --model cnn-1m --impl lockstep --rounds 1
   exit
 fi
 
