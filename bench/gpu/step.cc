@@ -3,8 +3,9 @@
 //   bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS [TRACE]]
 //
 // IMPL: lockstep (DistributedDataParallel, torch's optimizer), lockstep-fused (an optimizer of lockstep::optim),
-// lockstep-graph (the same, as a CUDA graph); MODEL: gpt, gpt-short (a text of 128 characters; both with AdamW),
-// resnet50, resnet18 (SGD with momentum); SIZE: full, tiny; DEVICE: cpu, cuda (the GPU of this rank).
+// lockstep-graph (the same, as a CUDA graph), lockstep-nccl (as lockstep-fused, also with one rank over NCCL); MODEL:
+// gpt, gpt-short (a text of 128 characters; both with AdamW), resnet50, resnet18 (SGD with momentum); SIZE: full, tiny;
+// DEVICE: cpu, cuda (the GPU of this rank).
 //
 // Reads requests from stdin and prints a line of JSON for each:
 //   make PRECISION BATCH   makes the model anew; PRECISION: 32, tf32, bf16-mixed, fp16-mixed; BATCH: samples of all
@@ -75,7 +76,7 @@ std::string one_of(const std::string& name, const std::string& value, const std:
 }
 
 ProgramOptions parse_program_options(char** words) {
-  return {.impl = one_of("IMPL", words[1], {"lockstep", "lockstep-fused", "lockstep-graph"}),
+  return {.impl = one_of("IMPL", words[1], {"lockstep", "lockstep-fused", "lockstep-graph", "lockstep-nccl"}),
           .model = one_of("MODEL", words[2], {"gpt", "gpt-short", "resnet50", "resnet18"}),
           .tiny = one_of("SIZE", words[3], {"full", "tiny"}) == "tiny",
           .device = one_of("DEVICE", words[4], {"cpu", "cuda"}),
@@ -333,7 +334,8 @@ void run(int count, char** words) {
     throw lockstep::UsageError("usage: bench_gpu_step IMPL MODEL SIZE DEVICE THREADS [PRECISION BATCH STEPS [TRACE]]");
   const ProgramOptions program = parse_program_options(words);
   at::set_num_threads(static_cast<int>(program.threads));
-  Group world = lockstep::init({.device = program.device});
+  Group world = program.impl == "lockstep-nccl" ? lockstep::init({.transport = "nccl", .device = program.device})
+                                                : lockstep::init({.device = program.device});
   if (count > 6)
     return run_steps(program, world, parse_step_options(words[6], words[7]),
                      lockstep::base::parse_int_in_range("STEPS", words[8], 1, 1000000), count > 9 ? words[9] : "");

@@ -12,8 +12,9 @@ from results import Refused
 from stage import OutOfTime
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Arguments of bench_gpu_step. A world of one rank uses no NCCL, in contrast to PyTorch's DistributedDataParallel.
-LOCKSTEP = ["lockstep", "lockstep-fused", "lockstep-graph"]
+# Arguments of bench_gpu_step. A world of one rank uses NCCL only in lockstep-nccl; PyTorch's DistributedDataParallel
+# always does.
+LOCKSTEP = ["lockstep", "lockstep-fused", "lockstep-graph", "lockstep-nccl"]
 PYTORCH = ["pytorch-ddp", "pytorch-ddp-fused", "pytorch-graph", "pytorch-compile", "pytorch-overhead"]
 
 

@@ -13,7 +13,8 @@ namespace lockstep::comm {
 
 std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
                                                            reducers::ReducerOptions options) {
-  if (members.size() == 1) return std::make_unique<reducers::SingleRankReducer>(std::move(specs));
+  if (members.size() == 1 && !world->is_alone_on_nccl())
+    return std::make_unique<reducers::SingleRankReducer>(std::move(specs));
   const std::string id = name + ".ddp" + std::to_string(num_reducers_++);
   const auto transport = world->make_transport(id, members, split_parent(0));
   comm::check_wire_dtype(*transport, "make_gradient_reducer", options.wire_dtype);

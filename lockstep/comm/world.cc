@@ -260,7 +260,7 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
                                                  world.identity.rank, deadline);
   if (asked == "nccl" && world.device.is_cpu())
     throw base::UsageError("transport nccl: " + world.gpu_unavailable_reason);
-  if (world.device.is_cpu() || world.identity.world_size == 1) return;
+  if (world.device.is_cpu() || (world.identity.world_size == 1 && asked != "nccl")) return;
   NcclSupport support{.unavailable_reason = nccl::nccl_unavailable_reason()};
   if (support.unavailable_reason.empty()) {
     support.version = nccl::nccl_version();
@@ -303,11 +303,11 @@ int World::rank_in(const std::vector<int>& members) const {
 std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members,
                                                  const SplitParent& split_parent) const {
   const std::shared_ptr<Transport> parent = split_parent.from ? cuda::nccl_transport_of(*split_parent.from) : nullptr;
-  if (transport == "self" || members.size() == 1) {
+  if (members.size() == 1 && !is_alone_on_nccl()) {
     if (parent) nccl::skip_nccl_split(*parent);
     return self::make_self_transport();
   }
-  const auto on_host = make_host_transport(name, members);
+  const auto on_host = members.size() == 1 ? self::make_self_transport() : make_host_transport(name, members);
   if (device.is_cpu()) return on_host;
   const int group_rank = rank_in(members);
   const auto host_of = [&](int member) { return identity.host_indices[static_cast<std::size_t>(member)]; };

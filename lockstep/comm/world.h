@@ -70,6 +70,8 @@ struct World {
   /// have.
   std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members,
                                             const SplitParent& split_parent = {}) const;
+  /// True for a world of one rank that was asked to use NCCL, which it would not need.
+  bool is_alone_on_nccl() const { return uses_nccl && identity.world_size == 1; }
 
  private:
   std::shared_ptr<Transport> make_host_transport(const std::string& name, const std::vector<int>& members) const;

@@ -29,7 +29,7 @@ function(lockstep_gpu_tests file)
       elseif(way STREQUAL hierarchy)
         set(hosts "${fake_hosts}" "${LOCKSTEP_HOSTS_hierarchy_${size}}")
       endif()
-      if((size EQUAL 1 AND NOT way STREQUAL shared)
+      if((size EQUAL 1 AND NOT way MATCHES "shared|nccl")
          OR (way STREQUAL hierarchy AND NOT LOCKSTEP_HOSTS_hierarchy_${size}))
         continue()
       endif()
@@ -108,6 +108,9 @@ lockstep_gpu_output_test(
 lockstep_gpu_output_test(
   nccl_2_30_without_share_gpus "NCCL_MULTI_RANK_GPU_ENABLE is not 1; lockstep run --share-gpus sets it" ${run}
   --transport nccl -- ${one_gpu} FAKE_NCCL_VERSION=23001 ${suite})
+lockstep_gpu_output_test(
+  one_rank_over_nccl "GPU tensors by NCCL.*PASSED.*fake ncclCommDestroy" ${lockstep} run -n 1 --bind none --transport
+  nccl -- ${one_gpu} ${suite} --gtest_filter=Gpu.*)
 lockstep_gpu_output_test(
   nccl_without_gpu "transport nccl: this host has no NVIDIA driver" ${run} --transport nccl -- ${suite})
 lockstep_gpu_output_test(

@@ -81,8 +81,10 @@ def check_rows(args, rows):
     for row in steps:
         first = row["impls"][row["ratio_to"]]
         for impl, one in row["impls"].items():
-            # With the same libtorch, weights and data, the first forward has the same bits in C++ and Python.
-            if one["losses"][0] != first["losses"][0] or len(set(one["losses"])) != 3:
+            # With the same libtorch, weights and data, the first forward has the same bits in C++ and Python, unless
+            # it is compiled: then fewer results are rounded to bfloat16.
+            same = one["losses"][0] == first["losses"][0] or impl in ("pytorch-compile", "pytorch-overhead")
+            if not same or len(set(one["losses"])) != 3:
                 fail(f"{row['row']}: losses of {impl} are {one['losses']}, not {first['losses']}")
             if not 0 < one["min_ms"] <= one["ms"] or not one["peak_bytes"]:
                 fail(f"{row['row']}: invalid numbers of {impl}: {one}")
