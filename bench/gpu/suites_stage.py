@@ -91,9 +91,7 @@ def check_memory(context, tool):
 def rows(context):
     for suite in SUITES:
         transport = "nccl" if context.device == "cuda" or suite.needs_gpu else "auto"
-        yield Row(
-            f"{suite.name}, 1 rank", suite.seconds, lambda s=suite, t=transport: run_suite(context, s, 1, t)
-        )
+        yield Row(f"{suite.name}, 1 rank", suite.seconds, lambda s=suite, t=transport: run_suite(context, s, 1, t))
     yield Row("graphs", 40, lambda: run_graphs(context))
     for ranks in (2, 3):
         for suite in SUITES:
