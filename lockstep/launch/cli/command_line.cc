@@ -103,7 +103,8 @@ void declare_device_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) 
   declare_option(app, "--gpus", raw.gpus, "LIST",
                  "GPUs that ranks may use, in the form of CUDA_VISIBLE_DEVICES; local rank K uses the K-th");
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
-  app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
+  app.add_flag("--share-gpus", run.share_gpus,
+               "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
   declare_option(app, "--bind", raw.bind, "MODE", "cores (default): each rank has its own cores; none: no binding");
 }
 
