@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # portable.sh TORCH WORK: collects the packages that the build needs as a user without root, hides the installed ones in
-# a mount namespace, and then configures Lockstep with LOCKSTEP_DEPS, builds its programs and runs a unit test.
+# a mount namespace, and then configures Lockstep with LOCKSTEP_DEPS and the libtorch of python3, builds its programs and
+# runs a unit test.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source=$(realpath "$here/../..")
@@ -26,11 +27,14 @@ if [ "${3-}" = hidden ]; then  # inside the namespace
     gloo/algorithm.h; do
     [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"
   done
-  # Unoptimised: the test is about what is found.
+  # Without .deps, so that libtorch is that of python3. Unoptimised: the test is about what is found.
+  rm -rf "$work/source"
+  mkdir "$work/source"
+  tar -C "$source" --exclude=./.deps --exclude=./build --exclude=./.git -cf - . | tar -C "$work/source" -xf -
   python=$(dirname "$(dirname "$(dirname "$(dirname "$(dirname "$torch")")")")")/bin
-  PATH=$python:$PATH cmake -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" -DLOCKSTEP_UNITY=ON \
-    -DLOCKSTEP_OPTIMIZATION=-O0 -DTorch_DIR="$torch/share/cmake/Torch" | tee "$work/output"
-  for found in "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
+  PATH=$python:$PATH cmake -G Ninja -S "$work/source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" \
+    -DLOCKSTEP_UNITY=ON -DLOCKSTEP_OPTIMIZATION=-O0 | tee "$work/output"
+  for found in "in $torch;" "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
     grep -qF "$found" "$work/output" || fail "cmake did not print: $found"
   done
   cmake --build "$work/build" -j 1 --target lockstep_program lockstep_bench_program lockstep_probe_program unit_base \
