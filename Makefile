@@ -127,7 +127,7 @@ bench: configure
 	@python3 bench/make_page.py --bin $(BIN)
 
 # Also for machines where nothing can be installed, so it calls neither scripts/setup.sh nor git. GPU_PROOF_ARGS: for
-# example --stages step --limit 540, --resume, --deps DIR; docs/how-to/measure-on-a-gpu.md explains them.
+# example --stages step --limit 540, --resume, --carried FILE; docs/how-to/measure-on-a-gpu.md explains them.
 OUT ?=
 GPU_PROOF_ARGS ?=
 gpu-proof:

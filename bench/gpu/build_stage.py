@@ -5,7 +5,7 @@ import time
 
 from machine import ROOT
 from results import Failed, Refused
-from stage import Row
+from stage import LAST, Row
 
 # The worth of a proof that ends early: the programs first, then the suites in the order in which they run.
 PROGRAMS = ["lockstep_program", "bench_gpu_step", "bench_gpu_data_parallel", "lockstep_count_synchronizations"]
@@ -21,7 +21,6 @@ SUITES = [
 ]
 IMAGES = ["04_imagenet", "bench_make_images"]
 FAKES = ["lockstep_test_fake_gpu"]  # only without a GPU
-ALWAYS = True  # binaries do not travel: this stage runs on every machine, and builds what is missing there
 
 
 def _configure(context):
@@ -57,10 +56,11 @@ def _file_of(target):
 
 
 def rows(context):
-    yield Row("configure", 20, lambda: _configure(context))
+    """Binaries do not travel: these rows run in every call, and build what is missing on this machine."""
+    yield Row("configure", 20, lambda: _configure(context), repeat=True)
     suites = SUITES if context.device == "cuda" else SUITES + FAKES
-    yield Row("programs", 60, lambda: _build(context, PROGRAMS))
-    yield Row("suites", 60, lambda: _build(context, suites))
-    yield Row("images", 30, lambda: _build(context, IMAGES))
+    yield Row("programs", 60, lambda: _build(context, PROGRAMS), repeat=True)
+    yield Row("suites", 60, lambda: _build(context, suites), repeat=True)
+    yield Row("images", 30, lambda: _build(context, IMAGES), repeat=True)
     if not context.tiny:
-        yield Row("everything", 60, lambda: _build(context, ["all"]))
+        yield Row("everything", 60, lambda: _build(context, ["all"]), worth=LAST)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -15,16 +16,16 @@ from stage import OutOfTime, Row
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORKERS = [0, 2, 4, 8, 16]
-EPOCHS = 3  # the first warms up
-COPIES = 8  # of each image, because to generate one takes longer than to read it
+EPOCHS = 2  # the first warms up
+UNIQUE = 256  # images; more are hard links to them, because to generate one takes longer than to read it
 
 
 class Images:
-    """Generated JPEG files in FOLDER/train/CLASS and FOLDER/val/CLASS, made once per call."""
+    """Generated JPEG files in FOLDER/train/CLASS and FOLDER/val/CLASS, made once per machine."""
 
     def __init__(self, context):
         self.context, self.folder = context, context.build / "proof-images"
-        self.count, self.width, self.height = (64, 80, 60) if context.tiny else (2048, 500, 375)
+        self.unique, self.width, self.height = (16, 80, 60) if context.tiny else (UNIQUE, 500, 375)
 
     def make(self):
         if (self.folder / "done").exists():
@@ -33,13 +34,24 @@ class Images:
         program = self.context.program("bench_make_images")
         if not program.exists():
             raise Refused("bench_make_images has not been built: there is no libjpeg-turbo")
-        for part, count in (("train", self.count // COPIES), ("val", 8)):
+        for part, count in (("train", self.unique), ("val", 8)):
             words = [program, self.folder / part, self.width, self.height, count]
             self.context.run(f"images-{part}", words, timeout=180)
-        for file in list((self.folder / "train").glob("*/*.jpg")):
-            for copy in range(1, COPIES):
-                os.link(file, file.with_name(f"{file.stem}-{copy}.jpg"))
         (self.folder / "done").touch()
+
+    def with_count(self, count):
+        """Returns a folder with `count` images to train with."""
+        folder = self.context.build / f"proof-images-{count}"
+        if not folder.exists():
+            part = folder.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            for file in (self.folder / "train").glob("*/*.jpg"):
+                (part / "train" / file.parent.name).mkdir(parents=True, exist_ok=True)
+                for copy in range(count // self.unique):
+                    os.link(file, part / "train" / file.parent.name / f"{file.stem}-{copy}.jpg")
+            (part / "val").symlink_to(self.folder / "val")
+            part.rename(folder)
+        return folder
 
 
 class BusyMeter:
@@ -83,8 +95,9 @@ def train(context, log, words):
             stderr=subprocess.STDOUT,
             text=True,
             env=context.environment(),
+            start_new_session=True,
         )
-        timer = threading.Timer(limit, process.kill)
+        timer = threading.Timer(limit, lambda: os.killpg(process.pid, signal.SIGKILL))  # also workers of a loader
         timer.start()
         try:
             for line in process.stdout:
@@ -96,8 +109,9 @@ def train(context, log, words):
         finally:
             timer.cancel()
             meter.close()
-    if lines and lines[0].startswith("refused: "):
-        raise Refused(lines[0].removeprefix("refused: ").strip())
+    refused = [line for line in lines if line.startswith("refused: ")]
+    if refused:
+        raise Refused(refused[0].removeprefix("refused: ").strip())
     if len(epochs) < EPOCHS:
         if context.remaining() < 1:
             raise OutOfTime
@@ -107,23 +121,25 @@ def train(context, log, words):
 
 def compare(context, images, workers):
     images.make()
+    count = 4 * images.unique if context.tiny else 2048 * max(workers, 1)  # so that an epoch takes some seconds
+    folder = images.with_count(count)
     arch, batch, side, precision = ("resnet18", 16, 64, "32") if context.tiny else ("resnet50", 64, 224, "bf16-mixed")
-    result = {"workers": workers, "arch": arch, "batch": batch, "images": images.count, "precision": precision}
+    result = {"workers": workers, "arch": arch, "batch": batch, "images": count, "precision": precision}
     words = [context.program("lockstep"), "run", "-n", 1, "--bind", "none", "--", context.program("04_imagenet")]
-    words += ["--data", images.folder, "--arch", arch, "--epochs", EPOCHS, "--batch", batch, "--workers", workers]
+    words += ["--data", folder, "--arch", arch, "--epochs", EPOCHS, "--batch", batch, "--workers", workers]
     words += ["--image-size", side, "--precision", precision, "--warmup", 0, "--lr", 0.01]
     _, seconds, busy = train(context, f"data-lockstep-{workers}", words)
-    result["lockstep"] = {"images_per_second": round(images.count / seconds, 1), "gpu_busy": busy}
+    result["lockstep"] = {"images_per_second": round(count / seconds, 1), "gpu_busy": busy}
     if context.python:
-        words = [context.python, HERE / "pytorch_images.py", images.folder / "train", arch, batch, workers, EPOCHS]
+        words = [context.python, HERE / "pytorch_images.py", folder / "train", arch, batch, workers, EPOCHS]
         words += [context.device, precision, side]
         try:
             lines, seconds, busy = train(context, f"data-pytorch-{workers}", words)
         except Refused as why:
             return {**result, "pytorch": {"loader": f"none: {why}"}}
         result["pytorch"] = {
-            "loader": lines[0].strip().removeprefix("loader: "),
-            "images_per_second": round(images.count / seconds, 1),
+            "loader": next(line.removeprefix("loader: ").strip() for line in lines if line.startswith("loader: ")),
+            "images_per_second": round(count / seconds, 1),
             "gpu_busy": busy,
         }
         rates = [result[name]["images_per_second"] for name in ("lockstep", "pytorch")]

@@ -2,6 +2,7 @@
 the cause and the rank, and leave neither a process nor memory of the GPU."""
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import signal
@@ -42,7 +43,7 @@ class Job:
 
     def words(self):
         inside = self.fault if self.fault in ("desync", "memory", "device") else "none"
-        words = [self.context.program("lockstep"), "run", "-n", RANKS, "--bind", "none", *LIMITS]
+        words = [self.context.program("lockstep"), "run", "-n", RANKS, "--bind", "none", "--share-gpus", *LIMITS]
         if self.fault == "loop":
             words += ["--inject", f"loop@rank={self.victim},step={FAULT_STEP}"]
         words.append("--")
@@ -73,7 +74,8 @@ class Job:
         finally:
             left = [pid for pid in find_tagged(MARK, self.mark) if pid != job.pid]
             for pid in [*left, *([job.pid] if job.poll() is None else [])]:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             job.wait()
         seconds = time.monotonic() - began
         return self.judge(code, path.read_text(errors="replace"), seconds, left), round(seconds, 2)
@@ -132,7 +134,8 @@ def inject(context, fault, runs):
     if context.device == "cuda" and not context.program("procs_gpu_fault_probe").exists():
         raise Refused("procs_gpu_fault_probe has not been built")
     before = gpu_memory_used() if context.device == "cuda" else None
-    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, min(runs, context.jobs // 3))) as pool:
+    # Few at a time: ranks that all make their first call of CUDA together may seem to hang.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, min(2, context.jobs // 3))) as pool:
         results = list(pool.map(lambda number: Job(context, fault, number).run(), range(runs)))
     wrong = [text for errors, _ in results for text in errors]
     seconds = [taken for _, taken in results if taken is not None]

@@ -44,10 +44,10 @@ class Search:
                 self.close()
             return False
 
-    def largest(self):
-        """Doubles the batch, then bisects to a sixty-fourth, or to an eighth of a tiny model's."""
+    def largest(self, start=1):
+        """Doubles the batch from `start`, then bisects to a sixty-fourth, or to an eighth of a tiny model's."""
         parts = 8 if self.context.tiny else 64
-        fitting, too_much = 0, 1
+        fitting, too_much = 0, start
         while self.fits(too_much):
             fitting, too_much = too_much, 2 * too_much
         while too_much - fitting > max(1, fitting // parts):
@@ -64,43 +64,36 @@ class Search:
             self.worker = None
 
 
-def measure(context, model):
-    impls = ["lockstep-fused", "pytorch-ddp-fused"] if context.python else ["lockstep-fused"]
+def measure(context, model, impl):
     if context.device == "cpu" and not context.tiny:
         raise Refused("without a GPU only tiny models are tried, to not exhaust the machine")
-    found = {impl: {} for impl in impls}
+    found = {}
     for level in LEVELS:
-        for impl in impls:
-            search = Search(context, model, impl, level)
-            try:
-                batch = search.largest()
-                # Both levels at the batch that O0 can train.
-                same = found[impl].get("O0", {}).get("batch", batch)
-                if batch >= 1 and same not in search.peaks:
-                    search.fits(same)
-                found[impl][level] = {
-                    "batch": batch,
-                    "peak_bytes": search.peaks.get(batch),
-                    "peak_bytes_at_batch_of_O0": search.peaks.get(same),
-                    "cap_bytes": search.cap or CAP,
-                }
-            finally:
-                search.close()
-    factors = {}
-    for impl, levels in found.items():
-        o0, o1 = levels["O0"], levels["O1"]
-        if o0["batch"] and o1["peak_bytes_at_batch_of_O0"]:
-            factors[impl] = {
-                "batch": round(o1["batch"] / o0["batch"], 3),
-                "peak": round(o1["peak_bytes_at_batch_of_O0"] / o0["peak_bytes"], 3),
+        search = Search(context, model, impl, level)
+        try:
+            base = found.get("O0", {}).get("batch") or 1
+            batch = search.largest(start=base)
+            same = base if "O0" in found else batch  # both levels at the batch that O0 can train
+            if batch >= 1 and same not in search.peaks:
+                search.fits(same)
+            found[level] = {
+                "batch": batch,
+                "peak_bytes": search.peaks.get(batch),
+                "peak_bytes_at_batch_of_O0": search.peaks.get(same),
+                "cap_bytes": search.cap or CAP,
             }
-    return {
-        "model": model,
-        "impls": found,
-        "O1_to_O0": factors,
-    }
+        finally:
+            search.close()
+    result = {"model": model, "impl": impl, "levels": found}
+    o0, o1 = found["O0"], found["O1"]
+    if o0["batch"] and o1["peak_bytes_at_batch_of_O0"]:
+        result["batch_O1_to_O0"] = round(o1["batch"] / o0["batch"], 3)
+        result["peak_O1_to_O0"] = round(o1["peak_bytes_at_batch_of_O0"] / o0["peak_bytes"], 3)
+    return result
 
 
 def rows(context):
+    impls = ["lockstep-fused", "pytorch-ddp-fused"] if context.python else ["lockstep-fused"]
     for model in MODELS[-1:] if context.tiny else MODELS:
-        yield Row(model, 60, lambda m=model: measure(context, m))
+        for impl in impls:
+            yield Row(f"{model}, {impl}", 75, lambda m=model, i=impl: measure(context, m, i))

@@ -34,6 +34,9 @@ def why(row):
 
 
 def write_step(rows):
+    yield "With one rank, the rows pytorch-ddp* and lockstep-nccl send gradients through NCCL; lockstep, lockstep-fused and"
+    yield "lockstep-graph send nothing, and pytorch-graph has no DistributedDataParallel. Medians of turns in rotating order."
+    yield ""
     for row in rows:
         if "impls" not in row:
             continue
@@ -60,14 +63,13 @@ def write_step(rows):
 
 def write_memory(rows):
     entries = []
-    for row in rows:
-        for impl, levels in row.get("impls", {}).items():
-            factor = row["O1_to_O0"].get(impl, {})
-            entries.append(
-                [row["model"], impl, levels["O0"]["batch"], levels["O1"]["batch"], number(factor.get("batch")),
-                 mebibytes(levels["O0"]["peak_bytes"]), mebibytes(levels["O1"]["peak_bytes_at_batch_of_O0"]),
-                 number(factor.get("peak"))]
-            )  # fmt: skip
+    for row in (row for row in rows if "levels" in row):
+        o0, o1 = row["levels"]["O0"], row["levels"]["O1"]
+        entries.append(
+            [row["model"], row["impl"], o0["batch"], o1["batch"], number(row.get("batch_O1_to_O0")),
+             mebibytes(o0["peak_bytes"]), mebibytes(o1["peak_bytes_at_batch_of_O0"]),
+             number(row.get("peak_O1_to_O0"))]
+        )  # fmt: skip
     header = ["model", "", "largest batch O0", "O1", "factor", "peak MiB O0", "O1 at the same batch", "ratio"]
     yield from table(header, entries)
 
@@ -93,6 +95,8 @@ def write_data(rows):
              number(row["lockstep"]["gpu_busy"]), other.get("loader", "-"),
              number(other.get("images_per_second"), "{:.0f}"), number(other.get("gpu_busy"))]
         )  # fmt: skip
+    yield "Whole epochs after the first, Lockstep's with a validation of 8 images."
+    yield ""
     header = ["workers", "Lockstep, images/s", "GPU busy", "beside", "images/s", "GPU busy"]
     yield from table(header, entries)
 

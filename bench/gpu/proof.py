@@ -5,7 +5,8 @@ One command, for a machine where nothing can be installed and which may be lent 
 of their worth, each is written to OUT/results.jsonl when it is done, and --limit ends the run in good order. Call it
 again with --resume to continue, also on another machine of the same kind. It needs neither git nor a network.
 
-Exit codes: 0: every row of the stages has a result, and none failed; 1: a row failed; 3: the limit came first.
+Exit codes: 0: every row of the stages has a result, and none failed; 1: the same, but rows failed; 3: the limit came
+first: call it again with --resume.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import ranks_stage
 import step_stage
 import suites_stage
 from results import Failed, Refused, Results
-from stage import Context, OutOfTime
+from stage import FIRST, LAST, LATER, Context, OutOfTime
 
 STAGES = {
     "build": build_stage,
@@ -48,6 +49,7 @@ def parse_arguments():
     parser.add_argument("--stages", default=",".join(STAGES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=540, help="seconds of this call (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the rows in OUT that other calls made")
+    parser.add_argument("--retry", action="store_true", help="with --resume, repeat rows that failed or were refused")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and few repetitions, to test this program")
     parser.add_argument("--carried", type=pathlib.Path, help="file made by collect.py, where nothing can be installed")
@@ -103,19 +105,22 @@ def run_row(context, results, stage, row):
 
 def run_stages(args, context, results):
     """Returns whether every row has a result."""
-    for name in args.stages:
-        for row in STAGES[name].rows(context):
-            if results.is_done(name, row.name) and not getattr(STAGES[name], "ALWAYS", False):
-                continue
-            if context.remaining() < min(row.seconds, 0.9 * args.limit):
-                print(f"{name}: {row.name}: not started: {context.remaining():.0f} s are left", flush=True)
-                return False
-            try:
-                run_row(context, results, name, row)
-            except OutOfTime:
-                print(f"{name}: {row.name}: the limit was reached", flush=True)
-                return False
-    return True
+    finished = True
+    for worth in (FIRST, LATER, LAST):
+        for name in args.stages:
+            for row in STAGES[name].rows(context):
+                if row.worth != worth or (results.is_done(name, row.name, args.retry) and not row.repeat):
+                    continue
+                if context.remaining() < min(row.seconds, 0.9 * args.limit):
+                    print(f"{name}: {row.name}: not started: {context.remaining():.0f} s are left", flush=True)
+                    finished = False
+                    continue
+                try:
+                    run_row(context, results, name, row)
+                except OutOfTime:
+                    print(f"{name}: {row.name}: the limit was reached", flush=True)
+                    return False
+    return finished
 
 
 def pack_logs(context):
@@ -140,16 +145,15 @@ def unpack_logs(context):
 
 
 def main():
-    args = parse_arguments()
     begin = time.monotonic()
-    lacks = machine.lacks(args.python, args.device)
-    head = {**machine.describe(args.python, args.device, args.tiny), "device": args.device, "lacks": lacks}
+    args = parse_arguments()
+    head = {**machine.describe(args.python, args.device, args.tiny), "device": args.device}
     if args.device == "cuda" and not head["gpu"]:
         sys.exit("proof: --device is cuda, but PyTorch finds no GPU; --device cpu --tiny runs without one")
-    for name, why in lacks.items():
+    head["lacks"] = machine.lacks(args.python, args.device, head, args.out / "results.jsonl" if args.resume else None)
+    for name, why in head["lacks"].items():
         print(f"lacks {name}: {why}", flush=True)
-    args.limit -= time.monotonic() - begin
-    context = Context(args, head, lacks)
+    context = Context(args, head, begin)
     results = Results(args.out / "results.jsonl", head, args.resume)
     if args.resume:
         unpack_logs(context)
@@ -158,8 +162,9 @@ def main():
     finally:
         pack_logs(context)
     failed = [row for row in results.done.values() if row["outcome"] == "failed"]
-    print(f"{len(results.done)} rows, {len(failed)} failed: {args.out / 'results.jsonl'}", flush=True)
-    sys.exit(1 if failed else 0 if finished else UNFINISHED)
+    rest = "nothing is left to do" if finished else "call it again with --resume for the rest"
+    print(f"{len(results.done)} rows, {len(failed)} failed; {rest}: {args.out / 'results.jsonl'}", flush=True)
+    sys.exit(UNFINISHED if not finished else 1 if failed else 0)
 
 
 main()

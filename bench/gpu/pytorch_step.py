@@ -12,6 +12,7 @@ IMPL, each in a DistributedDataParallel of one rank unless stated otherwise:
 
 import contextlib
 import ctypes
+import gc
 import json
 import math
 import resource
@@ -197,15 +198,21 @@ def synchronizations():
         return None
 
 
+def forget_peak(device):
+    """Gives unused memory back to the device, and lets peaks count from now on."""
+    gc.collect()  # a DistributedDataParallel that has been used is part of a cycle
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 class Training:
     def __init__(self, impl, model, size, precision, batch, device):
         make, make_optimizer = MODELS[model]
         self.device = device
         tf32 = precision == "tf32"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        forget_peak(device)
         net, data, target, self.loss = make(model, size == "tiny", batch)
         self.net, self.input, self.target = net.to(device), data.to(device), target.to(device)
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -295,8 +302,12 @@ class Server:
     def __init__(self, impl, model, size, device):
         self.arguments, self.device, self.training = (impl, model, size), device, None
 
-    def serve(self, what, first, second):
-        if what == "make":
+    def serve(self, what, first="", second=""):
+        if what == "drop":
+            self.training = None
+            forget_peak(self.device)
+            print_json({})
+        elif what == "make":
             self.training = None
             self.training = Training(*self.arguments, first, int(second), self.device)
             print_json(self.training.about())
@@ -325,7 +336,7 @@ def main():
                 reply = {"out_of_memory": str(error).splitlines()[0]}
             except Exception as error:
                 text = (str(error).strip() or type(error).__name__).splitlines()[0]
-                reply = {"out_of_memory" if "can't allocate memory" in text else "refused": text}
+                reply = {"out_of_memory" if "can't allocate memory" in text else "failed": text}
             server.training = None  # after the except clause, whose error refers to the frames that hold its tensors
             print_json(reply)
         server.training = None

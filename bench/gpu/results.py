@@ -50,10 +50,13 @@ class Results:
                 same = is_same(row, head)
             elif same:
                 self.done[row["stage"], row["row"]] = row
-        self.file = open(path, "w", encoding="utf-8")
-        for row in before:
-            self._write(row)
-        self._write({"what": "head", **head})
+        part = f"{path}.part"  # a machine that is lost here must not take earlier rows with it
+        self.file = open(part, "w", encoding="utf-8")
+        for row in [*before, {"what": "head", **head}]:
+            self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        os.replace(part, path)
 
     def _write(self, row):
         self.file.write(json.dumps(row) + "\n")
@@ -66,6 +69,7 @@ class Results:
         self.done[stage, name] = row
         return row
 
-    def is_done(self, stage, name):
-        """A row that failed or was refused on this kind of machine is not repeated either: its reason is known."""
-        return (stage, name) in self.done
+    def is_done(self, stage, name, retry):
+        """A row that failed or was refused on this kind of machine is repeated with `retry` only: its reason is known."""
+        row = self.done.get((stage, name))
+        return row is not None and not (retry and row["outcome"] != "done")

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from results import Failed, Refused
 
+FIRST, LATER, LAST = range(3)
+
 
 class OutOfTime(Exception):
     """The limit of this call was reached during a row, which a later call repeats."""
@@ -16,24 +18,28 @@ class OutOfTime(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement or test. `seconds` is what it is expected to take: it is not started with less time left."""
+    """One measurement or test. `seconds` is what it is expected to take: it is not started with less time left. Rows of
+    all stages run in the order of their `worth`. With `repeat` it runs in every call."""
 
     name: str
     seconds: float
     run: Callable[[], dict]
+    worth: int = FIRST
+    repeat: bool = False
 
 
 class Context:
     """The options of the proof, the machine, and what it lacks."""
 
-    def __init__(self, args, head, lacks):
+    def __init__(self, args, head, begin):
+        """`begin`: when this call began, in time.monotonic(), to which its limit refers."""
         self.device, self.tiny, self.python = args.device, args.tiny, args.python
         self.build, self.deps, self.jobs = args.build, args.deps, args.jobs
         self.nccl, self.out, self.logs = args.nccl, args.out, args.out / "logs"
-        self.lacks = lacks
+        self.lacks = head["lacks"]
         self.gpu_bytes = head.get("gpu_bytes")
         self.threads = 1 if args.tiny else max(1, min(4, args.jobs))  # of each process that trains
-        self.ends = time.monotonic() + args.limit
+        self.ends = begin + args.limit
 
     def program(self, name):
         """Returns the path of a program: those that load CUDA are not in bin/."""
@@ -63,7 +69,8 @@ class Context:
 
     def environment(self, **more):
         """Returns the environment of a command."""
-        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more}
+        # A rank that hangs is named before the row's own limit ends it.
+        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "LOCKSTEP_TIMEOUT": "30", **more}
 
     def run(self, log, words, *, timeout, env=None, cwd=None, check=True):
         """Runs a command and writes its output to logs/LOG. Returns (exit code, output).

@@ -10,12 +10,14 @@
 // Reads requests from stdin and prints a line of JSON for each:
 //   make PRECISION BATCH   makes the model anew; PRECISION: 32, tf32, bf16-mixed, fp16-mixed; BATCH: samples of all
 //                          ranks in a step. Prints parameters, device, libtorch.
+//   drop                   forgets the model and gives its memory back
 //   run WARM_UP MEASURED   runs so many steps: ms (per measured step), losses (of all steps), peak_bytes and
 //                          reserved_bytes since `make`, and synchronizations, how often a measured step waits for the
 //                          device (null unless libcount_synchronizations is loaded)
 // With STEPS, which also works on several ranks, it runs that many steps and prints their losses as means over the
 // ranks; with TRACE, rank 0 writes libtorch's profile of one more step to that file (Chrome's trace format). An error
-// is a line of JSON as well: refused, or out_of_memory, after which the next request is served.
+// is a line of JSON as well: refused (by Lockstep, for this machine or these arguments), out_of_memory, or failed
+// (anything else), after which the next request is served.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -158,6 +160,15 @@ c10::DeviceAllocator* allocator_of(at::Device device) {
   return device.is_cpu() ? nullptr : c10::getDeviceAllocator(device.type());
 }
 
+/// Gives unused memory back to the device, and lets memory() count from now on.
+void forget_peak(at::Device device) {
+  auto* const allocator = allocator_of(device);
+  if (!allocator) return;
+  at::globalContext().lazyInitDevice(device.type());  // before, the allocator knows no device
+  allocator->emptyCache();
+  allocator->resetPeakStats(device.index());
+}
+
 /// Trains the model on this rank and measures its steps.
 class Training {
  public:
@@ -168,10 +179,7 @@ class Training {
                                  std::to_string(world_.size()) + " ranks");
     at::globalContext().setAllowTF32CuBLAS(options.tf32);
     at::globalContext().setAllowTF32CuDNN(options.tf32);
-    if (auto* allocator = allocator_of(device_)) {
-      allocator->emptyCache();
-      allocator->resetPeakStats(device_.index());
-    }
+    forget_peak(device_);
     task_ = is_gpt(program) ? make_gpt(program, options.batch) : make_resnet(program, options.batch);
     const std::int64_t own = options.batch / world_.size();
     task_.input = task_.input.narrow(0, own * world_.rank(), own).to(device_);
@@ -277,7 +285,9 @@ bool succeeds(const std::function<void()>& function) {
     const std::string text = error.what_without_backtrace();
     const bool out_of_memory =
         dynamic_cast<const c10::OutOfMemoryError*>(&error) || text.find("can't allocate memory") != std::string::npos;
-    print_json({{out_of_memory ? "out_of_memory" : "refused", first_line(text)}});
+    print_json({{out_of_memory ? "out_of_memory" : "failed", first_line(text)}});
+  } catch (const std::exception& error) {
+    print_json({{"failed", first_line(error.what())}});
   }
   return false;
 }
@@ -288,7 +298,13 @@ void serve(const ProgramOptions& program, const Group& world, std::unique_ptr<Tr
   std::string what, first, second;
   request >> what >> first >> second;
   const bool good = succeeds([&] {
-    if (one_of("the request", what, {"make", "run"}) == "make") {
+    one_of("the request", what, {"make", "drop", "run"});
+    if (what == "drop") {
+      training.reset();
+      forget_peak(world.device());
+      return print_json(json::object());
+    }
+    if (what == "make") {
       training.reset();
       training = std::make_unique<Training>(program, parse_step_options(first, second), world);
       return print_json(training->about());

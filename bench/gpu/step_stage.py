@@ -1,9 +1,11 @@
 """Stage step: a training step with Lockstep beside PyTorch's, with the same weights, data and losses."""
 
+import contextlib
+import math
 import statistics
 
 from results import Failed, Refused
-from stage import Row
+from stage import FIRST, LAST, LATER, Row
 from worker import LOCKSTEP, PYTORCH, OutOfMemory, Worker
 
 BATCH = {"gpt": 8, "gpt-short": 1, "resnet50": 64, "resnet18": 8}
@@ -28,8 +30,15 @@ APART = {"32": (1e-5, 1e-4), "tf32": (1e-3, 5e-3), "bf16-mixed": (2e-3, 1e-2), "
 SHARE = 0.8  # of the device's memory, for all implementations of a turn together
 
 
+GRAPHS = ("lockstep-graph", "pytorch-graph", "pytorch-overhead")
+CONTEXT_BYTES = 600 << 20  # of the device, in each process
+
+
 def differences(losses, others):
-    return [abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True)]
+    """Returns the relative differences; infinity where a loss is not a number."""
+    numbers = [(a, b) if None not in (a, b) else (math.nan, 1) for a, b in zip(losses, others, strict=True)]
+    found = [abs(a - b) / abs(b) for a, b in numbers]
+    return [math.inf if math.isnan(one) else one for one in found]
 
 
 class Pool:
@@ -38,18 +47,29 @@ class Pool:
     def __init__(self, context):
         self.context, self.model, self.workers = context, None, {}
 
-    def worker(self, model, impl):
+    def begin_row(self, model):
+        """Gives the memory of all trainings back."""
         if model != self.model:
             self.close()
             self.model = model
+        for impl, worker in list(self.workers.items()):
+            try:
+                worker.drop()
+            except (Refused, Failed):
+                self.forget(impl)
+
+    def worker(self, impl):
         if impl not in self.workers or not self.workers[impl].alive():
-            self.workers[impl] = Worker(self.context, impl, model)
+            self.workers[impl] = Worker(self.context, impl, self.model)
         return self.workers[impl]
 
+    def forget(self, impl):
+        if impl in self.workers:
+            self.workers.pop(impl).close()
+
     def close(self):
-        for worker in self.workers.values():
-            worker.close()
-        self.workers = {}
+        for impl in list(self.workers):
+            self.forget(impl)
 
 
 class Comparison:
@@ -59,38 +79,55 @@ class Comparison:
         self.context, self.pool = context, pool
         self.model, self.precision, self.impls = model, precision, impls
         self.batch = min(BATCH[model], 2) if context.tiny else BATCH[model]
-        self.first, self.about, self.rows, self.refused = {}, {}, {}, {}
+        self.first, self.about, self.rows = {}, {}, {}
+        self.refused, self.failed = {}, {}  # by implementation: the reason
         self.rounds = 2 if context.tiny else 5
+
+    @contextlib.contextmanager
+    def of(self, impl):
+        """Notes an error of one implementation, whose process ends, and lets the others go on."""
+        try:
+            yield
+        except (Refused, OutOfMemory) as why:
+            self.refused[impl] = str(why)
+            self.pool.forget(impl)
+        except Failed as why:
+            self.failed[impl] = str(why)
+            self.pool.forget(impl)
+
+    def good(self, impls):
+        return [impl for impl in impls if impl not in self.refused and impl not in self.failed]
 
     def begin(self, impls):
         """Makes the trainings of `impls`, runs their first steps, and returns those that can be measured."""
-        for impl in impls:  # all begin at once: most of a start is waiting
-            self.pool.worker(self.model, impl).send("make", self.precision, self.batch)
-        for impl in impls:
-            worker = self.pool.worker(self.model, impl)
-            try:
+        workers = {impl: self.pool.worker(impl) for impl in impls}
+        for worker in workers.values():  # all begin at once: most of a start is waiting
+            worker.send("make", self.precision, self.batch)
+        for impl, worker in workers.items():
+            with self.of(impl):
                 self.about[impl] = worker.receive()
                 self.first[impl] = worker.run(0, FIRST_STEPS)
-            except (Refused, OutOfMemory) as why:
-                self.refused[impl] = str(why)
-        return [impl for impl in impls if impl in self.first]
+        return self.good(impls)
 
     def measure(self, impls):
         """Measures in turns, in rotating order, and adds the rows."""
-        found = {impl: [] for impl in impls}
+        found, measured = {impl: [] for impl in impls}, {}
         for impl in impls:
-            found[impl].append(self.pool.worker(self.model, impl).run(2, 3))  # also captures the graphs
-        measured = {}
-        for impl in impls:
-            measured[impl] = max(2, min(30, round(400 / found[impl][0]["ms"])))
+            with self.of(impl):
+                once = self.pool.worker(impl).run(2, 3)  # also captures the graphs
+                measured[impl] = max(2, min(30, round(400 / once["ms"])))
         for number in range(self.rounds):
             for impl in impls[number % len(impls) :] + impls[: number % len(impls)]:
-                found[impl].append(self.pool.worker(self.model, impl).run(1, measured[impl]))
-        for impl in impls:
+                if impl in self.good(impls):
+                    with self.of(impl):
+                        found[impl].append(self.pool.worker(impl).run(1, measured[impl]))
+        if self.impls[0] not in self.good(impls):
+            raise Failed(f"{self.impls[0]}: {self.reason(self.impls[0])}")
+        for impl in self.good(impls):
             if impl in self.rows:
                 continue  # the reference takes part in each group
-            times = [result["ms"] for result in found[impl][1:]]
-            reference = [result["ms"] for result in found[impls[0]][1:]]
+            times = [result["ms"] for result in found[impl]]
+            reference = [result["ms"] for result in found[self.impls[0]]]
             last = found[impl][-1]
             self.rows[impl] = {
                 "ms": round(statistics.median(times), 4),
@@ -101,23 +138,39 @@ class Comparison:
                 "reserved_bytes": last["reserved_bytes"],
             }
 
+    def reason(self, impl):
+        return self.failed.get(impl) or self.refused.get(impl)
+
     def groups(self):
         """Yields the implementations that fit into the device's memory at the same time, each with the reference."""
-        reference, *others = self.begin(self.impls[:1]) or [None]
-        if reference is None:
-            raise Failed(f"{self.impls[0]}: {self.refused[self.impls[0]]}")
-        others, size = self.impls[1:], len(self.impls)
-        if self.context.gpu_bytes:
-            used = max(self.first[reference]["reserved_bytes"], 1)
-            size = max(1, int(SHARE * self.context.gpu_bytes / used) - 1)
+        reference = self.impls[0]
+        if not self.begin([reference]):
+            raise Failed(f"{reference}: {self.reason(reference)}")
+        others = self.impls[1:]
         while others:
-            group, others = others[:size], others[size:]
+            group = self.fitting(others)
+            others = others[len(group) :]
             yield [reference, *self.begin(group)]
             if others:
                 for impl in group:
-                    self.pool.workers.pop(impl).close()
+                    self.pool.forget(impl)
+
+    def fitting(self, others):
+        """Returns the first of `others` that fit beside the reference, at least one. A graph has memory of its own
+        beside that of the eager steps before it."""
+        if not self.context.gpu_bytes:
+            return others
+        own = max(self.first[self.impls[0]]["reserved_bytes"], 1)
+        left, count = SHARE * self.context.gpu_bytes - own - CONTEXT_BYTES, 0
+        for impl in others:
+            left -= own * (2 if impl in GRAPHS else 1) + CONTEXT_BYTES
+            if left < 0:
+                break
+            count += 1
+        return others[: max(count, 1)]
 
     def result(self):
+        self.pool.begin_row(self.model)
         for group in self.groups():
             self.measure(group)
         wrong = []
@@ -125,7 +178,7 @@ class Comparison:
             found = differences(self.first[impl]["losses"], self.first[self.impls[0]]["losses"])
             row.update(losses=self.first[impl]["losses"], apart=max(found))
             if found[0] > APART[self.precision][0] or max(found) > APART[self.precision][1]:
-                wrong.append(impl)
+                wrong.append(f"the losses of {impl} differ from those of {self.impls[0]}")
         result = {
             "model": self.model,
             "precision": self.precision,
@@ -134,10 +187,13 @@ class Comparison:
             "rounds": self.rounds,
             **self.about[self.impls[0]],
             "impls": self.rows,
-            "not_measured": self.refused,
+            "not_measured": {**self.refused, **self.failed},
         }
+        on_gpu = self.context.device == "cuda"
+        wrong += [f"{why}" for impl, why in self.failed.items() if impl in LOCKSTEP]
+        wrong += [f"{impl}: {why}" for impl, why in self.refused.items() if impl in LOCKSTEP and on_gpu]
         if wrong:
-            raise Failed(f"the losses of {', '.join(wrong)} differ from those of {self.impls[0]}", **result)
+            raise Failed("; ".join(wrong), **result)
         return result
 
 
@@ -165,7 +221,9 @@ def rows(context):
         plan = [one for one in plan if one[0] in TINY]
     try:
         for name, model, precision, impls in plan:
-            seconds = 15 if context.tiny else 60 if impls is COMPILED else 45
-            yield Row(name, seconds, lambda m=model, p=precision, i=impls: compare(m, p, i))
+            compiled = impls is COMPILED
+            seconds = 15 if context.tiny else 60 if compiled else 45
+            worth = LAST if compiled else FIRST if (model, precision) in MUST else LATER
+            yield Row(name, seconds, lambda m=model, p=precision, i=impls: compare(m, p, i), worth=worth)
     finally:
         pool.close()

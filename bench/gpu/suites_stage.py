@@ -5,7 +5,7 @@ import re
 
 from machine import find_tool
 from results import Failed, Refused
-from stage import Row, last_words
+from stage import LATER, Row, last_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,17 @@ def count_tests(text, suite):
 def run_suite(context, suite, ranks, transport, gpus=1, options=(), wrapper=(), timeout=None, environment=None):
     """Runs a suite as a job. `gpus`: how many a fake host has."""
     words = [context.program("lockstep"), "run", "-n", ranks, "--bind", "none", "--transport", transport, *options]
+    if ranks > 1 and "--share-gpus" not in words:
+        words.append("--share-gpus")  # also if CUDA_VISIBLE_DEVICES names one GPU
     words.append("--")
     if context.device == "cpu":
         words += ["env", *context.fake_gpu(gpus)] if suite.needs_gpu else ["env", "LOCKSTEP_DEVICE=cpu"]
     words += [*wrapper, context.program(suite.program), f"--gtest_filter={suite.tests}"]
+    if wrapper:
+        environment = {**(environment or {}), "LOCKSTEP_TIMEOUT": "200"}  # a tool makes everything slower
     log = f"suite-{suite.name}-{transport}-{ranks}" + ("-wrapped" if wrapper else "")
     _, text = context.run(
-        log, words, timeout=timeout or 10 * suite.seconds, env=context.environment(**(environment or {}))
+        log, words, timeout=timeout or 4 * suite.seconds, env=context.environment(**(environment or {}))
     )
     return {"ranks": ranks, "transport": transport, **count_tests(text, suite)}
 
@@ -98,4 +102,4 @@ def rows(context):
             yield Row(f"{suite.name}, {ranks} ranks through host memory", suite.seconds,
                       lambda s=suite, r=ranks: run_suite(context, s, r, "shm"))  # fmt: skip
     for tool in ("memcheck", "initcheck"):
-        yield Row(f"compute-sanitizer {tool}", 60, lambda t=tool: check_memory(context, t))
+        yield Row(f"compute-sanitizer {tool}", 60, lambda t=tool: check_memory(context, t), worth=LATER)

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 
-from results import Refused
+from results import Failed, Refused
 from stage import OutOfTime
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -52,20 +52,22 @@ class Worker:
             self.process.stdin.flush()
 
     def receive(self, timeout=180):
-        """Returns the result of the request. Raises Refused, OutOfMemory or OutOfTime."""
+        """Returns the result of the request. Raises Refused, Failed, OutOfMemory or OutOfTime."""
         allowed = min(timeout, self.context.remaining())
         if not select.select([self.process.stdout], [], [], max(allowed, 0))[0]:
             self.process.kill()
             if allowed < timeout:
                 raise OutOfTime
-            raise Refused(f"{self.impl} printed nothing for {timeout} s")
+            raise Failed(f"{self.impl} printed nothing for {timeout} s")
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
             if code == -signal.SIGKILL:
                 raise OutOfMemory("killed")
-            raise Refused(f"{self.impl} exited with {code}; see its log")
+            raise Failed(f"{self.impl} exited with {code}; see its log")
         result = json.loads(line)
+        if "failed" in result:
+            raise Failed(f"{self.impl}: {result['failed']}")
         if "refused" in result:
             raise Refused(result["refused"])
         if "out_of_memory" in result:
@@ -84,6 +86,11 @@ class Worker:
         """Returns the bytes of private memory that the process has, which its memory_limit limits."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData:"))
+
+    def drop(self):
+        """Lets the process give the memory of its training back."""
+        self.send("drop")
+        self.receive()
 
     def alive(self):
         return self.process.poll() is None

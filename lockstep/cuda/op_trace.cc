@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::cuda {
@@ -43,9 +44,18 @@ std::string to_text(const c10::IValue& value) {
   return "-";
 }
 
+/// libtorch's attention passes the seed of its dropout, also without dropout, as a tensor that is on the CPU in an
+/// eager run, with no value, and on the GPU in a capture.
+std::string argument_text(const c10::IValue& value, bool is_attention) {
+  const bool is_seed = is_attention && value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0;
+  return is_seed ? "tensor" : to_text(value);
+}
+
 std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
+  const bool is_attention = std::string_view(call.name()).find("attention") != std::string_view::npos;
   std::string arguments;
-  for (const c10::IValue& value : call.inputs()) arguments += (arguments.empty() ? "" : ", ") + to_text(value);
+  for (const c10::IValue& value : call.inputs())
+    arguments += (arguments.empty() ? "" : ", ") + argument_text(value, is_attention);
   std::string text = std::string(call.name()) + "(" + arguments + ")";
   const std::lock_guard lock(calls_mutex);
   if (!recorded.cpu_tensor && text.find("tensor on cpu") != std::string::npos) recorded.cpu_tensor = text;

@@ -91,7 +91,7 @@ def check_rows(args, rows):
         if "lockstep-fused" not in row["impls"]:
             fail(f"{row['row']} has no lockstep-fused: {row['not_measured']}")
     for row in (row for (stage, _), row in rows.items() if stage == "memory"):
-        if not row["impls"]["lockstep-fused"]["O0"]["batch"]:
+        if not row["levels"]["O0"]["batch"] or not row["levels"]["O1"]["batch"]:
             fail(f"memory: no batch fits: {row}")
     suites = [row for (stage, _), row in rows.items() if stage in ("suites", "ranks") and row["outcome"] == "done"]
     if not all(row["tests"] > 0 for row in suites if "tests" in row):

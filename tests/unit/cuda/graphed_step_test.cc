@@ -117,6 +117,29 @@ TEST(OpTrace, RecordsBackwardAndAdamStepCount) {
   EXPECT_THAT(find_difference(second, third).value_or("equal"), AllOf(HasSubstr("call "), HasSubstr("was aten::")));
 }
 
+// Eager attention passes the unused seed of its dropout as a number on the CPU without a value, a captured one on the
+// GPU.
+TEST(OpTrace, IgnoresSeedsOfAttention) {
+  const at::Tensor x = torch::zeros({1, 1, 2, 8}).to(at::kMeta), none = torch::zeros({1}).to(at::kMeta);
+  const auto list = [&](std::int64_t seed) {
+    return trace_ops([&] {
+      try {  // the operation is recorded; libtorch itself has no implementation of it
+        at::_scaled_dot_product_fused_attention_overrideable_backward(
+            x, x, x, x, {}, {true, true, true, false}, x, none, none, none, 2, 2, 0.0, false,
+            at::scalar_tensor(seed, at::kLong), at::scalar_tensor(seed, at::kLong));
+      } catch (const c10::Error&) {
+      }
+    });
+  };
+  const OpTrace first = list(1);
+  EXPECT_THAT(first.calls, testing::Contains(HasSubstr("attention")));
+  const auto only = [](OpTrace trace) {
+    std::erase_if(trace.calls, [](const std::string& call) { return call.find("attention") == std::string::npos; });
+    return trace;
+  };
+  EXPECT_EQ(find_difference(only(first), only(list(2))), std::nullopt);
+}
+
 class GraphedStepFakeGpu : public testing::Test {
  protected:
   const comm::Group world = comm::init({.device = "cuda"});
@@ -281,6 +304,40 @@ TEST(GraphedStepRealGpu, MatchesEagerTraining) {
   };
   const auto expected = train(false), found = train(true);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
+}
+
+TEST(GraphedStepRealGpu, CapturesAttention) {
+  const comm::Group world = comm::init();
+  if (!world.device().is_cuda()) GTEST_SKIP() << "no GPU: attention in a graph is not tested";
+  for (const bool half : {false, true}) {
+    const auto train = [&](bool enabled) {
+      torch::manual_seed(1);
+      torch::nn::Linear net(64, 64);
+      net->to(world.device());
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      const auto body = [&](const Tensors& batch) -> Tensors {
+        optimizer.zero_grad();
+        at::Tensor loss;
+        {
+          const amp::Autocast autocast({.device = at::kCUDA, .dtype = torch::kBFloat16, .enabled = half});
+          const at::Tensor x = net->forward(batch[0]).view({4, 16, 4, 16}).transpose(1, 2);
+          loss = at::scaled_dot_product_attention(x, x, x, {}, 0.0, /*is_causal=*/true).to(at::kFloat).square().mean();
+        }
+        loss.backward();
+        optimizer.step();
+        return {loss.detach()};
+      };
+      GraphedStep step(world.device(), body, {.enabled = enabled});
+      const at::Tensor x = torch::ones({4, 16, 64}).to(world.device());
+      std::vector<double> losses;
+      for (int i = 0; i < 8; ++i) losses.push_back(step({x * (1 + i)})[0].item<double>());
+      EXPECT_EQ(step.stats().captured, enabled ? 1 : 0);
+      return losses;
+    };
+    const auto expected = train(false), found = train(true);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], 1e-3 * expected[i]) << i << (half ? " in bfloat16" : "");
+  }
 }
 
 }  // namespace
