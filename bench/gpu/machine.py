@@ -174,8 +174,8 @@ def find_tool(name):
 
 
 def lacks(python, device, head, earlier):
-    """Returns, for each thing that this machine lacks, the reason. `earlier`: results of a call that may have run on this
-    very machine, since it was started; then the answer is there, and seconds of a GPU are saved."""
+    """Returns, for each thing that this machine lacks, the reason. `earlier`: results of a call that may have run on
+    this very machine, since it was started; then the answer is there, and seconds of a GPU are saved."""
     if earlier and earlier.exists():
         heads = [row for row in read_rows(earlier) if row["what"] == "head"]
         if heads and heads[-1].get("boot") == head["boot"] and heads[-1].get("device") == device:

@@ -34,8 +34,9 @@ def why(row):
 
 
 def write_step(rows):
-    yield "With one rank, the rows pytorch-ddp* and lockstep-nccl send gradients through NCCL; lockstep, lockstep-fused and"
-    yield "lockstep-graph send nothing, and pytorch-graph has no DistributedDataParallel. Medians of turns in rotating order."
+    yield "With one rank, the rows pytorch-ddp* and lockstep-nccl send gradients through NCCL; lockstep, lockstep-fused"
+    yield "and lockstep-graph send nothing, and pytorch-graph has no DistributedDataParallel. Medians of turns in rotating"
+    yield "order."
     yield ""
     for row in rows:
         if "impls" not in row:

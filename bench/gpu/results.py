@@ -70,6 +70,6 @@ class Results:
         return row
 
     def is_done(self, stage, name, retry):
-        """A row that failed or was refused on this kind of machine is repeated with `retry` only: its reason is known."""
+        """A row that failed or was refused on this kind of machine is repeated with `retry` only."""
         row = self.done.get((stage, name))
         return row is not None and not (retry and row["outcome"] != "done")

@@ -153,7 +153,8 @@ void check_injection(const World& world) {
 
 /// Publishes an error in init() as the job's first cause, if the store is connected.
 void publish_init_failure(const World& world, const base::Error& error) noexcept {
-  if (!world.store) return;
+  // The loss of another rank is a consequence. The launcher publishes the cause, which is how that rank has ended.
+  if (!world.store || error.cause() == base::Cause::kPeerUnreachable) return;
   job::publish_cause(*world.store, {.cause = error.cause(),
                                     .rank = world.identity.rank,
                                     .host = base::net::host_name(),

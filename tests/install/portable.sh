@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # portable.sh TORCH WORK: collects the packages that the build needs as a user without root, hides the installed ones in
-# a mount namespace, and then configures Lockstep with LOCKSTEP_DEPS and the libtorch of python3, builds its programs and
-# runs a unit test.
+# a mount namespace, and then configures Lockstep with LOCKSTEP_DEPS and the libtorch of python3, builds its programs
+# and runs a unit test.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source=$(realpath "$here/../..")

@@ -123,7 +123,10 @@ FdMessage receive_fd(int socket, Deadline deadline) {
       result.fd.reset(fd);
     }
   if (received != static_cast<ssize_t>(sizeof header_words) || header_words[0] != kMagic || !result.fd)
-    throw SystemError("another process on this host sent no descriptor", received < 0 ? errno : EPROTO);
+    throw SystemError("another process on this host sent no descriptor",
+                      received < 0    ? errno
+                      : received == 0 ? ECONNRESET  // it has closed the connection
+                                      : EPROTO);
   result.label = header_words[1];
   return result;
 }

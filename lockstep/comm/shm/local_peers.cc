@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
 
 #include "lockstep/base/check.h"
@@ -32,6 +33,18 @@ std::string socket_path_of(job::Store& store, int rank, int own_rank, Deadline d
   return *path;
 }
 
+/// Whether a connection to another process of this host failed because that has ended.
+bool is_end_of_process(const base::SystemError& error) {
+  const int number = error.error_number();
+  return number == ECONNRESET || number == EPIPE || number == ECONNREFUSED || number == ENOENT;
+}
+
+[[noreturn]] void throw_peer_lost(int rank, int peer) {
+  throw base::PeerLostError(base::Cause::kPeerUnreachable, "init", rank, peer,
+                            "init: " + (peer < 0 ? "another rank" : "rank " + std::to_string(peer)) +
+                                " of this host ended before all ranks had joined");
+}
+
 }  // namespace
 
 LocalPeers::LocalPeers(arena::Arena& arena, std::vector<int> ranks, int rank, std::map<int, LocalPeer> peers,
@@ -48,12 +61,20 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(arena::Arena& arena, job::Store&
     base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
     store.set(socket_key(rank), listener.path(), deadline);
     // Each rank connects to the lower ranks and then accepts the higher ones, so there is no circular wait.
-    for (const int peer : ranks)
-      if (peer < rank)
-        all->exchange_arena(peer, base::net::connect_unix(socket_path_of(store, peer, rank, deadline)), deadline);
+    for (const int peer : ranks) {
+      if (peer >= rank) continue;
+      const std::string path = socket_path_of(store, peer, rank, deadline);
+      try {
+        all->exchange_arena(peer, base::net::connect_unix(path), deadline);
+      } catch (const base::SystemError& error) {
+        if (is_end_of_process(error)) throw_peer_lost(rank, peer);
+        throw;
+      }
+    }
     const auto later = std::count_if(ranks.begin(), ranks.end(), [rank](int peer) { return peer > rank; });
     for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange_arena(-1, listener.accept(deadline), deadline);
   } catch (const base::SystemError& error) {
+    if (is_end_of_process(error)) throw_peer_lost(rank, -1);
     throw base::CommError(error.cause(), "init", rank, -1,
                           std::string("cannot share memory with the other ranks of this host: ") + error.what(),
                           "use --transport gloo, which needs no shared memory");

@@ -7,6 +7,10 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/unix_socket.h"
+#include "lockstep/comm/arena/arena.h"
+#include "lockstep/comm/shm/local_peers.h"
+#include "lockstep/job/local_store.h"
 #include "tests/unit/comm/shm/rank_threads_suite.h"
 
 namespace lockstep::comm::shm {
@@ -30,6 +34,29 @@ void finish(const PendingPtr& pending) {
 
 class ShmThreads : public RankThreadsSuite {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ShmThreads, kAllSizesAndMappings, name_of);
+
+// A rank that is killed during init() must not look like a lack of shared memory.
+TEST(LocalPeers, PeerThatEndsWhileConnectingIsNamed) {
+  for (const bool accepts : {true, false}) {
+    job::LocalStore store;
+    auto peer = std::make_unique<base::net::UnixListener>("/tmp");
+    store.set("shm/socket/0", peer->path(), Deadline::in(10s));
+    std::thread ends([&] {
+      if (accepts) peer->accept(Deadline::in(10s));  // and closes the connection
+      peer.reset();
+    });
+    if (!accepts) ends.join();
+    try {
+      LocalPeers::connect(arena::Arena::this_process(), store, {0, 1}, 1, Deadline::in(10s));
+      ADD_FAILURE() << "connected";
+    } catch (const base::PeerLostError& error) {
+      EXPECT_EQ(error.cause(), base::Cause::kPeerUnreachable);
+      EXPECT_EQ(error.peer(), 0);
+      EXPECT_STREQ(error.what(), "init: rank 0 of this host ended before all ranks had joined");
+    }
+    if (ends.joinable()) ends.join();
+  }
+}
 
 /// In a counter, in a control block, with a bit per chunk, in sub-operations, with a count of chunks.
 const std::vector<std::int64_t> kSizes{4, 100, 5000, 300'000, 9'000'000};
