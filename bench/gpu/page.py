@@ -35,8 +35,7 @@ def why(row):
 
 def write_step(rows):
     yield "With one rank, the rows pytorch-ddp* and lockstep-nccl send gradients through NCCL; lockstep, lockstep-fused"
-    yield "and lockstep-graph send nothing, and pytorch-graph has no DistributedDataParallel. Medians of turns in rotating"
-    yield "order."
+    yield "and lockstep-graph send nothing, and pytorch-graph has no DistributedDataParallel. Medians of turns."
     yield ""
     for row in rows:
         if "impls" not in row:
