@@ -79,7 +79,21 @@ called "python3 -m venv .deps/tensorboard"
 
 run --test-tool
 [ "$rc" = 1 ] || fail "an unknown option ended with $rc"
-said "unknown option '--test-tool'; expected --test-tools or --baselines"
+said "unknown option '--test-tool'; expected --test-tools, --baselines or --portable DIR"
+run --test-tools --baselines
+[ "$rc" = 1 ] || fail "two options ended with $rc"
+said "unexpected argument '--baselines'; expected at most one option"
+
+# --portable needs a directory, and deletes none that it has not made. tests/install/portable.sh tests what it collects.
+run --portable
+[ "$rc" = 1 ] || fail "--portable without a directory ended with $rc"
+said "--portable needs a directory"
+mkdir "$work/own"
+touch "$work/own/file"
+run --portable "$work/own"
+[ "$rc" = 1 ] || fail "--portable with a directory of the user's own ended with $rc"
+said "$work/own exists and is not a folder that --portable made"
+[ -e "$work/own/file" ] || fail "--portable deleted a file of the user's own"
 
 # Baselines from PyPI are installed only with --baselines, each into a directory of its own, and only once.
 play dpkg-query 'shift 2; for package; do echo "$package installed"; done'
