@@ -31,7 +31,8 @@ if [ "${3-}" = hidden ]; then  # inside the namespace
   rm -rf "$work/source"
   mkdir "$work/source"
   tar -C "$source" --exclude=./.deps --exclude=./build --exclude=./.git -cf - . | tar -C "$work/source" -xf -
-  python=$(dirname "$(dirname "$(dirname "$(dirname "$(dirname "$torch")")")")")/bin
+  python=$(realpath "$torch/../../../../bin")
+  [ -x "$python/python3" ] || fail "there is no python3 with the libtorch in $torch"
   PATH=$python:$PATH cmake -G Ninja -S "$work/source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" \
     -DLOCKSTEP_UNITY=ON -DLOCKSTEP_OPTIMIZATION=-O0 | tee "$work/output"
   for found in "in $torch;" "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
