@@ -80,7 +80,8 @@ def use_carried(args):
             archive.extractall(folder, filter="data")
         (folder / "done").touch()
     args.deps, args.nccl = folder / "deps", args.nccl or folder / "libnccl.so.2"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "python"), *os.environ.get("PYTHONPATH", "").split(":")])
+    earlier = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder / 'python'}:{earlier}" if earlier else str(folder / "python")
 
 
 def run_row(context, results, stage, row):

@@ -20,7 +20,7 @@ class UnscalingOptimizer {
   /// in the next step(). Throws UsageError and CommError.
   virtual UnscaleResult unscale(const at::Tensor& inverse_scale) = 0;
   /// For gradients that are unscaled in place on a device: makes a step() that the device skips if `found_inf`, a
-  /// tensor of one element there, is 1 and not 0. The host does not wait for the value. Returns false if it did
+  /// tensor of one element there that is 0 or 1, is 1. The host does not wait for the value. Returns false if it did
   /// nothing; the caller must then read `found_inf` and call step() or skip_step().
   virtual bool step_unless_found_inf(const at::Tensor& found_inf) = 0;
   /// Call it instead of step(): ends the step without an update. Does not block.

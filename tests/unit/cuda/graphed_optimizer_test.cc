@@ -20,6 +20,7 @@
 #include "lockstep/optim/lars.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/cuda/tensor_values.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -29,11 +30,6 @@ using ::testing::HasSubstr;
 using ::testing::Pointwise;
 using tests::message_of;
 using Tensors = GraphedStep::Tensors;
-
-std::vector<float> values(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.detach().cpu().contiguous();
-  return {host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel()};
-}
 
 void set_lr(torch::optim::Optimizer& optimizer, double lr) {
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);

@@ -13,6 +13,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/cuda/op_trace.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/cuda/tensor_values.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -24,10 +25,6 @@ using tests::message_of;
 using Tensors = GraphedStep::Tensors;
 
 at::Tensor row(at::Device device, std::vector<float> values) { return torch::tensor(values).to(device); }
-std::vector<float> values(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.cpu().contiguous();
-  return {host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel()};
-}
 
 std::string error_of(GraphedStep& step, const Tensors& inputs, int calls) {
   return message_of<base::UsageError>([&] {
