@@ -80,7 +80,8 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
   return found_inf;
 }
 
-/// 1 if one of `found_inf` is, and 0 otherwise: libtorch's fused updates skip for no other number than 1.
+/// 1 if one of `found_inf`, which has one for each device, is 1, and 0 otherwise: libtorch's fused updates skip for no
+/// other number than 1.
 at::Tensor any_of(const std::vector<at::Tensor>& found_inf, at::Device device) {
   at::Tensor any = at::zeros({}, at::dtype(at::kFloat).device(device));
   for (const at::Tensor& one : found_inf) any = at::maximum(any, one.to(device));

@@ -177,24 +177,6 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   EXPECT_EQ(counts, static_cast<int>(net->parameters().size()));
 }
 
-// Each dtype has a found_inf of its own; libtorch's operations skip for a value of 1 only, not for their sum.
-TEST(Amp, InfinitiesInTwoDtypesSkipTheUpdate) {
-  torch::manual_seed(1);
-  torch::nn::Sequential net(torch::nn::Linear(4, 2), torch::nn::Linear(4, 2));
-  net[1]->to(torch::kDouble);
-  ddp::DistributedDataParallel ddp(net, world());
-  optim::SGD optimizer(ddp, {.lr = 0.02}, {}, {.foreach = true});
-  GradScaler scaler({.init_scale = 1024});
-  const at::Tensor x = torch::ones({3, 4});
-  const at::Tensor loss = net[0]->as<torch::nn::Linear>()->forward(x).sum() +
-                          net[1]->as<torch::nn::Linear>()->forward(x.to(torch::kDouble)).sum().to(torch::kFloat);
-  std::vector<at::Tensor> before;
-  for (const at::Tensor& parameter : net->parameters()) before.push_back(parameter.detach().clone());
-  scaler.scale(loss * std::numeric_limits<float>::infinity()).backward();
-  EXPECT_FALSE(scaler.step(optimizer));
-  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(net->parameters()[i], before[i])) << i;
-}
-
 TEST(Amp, ClipNormUsesUnscaledGradients) {
   for (const OptimizerVariant& variant : kVariants) expect_same(variant, {.clip_norm = true});
 }
