@@ -83,7 +83,8 @@ test: build-tests
 # short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; three builds without
 # unity builds, which check that each source includes what it uses; and the tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
-  includes_other_tests asan_core asan_ddp asan_training tsan_core tsan_ddp tsan_training
+  includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim \
+  tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -104,7 +105,8 @@ shard-includes_%_tests: setup
 
 # The sanitizers for addresses and undefined behaviour, or for threads, over the tests of these modules in `make test`.
 SANITIZED_core := base job launch comm
-SANITIZED_ddp := ddp optim amp cuda
+SANITIZED_ddp := ddp
+SANITIZED_optim := optim amp cuda
 SANITIZED_training := data checkpoint nn train train/report
 empty :=
 either = ^module:($(subst $(empty) $(empty),|,$(SANITIZED_$(1))))$$
