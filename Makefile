@@ -83,13 +83,14 @@ test: build-tests
 # short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; three builds without
 # unity builds, which check that each source includes what it uses; and the tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
-  includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim \
-  tsan_training
+  includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
 
 test-all:
+	@[ -z "$(filter-out $(SHARDS),$(SHARD))" ] || \
+	  { echo "make test-all: SHARD is '$(SHARD)'; expected one of: $(SHARDS)" >&2; exit 2; }
 	@for shard in $(or $(SHARD),$(SHARDS)); do \
 	  echo "=== shard $$shard"; \
 	  $(MAKE) --no-print-directory shard-$$shard || exit 1; \

@@ -82,6 +82,13 @@ if(NOT TARGET lockstep::torch)
     INTERFACE_LINK_LIBRARIES "lockstep::c10")
   # libtorch_cpu.so of a CUDA build needs libcudart and libcupti, which its own RPATH finds at start-up.
   set_property(TARGET lockstep::torch APPEND PROPERTY INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")
+  # libtorch uses the shared libstdc++. With a compiler that links the static one by itself, as some wrappers do, a
+  # program would have both, and crash in free() when libtorch's destructors call functions of either.
+  execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -print-file-name=libstdc++.so.6
+                  OUTPUT_VARIABLE LOCKSTEP_LIBSTDCXX OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(IS_ABSOLUTE "${LOCKSTEP_LIBSTDCXX}")
+    set_property(TARGET lockstep::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES "-l:libstdc++.so.6")
+  endif()
 endif()
 
 #   lockstep::torch_cuda   adds libtorch's CUDA library, for the programs that link it

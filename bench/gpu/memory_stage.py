@@ -1,6 +1,6 @@
 """Stage memory: the largest batch and the peak with O0 and O1, under a cap of the allocator, beside PyTorch's."""
 
-from results import Refused
+from results import Failed, Refused
 from stage import Row
 from worker import OutOfMemory, Worker
 
@@ -15,7 +15,7 @@ class Search:
 
     def __init__(self, context, model, impl, level):
         self.context, self.model, self.impl, self.precision = context, model, impl, LEVELS[level]
-        self.worker, self.peaks, self.cap = None, {}, 0
+        self.worker, self.peaks, self.cap, self.ended_by = None, {}, 0, None
         if context.device == "cpu":
             try:
                 self.fits(1)
@@ -42,6 +42,12 @@ class Search:
         except OutOfMemory:
             if self.cap:  # without a GPU, a process that has once failed to allocate is not a fair start
                 self.close()
+            return False
+        except Failed as why:
+            if not self.peaks:
+                raise
+            self.ended_by = str(why)  # a kernel that does not take as large a batch
+            self.close()
             return False
 
     def largest(self, start=1):
@@ -82,6 +88,8 @@ def measure(context, model, impl):
                 "peak_bytes_at_batch_of_O0": search.peaks.get(same),
                 "cap_bytes": search.cap or CAP,
             }
+            if search.ended_by:
+                found[level]["ended_by"] = search.ended_by
         finally:
             search.close()
     result = {"model": model, "impl": impl, "levels": found}

@@ -10,7 +10,7 @@ import sys
 from machine import ROOT
 from results import is_same, read_rows
 
-WIDTH = 120
+FACTS = ("tests", "skipped", "nccl", "tool", "build_seconds", "apart", "share_while_computing")
 
 
 def number(value, form="{:.2f}"):
@@ -104,9 +104,9 @@ def write_data(rows):
 def write_plain(rows):
     entries = []
     for row in rows:
-        facts = {
-            key: row[key] for key in ("tests", "skipped", "transport", "nccl", "tool", "build_seconds") if key in row
-        }
+        facts = {key: row[key] for key in FACTS if key in row}
+        if "apart" in facts:
+            facts["apart"] = number(facts["apart"], "{:.1e}")
         entries.append([row["row"], row["outcome"], ", ".join(f"{key} {value}" for key, value in facts.items())])
     yield from table(["", "outcome", ""], entries)
 

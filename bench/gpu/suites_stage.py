@@ -24,7 +24,7 @@ SUITES = [
     Suite("ddp_gpu", "conformance_ddp", "DdpGpu.*"),
     Suite("optim", "conformance_optim", "All/FusedAgainstTorch.*", needs_gpu=False),
     Suite("amp", "conformance_amp", "Amp.InfinityOnOneRank*:Amp.Skipped*:Amp.ClipNorm*:Amp.Several*:Amp.OneScaler*",
-          needs_gpu=False),
+          needs_gpu=False, seconds=35),
     Suite("sync_batch_norm", "conformance_nn",
           "SyncBatchNorm.EqualsOneBatchNorm*:SyncBatchNorm.TakesInputs*:SyncBatchNorm.LowPrecision*:"
           "SyncBatchNorm.Affine*", needs_gpu=False),

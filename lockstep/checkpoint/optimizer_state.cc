@@ -157,12 +157,13 @@ struct FieldImporter {
   const at::Tensor* like;  // the parameter that the state belongs to; null for options
 
   void operator()(const char* name, at::Tensor& tensor) const {
-    const auto found = from.find(prefix + name);
+    const std::string key = prefix + name;
+    const auto found = from.find(key);
     if (found == from.end()) return;
-    const at::Tensor& value = value_of<at::Tensor>(from, prefix + name);
+    const at::Tensor& value = value_of<at::Tensor>(from, key);
     if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() ||
         value.is_complex() != like->is_complex())
-      throw base::UsageError("the state's tensor " + base::quoted(prefix + name, 120) +
+      throw base::UsageError("the state's tensor " + base::quoted(key, 120) +
                              " has another shape or kind of numbers (real, complex, integer) than its parameter");
     tensor = value.detach().to(like->options().dtype(value.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
     from.erase(found);

@@ -91,9 +91,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
 
     // Sums of dy * xhat and of dy over this rank's batch, which are the gradients of weight and bias.
     at::Tensor dot = at::zeros_like(mean), sum = at::zeros_like(mean);
-    if (input.numel() > 0)
-      std::tie(std::ignore, dot, sum) = at::native_batch_norm_backward(
-          dy, x, {}, mean, variance, {}, {}, /*train=*/false, saved->eps, {false, true, true});
+    if (input.numel() > 0)  // the CPU reads the running statistics; CUDA the saved ones and the weight's dtype
+      std::tie(std::ignore, dot, sum) = at::native_batch_norm_backward(dy, x, at::ones_like(mean), mean, variance, mean,
+                                                                       (variance + saved->eps).rsqrt(), /*train=*/false,
+                                                                       saved->eps, {false, true, true});
     at::Tensor dx;
     if (context->needs_input_grad(0))
       dx = input_gradient(*saved, x, dy, cast_optional(weight, options), mean, variance, dot, sum)

@@ -27,14 +27,15 @@ if [ "${3-}" = hidden ]; then  # inside the namespace
     gloo/algorithm.h; do
     [ ! -e "/usr/include/$header" ] || fail "/usr/include/$header is not hidden"
   done
-  # Without .deps, so that libtorch is that of python3. Unoptimised: the test is about what is found.
+  # Without .deps, so that libtorch is that of python3. Unoptimised: the test is about what is found. With a compiler
+  # that links libstdc++ statically, as some wrappers do, the programs must use libtorch's all the same.
   rm -rf "$work/source"
   mkdir "$work/source"
   tar -C "$source" --exclude=./.deps --exclude=./build --exclude=./.git -cf - . | tar -C "$work/source" -xf -
   python=$(realpath "$torch/../../../../bin")
   [ -x "$python/python3" ] || fail "there is no python3 with the libtorch in $torch"
   PATH=$python:$PATH cmake -G Ninja -S "$work/source" -B "$work/build" -DLOCKSTEP_DEPS="$work/deps" \
-    -DLOCKSTEP_UNITY=ON -DLOCKSTEP_OPTIMIZATION=-O0 | tee "$work/output"
+    -DLOCKSTEP_UNITY=ON -DLOCKSTEP_OPTIMIZATION=-O0 -DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++ | tee "$work/output"
   for found in "in $(realpath "$torch");" "gloo transport: yes" "mpi transport: no" "JPEG images: yes"; do
     grep -qF "$found" "$work/output" || fail "cmake did not print: $found"
   done

@@ -109,10 +109,14 @@ bool NcclCommunicator::connect(const std::string& op) {
 
 void NcclCommunicator::abort() noexcept {
   if (!comm_) return;
-  // ncclCommAbort() may wait for the GPU or for NCCL's threads. If the GPU is broken, that wait never ends.
-  std::thread([end = nccl_.comm_abort, comm = comm_] { end(comm); }).detach();
+  abort(comm_);
   comm_ = nullptr;
   stage_ = Stage::kClosed;
+}
+
+void NcclCommunicator::abort(ncclComm_t comm) noexcept {
+  // ncclCommAbort() may wait for the GPU or for NCCL's threads. If the GPU is broken, that wait never ends.
+  if (comm) std::thread([end = NcclLibrary::loaded().comm_abort, comm] { end(comm); }).detach();
 }
 
 void NcclCommunicator::close() noexcept {

@@ -45,6 +45,8 @@ class NcclCommunicator {
 
   /// Ends all operations with ncclCommAbort() on a detached thread. Does not wait.
   void abort() noexcept;
+  /// The same for a communicator that split() made; null is ignored.
+  static void abort(ncclComm_t comm) noexcept;
   /// Finalizes and destroys the communicator; waits up to 10 s for the other ranks, then aborts.
   void close() noexcept;
 

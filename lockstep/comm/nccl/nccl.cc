@@ -24,6 +24,11 @@ constexpr auto kMaxPollInterval = std::chrono::milliseconds(1);
 
 class NcclTransport;
 
+std::exception_ptr closed_error() {
+  return std::make_exception_ptr(
+      base::PeerLostError(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
+}
+
 /// A Pending whose wait_until() polls done().
 class PolledPending : public Pending {
  public:
@@ -72,8 +77,24 @@ class NcclPending final : public PolledPending {
   friend class NcclTransport;
   const std::weak_ptr<NcclTransport> transport_;
   Collective op_;
-  bool enqueued_ = false;
   std::shared_ptr<GpuCompletion> completion_;
+};
+
+/// A communicator of some of another's ranks. The parent makes it, and the child, a transport of its own, takes it
+/// over.
+struct Split {
+  const int color, key;
+  ncclComm_t comm = nullptr;  // NCCL may write to it until the split is ready
+  bool ready = false;
+  bool abandoned = false;  // the child was destroyed first
+};
+
+/// A call that a communicator has to make: an operation or a split. NCCL requires that all ranks make the calls of a
+/// communicator in the same order, and each one only after the previous call has returned success.
+struct QueuedCall {
+  std::shared_ptr<NcclPending> operation;
+  std::shared_ptr<Split> split;  // if there is no operation
+  bool issued = false;
 };
 
 class NcclTransport final : public Transport, public std::enable_shared_from_this<NcclTransport> {
@@ -81,13 +102,14 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   explicit NcclTransport(NcclOptions options) : options_(std::move(options)), communicator_(options_) {
     if (!options_.parent) return;
     auto* parent = dynamic_cast<NcclTransport*>(options_.parent.get());
-    split_comm_ = parent ? parent->split(options_.color, options_.rank) : nullptr;
+    split_ = parent ? parent->split(options_.color, options_.rank) : nullptr;
   }
 
   ~NcclTransport() override {
     const std::lock_guard lock(mutex_);
     const c10::DeviceGuard device(own_device());
-    if (aborted_ || !queue_.empty() || std::uncaught_exceptions() > 0) communicator_.abort();
+    if (split_) parent().release(*split_);
+    if (aborted_ || !queue_.empty() || std::uncaught_exceptions() > 0) fail(closed_error());
     communicator_.close();
   }
 
@@ -108,7 +130,8 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
       operation->finish(aborted_);
       return operation;
     }
-    queue_.push_back(operation);
+    started_ = true;
+    queue_.push_back({.operation = operation});
     advance();
     return operation;
   }
@@ -155,21 +178,31 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     return aborted_;
   }
 
-  std::shared_ptr<ncclComm_t> split(int color, int key) {
+  /// Returns a split that a later call of is_split_ready() finds ready. Returns null if no rank has started an
+  /// operation, and so none has a communicator: the child then meets its ranks at the store.
+  std::shared_ptr<Split> split(int color, int key) {
     const std::lock_guard lock(mutex_);
     if (aborted_) std::rethrow_exception(aborted_);
-    if (!communicator_.connected()) return nullptr;
-    const c10::DeviceGuard device(own_device());
-    children_.push_back(std::make_shared<ncclComm_t>(nullptr));
-    communicator_.split(color, key, children_.back().get());
-    return children_.back();
+    if (!started_) return nullptr;
+    const auto split = std::make_shared<Split>(Split{.color = color, .key = key});
+    queue_.push_back({.split = split});
+    advance();
+    if (aborted_) std::rethrow_exception(aborted_);
+    return split;
   }
 
-  /// Returns true if the communicator that split() returned is valid.
-  bool is_split_ready() {
+  bool is_split_ready(const Split& split) {
     const std::lock_guard lock(mutex_);
+    if (!aborted_) advance();
     if (aborted_) std::rethrow_exception(aborted_);
-    return communicator_.is_ready("split", "ncclCommSplit");
+    return split.ready;
+  }
+
+  /// Ends a split that its child has not taken over.
+  void release(Split& split) noexcept {
+    const std::lock_guard lock(mutex_);
+    split.abandoned = true;
+    if (split.ready) NcclCommunicator::abort(split.comm);
   }
 
  private:
@@ -179,16 +212,21 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   void fail(const std::exception_ptr& cause) noexcept {
     if (aborted_) return;
     aborted_ = cause;
-    for (const auto& operation : queue_) operation->finish(cause);
+    for (QueuedCall& call : queue_) {
+      if (call.operation) call.operation->finish(cause);
+      if (call.split && call.issued) new std::shared_ptr<Split>(call.split);  // never freed: NCCL may write to it
+    }
     queue_.clear();
     communicator_.abort();
   }
 
+  NcclTransport& parent() const { return static_cast<NcclTransport&>(*options_.parent); }
+
   bool connect(const std::string& op) {
-    if (split_comm_) {
-      if (!static_cast<NcclTransport&>(*options_.parent).is_split_ready()) return false;
-      communicator_.set_split_comm(*split_comm_);
-      split_comm_ = nullptr;
+    if (split_) {
+      if (!parent().is_split_ready(*split_)) return false;
+      communicator_.set_split_comm(split_->comm);
+      split_ = nullptr;
     }
     return communicator_.connect(op);
   }
@@ -197,21 +235,17 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     if (queue_.empty()) return;
     try {
       const c10::DeviceGuard device(own_device());
-      if (!connect(label(queue_.front()->op_))) return;
       while (!queue_.empty()) {
-        NcclPending& first = *queue_.front();
-        const std::string what = label(first.op_), call = describe_call(first.op_);
-        if (!communicator_.is_ready(what, call)) return;  // a split or this operation is in progress
-        if (!std::exchange(first.enqueued_, true)) {
-          first.op_.ready_event->block(communicator_.stream());
-          const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
-          communicator_.check(
-              enqueue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())),
-              what, call);
+        QueuedCall& first = queue_.front();
+        const std::string what = first.operation ? label(first.operation->op_) : "split";
+        const std::string call = first.operation ? describe_call(first.operation->op_) : "ncclCommSplit";
+        if (!connect(what) || !communicator_.is_ready(what, call))
+          return;  // this call or an earlier one is in progress
+        if (!std::exchange(first.issued, true)) {
+          issue(first, what, call);
           continue;
         }
-        first.completion_ = std::make_shared<GpuCompletion>(weak_from_this(), first.op_, communicator_.stream());
-        first.finish();
+        finish(first);
         queue_.pop_front();
       }
     } catch (...) {
@@ -219,19 +253,34 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     }
   }
 
+  void issue(const QueuedCall& queued, const std::string& what, const std::string& call) {
+    if (queued.split) return communicator_.split(queued.split->color, queued.split->key, &queued.split->comm);
+    const Collective& op = queued.operation->op_;
+    op.ready_event->block(communicator_.stream());
+    const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
+    communicator_.check(
+        enqueue(op, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())), what, call);
+  }
+
+  void finish(const QueuedCall& queued) {
+    if (queued.split) {
+      queued.split->ready = true;
+      if (queued.split->abandoned) NcclCommunicator::abort(queued.split->comm);
+      return;
+    }
+    NcclPending& operation = *queued.operation;
+    operation.completion_ = std::make_shared<GpuCompletion>(weak_from_this(), operation.op_, communicator_.stream());
+    operation.finish();
+  }
+
   const NcclOptions options_;
   std::mutex mutex_;  // guards the members below
   NcclCommunicator communicator_;
-  std::shared_ptr<ncclComm_t> split_comm_;
-  std::vector<std::shared_ptr<ncclComm_t>> children_;  // kept as long as NCCL may write to them
-  std::deque<std::shared_ptr<NcclPending>> queue_;
+  std::shared_ptr<Split> split_;  // of the parent, until this communicator has taken it over
+  bool started_ = false;          // an operation, at some time
+  std::deque<QueuedCall> queue_;
   std::exception_ptr aborted_;
 };
-
-std::exception_ptr closed_error() {
-  return std::make_exception_ptr(
-      base::PeerLostError(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
-}
 
 bool NcclPending::done() {
   if (is_finished()) return true;

@@ -189,6 +189,24 @@ TEST(Gpu, SplitGroups) {
   expect_same(same, numbers(5, my_factor(), at::kFloat));
 }
 
+/// Two models make two groups one after the other, and NCCL takes half a second for each. The operations before,
+/// between and after them may still be in progress.
+TEST(Gpu, SplitsInARow) {
+  const at::Tensor before = on_gpu(numbers(5, my_factor(), at::kFloat)), between = before.clone();
+  comm::Work first = world().all_reduce_async(before);
+  comm::Group one = world().split(0);
+  comm::Work second = world().all_reduce_async(between);
+  comm::Group two = world().split(0, -world().rank());
+  {
+    comm::Group unused = world().split(0);
+  }
+  const at::Tensor in_two = on_gpu(numbers(7, my_factor(), at::kFloat)), in_one = in_two.clone();
+  comm::Work third = two.all_reduce_async(in_two), fourth = one.all_reduce_async(in_one);
+  for (comm::Work* work : {&fourth, &third, &second, &first}) work->wait();
+  for (const at::Tensor& five : {before, between}) expect_same(five, numbers(5, sum_of_ranks(), at::kFloat));
+  for (const at::Tensor& seven : {in_one, in_two}) expect_same(seven, numbers(7, sum_of_ranks(), at::kFloat));
+}
+
 TEST(Gpu, WrongDevicesAreRejected) {
   if (num_ranks() == 1) return;
   const auto text_of = [](const auto& call) -> std::string {

@@ -27,6 +27,8 @@
 
 namespace fs = std::filesystem;
 
+using Clock = std::chrono::steady_clock;
+
 struct ncclComm {
   std::string folder;
   int rank = 0, size = 1;
@@ -37,6 +39,7 @@ struct ncclComm {
   struct Split {
     int number, color, key;
     ncclComm_t* child;
+    Clock::time_point earliest;  // until then it is in progress: NCCL takes half a second
   };
   std::vector<Split> pending_splits;
 };
@@ -161,6 +164,30 @@ std::vector<Bytes> gather_parts(const ncclComm& comm, int number, const void* mi
   return parts;
 }
 
+bool finish_splits(ncclComm_t comm);
+bool all_ranks_have(const ncclComm& comm, const std::string& what);
+
+/// Returns whether the last nonblocking call has ended.
+bool is_settled(ncclComm_t comm) {
+  if (!comm->connected && all_ranks_have(*comm, "here")) comm->connected = true;
+  return comm->connected && finish_splits(comm) && (!comm->is_leaving || all_ranks_have(*comm, "bye"));
+}
+
+std::string last_error;
+
+/// The check with which each call of NCCL begins.
+ncclResult_t ensure_ready(ncclComm_t comm) {
+  if (is_settled(comm)) return ncclSuccess;
+  last_error = "Attempt to use communicator before the previous operation returned ncclSuccess";
+  return ncclInvalidArgument;
+}
+
+/// The result with which `call` must return before it does anything.
+ncclResult_t begin_call(const char* call, ncclComm_t comm) {
+  const ncclResult_t result = planned_result(call, comm->rank);
+  return result != ncclSuccess ? result : ensure_ready(comm);
+}
+
 thread_local int depth = 0;
 thread_local std::vector<std::function<void()>> sends, receives;
 thread_local cudaStream_t stream_of_group = nullptr;
@@ -169,7 +196,7 @@ thread_local cudaStream_t stream_of_group = nullptr;
 /// until the communicator is aborted.
 ncclResult_t enqueue_call(const char* call, ncclComm_t comm, cudaStream_t stream,
                           std::function<void(int number)> work) {
-  if (const ncclResult_t result = planned_result(call, comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = begin_call(call, comm); result != ncclSuccess) return result;
   const int number = comm->operations++;
   const bool stuck = planned_result("hang", comm->rank) != ncclSuccess ||
                      (fault_plan().call == "hang" && fault_plan().rank == comm->rank);
@@ -204,6 +231,7 @@ ncclComm* new_communicator() {
 bool finish_splits(ncclComm_t comm) {
   while (!comm->pending_splits.empty()) {
     const auto& split = comm->pending_splits.front();
+    if (Clock::now() < split.earliest) return false;
     const std::string base = comm->folder + "/split" + std::to_string(split.number) + ".";
     std::vector<std::pair<int, int>> mine;  // (key, rank)
     for (int rank = 0; rank < comm->size; ++rank) {
@@ -230,19 +258,17 @@ bool finish_splits(ncclComm_t comm) {
   return true;
 }
 
-bool all_ranks_have(ncclComm_t comm, const std::string& what);
-
 /// Records that this rank no longer uses the communicator's directory. The last rank removes the directory.
 void leave_communicator(ncclComm_t comm) {
   if (comm->folder.find("/split") != std::string::npos) return;  // removed with the directory of its parent
   write_file(comm->folder + "/gone." + std::to_string(comm->rank), "", 0);
   std::error_code ignored;
-  if (all_ranks_have(comm, "gone")) fs::remove_all(comm->folder, ignored);
+  if (all_ranks_have(*comm, "gone")) fs::remove_all(comm->folder, ignored);
 }
 
-bool all_ranks_have(ncclComm_t comm, const std::string& what) {
-  for (int rank = 0; rank < comm->size; ++rank)
-    if (!fs::exists(comm->folder + "/" + what + "." + std::to_string(rank))) return false;
+bool all_ranks_have(const ncclComm& comm, const std::string& what) {
+  for (int rank = 0; rank < comm.size; ++rank)
+    if (!fs::exists(comm.folder + "/" + what + "." + std::to_string(rank))) return false;
   return true;
 }
 
@@ -260,7 +286,7 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 const char* ncclGetLastError(ncclComm_t) {
   static const std::string text = env_variable("FAKE_NCCL_ERROR_TEXT");
-  return text.c_str();
+  return text.empty() ? last_error.c_str() : text.c_str();
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   if (const ncclResult_t result = planned_result("ncclGetUniqueId", 0); result != ncclSuccess) return result;
@@ -284,12 +310,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   return ncclInProgress;
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
-  if (const ncclResult_t result = planned_result("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = begin_call("ncclCommSplit", comm); result != ncclSuccess) return result;
   const std::string text = std::to_string(color) + " " + std::to_string(key);
   const int number = comm->splits++;
   write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), text.data(),
              text.size());
-  comm->pending_splits.push_back({number, color, key, child});
+  comm->pending_splits.push_back({number, color, key, child, Clock::now() + std::chrono::milliseconds(20)});
   std::fprintf(stderr, "fake ncclCommSplit\n");
   return ncclInProgress;
 }
@@ -298,12 +324,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
     *state = static_cast<ncclResult_t>(fault_plan().result);
     return ncclSuccess;
   }
-  if (!comm->connected && all_ranks_have(comm, "here")) comm->connected = true;
-  const bool settled = comm->connected && finish_splits(comm) && (!comm->is_leaving || all_ranks_have(comm, "bye"));
-  *state = settled ? ncclSuccess : ncclInProgress;
+  *state = is_settled(comm) ? ncclSuccess : ncclInProgress;
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (const ncclResult_t result = ensure_ready(comm); result != ncclSuccess) return result;
   comm->is_leaving = true;
   write_file(comm->folder + "/bye." + std::to_string(comm->rank), "", 0);
   return ncclInProgress;
@@ -361,13 +386,13 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
 }
 ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  if (const ncclResult_t result = planned_result("ncclSend", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = begin_call("ncclSend", comm); result != ncclSuccess) return result;
   const std::string path = comm->folder + "/p." + std::to_string(comm->rank) + "." + std::to_string(peer) + "." +
                            std::to_string(comm->sent[peer]++);
   return add_to_group(sends, [=] { write_file(path, from, count * size_of(type)); }, stream);
 }
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t result = planned_result("ncclRecv", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = begin_call("ncclRecv", comm); result != ncclSuccess) return result;
   const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." +
                            std::to_string(comm->received[peer]++);
   const auto receive = [=] {
