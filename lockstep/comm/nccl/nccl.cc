@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/nccl/calls.h"
 #include "lockstep/comm/nccl/communicator.h"
 
@@ -21,6 +22,7 @@ using base::Deadline;
 
 constexpr auto kMinPollInterval = std::chrono::microseconds(20);
 constexpr auto kMaxPollInterval = std::chrono::milliseconds(1);
+constexpr auto kSplitTimeout = std::chrono::seconds(10);
 
 class NcclTransport;
 
@@ -109,6 +111,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     const c10::DeviceGuard device(own_device());
     if (split_) parent().release(*split_);
+    finish_splits();
     if (aborted_ || !queue_.empty() || std::uncaught_exceptions() > 0) fail(closed_error());
     communicator_.close();
   }
@@ -221,6 +224,17 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   NcclTransport& parent() const { return static_cast<NcclTransport&>(*options_.parent); }
+
+  /// Waits for splits that no child has waited for: a communicator cannot be closed during one.
+  void finish_splits() noexcept {
+    const auto is_split = [](const QueuedCall& call) { return call.split != nullptr; };
+    if (!std::all_of(queue_.begin(), queue_.end(), is_split) || std::uncaught_exceptions() > 0) return;
+    for (const Deadline deadline = Deadline::in(kSplitTimeout); !queue_.empty() && !deadline.expired();) {
+      if (base::telemetry::RankPage::this_process().stop_requested.load() != 0) return;
+      advance();
+      if (!queue_.empty()) std::this_thread::sleep_for(kMaxPollInterval);
+    }
+  }
 
   bool connect(const std::string& op) {
     if (split_) {

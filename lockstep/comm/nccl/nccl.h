@@ -39,7 +39,7 @@ std::string nccl_version();
 /// becomes an error that names the rank, its GPU, the NCCL call with its parameters, and the messages of CUDA and NCCL.
 /// If the loss of a peer may have caused the failure, the caller must determine the cause (see to_exception()). With
 /// `parent`, all its ranks must call this function or skip_nccl_split(), in the same order. The destructor waits up to
-/// 10 s for the other ranks to finalize, unless an operation or the job has failed.
+/// 10 s for splits and 10 s for the other ranks to finalize, unless an operation or the job has failed.
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions options);
 
 /// Takes part in the split of `parent` for a rank that is in none of the new groups.
