@@ -131,6 +131,11 @@ std::terminate_handler previous_terminate_handler = nullptr;
 
 }  // namespace
 
+int report_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept {
+  report({cause, text, hint, base::exit_code(cause)});
+  return base::exit_code(cause);
+}
+
 void report_failures_to(FailureListener listener) {
   const std::lock_guard lock(listener_slot().mutex);
   listener_slot().listener = std::move(listener);

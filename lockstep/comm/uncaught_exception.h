@@ -3,6 +3,9 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+
+#include "lockstep/base/cause.h"
 
 namespace lockstep::comm::channel {
 class DeadlockDetector;
@@ -19,6 +22,10 @@ namespace lockstep::comm {
 /// exception is one of Lockstep's, else with 1. The failure of a child that the rank has forked is only printed: it is
 /// not the job's.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
+
+/// For other languages: publishes an error that ends this process as the job's first cause, unless there is one.
+/// Returns the exit code of the cause (1 for kRankExited), with which the process should exit.
+int report_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
 
 /// The destination of failure reports.
 struct FailureListener {

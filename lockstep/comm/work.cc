@@ -1,7 +1,9 @@
 #include "lockstep/comm/work.h"
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/comm/channel/interrupt.h"
 
 namespace lockstep::comm {
 
@@ -11,9 +13,14 @@ void Work::wait() {
 }
 
 void Work::wait(base::Deadline deadline) {
-  if (!pending_->wait_until(deadline))
-    throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1,
-                             label_ + ": not done before the deadline of wait()");
+  while (!pending_->wait_until(earlier(deadline, base::Deadline::in(base::kFailureCheckInterval)))) {
+    if (deadline.expired())
+      throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1,
+                               label_ + ": not done before the deadline of wait()");
+    if (channel::is_interrupted())
+      throw base::CommError(base::Cause::kInterrupted, label_, rank_, -1,
+                            label_ + ": interrupted on rank " + std::to_string(rank_));
+  }
   if (const auto error = pending_->error()) std::rethrow_exception(error);
 }
 

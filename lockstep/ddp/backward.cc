@@ -48,10 +48,9 @@ struct BackwardInfo final : c10::DebugInfoBase {
 };
 constexpr auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
 
-/// The text of the exception that is being handled.
-std::string text_of_exception() {
+std::string text_of(const std::exception_ptr& error) {
   try {
-    throw;
+    std::rethrow_exception(error);
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
@@ -77,7 +76,52 @@ std::vector<Node*> leaves_of(const edge_list& roots) {
   return leaves;
 }
 
+/// If a participant throws, those after it are told that this backward() fails.
+void report_end(const std::vector<BackwardParticipant*>& joined) {
+  for (std::size_t i = 0; i < joined.size(); ++i) {
+    try {
+      joined[i]->on_backward_end();
+    } catch (...) {
+      const std::string why = text_of(std::current_exception());
+      for (std::size_t k = i + 1; k < joined.size(); ++k) joined[k]->on_backward_error(why, {});
+      throw;
+    }
+  }
+}
+
+void report_failure(std::vector<BackwardParticipant*> concerned, const std::string& why,
+                    const std::vector<Node*>& leaves) {
+  for (BackwardParticipant* participant : participants_of_this_thread())
+    if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
+      concerned.push_back(participant);
+  for (BackwardParticipant* participant : concerned) participant->on_backward_error(why, leaves);
+}
+
 }  // namespace
+
+void watch_backward(const edge_list& roots, const std::function<void()>& run) {
+  if (Backward* outer = Backward::current()) {
+    outer->is_nested_.store(true, std::memory_order_relaxed);
+    return run();
+  }
+  for (BackwardParticipant* participant : participants_of_this_thread()) participant->check_before_backward();
+  Backward backward;
+  std::exception_ptr error;
+  try {
+    const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
+    released(&hook_order);
+    run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  acquired(&hook_order);
+  if (error) {
+    if (const auto of_hook = backward.error()) error = of_hook;  // an engine may have made another one of it
+    report_failure(backward.joined(), text_of(error), leaves_of(roots));
+    std::rethrow_exception(error);
+  }
+  report_end(backward.joined());
+}
 
 void accumulate_on_current_stream(Node& leaf, const at::Tensor& parameter) {
   const at::Device device = parameter.device();
@@ -96,26 +140,11 @@ class BackwardEngine final : public Engine {
 
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
-    const auto execute_inner = [&] {
-      return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-    };
-    if (!accumulate_grad) return execute_inner();  // torch::autograd::grad
-    if (Backward* outer = Backward::current()) {
-      outer->is_nested_.store(true, std::memory_order_relaxed);
-      return execute_inner();
-    }
-    for (BackwardParticipant* participant : participants_of_this_thread()) participant->check_before_backward();
-    Backward backward;
     variable_list result;
-    try {
-      const c10::DebugInfoGuard guard(kInfoKind, std::make_shared<BackwardInfo>(backward));
-      released(&hook_order);
-      result = execute_inner();
-    } catch (...) {
-      report_failure(backward, roots);
-      throw;
-    }
-    report_end(backward);
+    const auto run = [&] {
+      result = inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    };
+    accumulate_grad ? watch_backward(roots, run) : run();  // not for torch::autograd::grad
     return result;
   }
 
@@ -132,30 +161,6 @@ class BackwardEngine final : public Engine {
   }
 
  private:
-  /// If a participant throws, those after it are told that this backward() fails.
-  static void report_end(const Backward& backward) {
-    acquired(&hook_order);
-    const std::vector<BackwardParticipant*>& joined = backward.joined();
-    for (std::size_t i = 0; i < joined.size(); ++i) {
-      try {
-        joined[i]->on_backward_end();
-      } catch (...) {
-        for (std::size_t k = i + 1; k < joined.size(); ++k) joined[k]->on_backward_error(text_of_exception(), {});
-        throw;
-      }
-    }
-  }
-
-  static void report_failure(const Backward& backward, const edge_list& roots) {
-    acquired(&hook_order);
-    const std::vector<Node*> leaves = leaves_of(roots);
-    std::vector<BackwardParticipant*> concerned = backward.joined();
-    for (BackwardParticipant* participant : participants_of_this_thread())
-      if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
-        concerned.push_back(participant);
-    for (BackwardParticipant* participant : concerned) participant->on_backward_error(text_of_exception(), leaves);
-  }
-
   Engine& inner_;
 };
 
@@ -187,6 +192,16 @@ Backward* Backward::current() noexcept {
 const std::vector<BackwardParticipant*>& Backward::joined() const {
   const std::lock_guard lock(mutex_);
   return joined_;
+}
+
+std::exception_ptr Backward::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Backward::record_error() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::current_exception();
 }
 
 void Backward::join(BackwardParticipant& participant) {

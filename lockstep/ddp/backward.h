@@ -1,9 +1,12 @@
 // Backward: one call of backward(), from its beginning to its end, and the models whose parameters it reaches.
 #pragma once
 
+#include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -39,18 +42,23 @@ class Backward {
   std::thread::id thread() const { return thread_; }
   /// True once it has called backward() again, inside.
   bool is_nested() const { return is_nested_.load(std::memory_order_relaxed); }
+  /// A hook is about to throw the exception that is being handled. May be called from any thread.
+  void record_error() noexcept;
   /// From now on `participant` is told how this backward() ends. May be called from any thread, once.
   void join(BackwardParticipant& participant);
 
  private:
   friend class BackwardEngine;
+  friend void watch_backward(const torch::autograd::edge_list& roots, const std::function<void()>& run);
   /// After autograd is done. Each join() happens before the return.
   const std::vector<BackwardParticipant*>& joined() const;
+  std::exception_ptr error() const;
 
   const std::thread::id thread_ = std::this_thread::get_id();
   std::atomic<bool> is_nested_{false};
-  mutable std::mutex mutex_;  // guards joined_
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<BackwardParticipant*> joined_;
+  std::exception_ptr error_;  // the first that a hook has thrown
 };
 
 /// Each hook of autograd has one as its first object: autograd's queues order a hook after the beginning of backward()
@@ -73,6 +81,11 @@ void accumulate_on_current_stream(torch::autograd::Node& leaf, const at::Tensor&
 /// keeps ownership and must remove the participant before destroying it, and not during a backward() that it has
 /// joined.
 void add_backward_participant(BackwardParticipant* participant);
+
+/// Calls `run`, which runs a backward() that accumulates gradients from `roots` on this thread, and tells participants
+/// of its beginning and end. For engines that do not go through the default one, such as that of torch's Python
+/// bindings. Rethrows what `run` throws; if a participant has thrown before that, in a hook, its exception.
+void watch_backward(const torch::autograd::edge_list& roots, const std::function<void()>& run);
 void remove_backward_participant(BackwardParticipant* participant);
 
 }  // namespace lockstep::ddp

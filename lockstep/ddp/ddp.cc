@@ -3,7 +3,6 @@
 
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -53,8 +52,8 @@ NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>
   return tensors;
 }
 
-NamedTensors dense_buffers(torch::nn::Module& module, const std::vector<std::string>& ignored) {
-  NamedTensors buffers = remove_ignored(named_buffers(module), ignored);
+NamedTensors dense_buffers(const ModelTensors& model, const std::vector<std::string>& ignored) {
+  NamedTensors buffers = remove_ignored(model.buffers, ignored);
   require_dense(buffers, "buffer", "DistributedDataParallel");
   return buffers;
 }
@@ -89,45 +88,15 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 
 }  // namespace
 
-// detach_module() removes the hooks before `impl` is destroyed.
-
-class DistributedDataParallel::Impl::BeforeAccumulateHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit BeforeAccumulateHook(Impl& impl) : impl_(impl) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    const HookScope scope;
-    impl_.on_gradient_arrives();
-    return gradients;
-  }
-
- private:
-  Impl& impl_;
-};
-
-class DistributedDataParallel::Impl::AfterAccumulateHook final : public torch::autograd::FunctionPostHook {
- public:
-  AfterAccumulateHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    const HookScope scope;
-    impl_.on_gradient_accumulated(index_);
-    return outputs;
-  }
-
- private:
-  Impl& impl_;
-  const std::size_t index_;
-};
-
-DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
+DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm::Group the_group, DdpOptions options)
     : group_(std::move(the_group)),
       options_(std::move(options)),
       reduce_group_(group_),
-      buffers_(dense_buffers(module, options_.ignore), options_.buffers),
-      module_watch_(module, options_.ignore) {
-  check_options(options_, named_parameters(module), named_buffers(module));
-  const NamedTensors parameters = remove_ignored(named_parameters(module), options_.ignore);
-  const NamedTensors buffers = dense_buffers(module, options_.ignore);
+      buffers_(dense_buffers(model, options_.ignore), options_.buffers),
+      module_watch_(std::move(watch)) {
+  check_options(options_, model.parameters, model.buffers);
+  const NamedTensors parameters = remove_ignored(std::move(model.parameters), options_.ignore);
+  const NamedTensors buffers = dense_buffers(model, options_.ignore);
   require_dense(parameters, "parameter", "DistributedDataParallel");
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
     throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
@@ -190,44 +159,6 @@ void DistributedDataParallel::Impl::detach_module() {
         "while the model trains, and make a new one for a new module");
 }
 
-/// Also for frozen parameters, because they may be unfrozen at any time. The node stays the same then.
-void DistributedDataParallel::Impl::register_hooks(std::size_t index) {
-  HookedParameter& parameter = parameters_[index];
-  const bool requires_grad = parameter.tensor.requires_grad();
-  parameter.tensor.set_requires_grad(true);
-  auto node = torch::autograd::impl::grad_accumulator(parameter.tensor);
-  parameter.tensor.set_requires_grad(requires_grad);
-  auto before = std::make_unique<BeforeAccumulateHook>(*this);
-  parameter.raw = node.get();
-  parameter.before_hook = reinterpret_cast<std::uintptr_t>(before.get());
-  node->add_pre_hook(std::move(before));
-  parameter.after_hook = node->add_post_hook(std::make_unique<AfterAccumulateHook>(*this, index));
-  parameter.node = std::make_shared<decltype(node)>(std::move(node));
-}
-
-void DistributedDataParallel::Impl::remove_hooks(HookedParameter& parameter) noexcept {
-  std::erase_if(parameter.raw->pre_hooks(), [&](const auto& hook) {
-    return reinterpret_cast<std::uintptr_t>(hook.get()) == parameter.before_hook;
-  });
-  parameter.raw->del_post_hook(parameter.after_hook);
-}
-
-void DistributedDataParallel::Impl::check_module() {
-  module_watch_.check();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    HookedParameter& parameter = parameters_[i];
-    const auto* meta = torch::autograd::impl::get_autograd_meta(parameter.tensor);
-    if (meta->grad_accumulator_.lock().get() == parameter.raw) {
-      accumulate_on_current_stream(*parameter.raw, parameter.tensor);
-      continue;
-    }
-    // set_data() with other options, as in torch::load() and to(), has removed the node. The tensor is as before:
-    // module_watch_ has compared its dtype and sizes.
-    remove_hooks(parameter);
-    register_hooks(i);
-  }
-}
-
 void DistributedDataParallel::Impl::on_gradient_arrives() {
   const std::lock_guard lock(gradient_mutex_);
   Backward* const now = Backward::current();
@@ -243,19 +174,6 @@ void DistributedDataParallel::Impl::on_gradient_arrives() {
   backward_ = now;
   now->join(*this);
   begin_backward();
-}
-
-/// Two reducers would average the same gradient, each with what the other has left of it.
-void DistributedDataParallel::Impl::check_not_shared() const {
-  for (const HookedParameter& parameter : parameters_) {
-    const auto& hooks = parameter.raw->pre_hooks();
-    if (hooks.size() > 1 && std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) {
-                              return dynamic_cast<const BeforeAccumulateHook*>(hook.get()) != nullptr;
-                            }) > 1)
-      throw UsageError("backward(): parameter " + parameter.name + " belongs to two DistributedDataParallel objects",
-                       "if two modules share it, name it in DdpOptions.ignore of one of them; if this "
-                       "DistributedDataParallel replaces another one, destroy that first");
-  }
 }
 
 void DistributedDataParallel::Impl::begin_backward() {
@@ -481,7 +399,13 @@ void DistributedDataParallel::Impl::finish_join() {
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
-    : impl_(base::make_process_owned<Impl>(*module, std::move(group), std::move(options))) {}
+    : impl_(base::make_process_owned<Impl>(ModelTensors{named_parameters(*module), named_buffers(*module)},
+                                           ModuleWatch(*module, options.ignore), std::move(group), options)) {}
+DistributedDataParallel::DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options,
+                                                 std::function<void()> check_model) {
+  ModuleWatch watch(model, options.ignore, std::move(check_model));
+  impl_ = base::make_process_owned<Impl>(std::move(model), std::move(watch), std::move(group), std::move(options));
+}
 DistributedDataParallel::~DistributedDataParallel() {
   if (impl_) impl_->detach_module();
 }

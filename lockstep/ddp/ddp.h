@@ -13,6 +13,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/ddp/replicas.h"
 #include "lockstep/nn/module_ref.h"
 
 namespace lockstep::ddp {
@@ -111,6 +112,12 @@ class DistributedDataParallel {
  public:
   [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]
   DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options = {});
+  /// The same for a model that is not a torch::nn::Module, such as a torch::jit::Module or one written in Python.
+  /// `check_model` is called where a module would be checked for tensors that were replaced, added or removed, on the
+  /// same threads; what it throws propagates out of backward() or step().
+  [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]
+  DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options = {},
+                          std::function<void()> check_model = {});
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
 

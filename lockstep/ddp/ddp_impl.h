@@ -27,7 +27,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
                                             public GradientSource,
                                             private comm::GradientSink {
  public:
-  Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
+  Impl(ModelTensors model, ModuleWatch watch, comm::Group group, DdpOptions options);
   ~Impl() override;
   /// Removes the hooks from the module, which may be destroyed afterwards.
   void detach_module();

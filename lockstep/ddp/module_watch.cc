@@ -29,13 +29,23 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, at::Device dev
 
 ModuleWatch::ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored)
     : ignored_(std::move(ignored)), module_(module.weak_from_this()) {
+  ModelTensors model;  // here a tensor is listed under each of its names
+  for (const auto& item : module.named_parameters()) model.parameters.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) model.buffers.emplace_back(item.key(), item.value());
+  remember(model);
+}
+
+ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, std::function<void()> check_model)
+    : ignored_(std::move(ignored)), check_model_(std::move(check_model)) {
+  remember(model);
+}
+
+void ModuleWatch::remember(const ModelTensors& model) {
   for (const bool is_buffer : {false, true}) {
     Kind kind{.name = is_buffer ? "buffer" : "parameter", .is_buffer = is_buffer, .known = {}};
-    for (const auto& item : tensors_of(module, is_buffer)) {
-      const at::Tensor& tensor = item.value();
-      if (tensor.defined() && !is_ignored(item.key()))
-        kind.known.push_back({item.key(), tensor, tensor.scalar_type(), tensor.sizes().vec(), tensor.device()});
-    }
+    for (const auto& [name, tensor] : is_buffer ? model.buffers : model.parameters)
+      if (tensor.defined() && !is_ignored(name))
+        kind.known.push_back({name, tensor, tensor.scalar_type(), tensor.sizes().vec(), tensor.device()});
     kinds_.push_back(std::move(kind));
   }
 }
@@ -45,6 +55,7 @@ bool ModuleWatch::is_ignored(const std::string& name) const {
 }
 
 void ModuleWatch::check() const {
+  if (check_model_) check_model_();
   const auto module = module_.lock();
   for (const Kind& kind : kinds_) {
     for (const Known& known : kind.known)

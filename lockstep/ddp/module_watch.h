@@ -3,9 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "lockstep/ddp/replicas.h"
 
 namespace torch::nn {
 class Module;
@@ -19,6 +22,8 @@ class ModuleWatch {
  public:
   /// `ignored` are names of parameters and buffers that may change.
   ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored);
+  /// Without a module: `check_model`, unless it is empty, does what check() does for the names of a module's tensors.
+  ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, std::function<void()> check_model);
 
   /// Throws UsageError, which names the first parameter or buffer that was added, removed or replaced, or has another
   /// dtype, size or device. The names in a module that is not owned by a std::shared_ptr, or that was destroyed, are
@@ -38,11 +43,13 @@ class ModuleWatch {
     bool is_buffer;
     std::vector<Known> known;
   };
+  void remember(const ModelTensors& model);
   void check_names(torch::nn::Module& module, const Kind& kind) const;
   bool is_ignored(const std::string& name) const;
 
   const std::vector<std::string> ignored_;
   std::weak_ptr<torch::nn::Module> module_;
+  std::function<void()> check_model_;
   std::vector<Kind> kinds_;
 };
 

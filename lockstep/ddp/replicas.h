@@ -24,6 +24,11 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 NamedTensors named_parameters(torch::nn::Module& module);
 NamedTensors named_buffers(torch::nn::Module& module);
 
+/// The tensors of a model. A tensor must not be listed twice.
+struct ModelTensors {
+  NamedTensors parameters, buffers;
+};
+
 /// Copies `values` into `tensor`, in place. Elements of `tensor` that share memory, because it was expanded, get one of
 /// their values.
 void copy_values(const at::Tensor& values, const at::Tensor& tensor);

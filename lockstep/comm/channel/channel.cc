@@ -5,6 +5,7 @@
 
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/captured_step.h"
+#include "lockstep/comm/channel/interrupt.h"
 
 namespace lockstep::comm::channel {
 namespace {
@@ -31,10 +32,15 @@ std::string text_of(const std::exception_ptr& error) {
 /// Whether an exception has reported a failure to the user of this process.
 std::atomic<bool> failure_was_reported{false};
 
-/// Returns true once `pending` is done. Returns false at the deadline or when the job has failed.
-bool done_within(Pending& pending, Deadline deadline) {
-  while (!pending.wait_until(earlier(deadline, Deadline::in(base::kFailureCheckInterval))))
+/// Returns true once `pending` is done. Returns false at the deadline or when the job has failed. Throws a CommError if
+/// the user ends the wait.
+bool done_within(Pending& pending, Deadline deadline, const WaitInfo& wait_info, int rank) {
+  while (!pending.wait_until(earlier(deadline, Deadline::in(base::kFailureCheckInterval)))) {
+    if (is_interrupted())
+      throw CommError(base::Cause::kInterrupted, wait_info.label, rank, -1,
+                      wait_info.label + ": interrupted on rank " + std::to_string(rank));
     if (deadline.expired() || DeadlockDetector::job_has_failed()) return false;
+  }
   return true;
 }
 
@@ -154,7 +160,7 @@ void Channel::wait_on_host(Pending& pending, const Collective& op, const std::st
         if (op.deadline.expired()) deadlock_detector_->throw_timeout(wait_info, poll_state);
         deadlock_detector_->poll(wait_info, poll_state);
         pause = std::exchange(poll_state.poll_soon, false) ? kSuspicionPollInterval : std::min(pause * 5 / 4, longest);
-      } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
+      } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause)), wait_info, deadlock_detector_->rank()));
     } catch (const CommError& error) {
       deadlock_detector_->end_wait(poll_state);
       fail(error);

@@ -1,0 +1,28 @@
+# Finds what the Python package needs: the python3 that has the libtorch of this build, and its headers (Debian:
+# python3-dev). pybind11 (BSD) is part of torch's headers. Without them, Lockstep is built without the package.
+set(LOCKSTEP_PYTHON no)
+file(GLOB interpreters "${LOCKSTEP_TORCH_ROOT}/../../../../bin/python3")
+list(APPEND interpreters python3)
+foreach(interpreter IN LISTS interpreters)
+  execute_process(
+    COMMAND
+      "${interpreter}" -c
+      "import importlib.util, sysconfig; spec = importlib.util.find_spec('torch'); \
+print(spec.submodule_search_locations[0], sysconfig.get_path('include'), sysconfig.get_config_var('EXT_SUFFIX'), sep=';')"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(NOT found)
+    continue()
+  endif()
+  list(GET found 0 torch)
+  list(GET found 1 include)
+  list(GET found 2 LOCKSTEP_PYTHON_SUFFIX)
+  get_filename_component(torch "${torch}" REALPATH)
+  get_filename_component(own "${LOCKSTEP_TORCH_ROOT}" REALPATH)
+  if(torch STREQUAL own AND EXISTS "${include}/Python.h" AND EXISTS "${own}/lib/libtorch_python.so"
+     AND LOCKSTEP_SODIUM_SHARED_LIBRARY)
+    set(LOCKSTEP_PYTHON yes)
+    set(LOCKSTEP_PYTHON_INTERPRETER "${interpreter}")
+    set(LOCKSTEP_PYTHON_INCLUDE "${include}")
+    break()
+  endif()
+endforeach()

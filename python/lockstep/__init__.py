@@ -1,0 +1,54 @@
+"""Distributed data-parallel training with nothing to wrap.
+
+>>> import lockstep, torch
+>>> world = lockstep.init()                            # before the first tensor
+>>> net = Net()                                        # stays what it is
+>>> ddp = lockstep.DistributedDataParallel(net, world)
+>>> optimizer = lockstep.optim.AdamW(ddp, lr=1e-3)     # or torch.optim.AdamW(net.parameters())
+>>> for x, y in loader:
+...     optimizer.zero_grad()
+...     loss_function(net(x), y).backward()
+...     optimizer.step()
+
+$ lockstep run -n 4 python train.py
+"""
+
+import torch  # noqa: F401  the extension needs torch's libraries
+
+from lockstep import _C, optim
+from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
+from lockstep.errors import (
+    CommError,
+    DesyncError,
+    Error,
+    FormatError,
+    PeerLostError,
+    SystemError,
+    TimeoutError,
+    UsageError,
+)
+from lockstep.group import Group, Work, init
+
+__version__ = _C.version()
+PREEMPTED = 75
+"""Exit code that asks `lockstep run` and schedulers to start the job again."""
+
+__all__ = [
+    "PREEMPTED",
+    "CommError",
+    "DesyncError",
+    "DistributedDataParallel",
+    "Error",
+    "FormatError",
+    "Group",
+    "PeerLostError",
+    "SystemError",
+    "TimeoutError",
+    "UsageError",
+    "Work",
+    "__version__",
+    "broadcast_parameters",
+    "init",
+    "join",
+    "optim",
+]

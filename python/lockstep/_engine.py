@@ -1,0 +1,30 @@
+"""Tells DistributedDataParallel of the backward() calls that Python makes.
+
+torch's Python functions call the engine of torch's extension, which does not ask C++ for its default engine. All of
+them call it through the attribute Variable._execution_engine, which install() replaces by an engine that does the same,
+with the hooks of DistributedDataParallel around it.
+"""
+
+from torch import Tensor
+from torch._C import _EngineBase
+from torch.autograd.variable import Variable
+
+from lockstep import _C
+
+_ACCUMULATE_GRAD = 6  # position of this argument of run_backward()
+
+
+class _Engine(_EngineBase):
+    def run_backward(self, tensors, *args, **kwargs):
+        accumulates = kwargs.get("accumulate_grad", args[_ACCUMULATE_GRAD - 1] if len(args) >= _ACCUMULATE_GRAD else False)
+        run = super().run_backward
+        if not accumulates:  # torch.autograd.grad()
+            return run(tensors, *args, **kwargs)
+        roots = [one for one in tensors if isinstance(one, Tensor)]
+        return _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
+
+
+def install() -> None:
+    """Takes effect once."""
+    if not isinstance(Variable._execution_engine, _Engine):
+        Variable._execution_engine = _Engine()

@@ -1,0 +1,70 @@
+"""Publishes an exception that ends this process as the job's first cause, and leaves the job when the process ends."""
+
+import atexit
+import os
+import sys
+import traceback
+import weakref
+
+from lockstep import _C
+from lockstep.errors import Error
+
+_owners = weakref.WeakSet()  # objects with a method _close(), of which a group's come last
+_failed = False
+
+
+def add_owner(owner) -> None:
+    """At the end of the process, calls owner._close(), unless an exception ends it."""
+    _owners.add(owner)
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the last line of what Python prints of an exception."""
+    lines = traceback.format_exception_only(type(error), error)
+    return lines[-1].strip()
+
+
+def report(error: BaseException) -> int:
+    """Publishes `error`. Returns the exit code with which the process should end."""
+    global _failed
+    _failed = True
+    if isinstance(error, Error):
+        message = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)
+        return _C.report_failure(error.cause, message, error.hint)
+    return _C.report_failure("RANK_EXITED", text_of(error), "")
+
+
+def _on_uncaught(kind, error, trace):
+    _previous_hook(kind, error, trace)
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    code = report(error)
+    if code == 1:
+        return  # as Python does by itself
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    os._exit(code)
+
+
+def _leave():
+    if _failed:
+        return
+    for owner in sorted(_owners, key=lambda one: one._CLOSE_ORDER):
+        owner._close()
+
+
+_previous_hook = sys.excepthook
+
+
+def install() -> None:
+    """Takes effect once, in the process that calls it."""
+    global _previous_hook
+    if sys.excepthook is _on_uncaught:
+        return
+    _previous_hook = sys.excepthook
+    sys.excepthook = _on_uncaught
+    atexit.register(_leave)

@@ -1,0 +1,191 @@
+"""Data-parallel training: gradients become their mean over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lockstep import _C, _failures
+from lockstep.errors import UsageError
+from lockstep.group import Group
+
+
+def _check_module(module: torch.nn.Module) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"DistributedDataParallel: module is a {type(module).__qualname__}; expected a torch.nn.Module")
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        kind = type(tensor).__qualname__
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UsageError(
+                f"DistributedDataParallel: {name} has no size yet", hint="run one forward() of the module before"
+            )
+        if kind in ("DTensor", "FlatParameter") or hasattr(tensor, "_fsdp_flattened") or "DTensor" in type(tensor).__name__:
+            raise UsageError(
+                f"DistributedDataParallel: parameter {name} is a {kind}, which another library divides between ranks; "
+                "expected a module whose ranks all hold whole tensors"
+            )
+
+
+def _dicts(module: torch.nn.Module) -> list[dict]:
+    """The dictionaries whose entries are the tensors and modules of `module`."""
+    found = []
+    for part in module.modules():
+        for name in ("_parameters", "_buffers", "_modules"):
+            dictionary = part.__dict__.get(name)
+            if isinstance(dictionary, dict):
+                found.append(dictionary)
+    return found
+
+
+class DistributedDataParallel:
+    """Averages the gradients of a module's parameters over the ranks of a group, as long as it exists.
+
+    The module is neither wrapped nor changed: call it, and any of its methods, at any time and on any number of ranks.
+
+    Construction is collective. It compares the models of all ranks, and copies rank 0's parameters and buffers to all.
+    When backward() returns, each gradient that it computed on at least one rank is the mean over all ranks, with the
+    same bits on each; a rank that did not compute it contributes zero. With an optimizer of lockstep.optim, all ranks
+    on one host, gradients stay each rank's own until the optimizer's step(). Every rank calls backward() the same
+    number of times: otherwise the others raise DesyncError, which names the rank. A backward() that reaches no
+    parameter of the module does not count.
+
+    Parameters may be frozen, unfrozen and filled with new values at any time. One that is replaced, added, removed, or
+    gets another dtype, size or device makes the next backward() raise UsageError, which names it.
+
+    Args:
+        module: any torch.nn.Module, with at least one parameter that requires a gradient.
+        group: the ranks, as init() returns them.
+        bucket_bytes: sizes of gradient buckets in bytes, one for all or two: of the first and of all others. Empty: a
+            short measurement chooses.
+        buffers: "broadcast": every rank has rank 0's buffers after each backward(); "mean": their mean; "local".
+        ignore: names of parameters and buffers that are neither broadcast nor averaged.
+        bf16_compress: sends float32 gradients as bfloat16.
+        wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
+        average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps.
+        gradient_predivide_factor: divides gradients before and after their sum, as Apex does.
+        compare_replicas_every: how often the ranks compare hashes of all parameters; 0: only in the first steps.
+        check_finite: raises an error that names rank and parameter for a gradient with an infinity or NaN.
+        overlap: False: no gradient is reduced before the end of backward().
+        bucket_layout: `layout` in the run that this one resumes, so that sums have the same bits.
+
+    Raises:
+        UsageError: an option or a parameter is not acceptable.
+        CommError: the models differ (cause CONFIG_MISMATCH); the first difference is named.
+    """
+
+    _CLOSE_ORDER = 1
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        group: Group,
+        *,
+        bucket_bytes: Sequence[int] = (1 << 20, 25 << 20),
+        buffers: str = "broadcast",
+        ignore: Sequence[str] = (),
+        bf16_compress: bool = False,
+        wire_dtype: torch.dtype = torch.float32,
+        average_hosts_every: int = 1,
+        gradient_predivide_factor: float = 0.0,
+        compare_replicas_every: int = 100,
+        check_finite: bool = False,
+        overlap: bool = True,
+        bucket_layout: str = "",
+    ) -> None:
+        _check_module(module)
+        self.module, self.group = module, group
+        self._known = self._names()
+        options = {
+            "bucket_bytes": list(bucket_bytes),
+            "buffers": buffers,
+            "ignore": list(ignore),
+            "bf16_compress": bf16_compress,
+            "wire_dtype": wire_dtype,
+            "average_hosts_every": average_hosts_every,
+            "gradient_predivide_factor": float(gradient_predivide_factor),
+            "compare_replicas_every": compare_replicas_every,
+            "check_finite": check_finite,
+            "overlap": overlap,
+            "bucket_layout": bucket_layout,
+        }
+        self._ignored = set(ignore)
+        self._ddp: Any = _C.DistributedDataParallel(
+            list(module.named_parameters()),
+            list(module.named_buffers()),
+            group._group,
+            options,
+            _dicts(module),
+            self._on_module_changed,
+        )
+        _failures.add_owner(self)
+
+    def _close(self) -> None:
+        self._ddp = None
+
+    def _names(self) -> dict[tuple[str, str], torch.Tensor]:
+        tensors = {("parameter", name): tensor for name, tensor in self.module.named_parameters(remove_duplicate=False)}
+        buffers = self.module.named_buffers(remove_duplicate=False)
+        return tensors | {("buffer", name): tensor for name, tensor in buffers}
+
+    def _on_module_changed(self) -> None:
+        """Called when an entry of the module's dictionaries has changed. Other modules are no reason for an error."""
+        now = self._names()
+        for key in [*self._known, *now]:
+            kind, name = key
+            if name in self._ignored or now.get(key) is self._known.get(key):
+                continue
+            what = "replaced" if key in now and key in self._known else "added" if key in now else "removed"
+            raise UsageError(
+                f"DistributedDataParallel: {kind} {name} was {what} after the DistributedDataParallel was made",
+                hint="change the module first and then make the DistributedDataParallel, or make a new one",
+            )
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In this block, backward() only accumulates gradients on this rank. The first one after it reduces the sum."""
+        guard = self._ddp.no_sync()
+        try:
+            yield
+        finally:
+            del guard
+
+    def average_hosts(self) -> None:
+        """With average_hosts_every: averages parameters and floating-point buffers between hosts now. Collective."""
+        self._ddp.average_hosts()
+
+    def compare_replicas(self) -> None:
+        """Compares the parameters of all ranks now; raises an error of cause REPLICA_DIVERGED that names the first that
+        differs. Collective."""
+        self._ddp.compare_replicas()
+
+    @property
+    def layout(self) -> str:
+        """The layout of gradient buckets, for `bucket_layout` of a run that resumes this one."""
+        return self._ddp.layout()
+
+
+def join(
+    models: DistributedDataParallel | Sequence[DistributedDataParallel],
+    loop: Callable[[], object],
+    *,
+    divide_by_initial_world_size: bool = True,
+) -> None:
+    """Runs loop(), a training loop whose number of batches may differ between ranks. A rank whose loop has ended takes
+    part in the reductions of the others with zeros, until all have ended; then all ranks get the parameters of one that
+    trained to the end. Collective.
+
+    Args:
+        models: every DistributedDataParallel that the loop trains.
+        divide_by_initial_world_size: whether means are over all ranks, or over those that still have batches.
+    """
+    listed = [models] if isinstance(models, DistributedDataParallel) else list(models)
+    _C.join([model._ddp for model in listed], lambda: (loop(), None)[1], divide_by_initial_world_size)
+
+
+def broadcast_parameters(module: torch.nn.Module, group: Group, root: int = 0) -> None:
+    """Copies rank `root`'s parameters and buffers to all ranks. Collective."""
+    with torch.no_grad():
+        _C.broadcast_tensors([*module.named_parameters(), *module.named_buffers()], group._group, root)

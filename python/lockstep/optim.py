@@ -1,0 +1,378 @@
+"""Optimizers that update each parameter once per host, in the pass that reads all ranks' gradients.
+
+Each behaves like torch.optim's optimizer of that name and computes the same values within rounding. It is constructed
+from a DistributedDataParallel and takes all of its parameters. Where all ranks are on one host, they share one copy of
+parameters and state, and after backward() `p.grad` is this rank's own gradient: the mean is never stored, unless
+average_gradients() is called. torch.nn.utils.clip_grad_norm_() and clip_grad_value_(), and torch.amp.GradScaler, call
+it by themselves; clip_grad_norm() of the optimizer is faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from lockstep import _C, _failures
+from lockstep.ddp import DistributedDataParallel
+from lockstep.errors import UsageError
+
+_optimizers: weakref.WeakSet = weakref.WeakSet()
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """The base class of all optimizers of this module."""
+
+    _CLOSE_ORDER = 0
+    _STATE: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        defaults: dict[str, Any],
+        groups: Sequence[dict[str, Any]],
+        shard_state: bool,
+        foreach: bool,
+    ) -> None:
+        if not isinstance(ddp, DistributedDataParallel):
+            raise UsageError(
+                f"lockstep.optim.{type(self).__name__}: the first argument is a {type(ddp).__qualname__}; expected a "
+                "lockstep.DistributedDataParallel, of which the optimizer takes all parameters",
+                hint="use torch.optim for parameters of no DistributedDataParallel",
+            )
+        self._ddp = ddp
+        self._names = {id(p): name for name, p in ddp.module.named_parameters() if name not in ddp._ignored}
+        groups = [{**group, "params": list(group["params"])} for group in groups]
+        listed = {id(p) for group in groups for p in group["params"]}
+        others = [p for p in ddp.module.parameters() if id(p) in self._names and id(p) not in listed]
+        self._complete = False
+        super().__init__([{"params": others}, *groups], defaults)
+        self._complete = True
+        self._written = [self._options(group) for group in self.param_groups]
+        self._optimizer: Any = getattr(_C, f"make_{type(self).__name__}")(
+            ddp._ddp, [group["params"] for group in self.param_groups], self._written, shard_state, foreach
+        )
+        self._averaged = False
+        _optimizers.add(self)
+        _failures.add_owner(self)
+
+    def _close(self) -> None:
+        self._optimizer = None
+
+    def _options(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The options of a group, with numbers in the place of tensors."""
+        return {
+            name: float(group[name]) if isinstance(group[name], torch.Tensor) else group[name] for name in self.defaults
+        }
+
+    def _write_options(self) -> None:
+        """Hands options to C++ that have been changed, as schedules do."""
+        for index, group in enumerate(self.param_groups):
+            options = self._options(group)
+            if options != self._written[index]:
+                self._optimizer.set_options(index, options)
+                self._written[index] = options
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises UsageError: the optimizer has all parameters of its DistributedDataParallel from the beginning."""
+        if self._complete:
+            raise UsageError(
+                f"lockstep.optim.{type(self).__name__}: add_param_group() after the optimizer was made",
+                hint="pass `groups` to the constructor; for new parameters make a new DistributedDataParallel",
+            )
+        super().add_param_group(param_group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes one update from the mean of all ranks' gradients. Collective; blocks until all ranks have called it.
+
+        Returns what `closure`, if there is one, returned; it is called once, with gradients enabled."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self._write_options()
+        self._optimizer.step()
+        return result
+
+    def average_gradients(self) -> None:
+        """Makes each p.grad the mean over all ranks, if backward() has not done so. Then gradients may be read, and
+        changed if all ranks change them alike. Collective."""
+        self._optimizer.average_gradients()
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scales gradients in the next step() so that the norm of their mean is at most `max_norm`. Returns the norm
+        before. Collective. Faster than torch.nn.utils.clip_grad_norm_(), which averages and stores all gradients."""
+        return self._optimizer.clip_grad_norm(float(max_norm))
+
+    def clip_grad_value(self, max: float) -> None:
+        """Clamps values of the mean gradients to [-max, max] in the next step()."""
+        self._optimizer.clip_grad_value(float(max))
+
+    def change_parameters(self, change: Callable[[], object]) -> None:
+        """Calls change() once per copy of the parameters, on one of the ranks that share it; it may write parameters, and
+        must not call a collective. Collective."""
+        self._optimizer.change_parameters(lambda: (change(), None)[1])
+
+    def update_in_backward(self, on: bool = True) -> None:
+        """From now on, backward() updates each parameter as soon as all ranks have its gradient; step() only ends the
+        step. All ranks call it alike."""
+        self._write_options()
+        self._optimizer.update_in_backward(on)
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether the ranks of this host share one copy of the parameters."""
+        return self._optimizer.shares_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of the state in the layout of torch.optim, which an optimizer of torch.optim loads too. With
+        shard_state it is collective."""
+        found = self._optimizer.state_dict()
+        numbers = self._numbers()
+        state: dict[int, dict[str, Any]] = {}
+        for name, number in numbers.items():
+            own = {
+                key: found[f"{name}.{key}"].detach().clone() for key in self._STATE if f"{name}.{key}" in found
+            }
+            if f"{name}.step" in found:
+                own["step"] = found[f"{name}.step"].to(torch.float32)
+            if own:
+                state[number] = own
+        packed = super().state_dict()
+        return {"state": state, "param_groups": packed["param_groups"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what state_dict() of this class, or of torch.optim's optimizer of the same name, returned. All ranks
+        pass the same values. Raises UsageError, and changes nothing, for state that does not fit."""
+        groups = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in groups]
+        own = [len(group["params"]) for group in self.param_groups]
+        if sizes != own:
+            raise UsageError(f"load_state_dict(): groups have {sizes} parameters; expected {own}")
+        names = {number: name for name, number in self._numbers().items()}
+        numbers = [number for group in groups for number in group["params"]]
+        tensors: dict[str, torch.Tensor] = {}
+        for place, number in enumerate(numbers):
+            for key, value in state_dict["state"].get(number, {}).items():
+                if value is None:
+                    continue
+                value = torch.as_tensor(value)
+                tensors[f"{names[place]}.{key}"] = value.to(torch.int64) if key == "step" else value
+        self._optimizer.load_state_dict(tensors)
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update({key: value for key, value in loaded.items() if key != "params"})
+
+    def _numbers(self) -> dict[str, int]:
+        """The number of each parameter in torch's layout, by name."""
+        ordered = [self._names[id(p)] for group in self.param_groups for p in group["params"]]
+        return {name: number for number, name in enumerate(ordered)}
+
+
+class Adam(FusedOptimizer):
+    """torch.optim.Adam. `groups`: [{"params": [...], "lr": ...}, ...], parameters with options of their own.
+    `shard_state`: each rank keeps the state of its part of the elements, where ranks do not share it (ZeRO stage 1).
+    `foreach`: uses torch's operations on lists of tensors; always so on GPUs."""
+
+    _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+class AdamW(FusedOptimizer):
+    """torch.optim.AdamW. The other arguments are those of Adam."""
+
+    _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+class SGD(FusedOptimizer):
+    """torch.optim.SGD. The other arguments are those of Adam."""
+
+    _STATE = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+class Adagrad(FusedOptimizer):
+    """torch.optim.Adagrad. The other arguments are those of Adam."""
+
+    _STATE = ("sum",)
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+        }
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+class LAMB(FusedOptimizer):
+    """Adam whose step is scaled to the norm of the parameter, for batches of many thousands of samples (You et al.,
+    arXiv:1904.00962, algorithm 2). `adapt`: False for biases and normalisation parameters, in a group of their own."""
+
+    _STATE = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 1e-2,
+        bias_correction: bool = True,
+        adapt: bool = True,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "adapt": adapt,
+        }
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+class LARS(FusedOptimizer):
+    """SGD whose step is scaled to the norm of the parameter, for batches of thousands of samples (You et al.,
+    arXiv:1708.03888). `adapt`: as in LAMB."""
+
+    _STATE = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lr: float | torch.Tensor = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 1e-3,
+        eps: float = 1e-8,
+        nesterov: bool = False,
+        adapt: bool = True,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "nesterov": nesterov,
+            "adapt": adapt,
+        }
+        super().__init__(ddp, defaults, groups, shard_state, foreach)
+
+
+def _average_gradients_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Averages gradients that belong to one of our optimizers. Returns the gradients, which may be other tensors now."""
+    ids = {id(gradient) for gradient in gradients}
+    now: dict[int, torch.Tensor] = {}
+    for optimizer in list(_optimizers):
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        before = {id(p.grad): p for p in parameters if id(p.grad) in ids}
+        if before and optimizer._optimizer is not None:
+            optimizer.average_gradients()
+            now.update({key: p.grad for key, p in before.items()})
+    return [now.get(id(gradient), gradient) for gradient in gradients]
+
+
+def _install_patches() -> None:
+    """torch's functions that read or change gradients see the mean over the ranks, as they do after a backward() of
+    torch's DistributedDataParallel."""
+    group_tensors = clip_grad._group_tensors_by_device_and_dtype
+
+    @functools.wraps(group_tensors)
+    def group_averaged(tensorlists, *args, **kwargs):
+        if len(_optimizers) > 0 and len(tensorlists) == 1:
+            tensorlists = [_average_gradients_of(tensorlists[0])]
+        return group_tensors(tensorlists, *args, **kwargs)
+
+    clip_grad._group_tensors_by_device_and_dtype = group_averaged
+
+    unscale = torch.amp.GradScaler._unscale_grads_
+
+    @functools.wraps(unscale)
+    def unscale_averaged(self, optimizer, *args, **kwargs):
+        if isinstance(optimizer, FusedOptimizer):
+            optimizer.average_gradients()
+        return unscale(self, optimizer, *args, **kwargs)
+
+    torch.amp.GradScaler._unscale_grads_ = unscale_averaged
+
+
+_install_patches()

@@ -1,0 +1,24 @@
+// The extension lockstep._C: what the Python package needs of the C++ library. Its interface is private to the package,
+// whose modules in python/lockstep are the public one.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::python {
+
+namespace py = pybind11;
+
+/// Makes C++ exceptions those of lockstep/errors.py, and lets Ctrl-C end waits.
+void bind_errors(py::module_& module);
+void bind_group(py::module_& module);
+void bind_ddp(py::module_& module);
+void bind_optimizers(py::module_& module);
+
+/// Functions of the library block without the GIL, so that other threads of the program can run.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+}  // namespace lockstep::python

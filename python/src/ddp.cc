@@ -1,0 +1,144 @@
+// DistributedDataParallel, and the beginning and end of backward() calls that Python makes.
+#include "lockstep/ddp/ddp.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+
+#include "lockstep/ddp/backward.h"
+#include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/replicas.h"
+#include "python/src/bindings.h"
+
+namespace lockstep::python {
+namespace {
+
+using ddp::DistributedDataParallel;
+
+/// Notices, in nanoseconds per entry, that an entry of a module's dictionaries was added, removed or replaced. Used
+/// with the GIL.
+class ModuleDicts {
+ public:
+  /// `dicts`: _parameters, _buffers and _modules of a module and of all modules in it. `on_change` is called when one
+  /// has changed; it raises an exception, or accepts the change.
+  ModuleDicts(std::vector<py::dict> dicts, py::function on_change) : on_change_(std::move(on_change)) {
+    for (py::dict& dict : dicts) {
+      Known known{.dict = dict, .values = {}};
+      for (const auto& [key, value] : dict) known.values.push_back(py::reinterpret_borrow<py::object>(value));
+      dicts_.push_back(std::move(known));
+    }
+  }
+
+  void check() const {
+    for (const Known& known : dicts_)
+      if (!is_same(known)) {
+        on_change_();
+        return;
+      }
+  }
+
+ private:
+  struct Known {
+    py::dict dict;
+    std::vector<py::object> values;  // kept alive, so that no other object can have the address of one
+  };
+
+  static bool is_same(const Known& known) {
+    if (static_cast<std::size_t>(PyDict_Size(known.dict.ptr())) != known.values.size()) return false;
+    Py_ssize_t position = 0;
+    PyObject* value = nullptr;
+    for (std::size_t i = 0; PyDict_Next(known.dict.ptr(), &position, nullptr, &value); ++i)
+      if (value != known.values[i].ptr()) return false;
+    return true;
+  }
+
+  std::vector<Known> dicts_;
+  py::function on_change_;
+};
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+ddp::DdpOptions ddp_options(const py::dict& values) {
+  const auto text = [&](const char* name) { return values[name].cast<std::string>(); };
+  const std::string buffers = text("buffers");
+  const bool is_known = buffers == "broadcast" || buffers == "mean" || buffers == "local";
+  if (!is_known)
+    throw base::UsageError("DistributedDataParallel: buffers is \"" + buffers +
+                           "\"; expected \"broadcast\", \"mean\" or \"local\"");
+  return {.bucket_bytes = values["bucket_bytes"].cast<std::vector<std::int64_t>>(),
+          .bucket_layout = text("bucket_layout"),
+          .buffers = buffers == "broadcast" ? ddp::BufferMode::kBroadcast
+                     : buffers == "mean"    ? ddp::BufferMode::kMean
+                                            : ddp::BufferMode::kLocal,
+          .ignore = values["ignore"].cast<std::vector<std::string>>(),
+          .hook = values["bf16_compress"].cast<bool>() ? std::make_shared<ddp::Bf16CompressHook>() : nullptr,
+          .wire_dtype = values["wire_dtype"].cast<at::ScalarType>(),
+          .average_hosts_every = values["average_hosts_every"].cast<int>(),
+          .gradient_predivide_factor = values["gradient_predivide_factor"].cast<double>(),
+          .compare_replicas_every = values["compare_replicas_every"].cast<int>(),
+          .check_finite = values["check_finite"].cast<bool>(),
+          .overlap = values["overlap"].cast<bool>()};
+}
+
+std::unique_ptr<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers,
+                                                  const comm::Group& group, const py::dict& options,
+                                                  std::vector<py::dict> dicts, py::function on_change) {
+  ddp::DdpOptions converted = ddp_options(options);
+  std::shared_ptr<ModuleDicts> watch(new ModuleDicts(std::move(dicts), std::move(on_change)), [](ModuleDicts* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  const auto check = [watch] {
+    const py::gil_scoped_acquire gil;
+    watch->check();
+  };
+  const py::gil_scoped_release release;
+  return std::make_unique<DistributedDataParallel>(
+      ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group, std::move(converted), check);
+}
+
+/// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.
+py::object run_backward(const std::vector<at::Tensor>& roots, const py::function& run) {
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& root : roots)
+    if (root.defined() && root.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(root));
+  py::object result;
+  const py::gil_scoped_release release;
+  ddp::watch_backward(edges, [&] {
+    const py::gil_scoped_acquire gil;
+    result = run();
+  });
+  return result;
+}
+
+}  // namespace
+
+void bind_ddp(py::module_& module) {
+  py::class_<DistributedDataParallel::NoSync>(module, "NoSync");
+  py::class_<DistributedDataParallel>(module, "DistributedDataParallel")
+      .def(py::init(&make_ddp))
+      .def("no_sync", [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
+      .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
+      .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
+      .def("layout", [](const DistributedDataParallel& self) { return self.stats().layout; });
+  module.def("run_backward", run_backward);
+  module.def(
+      "broadcast_tensors",
+      [](const NamedTensors& tensors, const comm::Group& group, int root) { ddp::broadcast_tensors(tensors, group, root); },
+      WithoutGil());
+  module.def(
+      "join",
+      [](const std::vector<DistributedDataParallel*>& models, const py::function& loop, bool by_initial_world_size) {
+        const py::gil_scoped_release release;
+        ddp::join(
+            models,
+            [&] {
+              const py::gil_scoped_acquire gil;
+              loop();
+            },
+            {.divide_by_initial_world_size = by_initial_world_size});
+      });
+}
+
+}  // namespace lockstep::python

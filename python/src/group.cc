@@ -1,0 +1,240 @@
+// init(), Group and Work.
+#include "lockstep/comm/group.h"
+
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <optional>
+
+#include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/init.h"
+#include "python/src/bindings.h"
+
+namespace lockstep::python {
+namespace {
+
+using comm::CallOptions;
+using comm::Group;
+using comm::ReduceOp;
+using comm::Work;
+
+using Seconds = std::optional<double>;
+
+std::optional<std::chrono::milliseconds> to_milliseconds(const std::string& name, Seconds seconds) {
+  if (!seconds) return std::nullopt;
+  base::check_option(*seconds >= 0 && *seconds < 1e9, "lockstep", name, *seconds, "seconds, 0 or more");
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1e3));
+}
+
+/// The options that every operation has, as they come from Python.
+CallOptions call_options(std::string name, Seconds timeout, at::ScalarType wire_dtype = at::kFloat) {
+  CallOptions options{.name = std::move(name), .wire_dtype = wire_dtype};
+  if (const auto limit = to_milliseconds("timeout", timeout)) options.deadline = base::Deadline::in(*limit);
+  return options;
+}
+
+Group init(std::optional<int> rank, std::optional<int> world_size, std::string address, std::string env_from,
+           std::string transport, std::string device, std::string cross_host_transport, std::optional<bool> arena,
+           Seconds join_timeout, Seconds timeout) {
+  return comm::init({.rank = rank,
+                     .world_size = world_size,
+                     .address = std::move(address),
+                     .env_from = std::move(env_from),
+                     .transport = std::move(transport),
+                     .device = std::move(device),
+                     .cross_host_transport = std::move(cross_host_transport),
+                     .arena = arena,
+                     .join_timeout = to_milliseconds("join_timeout", join_timeout),
+                     .timeout = to_milliseconds("timeout", timeout)});
+}
+
+void bind_reductions(py::class_<Group>& group) {
+  group
+      .def(
+          "all_reduce",
+          [](const Group& self, const at::Tensor& tensor, ReduceOp op, std::string name, Seconds timeout,
+             at::ScalarType wire_dtype) {
+            self.all_reduce(tensor, op, call_options(std::move(name), timeout, wire_dtype));
+          },
+          WithoutGil())
+      .def(
+          "all_reduce_async",
+          [](const Group& self, const at::Tensor& tensor, ReduceOp op, std::string name, Seconds timeout,
+             at::ScalarType wire_dtype) {
+            return self.all_reduce_async(tensor, op, call_options(std::move(name), timeout, wire_dtype));
+          },
+          WithoutGil())
+      .def(
+          "reduce",
+          [](const Group& self, const at::Tensor& tensor, int root, ReduceOp op, std::string name, Seconds timeout) {
+            self.reduce(tensor, root, op, call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def(
+          "reduce_async",
+          [](const Group& self, const at::Tensor& tensor, int root, ReduceOp op, std::string name, Seconds timeout) {
+            return self.reduce_async(tensor, root, op, call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def(
+          "reduce_scatter",
+          [](const Group& self, const at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string name,
+             Seconds timeout) { self.reduce_scatter(output, input, op, call_options(std::move(name), timeout)); },
+          WithoutGil())
+      .def(
+          "reduce_scatter_async",
+          [](const Group& self, const at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string name,
+             Seconds timeout) {
+            return self.reduce_scatter_async(output, input, op, call_options(std::move(name), timeout));
+          },
+          WithoutGil());
+}
+
+/// Operations on one tensor and a rank: `Sync` and `Async` are member functions of Group.
+template <auto Sync, auto Async>
+void bind_one(py::class_<Group>& group, const char* name) {
+  group
+      .def(
+          name,
+          [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
+            (self.*Sync)(tensor, rank, call_options(std::move(call), timeout));
+          },
+          WithoutGil())
+      .def(
+          (std::string(name) + "_async").c_str(),
+          [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
+            return (self.*Async)(tensor, rank, call_options(std::move(call), timeout));
+          },
+          WithoutGil());
+}
+
+/// Operations on an output and an input.
+template <auto Sync, auto Async>
+void bind_two(py::class_<Group>& group, const char* name) {
+  group
+      .def(
+          name,
+          [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
+            (self.*Sync)(output, input, call_options(std::move(call), timeout));
+          },
+          WithoutGil())
+      .def(
+          (std::string(name) + "_async").c_str(),
+          [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
+            return (self.*Async)(output, input, call_options(std::move(call), timeout));
+          },
+          WithoutGil());
+}
+
+/// Operations on an output and an input, of which one is on one rank only.
+template <auto Sync, auto Async>
+void bind_rooted(py::class_<Group>& group, const char* name) {
+  const auto tensor_of = [](const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); };
+  group
+      .def(
+          name,
+          [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
+                      const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
+            (self.*Sync)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
+          },
+          WithoutGil())
+      .def(
+          (std::string(name) + "_async").c_str(),
+          [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
+                      const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
+            return (self.*Async)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
+          },
+          WithoutGil());
+}
+
+void bind_operations(py::class_<Group>& group) {
+  bind_reductions(group);
+  bind_one<&Group::broadcast, &Group::broadcast_async>(group, "broadcast");
+  bind_one<&Group::send, &Group::send_async>(group, "send");
+  bind_one<&Group::recv, &Group::recv_async>(group, "recv");
+  bind_two<&Group::all_gather, &Group::all_gather_async>(group, "all_gather");
+  bind_two<&Group::all_to_all, &Group::all_to_all_async>(group, "all_to_all");
+  bind_rooted<&Group::gather, &Group::gather_async>(group, "gather");
+  bind_rooted<&Group::scatter, &Group::scatter_async>(group, "scatter");
+  group
+      .def(
+          "all_gather_unequal",
+          [](const Group& self, const at::Tensor& input, std::string name, Seconds timeout) {
+            return self.all_gather_unequal(input, call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def(
+          "barrier",
+          [](const Group& self, std::string name, Seconds timeout) {
+            self.barrier(call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def(
+          "barrier_async",
+          [](const Group& self, std::string name, Seconds timeout) {
+            return self.barrier_async(call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def("broadcast_bytes",
+           [](const Group& self, const std::string& bytes, int root, std::string name, Seconds timeout) {
+             std::string found;
+             {
+               const py::gil_scoped_release release;
+               found = self.broadcast_bytes(bytes, root, call_options(std::move(name), timeout));
+             }
+             return py::bytes(found);
+           })
+      .def("all_gather_bytes", [](const Group& self, const std::string& bytes, std::string name, Seconds timeout) {
+        std::vector<std::string> found;
+        {
+          const py::gil_scoped_release release;
+          found = self.all_gather_bytes(bytes, call_options(std::move(name), timeout));
+        }
+        return std::vector<py::bytes>(found.begin(), found.end());
+      });
+}
+
+}  // namespace
+
+void bind_group(py::module_& module) {
+  py::enum_<ReduceOp>(module, "ReduceOp")
+      .value("sum", ReduceOp::kSum)
+      .value("mean", ReduceOp::kMean)
+      .value("product", ReduceOp::kProduct)
+      .value("min", ReduceOp::kMin)
+      .value("max", ReduceOp::kMax);
+  py::class_<Work>(module, "Work")
+      .def(
+          "wait",
+          [](Work& self, Seconds timeout) {
+            const auto limit = to_milliseconds("timeout", timeout);
+            limit ? self.wait(base::Deadline::in(*limit)) : self.wait();
+          },
+          py::arg("timeout") = py::none(), WithoutGil())
+      .def("done", &Work::done);
+  py::class_<comm::BusyScope>(module, "BusyScope");
+  py::class_<Group> group(module, "Group");
+  group.def("rank", &Group::rank)
+      .def("size", &Group::size)
+      .def("global_rank", &Group::global_rank)
+      .def("local_rank", &Group::local_rank)
+      .def("local_size", &Group::local_size)
+      .def("node_rank", &Group::node_rank)
+      .def("num_nodes", &Group::num_nodes)
+      .def("device", &Group::device)
+      .def("name", &Group::name)
+      .def("transport", [](const Group& self) { return std::string(self.transport()); })
+      .def("split", &Group::split, WithoutGil())
+      .def("split_by_host", &Group::split_by_host, WithoutGil())
+      .def("step", &Group::step)
+      .def("steps", &Group::steps)
+      .def("alive", &Group::alive)
+      .def("busy", [](const Group&, const std::string& what) { return std::make_unique<comm::BusyScope>(what); })
+      .def("stop_requested", &Group::stop_requested);
+  bind_operations(group);
+  module.def("init", init, WithoutGil(), py::arg("rank"), py::arg("world_size"), py::arg("address"),
+             py::arg("env_from"), py::arg("transport"), py::arg("device"), py::arg("cross_host_transport"),
+             py::arg("arena"), py::arg("join_timeout"), py::arg("timeout"));
+}
+
+}  // namespace lockstep::python

@@ -1,0 +1,178 @@
+// The optimizers of lockstep::optim.
+#include <pybind11/stl.h>
+
+#include <functional>
+#include <memory>
+
+#include "lockstep/checkpoint/stateful.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/optim/adagrad.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip_grad.h"
+#include "lockstep/optim/group_options.h"
+#include "lockstep/optim/lamb.h"
+#include "lockstep/optim/lars.h"
+#include "lockstep/optim/sgd.h"
+#include "python/src/bindings.h"
+
+namespace lockstep::python {
+namespace {
+
+/// Reads values by their name from a dictionary; a name that is not there keeps its value.
+class Reader {
+ public:
+  explicit Reader(const py::dict& values) : values_(values) {}
+  void operator()(const char* name, double& value) const {
+    if (values_.contains(name)) value = py::float_(values_[name]).cast<double>();
+  }
+  void operator()(const char* name, bool& value) const {
+    if (values_.contains(name)) value = py::bool_(values_[name]).cast<bool>();
+  }
+  void operator()(const char* name, std::array<double, 2>& value) const {
+    if (values_.contains(name)) value = values_[name].cast<std::array<double, 2>>();
+  }
+
+ private:
+  const py::dict& values_;
+};
+
+template <typename Options>
+Options read_options(const py::dict& values) {
+  Options options;
+  const Reader read(values);
+  read("lr", options.lr);
+  read("weight_decay", options.weight_decay);
+  if constexpr (requires { options.betas; }) read("betas", options.betas);
+  if constexpr (requires { options.eps; }) read("eps", options.eps);
+  if constexpr (requires { options.amsgrad; }) read("amsgrad", options.amsgrad);
+  if constexpr (requires { options.momentum; }) read("momentum", options.momentum);
+  if constexpr (requires { options.dampening; }) read("dampening", options.dampening);
+  if constexpr (requires { options.nesterov; }) read("nesterov", options.nesterov);
+  if constexpr (requires { options.lr_decay; }) {
+    read("lr_decay", options.lr_decay);
+    read("initial_accumulator_value", options.initial_accumulator_value);
+  }
+  if constexpr (requires { options.adapt; }) read("adapt", options.adapt);
+  if constexpr (requires { options.bias_correction; }) read("bias_correction", options.bias_correction);
+  if constexpr (requires { options.trust_coefficient; }) read("trust_coefficient", options.trust_coefficient);
+  return options;
+}
+
+void write_options(torch::optim::AdamOptions& to, const optim::AdamOptions& from) {
+  to.lr(from.lr).betas({from.betas[0], from.betas[1]}).eps(from.eps).weight_decay(from.weight_decay).amsgrad(
+      from.amsgrad);
+}
+void write_options(torch::optim::AdamWOptions& to, const optim::AdamWOptions& from) {
+  to.lr(from.lr).betas({from.betas[0], from.betas[1]}).eps(from.eps).weight_decay(from.weight_decay).amsgrad(
+      from.amsgrad);
+}
+void write_options(torch::optim::SGDOptions& to, const optim::SGDOptions& from) {
+  to.lr(from.lr)
+      .momentum(from.momentum)
+      .dampening(from.dampening)
+      .weight_decay(from.weight_decay)
+      .nesterov(from.nesterov);
+}
+void write_options(torch::optim::AdagradOptions& to, const optim::AdagradOptions& from) {
+  to.lr(from.lr)
+      .lr_decay(from.lr_decay)
+      .weight_decay(from.weight_decay)
+      .initial_accumulator_value(from.initial_accumulator_value)
+      .eps(from.eps);
+}
+template <typename Options>
+void write_options(optim::GroupOptions<Options>& to, const Options& from) {
+  to.values = from;
+}
+
+/// An optimizer of any class. Parameter groups have the numbers of Python's; the first holds all parameters that no
+/// other lists.
+class AnyOptimizer {
+ public:
+  template <typename Optimizer, typename Options, typename TorchOptions>
+  static std::unique_ptr<AnyOptimizer> make(const DistributedDataParallel& ddp,
+                                            const std::vector<std::vector<at::Tensor>>& groups,
+                                            const std::vector<py::dict>& options, bool shard_state, bool foreach) {
+    std::vector<typename Optimizer::Group> others;
+    for (std::size_t i = 1; i < groups.size(); ++i) others.push_back({groups[i], read_options<Options>(options[i])});
+    const auto defaults = read_options<Options>(options.at(0));
+    auto any = std::make_unique<AnyOptimizer>();
+    any->write_ = [](torch::optim::OptimizerOptions& to, const py::dict& from) {
+      write_options(static_cast<TorchOptions&>(to), read_options<Options>(from));
+    };
+    const py::gil_scoped_release release;
+    auto made = std::make_unique<Optimizer>(ddp, defaults, others,
+                                            optim::FusedOptions{.shard_state = shard_state, .foreach = foreach});
+    any->fused_ = made.get();
+    any->torch_ = std::move(made);
+    return any;
+  }
+  ~AnyOptimizer() {
+    const py::gil_scoped_release release;
+    torch_.reset();
+  }
+
+  void set_options(std::size_t group, const py::dict& options) const {
+    write_(torch_->param_groups().at(group).options(), options);
+  }
+  void step() const { torch_->step(); }
+  at::Tensor clip_grad_norm(double max_norm) const { return optim::clip_grad_norm(*torch_, max_norm); }
+  void clip_grad_value(double max) const { optim::clip_grad_value(*torch_, max); }
+  optim::FusedOptimizer& fused() const { return *fused_; }
+
+ private:
+  using DistributedDataParallel = ddp::DistributedDataParallel;
+  std::unique_ptr<torch::optim::Optimizer> torch_;
+  optim::FusedOptimizer* fused_ = nullptr;
+  void (*write_)(torch::optim::OptimizerOptions&, const py::dict&) = nullptr;
+};
+
+std::map<std::string, at::Tensor> state_dict(const AnyOptimizer& optimizer) {
+  checkpoint::StateDict state;
+  state = optimizer.fused().state_dict();
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, value] : state) tensors[name] = checkpoint::value_of<at::Tensor>(state, name);
+  return tensors;
+}
+
+void load_state_dict(const AnyOptimizer& optimizer, const std::map<std::string, at::Tensor>& tensors) {
+  checkpoint::StateDict state;
+  for (const auto& [name, tensor] : tensors) state[name] = tensor;
+  optimizer.fused().load_state_dict(state);
+}
+
+template <typename Optimizer, typename Options, typename TorchOptions>
+void bind_optimizer(py::module_& module, const char* name) {
+  module.def(name, &AnyOptimizer::make<Optimizer, Options, TorchOptions>);
+}
+
+}  // namespace
+
+void bind_optimizers(py::module_& module) {
+  py::class_<AnyOptimizer>(module, "Optimizer")
+      .def("set_options", &AnyOptimizer::set_options)
+      .def("step", &AnyOptimizer::step, WithoutGil())
+      .def("clip_grad_norm", &AnyOptimizer::clip_grad_norm, WithoutGil())
+      .def("clip_grad_value", &AnyOptimizer::clip_grad_value, WithoutGil())
+      .def("average_gradients", [](AnyOptimizer& self) { self.fused().average_gradients(); }, WithoutGil())
+      .def("update_in_backward", [](AnyOptimizer& self, bool on) { self.fused().update_in_backward(on); }, WithoutGil())
+      .def("shares_parameters", [](AnyOptimizer& self) { return self.fused().shares_parameters(); })
+      .def("change_parameters",
+           [](AnyOptimizer& self, const py::function& change) {
+             const py::gil_scoped_release release;
+             self.fused().change_parameters([&] {
+               const py::gil_scoped_acquire gil;
+               change();
+             });
+           })
+      .def("state_dict", state_dict, WithoutGil())
+      .def("load_state_dict", load_state_dict, WithoutGil());
+  bind_optimizer<optim::Adam, optim::AdamOptions, torch::optim::AdamOptions>(module, "make_Adam");
+  bind_optimizer<optim::AdamW, optim::AdamWOptions, torch::optim::AdamWOptions>(module, "make_AdamW");
+  bind_optimizer<optim::SGD, optim::SGDOptions, torch::optim::SGDOptions>(module, "make_SGD");
+  bind_optimizer<optim::Adagrad, optim::AdagradOptions, torch::optim::AdagradOptions>(module, "make_Adagrad");
+  bind_optimizer<optim::LAMB, optim::LAMBOptions, optim::GroupOptions<optim::LAMBOptions>>(module, "make_LAMB");
+  bind_optimizer<optim::LARS, optim::LARSOptions, optim::GroupOptions<optim::LARSOptions>>(module, "make_LARS");
+}
+
+}  // namespace lockstep::python
