@@ -48,9 +48,9 @@ struct BackwardInfo final : c10::DebugInfoBase {
 };
 constexpr auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
 
-std::string text_of(const std::exception_ptr& error) {
+std::string text_of(const std::exception_ptr& thrown) {
   try {
-    std::rethrow_exception(error);
+    std::rethrow_exception(thrown);
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
