@@ -94,8 +94,8 @@ std::unique_ptr<DistributedDataParallel> make_ddp(NamedTensors parameters, Named
     watch->check();
   };
   const py::gil_scoped_release release;
-  return std::make_unique<DistributedDataParallel>(
-      ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group, std::move(converted), check);
+  return std::make_unique<DistributedDataParallel>(ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group,
+                                                   std::move(converted), check);
 }
 
 /// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.
@@ -118,27 +118,28 @@ void bind_ddp(py::module_& module) {
   py::class_<DistributedDataParallel::NoSync>(module, "NoSync");
   py::class_<DistributedDataParallel>(module, "DistributedDataParallel")
       .def(py::init(&make_ddp))
-      .def("no_sync", [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
+      .def("no_sync",
+           [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
       .def("layout", [](const DistributedDataParallel& self) { return self.stats().layout; });
   module.def("run_backward", run_backward);
   module.def(
       "broadcast_tensors",
-      [](const NamedTensors& tensors, const comm::Group& group, int root) { ddp::broadcast_tensors(tensors, group, root); },
+      [](const NamedTensors& tensors, const comm::Group& group, int root) {
+        ddp::broadcast_tensors(tensors, group, root);
+      },
       WithoutGil());
-  module.def(
-      "join",
-      [](const std::vector<DistributedDataParallel*>& models, const py::function& loop, bool by_initial_world_size) {
-        const py::gil_scoped_release release;
-        ddp::join(
-            models,
-            [&] {
-              const py::gil_scoped_acquire gil;
-              loop();
-            },
-            {.divide_by_initial_world_size = by_initial_world_size});
-      });
+  module.def("join", [](const std::vector<DistributedDataParallel*>& models, const py::function& loop,
+                        bool by_initial_world_size) {
+    const py::gil_scoped_release release;
+    ddp::join(models,
+              [&] {
+                const py::gil_scoped_acquire gil;
+                loop();
+              },
+              {.divide_by_initial_world_size = by_initial_world_size});
+  });
 }
 
 }  // namespace lockstep::python

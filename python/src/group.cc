@@ -100,12 +100,11 @@ void bind_one(py::class_<Group>& group, const char* name) {
             (self.*Sync)(tensor, rank, call_options(std::move(call), timeout));
           },
           WithoutGil())
-      .def(
-          (std::string(name) + "_async").c_str(),
-          [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
-            return (self.*Async)(tensor, rank, call_options(std::move(call), timeout));
-          },
-          WithoutGil());
+      .def((std::string(name) + "_async").c_str(),
+           [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
+             return (self.*Async)(tensor, rank, call_options(std::move(call), timeout));
+           },
+           WithoutGil());
 }
 
 /// Operations on an output and an input.
@@ -118,12 +117,11 @@ void bind_two(py::class_<Group>& group, const char* name) {
             (self.*Sync)(output, input, call_options(std::move(call), timeout));
           },
           WithoutGil())
-      .def(
-          (std::string(name) + "_async").c_str(),
-          [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
-            return (self.*Async)(output, input, call_options(std::move(call), timeout));
-          },
-          WithoutGil());
+      .def((std::string(name) + "_async").c_str(),
+           [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
+             return (self.*Async)(output, input, call_options(std::move(call), timeout));
+           },
+           WithoutGil());
 }
 
 /// Operations on an output and an input, of which one is on one rank only.
@@ -138,13 +136,12 @@ void bind_rooted(py::class_<Group>& group, const char* name) {
             (self.*Sync)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
           },
           WithoutGil())
-      .def(
-          (std::string(name) + "_async").c_str(),
-          [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
-                      const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
-            return (self.*Async)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
-          },
-          WithoutGil());
+      .def((std::string(name) + "_async").c_str(),
+           [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
+                       const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
+             return (self.*Async)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
+           },
+           WithoutGil());
 }
 
 void bind_operations(py::class_<Group>& group) {

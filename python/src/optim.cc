@@ -59,12 +59,18 @@ Options read_options(const py::dict& values) {
 }
 
 void write_options(torch::optim::AdamOptions& to, const optim::AdamOptions& from) {
-  to.lr(from.lr).betas({from.betas[0], from.betas[1]}).eps(from.eps).weight_decay(from.weight_decay).amsgrad(
-      from.amsgrad);
+  to.lr(from.lr)
+      .betas({from.betas[0], from.betas[1]})
+      .eps(from.eps)
+      .weight_decay(from.weight_decay)
+      .amsgrad(from.amsgrad);
 }
 void write_options(torch::optim::AdamWOptions& to, const optim::AdamWOptions& from) {
-  to.lr(from.lr).betas({from.betas[0], from.betas[1]}).eps(from.eps).weight_decay(from.weight_decay).amsgrad(
-      from.amsgrad);
+  to.lr(from.lr)
+      .betas({from.betas[0], from.betas[1]})
+      .eps(from.eps)
+      .weight_decay(from.weight_decay)
+      .amsgrad(from.amsgrad);
 }
 void write_options(torch::optim::SGDOptions& to, const optim::SGDOptions& from) {
   to.lr(from.lr)
@@ -90,7 +96,7 @@ void write_options(optim::GroupOptions<Options>& to, const Options& from) {
 class AnyOptimizer {
  public:
   template <typename Optimizer, typename Options, typename TorchOptions>
-  static std::unique_ptr<AnyOptimizer> make(const DistributedDataParallel& ddp,
+  static std::unique_ptr<AnyOptimizer> make(const ddp::DistributedDataParallel& model,
                                             const std::vector<std::vector<at::Tensor>>& groups,
                                             const std::vector<py::dict>& options, bool shard_state, bool foreach) {
     std::vector<typename Optimizer::Group> others;
@@ -101,7 +107,7 @@ class AnyOptimizer {
       write_options(static_cast<TorchOptions&>(to), read_options<Options>(from));
     };
     const py::gil_scoped_release release;
-    auto made = std::make_unique<Optimizer>(ddp, defaults, others,
+    auto made = std::make_unique<Optimizer>(model, defaults, others,
                                             optim::FusedOptions{.shard_state = shard_state, .foreach = foreach});
     any->fused_ = made.get();
     any->torch_ = std::move(made);
@@ -121,7 +127,6 @@ class AnyOptimizer {
   optim::FusedOptimizer& fused() const { return *fused_; }
 
  private:
-  using DistributedDataParallel = ddp::DistributedDataParallel;
   std::unique_ptr<torch::optim::Optimizer> torch_;
   optim::FusedOptimizer* fused_ = nullptr;
   void (*write_)(torch::optim::OptimizerOptions&, const py::dict&) = nullptr;
@@ -154,8 +159,10 @@ void bind_optimizers(py::module_& module) {
       .def("step", &AnyOptimizer::step, WithoutGil())
       .def("clip_grad_norm", &AnyOptimizer::clip_grad_norm, WithoutGil())
       .def("clip_grad_value", &AnyOptimizer::clip_grad_value, WithoutGil())
-      .def("average_gradients", [](AnyOptimizer& self) { self.fused().average_gradients(); }, WithoutGil())
-      .def("update_in_backward", [](AnyOptimizer& self, bool on) { self.fused().update_in_backward(on); }, WithoutGil())
+      .def(
+          "average_gradients", [](AnyOptimizer& self) { self.fused().average_gradients(); }, WithoutGil())
+      .def(
+          "update_in_backward", [](AnyOptimizer& self, bool on) { self.fused().update_in_backward(on); }, WithoutGil())
       .def("shares_parameters", [](AnyOptimizer& self) { return self.fused().shares_parameters(); })
       .def("change_parameters",
            [](AnyOptimizer& self, const py::function& change) {

@@ -1,0 +1,393 @@
+"""DistributedDataParallel: what PyTorch's users run into, beside one rank on the whole batch."""
+
+import threading
+
+import lockstep
+import pytest
+import torch
+from ranks import on_ranks
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+SIZES = (1, 2, 3, 4)
+BATCH = 12  # divisible by 1, 2, 3 and 4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x, branch=True):
+        x = torch.tanh(self.first(x))
+        if branch:
+            x = torch.tanh(self.second(x))
+        return self.third(x)
+
+    def predict(self, x):
+        return self(x).argmax(1)
+
+
+def data(step=0):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(BATCH, 6, generator=generator), torch.randint(3, (BATCH,), generator=generator)
+
+
+def own(world, tensor):
+    part = BATCH // world.size
+    return tensor[world.rank * part : (world.rank + 1) * part]
+
+
+def loss_of(net, x, y, **more):
+    return functional.cross_entropy(net(x, **more), y)
+
+
+def make_net():
+    torch.manual_seed(7)
+    return Net()
+
+
+def gradients(net):
+    return {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
+
+
+def expect_gradients(net, expected, message=""):
+    for name, gradient in gradients(net).items():
+        if expected[name] is None:
+            assert gradient is None, (message, name)
+        else:
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")
+
+
+def reference(backward):
+    """Returns the gradients of one rank on the whole batch."""
+    net = make_net()
+    backward(net, *data())
+    return gradients(net)
+
+
+@on_ranks(*SIZES)
+def test_gradients_are_means_and_unused_parameters_have_none(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    assert all(not name.startswith("module.") for name in net.state_dict())
+    for _ in range(3):
+        net.zero_grad()
+        loss_of(net, *(own(world, one) for one in data())).backward()
+        expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    assert net.predict(data()[0]).shape == (BATCH,)
+    assert ddp.module is net
+
+
+@on_ranks(2, 3)
+def test_branch_on_one_rank_only(world):
+    net = make_net()
+    lockstep_ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    for step in range(3):
+        net.zero_grad()
+        loss_of(net, x, y, branch=world.rank == 0 or step == 0).backward()
+        assert net.second.weight.grad is not None
+        everyone = world.all_gather_object(net.second.weight.grad)
+        assert all(torch.equal(one, everyone[0]) for one in everyone)
+    assert net.unused.weight.grad is None
+    del lockstep_ddp
+
+
+@on_ranks(1, 2, 4)
+def test_two_forwards_and_one_backward(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    for _ in range(2):
+        net.zero_grad()
+        (loss_of(net, x, y) + loss_of(net, 2 * x, y)).backward()
+
+    def whole(net, x, y):
+        (loss_of(net, x, y) + loss_of(net, 2 * x, y)).backward()
+
+    expect_gradients(net, reference(whole))
+    del ddp
+
+
+@on_ranks(2, 3)
+def test_evaluation_on_one_rank(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    for _ in range(3):
+        net.zero_grad()
+        loss_of(net, x, y).backward()
+        if world.rank == 0:
+            with torch.no_grad():
+                net(data()[0])
+    world.barrier()
+    del ddp
+
+
+@on_ranks(1, 2, 3)
+def test_no_sync_accumulates(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    with ddp.no_sync():
+        loss_of(net, x, y).backward()
+    loss_of(net, 2 * x, y).backward()
+
+    def whole(net, x, y):
+        loss_of(net, x, y).backward()
+        loss_of(net, 2 * x, y).backward()
+
+    expect_gradients(net, reference(whole))
+
+
+class Checkpointed(Net):
+    reentrant = True
+
+    def forward(self, x, branch=True):
+        x = torch.tanh(self.first(x))
+        x = checkpoint(lambda inner: torch.tanh(self.second(inner)), x, use_reentrant=self.reentrant)
+        return self.third(x)
+
+
+@on_ranks(1, 2, 4)
+def test_checkpoint_over_a_part_of_the_model(world):
+    x, y = (own(world, one) for one in data())
+    for reentrant in (True, False):
+        torch.manual_seed(7)
+        net = Checkpointed()
+        net.reentrant = reentrant
+        ddp = lockstep.DistributedDataParallel(net, world)
+        for _ in range(3):
+            net.zero_grad()
+            loss_of(net, x, y).backward()
+            expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+        del ddp
+
+
+class Fails(torch.autograd.Function):
+    armed = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Fails.armed:
+            raise ZeroDivisionError("of a backward function")
+        return gradient
+
+
+@on_ranks(1, 2, 3)
+def test_exception_in_backward_then_a_good_step(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    loss_of(net, x, y).backward()
+    for _ in range(2):
+        net.zero_grad()
+        Fails.armed = True
+        with pytest.raises(ZeroDivisionError, match="of a backward function"):
+            Fails.apply(loss_of(net, x, y)).backward()
+        Fails.armed = False
+        net.zero_grad()
+        loss_of(net, x, y).backward()
+        expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    del ddp
+
+
+@on_ranks(1, 2)
+def test_other_graphs_do_not_count(world):
+    net, other = make_net(), nn.Linear(6, 1)
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    for _ in range(3):
+        net.zero_grad()
+        for _ in range(world.rank):
+            other(x).sum().backward()
+            torch.autograd.grad(loss_of(net, x, y), net.first.weight)
+        loss_of(net, x, y).backward()
+        expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    del ddp
+
+
+@on_ranks(1, 2, 3)
+def test_create_graph(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    (gradient,) = torch.autograd.grad(loss_of(net, x, y), net.first.weight, create_graph=True)
+    (loss_of(net, x, y) + gradient.pow(2).sum()).backward()
+    everyone = world.all_gather_object(net.first.weight.grad)
+    assert all(torch.equal(one, everyone[0]) for one in everyone)
+    del ddp
+
+
+@on_ranks(2)
+def test_two_threads_train_a_model_each(world):
+    groups = [world.split(0), world.split(0)]
+    results, errors = [None, None], []
+
+    def train(index):
+        try:
+            net = make_net_of(index)
+            ddp = lockstep.DistributedDataParallel(net, groups[index])
+            for _ in range(10):
+                net.zero_grad()
+                loss_of(net, *(own(world, one) for one in data())).backward()
+            results[index] = gradients(net)
+            del ddp
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for index in range(2):
+        net = make_net_of(index)
+        loss_of(net, *data()).backward()
+        for name, gradient in gradients(net).items():
+            if gradient is not None:
+                torch.testing.assert_close(results[index][name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def make_net_of(index):
+    net = make_net()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1 + index)
+    return net
+
+
+@on_ranks(1, 2)
+def test_functional_call_and_frozen_parameters(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    functional.cross_entropy(torch.func.functional_call(net, dict(net.named_parameters()), (x,)), y).backward()
+    expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    net.zero_grad()
+    net.first.requires_grad_(False)
+    loss_of(net, x, y).backward()
+    assert net.first.weight.grad is None
+    net.first.requires_grad_(True)
+    net.zero_grad()
+    loss_of(net, x, y).backward()
+    expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    del ddp
+
+
+@on_ranks(1, 2)
+def test_changed_modules_are_named(world):
+    x, y = (own(world, one) for one in data())
+
+    def replace(net):
+        net.second.weight = nn.Parameter(net.second.weight.detach().clone())
+
+    def remove(net):
+        net.second.bias = None
+
+    def add(net):
+        net.added = nn.Parameter(torch.zeros(1))
+
+    changes = {
+        "parameter second.weight was replaced": replace,
+        "parameter second.bias was removed": remove,
+        "parameter added was added": add,
+        "parameter first.weight was replaced": lambda net: nn.utils.parametrizations.weight_norm(net.first),
+        "parameter first.weight was changed from": lambda net: net.first.double(),
+    }
+    for text, change in changes.items():
+        net = make_net()
+        ddp = lockstep.DistributedDataParallel(net, world)
+        loss_of(net, x, y).backward()
+        change(net)
+        with pytest.raises(lockstep.UsageError) as caught:
+            sum(p.sum().double() for p in net.parameters()).backward()
+        assert text in str(caught.value) or "was removed" in str(caught.value), (text, str(caught.value))
+        del ddp
+
+
+@on_ranks(2)
+def test_models_that_cannot_be_trained_are_refused(world):
+    with pytest.raises(lockstep.UsageError, match="expected a torch.nn.Module"):
+        lockstep.DistributedDataParallel(torch.ones(2), world)
+    with pytest.raises(lockstep.UsageError, match="has no size"):
+        lockstep.DistributedDataParallel(nn.LazyLinear(2), world)
+    with pytest.raises(lockstep.UsageError, match="requires a gradient"):
+        lockstep.DistributedDataParallel(make_net().requires_grad_(False), world)
+    with pytest.raises(lockstep.UsageError, match="buffers"):
+        lockstep.DistributedDataParallel(make_net(), world, buffers="none")
+    with pytest.raises(lockstep.UsageError, match="not a parameter or buffer"):
+        lockstep.DistributedDataParallel(make_net(), world, ignore=["nothing"])
+
+
+@on_ranks(2, fresh=True)
+def test_different_models_are_named(world):
+    with pytest.raises(lockstep.CommError) as caught:
+        lockstep.DistributedDataParallel(nn.Linear(4, 2 + world.rank), world)
+    assert caught.value.cause == "CONFIG_MISMATCH"
+    assert "weight" in str(caught.value)
+
+
+@on_ranks(2, fresh=True)
+def test_missing_backward_is_named(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    loss_of(net, x, y).backward()
+    with pytest.raises(lockstep.CommError) as caught:
+        if world.rank == 0:
+            world.barrier()
+        else:
+            loss_of(net, x, y).backward()
+    assert caught.value.cause in ("DESYNC", "RANK_STUCK"), caught.value
+    del ddp
+
+
+@on_ranks(2, 3)
+def test_join_with_uneven_batches(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = (own(world, one) for one in data())
+
+    def loop():
+        for _ in range(3 + world.rank):
+            optimizer.zero_grad()
+            loss_of(net, x, y).backward()
+            optimizer.step()
+
+    lockstep.join(ddp, loop)
+    everyone = world.all_gather_object(net.first.weight.detach())
+    assert all(torch.equal(one, everyone[0]) for one in everyone)
+
+
+@on_ranks(1, 2)
+def test_buffers_are_those_of_rank_0(world):
+    net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    ddp = lockstep.DistributedDataParallel(net, world)
+    for step in range(3):
+        net(own(world, data(step)[0])).sum().backward()
+    everyone = world.all_gather_object(net[1].running_mean)
+    assert all(torch.equal(one, everyone[0]) for one in everyone)
+    del ddp
+
+
+@on_ranks(2)
+def test_torch_compile_of_the_module(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    compiled = torch.compile(net, backend="aot_eager")
+    x, y = (own(world, one) for one in data())
+    for _ in range(2):
+        net.zero_grad()
+        functional.cross_entropy(compiled(x), y).backward()
+        expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    del ddp
