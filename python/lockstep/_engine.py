@@ -6,7 +6,7 @@ with the hooks of DistributedDataParallel around it.
 """
 
 from torch import Tensor
-from torch._C import _EngineBase
+from torch._C import _ImperativeEngine
 from torch.autograd.variable import Variable
 
 from lockstep import _C
@@ -14,7 +14,7 @@ from lockstep import _C
 _ACCUMULATE_GRAD = 6  # position of this argument of run_backward()
 
 
-class _Engine(_EngineBase):
+class _Engine(_ImperativeEngine):
     def run_backward(self, tensors, *args, **kwargs):
         accumulates = kwargs.get("accumulate_grad", args[_ACCUMULATE_GRAD - 1] if len(args) >= _ACCUMULATE_GRAD else False)
         run = super().run_backward
