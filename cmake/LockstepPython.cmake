@@ -1,6 +1,10 @@
 # Finds what the Python package needs: the python3 that has the libtorch of this build, and its headers (Debian:
-# python3-dev). pybind11 (BSD) is part of torch's headers. Without them, Lockstep is built without the package.
+# python3-dev). pybind11 (BSD) is part of torch's headers. Without them, and with sanitizers, Lockstep is built without
+# the package.
 set(LOCKSTEP_PYTHON no)
+if(LOCKSTEP_SANITIZE)
+  return()
+endif()
 file(GLOB interpreters "${LOCKSTEP_TORCH_ROOT}/../../../../bin/python3")
 list(APPEND interpreters python3)
 foreach(interpreter IN LISTS interpreters)

@@ -16,8 +16,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
-PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev
-  libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
+PACKAGES=(g++ cmake make ninja-build python3 python3-venv python3-dev zlib1g-dev libjpeg-dev nlohmann-json3-dev
+  libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
 TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client
   slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
 # What --portable collects. Where alternatives are given, the first that the distribution has: Debian's and Ubuntu's.
@@ -120,7 +120,7 @@ own_libtorch() {
 
 # Writes the stamp last, so that the next call repeats an interrupted installation.
 install_libtorch() {
-  local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors"
+  local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors pytest==9.2.0"
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
   say "installing libtorch $TORCH_VERSION and numpy into .deps/python (4.7 GB, about one minute)"
   [ -x .deps/python/bin/pip ] || python3 -m venv .deps/python || die "python3 -m venv failed; its message is above"

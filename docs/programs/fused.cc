@@ -9,18 +9,17 @@
 
 namespace {
 
-/// A write to parameters that all ranks share is an error in the next step.
-void write_outside_change_parameters(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
-                                     const lockstep::Group& world) {
+/// Different writes to a parameter that all ranks share are an error in the next step.
+void write_differently(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world) {
   {
     const torch::NoGradGuard no_grad;
-    net->parameters()[0].mul_(1);
+    net->parameters()[0].fill_(world.rank());
   }
   net->zero_grad();
   net->forward(batch(world, 21)).pow(2).mean().backward();
   try {
     optimizer.step();
-    expect(false, "an error for a write outside change_parameters()");
+    expect(false, "an error for different writes");
   } catch (const lockstep::UsageError& error) {
     if (world.rank() == 0) std::cout << error.what() << '\n' << error.hint() << '\n';
   }
@@ -112,7 +111,7 @@ int train(int, char**) {
   expect(state.size() == 4 * 3, "three entries per parameter");
 
   shard_optimizer_state(world);
-  if (optimizer.shares_parameters()) write_outside_change_parameters(net, optimizer, world);
+  if (optimizer.shares_parameters()) write_differently(net, optimizer, world);
   return 0;
 }
 

@@ -9,7 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -110,6 +113,63 @@ void SharedMemory::set_dumped(std::size_t offset, std::size_t size, bool dumped)
 
 void SharedMemory::unmap() noexcept {
   if (data_) ::munmap(data_, size_);
+}
+
+PrivateView::PrivateView(const SharedMemory& memory, std::size_t size, Detection detection)
+    : memory_(memory), size_(size), page_bytes_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))) {
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, memory.fd().get(), 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw SystemError(
+        "cannot map " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_AS, "ulimit -v"), error);
+  }
+  ::madvise(data, size, MADV_DONTDUMP);
+  data_ = static_cast<char*>(data);
+  if (detection == Detection::kPagemap) pagemap_ = Fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+}
+
+PrivateView::~PrivateView() { ::munmap(data_, size_); }
+
+/// The pages of which this process may have a copy.
+std::vector<PrivateView::Range> PrivateView::written_pages() const {
+  // Documentation/admin-guide/mm/pagemap.rst of Linux
+  constexpr std::uint64_t kPresent = std::uint64_t{1} << 63, kSwapped = std::uint64_t{1} << 62,
+                          kOfFile = std::uint64_t{1} << 61;
+  std::array<std::uint64_t, 4096> entries;
+  std::vector<Range> written;
+  const std::size_t first_page = reinterpret_cast<std::uintptr_t>(data_) / page_bytes_, pages = size_ / page_bytes_;
+  for (std::size_t page = 0; page < pages;) {
+    const std::size_t count = std::min(entries.size(), pages - page);
+    const ssize_t bytes = pagemap_ ? ::pread(pagemap_.get(), entries.data(), count * sizeof(std::uint64_t),
+                                             static_cast<off_t>((first_page + page) * sizeof(std::uint64_t)))
+                                   : -1;
+    if (bytes != static_cast<ssize_t>(count * sizeof(std::uint64_t))) return {{0, size_}};
+    for (std::size_t i = 0; i < count; ++i, ++page) {
+      const bool is_copy = entries[i] & kPresent ? !(entries[i] & kOfFile) : (entries[i] & kSwapped) != 0;
+      if (!is_copy) continue;
+      if (written.empty() || written.back().end != page * page_bytes_)
+        written.push_back({page * page_bytes_, page * page_bytes_});
+      written.back().end += page_bytes_;
+    }
+  }
+  return written;
+}
+
+std::vector<PrivateView::Range> PrivateView::changes() {
+  std::vector<Range> changed, same;
+  for (const Range& range : written_pages()) {
+    for (std::size_t page = range.begin; page < range.end; page += page_bytes_) {
+      std::vector<Range>& to = std::memcmp(data_ + page, memory_.data() + page, page_bytes_) == 0 ? same : changed;
+      if (to.empty() || to.back().end != page) to.push_back({page, page});
+      to.back().end += page_bytes_;
+    }
+  }
+  drop(same);
+  return changed;
+}
+
+void PrivateView::drop(const std::vector<Range>& ranges) noexcept {
+  for (const Range& range : ranges) ::madvise(data_ + range.begin, range.end - range.begin, MADV_DONTNEED);
 }
 
 }  // namespace lockstep::base

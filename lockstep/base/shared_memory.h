@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "lockstep/base/fd.h"
 
@@ -47,6 +48,46 @@ class SharedMemory {
   Fd fd_;
   char* data_ = nullptr;
   std::size_t size_ = 0;
+};
+
+/// A second mapping of the beginning of a SharedMemory, whose writes other processes do not see: a page that this
+/// process writes becomes a copy of its own, which from then on does not show what others write. Pages that were never
+/// written need no memory. A child created by fork() inherits the mapping.
+class PrivateView {
+ public:
+  /// How the pages that were written are found.
+  enum class Detection {
+    kPagemap,  ///< in /proc/self/pagemap, or as with kCompare where that cannot be read
+    kCompare,  ///< by reading all of both mappings
+  };
+  /// Maps `size` bytes, a multiple of the page size, of `memory`, which must outlive this object. Throws SystemError.
+  PrivateView(const SharedMemory& memory, std::size_t size, Detection detection = Detection::kPagemap);
+  PrivateView(const PrivateView&) = delete;
+  PrivateView& operator=(const PrivateView&) = delete;
+  ~PrivateView();
+
+  char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+  /// Bytes [begin, end) of the mapping; both are multiples of the page size.
+  struct Range {
+    std::size_t begin, end;
+  };
+  /// Returns where this mapping and the shared memory differ. Other copies are dropped: their pages show the shared
+  /// memory again. No thread may write either during the call. A system call that reads 8 bytes per page, if nothing
+  /// was written.
+  std::vector<Range> changes();
+  /// Drops the copies of these pages.
+  void drop(const std::vector<Range>& ranges) noexcept;
+
+ private:
+  std::vector<Range> written_pages() const;
+
+  const SharedMemory& memory_;
+  char* data_ = nullptr;
+  const std::size_t size_;
+  const std::size_t page_bytes_;
+  Fd pagemap_;  // empty: kCompare
 };
 
 }  // namespace lockstep::base

@@ -92,8 +92,7 @@ void report_end(const std::vector<BackwardParticipant*>& joined) {
 void report_failure(std::vector<BackwardParticipant*> concerned, const std::string& why,
                     const std::vector<Node*>& leaves) {
   for (BackwardParticipant* participant : participants_of_this_thread())
-    if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end())
-      concerned.push_back(participant);
+    if (std::find(concerned.begin(), concerned.end(), participant) == concerned.end()) concerned.push_back(participant);
   for (BackwardParticipant* participant : concerned) participant->on_backward_error(why, leaves);
 }
 

@@ -116,8 +116,9 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
 
   if (options_.average_hosts_every > 1) {
     reduce_group_ = group_.split_by_host();
-    host_averager_ =
-        std::make_unique<HostAverager>(group_, all_tensors_, options_.average_hosts_every, options_.wire_dtype);
+    host_averager_ = std::make_unique<HostAverager>(
+        group_, all_tensors_, options_.average_hosts_every, options_.wire_dtype,
+        [this](const at::Tensor& tensor) -> const at::Tensor& { return memory_of(tensor); });
   }
 
   NamedTensors compared;
@@ -390,7 +391,9 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
 
 void DistributedDataParallel::Impl::finish_join() {
   if (!std::exchange(anyone_joined_, false)) return;
-  broadcast_tensors(all_tensors_, group_, first_active_rank_);
+  NamedTensors tensors = all_tensors_;
+  for (auto& [name, tensor] : tensors) tensor = memory_of(tensor);
+  broadcast_tensors(tensors, group_, first_active_rank_);
   const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
   group_.broadcast(steps, first_active_rank_, {.name = "steps"});
   comm::GroupAccess::set_steps(group_, steps.item<std::int64_t>());

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "lockstep/base/process_owned.h"
@@ -65,6 +66,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void on_parameters_updated() override;
   void count_step() override { group_.step(); }
   comm::SharedAllocation allocate_shared(std::size_t bytes) override;
+  void set_parameter_memory(std::vector<at::Tensor> memory) override;
   void average_gradients() override;
   void run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) override;
 
@@ -117,6 +119,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void submit_gradient(std::size_t index, bool fresh);
   void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
+  const at::Tensor& memory_of(const at::Tensor& tensor) const;
 
   const base::ForkGuard fork_guard_;  // a child made by fork() takes no part
   comm::Group group_;
@@ -142,6 +145,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, if it updates in backward()
   bool gradients_averaged_ = false;                      // with local gradients: average_gradients() was called
   std::uint64_t num_backwards_ = 0;                      // those that reached a parameter
+  std::unordered_map<const void*, at::Tensor> parameter_memory_;  // set_parameter_memory(), by the tensor's address
   GradientFingerprint gradient_fingerprint_;
   bool has_leftover_gradients_ = false;          // gradients existed before this backward()
   bool reduction_open_ = false;                  // this backward() has begun a reduction

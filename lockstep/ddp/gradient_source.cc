@@ -110,6 +110,7 @@ void DistributedDataParallel::Impl::detach_optimizer() noexcept {
   backward_updater_ = nullptr;
   gradients_averaged_ = false;
   state_sharded_ = false;
+  parameter_memory_.clear();
   gradient_fingerprint_.clear();
   host_reducer_.reset();
   host_group_.reset();
@@ -118,6 +119,18 @@ void DistributedDataParallel::Impl::detach_optimizer() noexcept {
 comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
   require_attached();
   return (host_reducer_ ? host_reducer_->fused() : fused_reducer_)->allocate_shared(bytes);
+}
+
+void DistributedDataParallel::Impl::set_parameter_memory(std::vector<at::Tensor> memory) {
+  require_attached();
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    parameter_memory_.emplace(parameters_[i].tensor.const_data_ptr(), std::move(memory[i]));
+}
+
+/// Where to write new values of a parameter or buffer.
+const at::Tensor& DistributedDataParallel::Impl::memory_of(const at::Tensor& tensor) const {
+  const auto found = parameter_memory_.find(tensor.const_data_ptr());
+  return found == parameter_memory_.end() ? tensor : found->second;
 }
 
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {

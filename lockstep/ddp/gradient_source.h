@@ -89,6 +89,9 @@ class GradientSource {
   virtual ShardOwners shard_owners() = 0;
   /// Allocates memory that all ranks of host_group() can access.
   virtual comm::SharedAllocation allocate_shared(std::size_t bytes) = 0;
+  /// From now on, parameters are written through these tensors, one for each of parameters(), with the same layout and
+  /// values, until detach_optimizer(). Does not block.
+  virtual void set_parameter_memory(std::vector<at::Tensor> memory) = 0;
   /// Makes every gradient the mean over the ranks, if backward() has not done so.
   virtual void average_gradients() = 0;
   /// Passes the chunks of all gradients to the sinks of the ranks of host_group(). `options_hash` is a hash of what the

@@ -10,8 +10,9 @@ constexpr std::size_t kBucketBytes = 25 << 20;
 
 }  // namespace
 
-HostAverager::HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype)
-    : group_(group.split(0)), period_(period), wire_dtype_(wire_dtype) {
+HostAverager::HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype,
+                           MemoryOf memory_of)
+    : group_(group.split(0)), period_(period), wire_dtype_(wire_dtype), memory_of_(std::move(memory_of)) {
   const at::Tensor hosts = at::full({1}, group.split_by_host().size() < group.size(), at::kInt);
   group_.all_reduce(hosts, comm::ReduceOp::kMax);
   has_several_hosts_ = hosts.item<int>() != 0;
@@ -57,7 +58,9 @@ void HostAverager::average_bucket(const std::vector<at::Tensor>& tensors) {
       {.name = "average_hosts", .wire_dtype = bucket.scalar_type() == at::kFloat ? wire_dtype_ : at::kFloat});
   std::int64_t first = 0;
   for (const at::Tensor& tensor : tensors) {
-    copy_values(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()), tensor);
+    const at::Tensor& memory = memory_of_(tensor);
+    copy_values(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()), memory);
+    if (!memory.is_same(tensor)) tensor.unsafeGetTensorImpl()->bump_version();
     first += tensor.numel();
   }
 }

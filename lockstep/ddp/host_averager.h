@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -17,7 +18,10 @@ class HostAverager {
   /// Splits `group`, so that its operations are independent of the user's; a collective of all ranks. Averages the
   /// floating-point tensors among `tensors` every `period` reductions, sent between hosts as `wire_dtype`. All ranks of
   /// a host hold the same values, so each byte is sent once per host (comm/hierarchy); with one host nothing is sent.
-  HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype);
+  /// `memory_of` returns the tensor into which the mean of one of `tensors` is written.
+  using MemoryOf = std::function<const at::Tensor&(const at::Tensor&)>;
+  HostAverager(const comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire_dtype,
+               MemoryOf memory_of);
 
   /// Counts a reduction of gradients, and averages in every `period`-th call, which blocks until all ranks have called
   /// it. Returns true if it averaged; then `stop_requested` is true on all ranks if it was true on any.
@@ -32,6 +36,7 @@ class HostAverager {
   comm::Group group_;
   const int period_;
   const at::ScalarType wire_dtype_;
+  const MemoryOf memory_of_;
   bool has_several_hosts_ = false;
   int num_reductions_ = 0;
   std::vector<std::vector<at::Tensor>> buckets_;  // each of one dtype and at most about kBucketBytes

@@ -11,17 +11,48 @@ from torch.autograd.variable import Variable
 
 from lockstep import _C
 
+_before_backward, _after_backward = [], []  # functions
+
+
+class ModuleChanged(BaseException):
+    """Tensors of a module have changed since its DistributedDataParallel was made. `take_over` makes it anew."""
+
+    def __init__(self, take_over):
+        super().__init__()
+        self.take_over = take_over
+
+
+def around_backward(before, after) -> None:
+    """Registers functions that are called before and after each backward() of Python that is not inside another one."""
+    _before_backward.append(before)
+    _after_backward.append(after)
+
+
 _ACCUMULATE_GRAD = 6  # position of this argument of run_backward()
 
 
 class _Engine(_ImperativeEngine):
     def run_backward(self, tensors, *args, **kwargs):
-        accumulates = kwargs.get("accumulate_grad", args[_ACCUMULATE_GRAD - 1] if len(args) >= _ACCUMULATE_GRAD else False)
+        accumulates = kwargs.get(
+            "accumulate_grad", args[_ACCUMULATE_GRAD - 1] if len(args) >= _ACCUMULATE_GRAD else False
+        )
         run = super().run_backward
         if not accumulates:  # torch.autograd.grad()
             return run(tensors, *args, **kwargs)
         roots = [one for one in tensors if isinstance(one, Tensor)]
-        return _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
+        if _C.in_backward():
+            return run(tensors, *args, **kwargs)
+        for function in _before_backward:
+            function()
+        while True:
+            try:
+                result = _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
+                break
+            except ModuleChanged as changed:  # before anything was computed
+                changed.take_over()
+        for function in _after_backward:
+            function()
+        return result
 
 
 def install() -> None:

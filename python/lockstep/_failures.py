@@ -11,6 +11,7 @@ from lockstep.errors import Error
 
 _owners = weakref.WeakSet()  # objects with a method _close(), of which a group's come last
 _failed = False
+_process = 0  # its id; not that of a child made by fork()
 
 
 def add_owner(owner) -> None:
@@ -36,7 +37,7 @@ def report(error: BaseException) -> int:
 
 def _on_uncaught(kind, error, trace):
     _previous_hook(kind, error, trace)
-    if issubclass(kind, KeyboardInterrupt):
+    if issubclass(kind, KeyboardInterrupt) or os.getpid() != _process:
         return
     code = report(error)
     if code == 1:
@@ -62,7 +63,8 @@ _previous_hook = sys.excepthook
 
 def install() -> None:
     """Takes effect once, in the process that calls it."""
-    global _previous_hook
+    global _previous_hook, _process
+    _process = os.getpid()
     if sys.excepthook is _on_uncaught:
         return
     _previous_hook = sys.excepthook

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from lockstep import _C, _failures
+from lockstep import _C, _engine, _failures
 from lockstep.errors import UsageError
 from lockstep.group import Group
 
 
 def _check_module(module: torch.nn.Module) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"DistributedDataParallel: module is a {type(module).__qualname__}; expected a torch.nn.Module")
+        raise UsageError(
+            f"DistributedDataParallel: module is a {type(module).__qualname__}; expected a torch.nn.Module"
+        )
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         kind = type(tensor).__qualname__
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(
                 f"DistributedDataParallel: {name} has no size yet", hint="run one forward() of the module before"
             )
-        if kind in ("DTensor", "FlatParameter") or hasattr(tensor, "_fsdp_flattened") or "DTensor" in type(tensor).__name__:
+        if (
+            kind in ("DTensor", "FlatParameter")
+            or hasattr(tensor, "_fsdp_flattened")
+            or "DTensor" in type(tensor).__name__
+        ):
             raise UsageError(
                 f"DistributedDataParallel: parameter {name} is a {kind}, which another library divides between ranks; "
                 "expected a module whose ranks all hold whole tensors"
@@ -40,6 +48,33 @@ def _dicts(module: torch.nn.Module) -> list[dict]:
     return found
 
 
+def _hash_of(tensor: torch.Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return "values " + hashlib.blake2b(values.numpy().data, digest_size=16).hexdigest()
+
+
+def _first_difference(one: str, other: str) -> str:
+    for left, right in zip(one.split("\n"), other.split("\n"), strict=False):
+        if left != right:
+            return f": {left} / {right}"
+    return ""
+
+
+class _ChangeListener:
+    """Called when the tensors or modules of a module have changed."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = weakref.ref(ddp)  # the C++ object holds this one
+
+    def __call__(self) -> None:
+        ddp = self._ddp()
+        if ddp is None:
+            return
+        if ddp._changes():
+            raise _engine.ModuleChanged(ddp._take_over)
+        ddp._dicts.watch(_dicts(ddp.module))  # a module without tensors was added or removed
+
+
 class DistributedDataParallel:
     """Averages the gradients of a module's parameters over the ranks of a group, as long as it exists.
 
@@ -52,8 +87,10 @@ class DistributedDataParallel:
     number of times: otherwise the others raise DesyncError, which names the rank. A backward() that reaches no
     parameter of the module does not count.
 
-    Parameters may be frozen, unfrozen and filled with new values at any time. One that is replaced, added, removed, or
-    gets another dtype, size or device makes the next backward() raise UsageError, which names it.
+    Parameters may be frozen, unfrozen and filled with new values at any time. Parameters and buffers that are replaced,
+    added, removed, or get another dtype, size or device are taken over at the next backward(), if all ranks have made
+    the same change, with the same values; otherwise that backward() raises an error which names the tensor. (A
+    torch.optim optimizer keeps the parameters that it was made with; one of lockstep.optim raises the error.)
 
     Args:
         module: any torch.nn.Module, with at least one parameter that requires a gradient.
@@ -95,10 +132,8 @@ class DistributedDataParallel:
         overlap: bool = True,
         bucket_layout: str = "",
     ) -> None:
-        _check_module(module)
         self.module, self.group = module, group
-        self._known = self._names()
-        options = {
+        self._options = {
             "bucket_bytes": list(bucket_bytes),
             "buffers": buffers,
             "ignore": list(ignore),
@@ -112,44 +147,94 @@ class DistributedDataParallel:
             "bucket_layout": bucket_layout,
         }
         self._ignored = set(ignore)
+        self._no_sync_depth = 0
+        self._accumulated_at = -1  # the number of reductions when no_sync() ended
+        self._optimizer: Any = None  # a weak reference to the one of lockstep.optim
+        self._dicts = _C.ModuleDicts(_ChangeListener(self))
+        self._attach()
+        _failures.add_owner(self)
+
+    def _attach(self) -> None:
+        module = self.module
+        _check_module(module)
+        self._known = self._facts()
         self._ddp: Any = _C.DistributedDataParallel(
             list(module.named_parameters()),
             list(module.named_buffers()),
-            group._group,
-            options,
-            _dicts(module),
-            self._on_module_changed,
+            self.group._group,
+            self._options,
+            self._dicts,
         )
-        _failures.add_owner(self)
+        self._dicts.watch(_dicts(module))
 
     def _close(self) -> None:
         self._ddp = None
 
-    def _names(self) -> dict[tuple[str, str], torch.Tensor]:
-        tensors = {("parameter", name): tensor for name, tensor in self.module.named_parameters(remove_duplicate=False)}
-        buffers = self.module.named_buffers(remove_duplicate=False)
-        return tensors | {("buffer", name): tensor for name, tensor in buffers}
+    def _facts(self) -> dict[str, tuple[torch.Tensor, str]]:
+        """All tensors that are not ignored, with their description, by "parameter NAME" or "buffer NAME"."""
+        module = self.module
+        found = {}
+        for kind, tensors in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            for name, tensor in tensors(remove_duplicate=False):
+                if name not in self._ignored:
+                    found[f"{kind} {name}"] = (tensor, f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
+        return found
 
-    def _on_module_changed(self) -> None:
-        """Called when an entry of the module's dictionaries has changed. Other modules are no reason for an error."""
-        now = self._names()
-        for key in [*self._known, *now]:
-            kind, name = key
-            if name in self._ignored or now.get(key) is self._known.get(key):
-                continue
-            what = "replaced" if key in now and key in self._known else "added" if key in now else "removed"
+    def _changes(self) -> dict[str, str]:
+        """What has happened to each tensor since _attach()."""
+        now, changes = self._facts(), {}
+        for name in [*self._known, *now]:
+            if name not in now:
+                changes[name] = "was removed"
+            elif name not in self._known:
+                changes[name] = "was added"
+            elif now[name][0] is not self._known[name][0]:
+                changes[name] = "was replaced"
+            elif now[name][1] != self._known[name][1]:
+                changes[name] = f"was changed from {self._known[name][1]} to {now[name][1]}"
+        return changes
+
+    def _take_over(self) -> None:
+        """Makes the C++ object anew, for tensors of the module that have changed. Collective."""
+        changes = self._changes()
+        first, what = next(iter(changes.items()))
+        begin = f"backward(): {first} {what} after its DistributedDataParallel was made"
+        if self._optimizer is not None and self._optimizer() is not None:
+            kind = type(self._optimizer()).__name__
             raise UsageError(
-                f"DistributedDataParallel: {kind} {name} was {what} after the DistributedDataParallel was made",
-                hint="change the module first and then make the DistributedDataParallel, or make a new one",
+                f"{begin}, and lockstep.optim.{kind} has the tensors from before",
+                hint=f"after the change, make a new DistributedDataParallel and a new lockstep.optim.{kind}",
             )
+        if self._no_sync_depth > 0 or self._accumulated_at == self._ddp.reductions():
+            raise UsageError(
+                f"{begin}, and gradients that no_sync() has accumulated were not averaged",
+                hint="change the module after a backward() outside no_sync()",
+            )
+        now = self._facts()
+        own = "\n".join(
+            f"{name} {text}; {now[name][1]}, {_hash_of(now[name][0])}" if name in now else f"{name} {text}"
+            for name, text in changes.items()
+        )
+        everyone = [text.decode() for text in self.group._group.all_gather_bytes(own.encode(), f"{first} {what}", None)]
+        for rank, text in enumerate(everyone):
+            if text != everyone[0]:
+                raise UsageError(
+                    f"{begin}, but differently on ranks 0 and {rank}{_first_difference(everyone[0], text)}",
+                    hint="make the same change on all ranks, with the same values",
+                )
+        self._ddp = None
+        self._attach()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """In this block, backward() only accumulates gradients on this rank. The first one after it reduces the sum."""
         guard = self._ddp.no_sync()
+        self._no_sync_depth += 1
         try:
             yield
         finally:
+            self._no_sync_depth -= 1
+            self._accumulated_at = self._ddp.reductions()
             del guard
 
     def average_hosts(self) -> None:

@@ -10,18 +10,36 @@ it by themselves; clip_grad_norm() of the optimizer is faster.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.nn.utils import clip_grad
+from typing_extensions import Unpack  # a requirement of torch
 
-from lockstep import _C, _failures
+from lockstep import _C, _engine, _failures
 from lockstep.ddp import DistributedDataParallel
 from lockstep.errors import UsageError
 
 _optimizers: weakref.WeakSet = weakref.WeakSet()
+
+
+class Options(TypedDict, total=False):
+    """Arguments that all optimizers of this module have in addition to those of torch.optim.
+
+    groups: [{"params": [...], "lr": ...}, ...], parameters with options of their own.
+    shard_state: each rank keeps the state of its part of the elements, where ranks do not share it (ZeRO stage 1).
+    foreach: uses torch's operations on lists of tensors; always so on GPUs.
+    average_in_backward: each p.grad is the mean over all ranks when backward() returns, for programs that read or
+        change gradients; costs about the time that the fused update saves.
+    """
+
+    groups: Sequence[dict[str, Any]]
+    shard_state: bool
+    foreach: bool
+    average_in_backward: bool
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -34,9 +52,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self,
         ddp: DistributedDataParallel,
         defaults: dict[str, Any],
-        groups: Sequence[dict[str, Any]],
-        shard_state: bool,
-        foreach: bool,
+        *,
+        groups: Sequence[dict[str, Any]] = (),
+        shard_state: bool = False,
+        foreach: bool = False,
+        average_in_backward: bool = False,
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):
             raise UsageError(
@@ -56,7 +76,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._optimizer: Any = getattr(_C, f"make_{type(self).__name__}")(
             ddp._ddp, [group["params"] for group in self.param_groups], self._written, shard_state, foreach
         )
-        self._averaged = False
+        ddp._optimizer = weakref.ref(self)
+        self._averages_in_backward, self._updates_in_backward = average_in_backward, False
+        self._thread = threading.get_ident()  # that of its backward() calls
+        self._backwards = ddp._ddp.num_backwards()
         _optimizers.add(self)
         _failures.add_owner(self)
 
@@ -120,8 +143,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def update_in_backward(self, on: bool = True) -> None:
         """From now on, backward() updates each parameter as soon as all ranks have its gradient; step() only ends the
         step. All ranks call it alike."""
-        self._write_options()
         self._optimizer.update_in_backward(on)
+        self._updates_in_backward = on
 
     @property
     def shares_parameters(self) -> bool:
@@ -135,9 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
         for name, number in numbers.items():
-            own = {
-                key: found[f"{name}.{key}"].detach().clone() for key in self._STATE if f"{name}.{key}" in found
-            }
+            own = {key: found[f"{name}.{key}"].detach().clone() for key in self._STATE if f"{name}.{key}" in found}
             if f"{name}.step" in found:
                 own["step"] = found[f"{name}.step"].to(torch.float32)
             if own:
@@ -173,9 +194,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 class Adam(FusedOptimizer):
-    """torch.optim.Adam. `groups`: [{"params": [...], "lr": ...}, ...], parameters with options of their own.
-    `shard_state`: each rank keeps the state of its part of the elements, where ranks do not share it (ZeRO stage 1).
-    `foreach`: uses torch's operations on lists of tensors; always so on GPUs."""
+    """torch.optim.Adam. The other arguments are those of Options."""
 
     _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -187,17 +206,14 @@ class Adam(FusedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
 
 
 class AdamW(FusedOptimizer):
-    """torch.optim.AdamW. The other arguments are those of Adam."""
+    """torch.optim.AdamW. The other arguments are those of Options."""
 
     _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
@@ -209,17 +225,14 @@ class AdamW(FusedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
 
 
 class SGD(FusedOptimizer):
-    """torch.optim.SGD. The other arguments are those of Adam."""
+    """torch.optim.SGD. The other arguments are those of Options."""
 
     _STATE = ("momentum_buffer",)
 
@@ -231,10 +244,7 @@ class SGD(FusedOptimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -243,11 +253,11 @@ class SGD(FusedOptimizer):
             "weight_decay": weight_decay,
             "nesterov": nesterov,
         }
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
 
 
 class Adagrad(FusedOptimizer):
-    """torch.optim.Adagrad. The other arguments are those of Adam."""
+    """torch.optim.Adagrad. The other arguments are those of Options."""
 
     _STATE = ("sum",)
 
@@ -259,10 +269,7 @@ class Adagrad(FusedOptimizer):
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -271,7 +278,7 @@ class Adagrad(FusedOptimizer):
             "initial_accumulator_value": initial_accumulator_value,
             "eps": eps,
         }
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
 
 
 class LAMB(FusedOptimizer):
@@ -289,10 +296,7 @@ class LAMB(FusedOptimizer):
         weight_decay: float = 1e-2,
         bias_correction: bool = True,
         adapt: bool = True,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -302,7 +306,7 @@ class LAMB(FusedOptimizer):
             "bias_correction": bias_correction,
             "adapt": adapt,
         }
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
 
 
 class LARS(FusedOptimizer):
@@ -321,10 +325,7 @@ class LARS(FusedOptimizer):
         eps: float = 1e-8,
         nesterov: bool = False,
         adapt: bool = True,
-        *,
-        groups: Sequence[dict[str, Any]] = (),
-        shard_state: bool = False,
-        foreach: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -335,7 +336,25 @@ class LARS(FusedOptimizer):
             "nesterov": nesterov,
             "adapt": adapt,
         }
-        super().__init__(ddp, defaults, groups, shard_state, foreach)
+        super().__init__(ddp, defaults, **options)
+
+
+def _write_before_backward() -> None:
+    for optimizer in list(_optimizers):
+        if optimizer._updates_in_backward and optimizer._optimizer is not None:
+            optimizer._write_options()
+
+
+def _average_after_backward() -> None:
+    for optimizer in list(_optimizers):
+        if not optimizer._averages_in_backward or optimizer._thread != threading.get_ident():
+            continue
+        if optimizer._optimizer is None or optimizer._ddp._no_sync_depth > 0:
+            continue
+        backwards = optimizer._ddp._ddp.num_backwards()
+        if backwards != optimizer._backwards:  # this one has reached its model
+            optimizer._backwards = backwards
+            optimizer.average_gradients()
 
 
 def _average_gradients_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -376,3 +395,4 @@ def _install_patches() -> None:
 
 
 _install_patches()
+_engine.around_backward(_write_before_backward, _average_after_backward)

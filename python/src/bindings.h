@@ -4,6 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -20,5 +21,16 @@ void bind_optimizers(py::module_& module);
 
 /// Functions of the library block without the GIL, so that other threads of the program can run.
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+/// Holds an object whose destructor may wait for other ranks.
+struct DeleteWithoutGil {
+  template <typename T>
+  void operator()(T* object) const {
+    const py::gil_scoped_release release;
+    delete object;
+  }
+};
+template <typename T>
+using Holder = std::unique_ptr<T, DeleteWithoutGil>;
 
 }  // namespace lockstep::python

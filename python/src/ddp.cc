@@ -2,11 +2,13 @@
 #include "lockstep/ddp/ddp.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 
 #include "lockstep/ddp/backward.h"
+#include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "python/src/bindings.h"
@@ -16,16 +18,36 @@ namespace {
 
 using ddp::DistributedDataParallel;
 
-/// Notices, in nanoseconds per entry, that an entry of a module's dictionaries was added, removed or replaced. Used
-/// with the GIL.
+/// Notices that a tensor of a module was added, removed or replaced, or has got another dtype, size or device, in
+/// nanoseconds per tensor. Used with the GIL.
 class ModuleDicts {
  public:
-  /// `dicts`: _parameters, _buffers and _modules of a module and of all modules in it. `on_change` is called when one
-  /// has changed; it raises an exception, or accepts the change.
-  ModuleDicts(std::vector<py::dict> dicts, py::function on_change) : on_change_(std::move(on_change)) {
+  /// `on_change` is called when a tensor or module has changed; it raises an exception, or accepts the change with
+  /// watch().
+  explicit ModuleDicts(py::function on_change) : on_change_(std::move(on_change)) {}
+  /// Also released by threads without the GIL.
+  static std::shared_ptr<ModuleDicts> make(py::function on_change) {
+    return {new ModuleDicts(std::move(on_change)), [](ModuleDicts* object) {
+              const py::gil_scoped_acquire gil;
+              delete object;
+            }};
+  }
+
+  /// From now on, compares with the present entries of `dicts`: _parameters, _buffers and _modules of a module and of
+  /// all modules in it.
+  void watch(std::vector<py::dict> dicts) {
+    dicts_.clear();
     for (py::dict& dict : dicts) {
-      Known known{.dict = dict, .values = {}};
-      for (const auto& [key, value] : dict) known.values.push_back(py::reinterpret_borrow<py::object>(value));
+      Known known{.dict = dict, .entries = {}};
+      for (const auto& [key, value] : dict) {
+        Entry entry{.value = py::reinterpret_borrow<py::object>(value), .tensor = {}, .options = {}, .sizes = {}};
+        if (THPVariable_Check(value.ptr())) {
+          entry.tensor = THPVariable_Unpack(value.ptr());
+          entry.options = entry.tensor.options();
+          entry.sizes = entry.tensor.sizes().vec();
+        }
+        known.entries.push_back(std::move(entry));
+      }
       dicts_.push_back(std::move(known));
     }
   }
@@ -39,17 +61,29 @@ class ModuleDicts {
   }
 
  private:
+  struct Entry {
+    py::object value;  // kept alive, so that no other object can have its address
+    at::Tensor tensor;
+    at::TensorOptions options;
+    std::vector<std::int64_t> sizes;
+  };
   struct Known {
     py::dict dict;
-    std::vector<py::object> values;  // kept alive, so that no other object can have the address of one
+    std::vector<Entry> entries;
   };
 
   static bool is_same(const Known& known) {
-    if (static_cast<std::size_t>(PyDict_Size(known.dict.ptr())) != known.values.size()) return false;
+    if (static_cast<std::size_t>(PyDict_Size(known.dict.ptr())) != known.entries.size()) return false;
     Py_ssize_t position = 0;
     PyObject* value = nullptr;
-    for (std::size_t i = 0; PyDict_Next(known.dict.ptr(), &position, nullptr, &value); ++i)
-      if (value != known.values[i].ptr()) return false;
+    for (std::size_t i = 0; PyDict_Next(known.dict.ptr(), &position, nullptr, &value); ++i) {
+      const Entry& entry = known.entries[i];
+      if (value != entry.value.ptr()) return false;
+      if (!entry.tensor.defined()) continue;
+      const bool same_options =
+          entry.tensor.dtype() == entry.options.dtype() && entry.tensor.device() == entry.options.device();
+      if (!same_options || entry.tensor.sizes() != at::IntArrayRef(entry.sizes)) return false;
+    }
     return true;
   }
 
@@ -81,21 +115,16 @@ ddp::DdpOptions ddp_options(const py::dict& values) {
           .overlap = values["overlap"].cast<bool>()};
 }
 
-std::unique_ptr<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers,
-                                                  const comm::Group& group, const py::dict& options,
-                                                  std::vector<py::dict> dicts, py::function on_change) {
+Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers, const comm::Group& group,
+                                         const py::dict& options, std::shared_ptr<ModuleDicts> watch) {
   ddp::DdpOptions converted = ddp_options(options);
-  std::shared_ptr<ModuleDicts> watch(new ModuleDicts(std::move(dicts), std::move(on_change)), [](ModuleDicts* object) {
-    const py::gil_scoped_acquire gil;
-    delete object;
-  });
   const auto check = [watch] {
     const py::gil_scoped_acquire gil;
     watch->check();
   };
   const py::gil_scoped_release release;
-  return std::make_unique<DistributedDataParallel>(ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group,
-                                                   std::move(converted), check);
+  return Holder<DistributedDataParallel>(new DistributedDataParallel(
+      ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group, std::move(converted), check));
 }
 
 /// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.
@@ -116,14 +145,23 @@ py::object run_backward(const std::vector<at::Tensor>& roots, const py::function
 
 void bind_ddp(py::module_& module) {
   py::class_<DistributedDataParallel::NoSync>(module, "NoSync");
-  py::class_<DistributedDataParallel>(module, "DistributedDataParallel")
+  py::class_<DistributedDataParallel, Holder<DistributedDataParallel>>(module, "DistributedDataParallel")
       .def(py::init(&make_ddp))
       .def("no_sync",
            [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
+      .def("num_backwards",
+           [](const DistributedDataParallel& self) {
+             return std::shared_ptr<ddp::GradientSource>(self)->num_backwards();
+           })
+      .def("reductions", [](const DistributedDataParallel& self) { return self.stats().reductions; })
       .def("layout", [](const DistributedDataParallel& self) { return self.stats().layout; });
+  py::class_<ModuleDicts, std::shared_ptr<ModuleDicts>>(module, "ModuleDicts")
+      .def(py::init(&ModuleDicts::make))
+      .def("watch", &ModuleDicts::watch);
   module.def("run_backward", run_backward);
+  module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });
   module.def(
       "broadcast_tensors",
       [](const NamedTensors& tensors, const comm::Group& group, int root) {

@@ -48,7 +48,7 @@ Group init(std::optional<int> rank, std::optional<int> world_size, std::string a
                      .timeout = to_milliseconds("timeout", timeout)});
 }
 
-void bind_reductions(py::class_<Group>& group) {
+void bind_reductions(py::class_<Group, Holder<Group>>& group) {
   group
       .def(
           "all_reduce",
@@ -92,7 +92,7 @@ void bind_reductions(py::class_<Group>& group) {
 
 /// Operations on one tensor and a rank: `Sync` and `Async` are member functions of Group.
 template <auto Sync, auto Async>
-void bind_one(py::class_<Group>& group, const char* name) {
+void bind_one(py::class_<Group, Holder<Group>>& group, const char* name) {
   group
       .def(
           name,
@@ -109,7 +109,7 @@ void bind_one(py::class_<Group>& group, const char* name) {
 
 /// Operations on an output and an input.
 template <auto Sync, auto Async>
-void bind_two(py::class_<Group>& group, const char* name) {
+void bind_two(py::class_<Group, Holder<Group>>& group, const char* name) {
   group
       .def(
           name,
@@ -126,7 +126,7 @@ void bind_two(py::class_<Group>& group, const char* name) {
 
 /// Operations on an output and an input, of which one is on one rank only.
 template <auto Sync, auto Async>
-void bind_rooted(py::class_<Group>& group, const char* name) {
+void bind_rooted(py::class_<Group, Holder<Group>>& group, const char* name) {
   const auto tensor_of = [](const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); };
   group
       .def(
@@ -144,7 +144,7 @@ void bind_rooted(py::class_<Group>& group, const char* name) {
            WithoutGil());
 }
 
-void bind_operations(py::class_<Group>& group) {
+void bind_operations(py::class_<Group, Holder<Group>>& group) {
   bind_reductions(group);
   bind_one<&Group::broadcast, &Group::broadcast_async>(group, "broadcast");
   bind_one<&Group::send, &Group::send_async>(group, "send");
@@ -210,7 +210,7 @@ void bind_group(py::module_& module) {
           py::arg("timeout") = py::none(), WithoutGil())
       .def("done", &Work::done);
   py::class_<comm::BusyScope>(module, "BusyScope");
-  py::class_<Group> group(module, "Group");
+  py::class_<Group, Holder<Group>> group(module, "Group");
   group.def("rank", &Group::rank)
       .def("size", &Group::size)
       .def("global_rank", &Group::global_rank)

@@ -96,13 +96,13 @@ void write_options(optim::GroupOptions<Options>& to, const Options& from) {
 class AnyOptimizer {
  public:
   template <typename Optimizer, typename Options, typename TorchOptions>
-  static std::unique_ptr<AnyOptimizer> make(const ddp::DistributedDataParallel& model,
-                                            const std::vector<std::vector<at::Tensor>>& groups,
-                                            const std::vector<py::dict>& options, bool shard_state, bool foreach) {
+  static Holder<AnyOptimizer> make(const ddp::DistributedDataParallel& model,
+                                   const std::vector<std::vector<at::Tensor>>& groups,
+                                   const std::vector<py::dict>& options, bool shard_state, bool foreach) {
     std::vector<typename Optimizer::Group> others;
     for (std::size_t i = 1; i < groups.size(); ++i) others.push_back({groups[i], read_options<Options>(options[i])});
     const auto defaults = read_options<Options>(options.at(0));
-    auto any = std::make_unique<AnyOptimizer>();
+    Holder<AnyOptimizer> any(new AnyOptimizer);
     any->write_ = [](torch::optim::OptimizerOptions& to, const py::dict& from) {
       write_options(static_cast<TorchOptions&>(to), read_options<Options>(from));
     };
@@ -113,11 +113,6 @@ class AnyOptimizer {
     any->torch_ = std::move(made);
     return any;
   }
-  ~AnyOptimizer() {
-    const py::gil_scoped_release release;
-    torch_.reset();
-  }
-
   void set_options(std::size_t group, const py::dict& options) const {
     write_(torch_->param_groups().at(group).options(), options);
   }
@@ -154,7 +149,7 @@ void bind_optimizer(py::module_& module, const char* name) {
 }  // namespace
 
 void bind_optimizers(py::module_& module) {
-  py::class_<AnyOptimizer>(module, "Optimizer")
+  py::class_<AnyOptimizer, Holder<AnyOptimizer>>(module, "Optimizer")
       .def("set_options", &AnyOptimizer::set_options)
       .def("step", &AnyOptimizer::step, WithoutGil())
       .def("clip_grad_norm", &AnyOptimizer::clip_grad_norm, WithoutGil())

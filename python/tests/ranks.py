@@ -159,13 +159,14 @@ def _module(path):
 
 def serve(address):
     """Runs on each rank."""
-    import lockstep
     import torch
+
+    import lockstep
 
     torch.set_num_threads(1)
     key = bytes.fromhex(os.environ.pop("LOCKSTEP_PYTHON_TESTS_KEY"))
-    connection = multiprocessing.connection.Client(address, authkey=key)
     world = lockstep.init()
+    connection = multiprocessing.connection.Client(address, authkey=key)  # the tests accept one rank after the other
     connection.send(world.rank)
     while True:
         try:

@@ -2,13 +2,23 @@
 
 import time
 
-import lockstep
 import pytest
 import torch
 from ranks import on_ranks
 
+import lockstep
+
 SIZES = (1, 2, 3, 4)
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+]
 
 
 @on_ranks(*SIZES)

@@ -1,14 +1,16 @@
 """lockstep.optim beside torch.optim on one rank with the whole batch."""
 
 import copy
+import os
 import pickle
 
-import lockstep
 import pytest
 import torch
 from ranks import on_ranks
 from test_ddp import data, loss_of, make_net, own
 from torch import nn
+
+import lockstep
 
 STEPS = 5
 CASES = {
@@ -21,8 +23,8 @@ CASES = {
 }
 
 
-def train(net, optimizer, steps, x, y, before_step=lambda: None, start=0):
-    for step in range(start, start + steps):
+def train(net, optimizer, steps, x, y, before_step=lambda: None):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss_of(net, x, y).backward()
         before_step()
@@ -63,32 +65,32 @@ def test_lamb_and_lars_train(world):
         assert loss_of(net, *batch).item() < before
 
 
+def clip_with(how, net, optimizer, norms):
+    if how == "norm":
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.05))
+    elif how == "value":
+        nn.utils.clip_grad_value_(net.parameters(), 0.01)
+    elif how == "own norm":
+        norms.append(optimizer.clip_grad_norm(0.05))
+    else:
+        optimizer.clip_grad_value(0.01)
+
+
+def check_clipping(world, how):
+    (net, ours, batch), (other, theirs, whole) = pair(world, "AdamW", lr=0.01)
+    found_norms, expected_norms = [], []
+    found = train(net, ours, STEPS, *batch, lambda: clip_with(how, net, ours, found_norms))
+    as_torch = how.removeprefix("own ")
+    expected = train(other, theirs, STEPS, *whole, lambda: clip_with(as_torch, other, theirs, expected_norms))
+    expect_equal(found, expected)
+    for one, other_norm in zip(found_norms, expected_norms, strict=True):
+        torch.testing.assert_close(one.float(), other_norm.float(), rtol=1e-4, atol=1e-6)
+
+
 @on_ranks(1, 2, 3)
 def test_clipping(world):
-    for clip in ("norm", "value", "own norm", "own value", "early import"):
-        (net, ours, batch), (other, theirs, whole) = pair(world, "AdamW", lr=0.01)
-        norms = []
-
-        def clip_ours():
-            if clip in ("norm", "early import"):
-                norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.05))
-            elif clip == "value":
-                nn.utils.clip_grad_value_(net.parameters(), 0.01)
-            elif clip == "own norm":
-                norms.append(ours.clip_grad_norm(0.05))
-            else:
-                ours.clip_grad_value(0.01)
-
-        def clip_theirs():
-            if "norm" in clip or clip == "early import":
-                norms.append(nn.utils.clip_grad_norm_(other.parameters(), 0.05))
-            else:
-                nn.utils.clip_grad_value_(other.parameters(), 0.01)
-
-        found = train(net, ours, STEPS, *batch, clip_ours)
-        expect_equal(found, train(other, theirs, STEPS, *whole, clip_theirs))
-        for one, other_norm in zip(norms[:STEPS], norms[STEPS:], strict=True):
-            torch.testing.assert_close(one.float(), other_norm.float(), rtol=1e-4, atol=1e-6)
+    for how in ("norm", "value", "own norm", "own value"):
+        check_clipping(world, how)
 
 
 @on_ranks(1, 2)
@@ -198,24 +200,136 @@ def test_gradients_that_the_user_changes(world):
     assert optimizer_step_fails
 
 
+def halve_all(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(0.5)
+
+
+def clamp_data(net):
+    for parameter in net.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+
+
+def load_other_weights(net):
+    torch.manual_seed(11)
+    net.load_state_dict(type(net)().state_dict())
+
+
+def halve_data(net):
+    for parameter in net.parameters():
+        parameter.data = parameter.data.mul_(0.5)  # in the same memory
+
+
+@on_ranks(1, 2, 3, 4)
+def test_writes_of_all_ranks(world):
+    for change in (halve_all, clamp_data, load_other_weights, halve_data):
+        (net, ours, batch), (other, theirs, whole) = pair(world, "SGD momentum", lr=0.1, momentum=0.9)
+        found = train(net, ours, 2, *batch), change(net), train(net, ours, 2, *batch)
+        expected = train(other, theirs, 2, *whole), change(other), train(other, theirs, 2, *whole)
+        expect_equal(found[2], expected[2])
+        with torch.no_grad():
+            loss = loss_of(net, *whole)
+        torch.testing.assert_close(loss, loss_of(other, *whole).detach(), rtol=1e-4, atol=1e-6)
+
+
+@on_ranks(1, 2, 3)
+def test_averaged_weights_swapped_in_on_one_rank(world):
+    (net, ours, batch), (other, theirs, whole) = pair(world, "AdamW", lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    expected_average = torch.optim.swa_utils.AveragedModel(
+        other, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    for _ in range(4):
+        train(net, ours, 1, *batch)
+        average.update_parameters(net)
+        train(other, theirs, 1, *whole)
+        expected_average.update_parameters(other)
+        if world.rank == 0:
+            saved = [p.detach().clone() for p in net.parameters()]
+            for parameter, mean in zip(net.parameters(), average.module.parameters(), strict=True):
+                parameter.data.copy_(mean)
+            with torch.no_grad():
+                loss = loss_of(net, *whole)
+                torch.testing.assert_close(loss, loss_of(expected_average, *whole), rtol=1e-4, atol=1e-5)
+            for parameter, value in zip(net.parameters(), saved, strict=True):
+                parameter.data.copy_(value)
+    expect_equal([p.detach() for p in average.parameters()], [p.detach() for p in expected_average.parameters()])
+    expect_equal([p.detach() for p in net.parameters()], [p.detach() for p in other.parameters()])
+
+
 @on_ranks(2)
-def test_parameters_that_the_user_changes(world):
+def test_writes_that_differ_are_named(world):
+    (net, ours, batch), _ = pair(world, "SGD", lr=0.1)
+    train(net, ours, 1, *batch)
+    net.second.weight.data.fill_(world.rank)
+    loss_of(net, *batch).backward()
+    with pytest.raises(lockstep.UsageError, match=r"second.weight .*change_parameters"):
+        ours.step()
+    net.second.weight.data.fill_(1)
+    ours.step()
+    other_memory = torch.ones(8, 8)
+    net.second.weight.data = other_memory
+    loss_of(net, *batch).backward()
+    with pytest.raises(lockstep.UsageError, match=r"memory of parameter second.weight"):
+        ours.step()
+
+
+@on_ranks(2, fresh=True)
+def test_write_of_one_rank_is_named(world):
+    (net, ours, batch), _ = pair(world, "SGD", lr=0.1)
+    if world.rank == 1:
+        net.second.weight.data.fill_(1)
+    loss_of(net, *batch).backward()
+    with pytest.raises(lockstep.DesyncError, match=r"second.weight, changed outside step\(\)"):
+        ours.step()
+
+
+@on_ranks(2)
+def test_change_parameters(world):
     (net, ours, batch), _ = pair(world, "SGD", lr=0.1)
     assert ours.shares_parameters
     train(net, ours, 1, *batch)
     before = net.first.weight.detach().clone()
-
-    def double():
-        with torch.no_grad():
-            net.first.weight.mul_(2)
-
-    ours.change_parameters(double)
+    ours.change_parameters(lambda: net.first.weight.data.mul_(2))
     assert torch.equal(net.first.weight.detach(), 2 * before)
     train(net, ours, 1, *batch)
-    loss_of(net, *batch).backward()
-    double()
-    with pytest.raises(lockstep.UsageError):
-        ours.step()
+
+
+@on_ranks(1, 2, 3)
+def test_average_in_backward(world):
+    net, other = make_net(), make_net()
+    ours = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1, average_in_backward=True)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1)
+    batch, whole = [own(world, one) for one in data()], list(data())
+
+    def look(net):
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.grad.norm())
+
+    found = train(net, ours, 3, *batch, lambda: look(net))
+    expect_equal(found, train(other, theirs, 3, *whole, lambda: look(other)))
+    probe = nn.Linear(2, 1)
+    for _ in range(world.rank):
+        probe(torch.ones(2)).sum().backward()  # of another model, on some ranks
+    expect_equal(train(net, ours, 1, *batch), train(other, theirs, 1, *whole))
+
+
+@on_ranks(2)
+def test_children_have_their_own_parameters(world):
+    (net, ours, batch), _ = pair(world, "SGD", lr=0.1)
+    train(net, ours, 1, *batch)
+    before = net.first.weight.detach().clone()
+    child = os.fork()
+    if child == 0:
+        good = torch.equal(net.first.weight.detach(), before)
+        net.first.weight.data.zero_()
+        os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(net.first.weight.detach(), before)
+    train(net, ours, 1, *batch)
+    world.barrier()
 
 
 @on_ranks(1, 2)

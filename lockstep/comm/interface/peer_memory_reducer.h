@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/interface/pending.h"
 
 namespace lockstep::comm::inline interface {
@@ -35,8 +36,8 @@ class ChunkSink {
 
 /// Memory that all ranks share, initially zero. It is freed when the last rank has released it or ended.
 struct SharedAllocation {
-  std::shared_ptr<void> data;  // page-aligned
-  bool is_first = true;        // true on exactly one rank
+  std::shared_ptr<const base::SharedMemory> memory;
+  bool is_first = true;  // true on exactly one rank
 };
 
 /// What the ranks have published of one gradient in a round.

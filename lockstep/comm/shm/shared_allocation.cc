@@ -73,7 +73,7 @@ SharedAllocation wrap(SharedMemory memory, bool is_first) {
   });
   const std::lock_guard lock(registry.mutex);
   registry.memories.insert(owner.get());
-  return {.data = std::shared_ptr<void>(owner, owner->data()), .is_first = is_first};
+  return {.memory = owner, .is_first = is_first};
 }
 
 SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline deadline) {

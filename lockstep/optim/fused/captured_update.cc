@@ -29,12 +29,11 @@ void FusedUpdate::step_captured(CapturedStep& step) {
       with_this([constants = rule_.hash_of_constants()](FusedUpdate& update) { update.write_lr(constants); }));
   const bool may_be_skipped = found_inf_.defined();
   auto indices = foreach_pass_->update(found_inf_, /*lr_on_device=*/true);
-  if (shards_) shards_->all_gather_parameters(options_hash);
+  if (shards_) shards_->all_gather_parameters(options_hash, storage_);
   source_->on_parameters_updated();
   step.add_host_work(with_this([indices = std::move(indices), may_be_skipped](FusedUpdate& update) {
     for (const std::size_t index : indices) update.rule_.on_updated(index, update.storage_.states(index));
     if (may_be_skipped) update.foreach_pass_->mark_step_counts_stale();
-    update.storage_.record_changes();
     update.end_step();
   }));
 }

@@ -47,10 +47,12 @@ struct FusedOptions {
 /// Ranks of one host that can access each other's memory (transport shm, or hierarchy between hosts) share one copy of
 /// parameters and state from construction to destruction, and the ranks divide the update dynamically: each rank claims
 /// chunks until none are left. Therefore:
-///  - Parameters may be read at any time except during step(). A write by the user, such as loading weights, affects
-///    all ranks of the host: the next step() throws UsageError unless the write was made in change_parameters(). A
-///    write through .data() is not detected.
-///  - A child process created by fork() must not access the parameters.
+///  - Parameters may be read at any time except during step(). A write by the user, also through .data(), concerns this
+///    rank alone until the next step(): if all ranks have written the same values, these become the shared ones (a
+///    collective more), and writes that were undone have no effect; otherwise step() throws UsageError or DesyncError,
+///    which name the parameter. Faster, and without copies of what is written: change_parameters(). A tensor that was
+///    given other memory (set_data()) is an error of step().
+///  - A child process created by fork() has a copy of the parameters.
 ///  - Construction throws UsageError for a parameter that is part of a larger tensor.
 /// If all ranks are on one host (transport shm), the following also holds between backward() and step():
 ///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
@@ -80,7 +82,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   /// changed if all ranks change them alike.
   void average_gradients();
   /// Calls `change` once per copy of the parameters, on one of the ranks that share it; `change` may write the
-  /// parameters. It must not call a collective.
+  /// parameters, with what the ranks have written since the last step(). It must not call a collective.
   void change_parameters(const std::function<void()>& change);
   /// Switches updates in backward() on or off. If on, backward() updates the parameters: where all ranks are on one
   /// host (transport shm), each parameter as soon as all ranks have its gradient, while other gradients are still being

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cmath>
@@ -78,8 +79,8 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
   }
   check_not_scaled_twice();
   if (source_->num_backwards() != clip_.backward) clip_ = {};
+  storage_.accept_writes();
   update_all(prepare());
-  storage_.record_changes();  // averaging between hosts may have changed them as well
   end_step();
   return loss;
 }
@@ -87,7 +88,7 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
 void FusedUpdate::skip_step() { end_step(); }
 
 bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
-  if (!foreach_pass_ || updates_in_backward_) return false;
+  if (!foreach_pass_ || updates_in_backward_) return false;  // with foreach, nothing is shared
   const std::uint64_t options_hash = prepare();
   if (!rule_.can_skip()) return false;
   struct FoundInfScope {
@@ -128,7 +129,7 @@ void FusedUpdate::check_not_scaled_twice() {
 
 /// Begins an update and returns a hash of it.
 std::uint64_t FusedUpdate::prepare() {
-  storage_.require_unmodified();
+  storage_.require_same_layout();
   return fingerprint({gradient_scale(), clip_.max, std::bit_cast<double>(rule_.prepare())});
 }
 
@@ -175,12 +176,12 @@ std::uint64_t FusedUpdate::begin_update() {
         "called "
         "since",
         "call step() after each backward(), or disable update_in_backward() to accumulate gradients");
+  storage_.require_unwritten();
   return options_hash_ = prepare();
 }
 
 void FusedUpdate::end_update(bool consumed_chunks) {
   if (!consumed_chunks) update_all(options_hash_);
-  storage_.record_changes();
   updated_in_backward_ = true;
 }
 
@@ -208,7 +209,7 @@ amp::UnscaleResult FusedUpdate::unscale(const at::Tensor& inverse_scale) {
         "call unscale_() before gradients are clipped");
   unscaling_.reset();
   if (!source_->has_local_gradients()) return amp::UnscaleResult::kUnscaleInPlace;
-  storage_.require_unmodified();
+  storage_.require_same_layout();
   const double sum = sum_squared_gradients();
   if (std::find(has_sums_.begin(), has_sums_.end(), true) == has_sums_.end()) return amp::UnscaleResult::kNoGradients;
   unscaling_ = {inverse_scale.item<double>(), source_->num_backwards(), sum};
@@ -220,7 +221,7 @@ void FusedUpdate::require_clippable(const std::string& call) const {
   if (updates_in_backward_)
     throw UsageError(call + "(): backward() has already updated parameters (update_in_backward())",
                      "disable update_in_backward()");
-  storage_.require_unmodified();
+  storage_.require_same_layout();
 }
 
 at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
@@ -286,7 +287,7 @@ void FusedUpdate::run_foreach_pass() {
 void FusedUpdate::update_all(std::uint64_t options_hash) {
   if (rule_.needs_norms() && !foreach_pass_) measure_norms(options_hash);
   run_pass(comm::GradientUse::kUpdate, options_hash);
-  if (shards_) shards_->all_gather_parameters(options_hash);
+  if (shards_) shards_->all_gather_parameters(options_hash, storage_);
   source_->on_parameters_updated();
 }
 
@@ -339,7 +340,7 @@ FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::Gradien
             .divisor = static_cast<double>(chunk.divisor),
             .scale = raw_gradients ? 1 : update.gradient_scale(),
             .max = raw_gradients ? std::numeric_limits<double>::infinity() : update.clip_.max,
-            .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + range.first * tensor.element_size(),
+            .parameter = storage.memory_of(chunk.gradient_index) + range.first * tensor.element_size(),
             .states = states.data(),
             .count = range.count};
 }
@@ -385,15 +386,13 @@ void FusedUpdate::finish_gradient(std::size_t index) {
     return;
   }
   rule_.on_updated(index, storage_.states(index));
-  storage_.record_update(index);
+  // A graph that needs the old values fails instead of using the new ones.
+  torch::autograd::impl::bump_version(storage_.parameters()[index].tensor);
 }
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
-  const comm::Group& group = source_->host_group();
-  group.barrier({.name = "change_parameters"});  // from here on, no rank reads the parameters
-  if (storage_.is_primary()) change();
-  group.barrier({.name = "change_parameters"});
-  storage_.record_changes();
+  storage_.require_same_layout();
+  storage_.change(change);
 }
 
 void FusedUpdate::import_loaded_state() {

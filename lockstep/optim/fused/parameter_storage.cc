@@ -1,10 +1,15 @@
 // Allocates shared or local memory for parameters, state and partial sums, and checks parameters for writes.
 #include "lockstep/optim/fused/parameter_storage.h"
 
+#define XXH_INLINE_ALL
+#include <ATen/ops/all.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
-#include <torch/csrc/autograd/variable.h>
+#include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -24,11 +29,24 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLineBytes - 1) / 
 
 c10::StorageImpl* impl_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-/// A DataPtr at `offset` that keeps `memory` alive.
-at::DataPtr pointer_into(const std::shared_ptr<void>& memory, std::size_t offset) {
-  auto* owner = new std::shared_ptr<void>(memory);
-  const auto release = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
-  return {static_cast<char*>(memory.get()) + offset, owner, release, at::kCPU};
+/// What a tensor in shared parameters keeps alive.
+struct View {
+  View(comm::SharedAllocation the_allocation, std::size_t bytes)
+      : allocation(std::move(the_allocation)), view(*allocation.memory, bytes) {}
+  const comm::SharedAllocation allocation;
+  base::PrivateView view;
+};
+
+/// A DataPtr at `offset` that keeps `view` alive.
+at::DataPtr pointer_into(const std::shared_ptr<base::PrivateView>& view, std::size_t offset) {
+  auto* owner = new std::shared_ptr<base::PrivateView>(view);
+  const auto release = [](void* context) { delete static_cast<std::shared_ptr<base::PrivateView>*>(context); };
+  return {view->data() + offset, owner, release, at::kCPU};
+}
+
+std::size_t whole_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
 }
 
 at::TensorOptions state_options(const at::Tensor& parameter) {
@@ -57,7 +75,7 @@ ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, 
   allocate_sums(num_partial_sums);
   for (const Parameter& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
-    snapshots_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec(), tensor._version()});
+    snapshots_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec()});
   }
 }
 
@@ -115,16 +133,25 @@ std::size_t ParameterStorage::assign_offsets() {
     storages_.push_back({parameter.tensor.storage(), end});
     end += aligned(parameter.tensor.storage().nbytes());
   }
-  return used_bytes_ = end;
+  return used_bytes_ = whole_pages(end);
 }
 
 void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
-  memory_ = source_->allocate_shared(bytes);
-  if (memory_.is_first)
+  allocation_ = source_->allocate_shared(bytes);
+  if (allocation_.is_first)
     for (const StorageSlot& one : storages_)
-      std::memcpy(static_cast<char*>(memory_.data.get()) + one.offset, one.storage.data(), one.storage.nbytes());
+      std::memcpy(shared_memory() + one.offset, one.storage.data(), one.storage.nbytes());
   source_->host_group().barrier({.name = "parameters of an optimizer"});
-  for (StorageSlot& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(memory_.data, one.offset));
+  const auto owner = std::make_shared<View>(allocation_, used_bytes_);
+  view_ = std::shared_ptr<base::PrivateView>(owner, &owner->view);
+  for (StorageSlot& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(view_, one.offset));
+  std::vector<at::Tensor> memory;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    memory.push_back(at::from_blob(
+        memory_of(i), tensor.sizes(), tensor.strides(), [owner](void*) {}, tensor.options().requires_grad(false)));
+  }
+  source_->set_parameter_memory(std::move(memory));
 }
 
 std::size_t ParameterStorage::state_bytes(std::size_t index) const {
@@ -145,9 +172,9 @@ void ParameterStorage::allocate_states(std::size_t num_states) {
         states.push_back(at::empty_strided(sizes, strides, options).zero_());
         continue;
       }
-      void* data = static_cast<char*>(memory_.data.get()) + used_bytes_;
+      void* data = shared_memory() + used_bytes_;
       used_bytes_ += state_bytes(index);
-      states.push_back(at::from_blob(data, sizes, strides, [memory = memory_.data](void*) {}, options));
+      states.push_back(at::from_blob(data, sizes, strides, [memory = allocation_.memory](void*) {}, options));
     }
     states_.push_back(std::move(states));
   }
@@ -169,31 +196,90 @@ void ParameterStorage::set_state(std::size_t index, std::size_t i, const at::Ten
 void ParameterStorage::allocate_sums(std::size_t num_partial_sums) {
   num_sum_kinds_ = num_partial_sums;
   if (is_shared()) {
-    sums_ = reinterpret_cast<double*>(static_cast<char*>(memory_.data.get()) + used_bytes_);
+    sums_ = reinterpret_cast<double*>(shared_memory() + used_bytes_);
   } else {
     local_sums_.resize(num_partial_sums * sum_offsets_.back());
     sums_ = local_sums_.data();
   }
 }
 
-void ParameterStorage::require_unmodified() const {
+void ParameterStorage::require_same_layout() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
-    const std::string& name = parameters_[i].name;
     const Snapshot& snapshot = snapshots_[i];
     if (tensor.scalar_type() != snapshot.dtype || tensor.strides() != at::IntArrayRef(snapshot.strides) ||
         (is_shared() && tensor.const_data_ptr() != snapshot.data))
       throw UsageError(
-          "lockstep::optim: the dtype, shape or memory of parameter " + name +
+          "lockstep::optim: the dtype, shape or memory of parameter " + parameters_[i].name +
               " has changed since its optimizer was made",
-          "make the optimizer after the last to() of the module, and load with lockstep::load(), which writes into the "
-          "parameters, instead of torch::load(), which replaces their memory");
-    if (is_shared() && tensor._version() != snapshot.version)
-      throw UsageError("lockstep::optim: parameter " + name +
-                           " was changed outside step(); the ranks of this host share one copy of it, so each rank's "
-                           "write changed it for all of them",
-                       "make the change in change_parameters() of the optimizer, or before the optimizer is made");
+          "make the optimizer after the last to() of the module, and write new values with copy_() under NoGradGuard, "
+          "or load with lockstep::load(), instead of set_data() and torch::load(), which replace the memory");
   }
+}
+
+/// The name of the first parameter that this rank has changed.
+const std::string& ParameterStorage::first_changed(const std::vector<base::PrivateView::Range>& changes) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto* data = static_cast<const char*>(parameters_[i].tensor.const_data_ptr());
+    const auto begin = static_cast<std::size_t>(data - view_->data()), bytes = parameters_[i].tensor.nbytes();
+    const auto overlaps = [&](const auto& range) { return begin < range.end && range.begin < begin + bytes; };
+    if (std::any_of(changes.begin(), changes.end(), overlaps) && std::memcmp(data, memory_of(i), bytes) != 0)
+      return parameters_[i].name;
+  }
+  return parameters_.front().name;
+}
+
+void ParameterStorage::require_unwritten() {
+  if (!is_shared()) return;
+  if (const auto changes = view_->changes(); !changes.empty())
+    throw UsageError("backward() with update_in_backward() of the optimizer: parameter " + first_changed(changes) +
+                         " was changed after the last step",
+                     "make the change in change_parameters() of the optimizer");
+}
+
+void ParameterStorage::accept_writes() {
+  if (!is_shared()) return;
+  const auto changes = view_->changes();
+  if (changes.empty()) return;
+  const std::string& name = first_changed(changes);
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  for (const auto& range : changes) {
+    XXH3_128bits_update(&state, &range, sizeof(range));
+    XXH3_128bits_update(&state, view_->data() + range.begin, range.end - range.begin);
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+  const at::Tensor own = at::empty({2}, at::kLong);
+  std::memcpy(own.mutable_data_ptr(), &hash, sizeof(hash));
+  const comm::Group& group = source_->host_group();
+  const at::Tensor all = at::empty({group.size(), 2}, at::kLong);
+  group.all_gather(all, own, {.name = "parameter " + name + ", changed outside step()"});
+  if (!all.eq(own).all().item<bool>())
+    throw UsageError(
+        "lockstep::optim: parameter " + name + " was changed outside step(), to values that differ between ranks",
+        "make the same change on all ranks, or make it in change_parameters() of the optimizer, which "
+        "gives all ranks the values of one");
+  publish(changes);
+}
+
+void ParameterStorage::change(const std::function<void()>& change) {
+  accept_writes();
+  source_->host_group().barrier({.name = "change_parameters"});  // no rank compares once this one has begun to write
+  std::vector<base::PrivateView::Range> changes;
+  if (is_primary()) {
+    change();
+    if (is_shared()) changes = view_->changes();
+  }
+  publish(changes);
+}
+
+/// Makes the primary rank's changes the shared values.
+void ParameterStorage::publish(const std::vector<base::PrivateView::Range>& changes) const {
+  if (is_primary())
+    for (const auto& range : changes)
+      std::memcpy(shared_memory() + range.begin, view_->data() + range.begin, range.end - range.begin);
+  if (is_shared()) view_->drop(changes);  // until the primary rank is done, other ranks see the values from before
+  source_->host_group().barrier({.name = "parameters changed outside step()"});
 }
 
 void ParameterStorage::require_unaliased() const {
@@ -203,17 +289,6 @@ void ParameterStorage::require_unaliased() const {
                            parameters_[aliases[1]].name +
                            " are in one storage, so one could be updated while a graph still needs the other",
                        "disable update_in_backward(), or give each parameter its own memory");
-}
-
-void ParameterStorage::record_update(std::size_t index) {
-  torch::autograd::impl::bump_version(parameters_[index].tensor);
-  if (!is_shared()) return;  // the recorded version is only used for shared parameters
-  for (const std::size_t other : aliases_[index]) snapshots_[other].version = parameters_[other].tensor._version();
-}
-
-void ParameterStorage::record_changes() {
-  if (!is_shared()) return;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) snapshots_[i].version = parameters_[i].tensor._version();
 }
 
 }  // namespace lockstep::optim::inline fused

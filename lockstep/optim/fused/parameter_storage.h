@@ -4,10 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "lockstep/base/shared_memory.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/state_sharding.h"
 
@@ -15,6 +17,9 @@ namespace lockstep::optim::inline fused {
 
 /// Holds parameters and state once per host, in memory that the ranks of the host share; or, where ranks share no
 /// memory, in each rank's own memory.
+///
+/// Each rank's tensors of shared parameters are in a private view of that memory: a write to them concerns this rank
+/// alone, as without sharing, until accept_writes(). The optimizer writes to memory_of().
 class ParameterStorage {
  public:
   /// Squares are summed separately for each run of this many adjacent elements of a parameter.
@@ -34,9 +39,9 @@ class ParameterStorage {
   ParameterStorage& operator=(const ParameterStorage&) = delete;
 
   const std::vector<ddp::GradientSource::Parameter>& parameters() const { return parameters_; }
-  bool is_shared() const { return memory_.data != nullptr; }
+  bool is_shared() const { return view_ != nullptr; }
   /// True on exactly one of the ranks that share a copy; true on every rank if nothing is shared.
-  bool is_primary() const { return memory_.is_first; }
+  bool is_primary() const { return allocation_.is_first; }
 
   /// The state tensors of a parameter: in its shape and strides, or with shards a flat tensor of the elements of
   /// shard_of(). Float for bfloat16 and half. The tensors stay the same for the lifetime of this object.
@@ -56,23 +61,36 @@ class ParameterStorage {
   std::span<double> all_partial_sums() const { return {sums_, num_sum_kinds_ * sum_offsets_.back()}; }
   std::size_t num_partial_sums(std::size_t index) const { return sum_offsets_[index + 1] - sum_offsets_[index]; }
 
+  /// The memory of a parameter, into which the optimizer writes: that which the ranks share, if they share any.
+  char* memory_of(std::size_t index) const {
+    char* const data = static_cast<char*>(parameters_[index].tensor.mutable_data_ptr());
+    return view_ ? shared_memory() + (data - view_->data()) : data;
+  }
+
   /// Throws UsageError if a parameter's dtype or strides have changed; if parameters are shared, also if its address
-  /// has changed, or if its version counter has changed since record_update() or record_changes().
-  void require_unmodified() const;
+  /// has changed.
+  void require_same_layout() const;
+  /// Throws UsageError, which names the parameter, if shared parameters have been written since accept_writes().
+  void require_unwritten();
+  /// If shared parameters have been written since the last call, to the same values on all ranks that share them, these
+  /// become the shared values; in that case a collective of these ranks. Throws UsageError, which names a parameter, on
+  /// all of them if the values differ; a rank that has written nothing makes another call, so that the others throw
+  /// DesyncError, which names the parameter as well.
+  void accept_writes();
+  /// A collective: makes what `change` writes on the primary rank the shared values. Not called on other ranks.
+  void change(const std::function<void()>& change);
   /// Throws UsageError if two parameters use the same storage: one of them could be updated while a graph still needs
   /// the other.
   void require_unaliased() const;
-  /// Records that the optimizer has updated a parameter: bumps its version counter, so that a graph that needs the old
-  /// values fails instead of using the new ones.
-  void record_update(std::size_t index);
-  /// Accepts the current version counters of all parameters.
-  void record_changes();
 
  private:
   struct StorageSlot {
     c10::Storage storage;
-    std::size_t offset = 0;  // in memory_
+    std::size_t offset = 0;  // in allocation_
   };
+  char* shared_memory() const { return allocation_.memory->data(); }
+  const std::string& first_changed(const std::vector<base::PrivateView::Range>& changes) const;
+  void publish(const std::vector<base::PrivateView::Range>& changes) const;
   void check_parameter(const ddp::GradientSource::Parameter& parameter) const;
   void check_storages() const;
   std::size_t assign_offsets();
@@ -86,8 +104,9 @@ class ParameterStorage {
   const std::vector<ddp::GradientSource::Parameter> parameters_;
   const StateSharding* const shards_;
   std::vector<StorageSlot> storages_;
-  comm::SharedAllocation memory_;
-  std::size_t used_bytes_ = 0;  // bytes of memory_ that are allocated
+  comm::SharedAllocation allocation_;
+  std::shared_ptr<base::PrivateView> view_;  // of the parameters; null: nothing is shared
+  std::size_t used_bytes_ = 0;               // bytes of allocation_ that are in use
   std::vector<std::vector<at::Tensor>> states_;
   std::vector<std::size_t> sum_offsets_;
   std::vector<double> local_sums_;
@@ -97,7 +116,6 @@ class ParameterStorage {
     const void* data;
     at::ScalarType dtype;
     std::vector<std::int64_t> strides;
-    std::int64_t version;
   };
   std::vector<Snapshot> snapshots_;
   std::vector<std::vector<std::size_t>>

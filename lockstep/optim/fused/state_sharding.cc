@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_access.h"
+#include "lockstep/optim/fused/parameter_storage.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim::inline fused {
@@ -60,15 +61,15 @@ StateSharding::StateSharding(ddp::GradientSource& source)
 /// Calls copy(address, bytes, place) for each contiguous segment of the bytes [begin, begin + size) of the owner's
 /// elements. `place` is the segment's offset from `begin`.
 template <typename Copy>
-void StateSharding::for_each_segment(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const {
+void StateSharding::for_each_segment(const ParameterStorage& storage, std::size_t owner, std::size_t begin,
+                                     std::size_t size, const Copy& copy) const {
   const std::vector<std::size_t>& ends = ends_[owner];
   const std::size_t end = std::min(begin + size, ends.empty() ? 0 : ends.back());
   auto index = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
   for (std::size_t at = begin; at < end; ++index) {
     const std::size_t start = index == 0 ? 0 : ends[index - 1], stop = std::min(ends[index], end);
     if (stop <= at) continue;
-    const at::Tensor& tensor = parameters_[index].tensor;
-    char* data = static_cast<char*>(tensor.mutable_data_ptr()) + ranges_[owner][index].first * element_bytes(tensor) +
+    char* data = storage.memory_of(index) + ranges_[owner][index].first * element_bytes(parameters_[index].tensor) +
                  (at - start);
     copy(data, stop - at, at - begin);
     at = stop;
@@ -119,7 +120,7 @@ void StateSharding::fail_on_mismatch(int owner) const {
                                "set the same options, and call step() equally often, on all ranks"));
 }
 
-void StateSharding::all_gather_rounds(std::uint64_t options_hash) {
+void StateSharding::all_gather_rounds(std::uint64_t options_hash, const ParameterStorage& storage) {
   const comm::Group& group = *owners_.group;
   const auto self = static_cast<std::size_t>(owners_.index);
   auto* mine = static_cast<char*>(input_.mutable_data_ptr());
@@ -128,7 +129,7 @@ void StateSharding::all_gather_rounds(std::uint64_t options_hash) {
   else
     gather_and_check_fingerprints(options_hash);
   for (std::size_t round = 0; round < rounds_; ++round) {
-    for_each_segment(self, round * chunk_bytes_, chunk_bytes_,
+    for_each_segment(storage, self, round * chunk_bytes_, chunk_bytes_,
                      [&](const char* data, std::size_t bytes, std::size_t place) {
                        copy(mine + kHeaderBytes + place, data, bytes);
                      });
@@ -138,15 +139,15 @@ void StateSharding::all_gather_rounds(std::uint64_t options_hash) {
       if (owner == self) continue;
       const char* theirs =
           static_cast<const char*>(output_.const_data_ptr()) + owner * (kHeaderBytes + chunk_bytes_) + kHeaderBytes;
-      for_each_segment(owner, round * chunk_bytes_, chunk_bytes_,
+      for_each_segment(storage, owner, round * chunk_bytes_, chunk_bytes_,
                        [&](char* data, std::size_t bytes, std::size_t place) { copy(data, theirs + place, bytes); });
     }
   }
 }
 
-void StateSharding::all_gather_parameters(std::uint64_t options_hash) {
+void StateSharding::all_gather_parameters(std::uint64_t options_hash, const ParameterStorage& storage) {
   if (!is_sharded()) return;
-  if (owners_.group) all_gather_rounds(options_hash);
+  if (owners_.group) all_gather_rounds(options_hash, storage);
   if (owners_.has_several_ranks) source_.host_group().barrier({.name = kOperationName});
 }
 

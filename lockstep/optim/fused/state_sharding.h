@@ -12,6 +12,8 @@
 
 namespace lockstep::optim::inline fused {
 
+class ParameterStorage;
+
 /// An owner is a rank, or the set of ranks of a host that share memory. Each owner updates the elements whose state it
 /// holds and then sends them to the others. All collectives below are called by all ranks in the same order; each call
 /// blocks until all ranks have made it. They throw CommError.
@@ -29,7 +31,8 @@ class StateSharding {
 
   /// A collective, for use after an update: sends every owner's elements to all ranks. `options_hash` is a hash of the
   /// update; if it differs between ranks, they throw DesyncError. Uses at most (owners + 1) * 1 MiB of memory.
-  void all_gather_parameters(std::uint64_t options_hash);
+  /// `storage` holds the parameters.
+  void all_gather_parameters(std::uint64_t options_hash, const ParameterStorage& storage);
   /// A collective: adds up the owners' sums in place, with the same bits on all ranks. The ranks of one owner pass the
   /// same shared memory.
   void all_reduce_sums(std::span<double> sums);
@@ -37,13 +40,14 @@ class StateSharding {
   at::Tensor gather_state(std::size_t index, const at::Tensor& shard);
 
  private:
-  void all_gather_rounds(std::uint64_t options_hash);
+  void all_gather_rounds(std::uint64_t options_hash, const ParameterStorage& storage);
   void check_fingerprints(std::uint64_t options_hash) const;
   void gather_and_check_fingerprints(std::uint64_t options_hash) const;
   void copy(void* to, const void* from, std::size_t bytes) const;
   [[noreturn]] void fail_on_mismatch(int owner) const;
   template <typename Copy>
-  void for_each_segment(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const;
+  void for_each_segment(const ParameterStorage& storage, std::size_t owner, std::size_t begin, std::size_t size,
+                        const Copy& copy) const;
 
   ddp::GradientSource& source_;
   const std::vector<ddp::GradientSource::Parameter> parameters_;

@@ -76,25 +76,138 @@ TEST(OptimUsage, ExternalChangesAreDetected) {
   fused.zero_grad();
   backward(*net, world().rank(), 0);
   step();
-  {
-    const at::NoGradGuard no_grad;
-    net->first->weight.clamp_(-0.1, 0.1);
-  }
+  net->to(at::kDouble);
   EXPECT_THROW(step(), base::UsageError);
+}
+
+/// Trains beside a model of this rank alone, whose ranks share nothing.
+struct TrainedTwice {
+  TrainedTwice() { copy_values(*net, *reference); }
+  void step(int index) {
+    fused.zero_grad();
+    backward(*net, world().rank(), index);
+    fused.step();
+    reference_optimizer.zero_grad();
+    backward(*reference, world().rank(), index);
+    for (const at::Tensor& p : reference->parameters()) world().all_reduce(p.grad(), comm::ReduceOp::kMean);
+    reference_optimizer.step();
+  }
+  /// Writes both models.
+  void write(const std::function<void(at::Tensor)>& change) {
+    const at::NoGradGuard no_grad;
+    for (auto* one : {&net, &reference})
+      for (const at::Tensor& p : (*one)->parameters()) change(p);
+  }
+  void expect_equal() {
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      EXPECT_TRUE(torch::allclose(net->parameters()[i], reference->parameters()[i], 1e-5, 1e-6)) << i;
+    EXPECT_TRUE(same_bits(net->first->weight.detach()));
+  }
+
+  Mlp net, reference;
+  DistributedDataParallel ddp{net, world()};
+  optim::SGD fused{ddp, {.lr = 0.1, .momentum = 0.9}};
+  torch::optim::SGD reference_optimizer{reference->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
+};
+
+TEST(OptimUsage, WritesOfAllRanksAreAppliedOnce) {
+  torch::manual_seed(1);
+  TrainedTwice both;
+  both.write([](at::Tensor p) { p.mul_(0.5); });
+  both.step(0);
+  both.expect_equal();
+  both.write([](const at::Tensor& p) { p.data().mul_(0.5); });
+  both.expect_equal();  // before step() too, because each rank has its own values
+  both.step(1);
+  both.expect_equal();
+  both.write([](const at::Tensor& p) { p.data().add_(0); });  // nothing changes
+  both.step(2);
+  both.expect_equal();
   int calls = 0;
-  fused.change_parameters([&] {
+  both.fused.change_parameters([&] {
     ++calls;
     const at::NoGradGuard no_grad;
-    net->first->weight.fill_(0.25);
+    both.net->first->weight.fill_(0.25);
   });
   at::Tensor all_calls = torch::tensor({calls});
   world().all_reduce(all_calls);
-  EXPECT_EQ(all_calls.item<int>(), 1);
-  EXPECT_TRUE(torch::equal(net->first->weight, torch::full({13, 7}, 0.25)));
-  world().barrier();  // all ranks have compared
-  step();
-  net->to(at::kDouble);
-  EXPECT_THROW(step(), base::UsageError);
+  if (both.fused.shares_parameters() && world().num_nodes() == 1) EXPECT_EQ(all_calls.item<int>(), 1);
+  EXPECT_TRUE(torch::equal(both.net->first->weight, torch::full({13, 7}, 0.25)));
+  {
+    const at::NoGradGuard no_grad;
+    both.reference->first->weight.fill_(0.25);
+  }
+  both.step(3);
+  both.expect_equal();
+}
+
+TEST(OptimUsage, WritesOfOneRankConcernOnlyItUntilTheyAreUndone) {
+  torch::manual_seed(1);
+  TrainedTwice both;
+  both.step(0);
+  const at::Tensor before = both.net->first->weight.detach().clone();
+  if (world().rank() == 0) {
+    const at::NoGradGuard no_grad;
+    both.net->first->weight.data().zero_();  // as for an evaluation with averaged weights
+  }
+  world().barrier();
+  EXPECT_EQ(torch::equal(both.net->first->weight, before), world().rank() != 0);
+  world().barrier();
+  if (world().rank() == 0) both.net->first->weight.data().copy_(before);
+  both.step(1);
+  both.step(2);
+  both.expect_equal();
+}
+
+TEST(OptimUsage, DifferentWritesAreNamed) {
+  torch::manual_seed(1);
+  TrainedTwice both;
+  if (!both.fused.shares_parameters()) return;
+  both.step(0);
+  const at::NoGradGuard no_grad;
+  both.net->second->weight.data().fill_(world().local_rank());
+  const auto expect_error = [&](const std::function<void()>& call) {
+    try {
+      call();
+      ADD_FAILURE() << "no error";
+    } catch (const base::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("second.weight"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.hint()).find("change_parameters()"), std::string::npos) << error.hint();
+    }
+  };
+  expect_error([&] { both.fused.step(); });
+  expect_error([&] { both.fused.change_parameters([] {}); });
+  both.net->second->weight.data().fill_(1);
+  both.fused.change_parameters([] {});
+  EXPECT_TRUE(torch::equal(both.net->second->weight, torch::ones_like(both.net->second->weight)));
+  EXPECT_TRUE(same_bits(both.net->second->weight.detach()));
+}
+
+TEST(OptimUsage, WriteBeforeUpdateInBackwardIsNamed) {
+  torch::manual_seed(1);
+  TrainedTwice both;
+  if (!both.fused.shares_parameters()) return;
+  both.fused.update_in_backward();
+  {
+    const at::NoGradGuard no_grad;
+    both.net->first->bias.data().fill_(1);
+  }
+  EXPECT_THROW(backward(*both.net, world().rank(), 0), base::UsageError);
+}
+
+TEST(OptimUsageFailures, WriteOfOneRankIsNamed) {
+  torch::manual_seed(1);
+  TrainedTwice both;
+  if (!both.fused.shares_parameters()) return;
+  both.step(0);
+  if (world().rank() == 0) both.net->second->weight.data().fill_(7);
+  try {
+    both.fused.step();
+    ADD_FAILURE() << "no error";
+  } catch (const base::DesyncError& error) {
+    EXPECT_NE(std::string(error.what()).find("parameter second.weight, changed outside step()"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {

@@ -80,5 +80,51 @@ TEST(SharedMemoryDeathTest, LimitOnFileSizesIsAnError) {
               "cannot allocate 2097152 bytes of shared memory .ulimit -f is 1048576 bytes.: File too large");
 }
 
+class PrivateViews : public testing::TestWithParam<PrivateView::Detection> {
+ protected:
+  static constexpr std::size_t kPages = 5000;  // more than one read of /proc/self/pagemap
+  const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const SharedMemory memory = SharedMemory::create("lockstep-test", (kPages + 5) * page);
+  PrivateView view{memory, kPages * page, GetParam()};
+};
+
+MATCHER_P2(IsRange, begin, end, "") { return arg.begin == begin && arg.end == end; }
+
+TEST_P(PrivateViews, WritesAreFoundAndNotShared) {
+  EXPECT_THAT(view.changes(), testing::IsEmpty());
+  memory.data()[0] = 1;
+  EXPECT_EQ(view.data()[0], 1);
+  for (const std::size_t written : {std::size_t{2}, std::size_t{3}, kPages - 1}) view.data()[written * page + 9] = 7;
+  EXPECT_EQ(memory.data()[2 * page + 9], 0);
+  memory.data()[4 * page] = 5;  // of other pages, what others write is visible
+  EXPECT_EQ(view.data()[4 * page], 5);
+  EXPECT_THAT(view.changes(),
+              testing::ElementsAre(IsRange(2 * page, 4 * page), IsRange((kPages - 1) * page, kPages * page)));
+}
+
+TEST_P(PrivateViews, WritesThatChangeNothingAreDropped) {
+  view.data()[page] = 7;
+  view.data()[page] = 0;
+  EXPECT_THAT(view.changes(), testing::IsEmpty());
+  memory.data()[page] = 3;
+  EXPECT_EQ(view.data()[page], 3);
+}
+
+TEST_P(PrivateViews, DroppedPagesShowTheSharedMemory) {
+  view.data()[page] = 7;
+  const auto changes = view.changes();
+  ASSERT_THAT(changes, testing::ElementsAre(IsRange(page, 2 * page)));
+  memory.data()[page] = 3;
+  view.drop(changes);
+  EXPECT_EQ(view.data()[page], 3);
+  EXPECT_THAT(view.changes(), testing::IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(, PrivateViews,
+                         testing::Values(PrivateView::Detection::kPagemap, PrivateView::Detection::kCompare),
+                         [](const auto& info) {
+                           return info.param == PrivateView::Detection::kPagemap ? "Pagemap" : "Compare";
+                         });
+
 }  // namespace
 }  // namespace lockstep::base
