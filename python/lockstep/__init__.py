@@ -15,7 +15,7 @@ $ lockstep run -n 4 python train.py
 
 import torch  # noqa: F401  the extension needs torch's libraries
 
-from lockstep import _C, optim
+from lockstep import _C, nn, optim
 from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
 from lockstep.errors import (
     CommError,
@@ -50,5 +50,6 @@ __all__ = [
     "broadcast_parameters",
     "init",
     "join",
+    "nn",
     "optim",
 ]

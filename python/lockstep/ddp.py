@@ -106,7 +106,7 @@ class DistributedDataParallel:
         compare_replicas_every: how often the ranks compare hashes of all parameters; 0: only in the first steps.
         check_finite: raises an error that names rank and parameter for a gradient with an infinity or NaN.
         overlap: False: no gradient is reduced before the end of backward().
-        bucket_layout: `layout` in the run that this one resumes, so that sums have the same bits.
+        bucket_layout: stats()["layout"] in the run that this one resumes, so that sums have the same bits.
 
     Raises:
         UsageError: an option or a parameter is not acceptable.
@@ -205,7 +205,7 @@ class DistributedDataParallel:
                 f"{begin}, and lockstep.optim.{kind} has the tensors from before",
                 hint=f"after the change, make a new DistributedDataParallel and a new lockstep.optim.{kind}",
             )
-        if self._no_sync_depth > 0 or self._accumulated_at == self._ddp.reductions():
+        if self._no_sync_depth > 0 or self._accumulated_at == self._ddp.stats()["reductions"]:
             raise UsageError(
                 f"{begin}, and gradients that no_sync() has accumulated were not averaged",
                 hint="change the module after a backward() outside no_sync()",
@@ -234,7 +234,7 @@ class DistributedDataParallel:
             yield
         finally:
             self._no_sync_depth -= 1
-            self._accumulated_at = self._ddp.reductions()
+            self._accumulated_at = self._ddp.stats()["reductions"]
             del guard
 
     def average_hosts(self) -> None:
@@ -246,10 +246,18 @@ class DistributedDataParallel:
         differs. Collective."""
         self._ddp.compare_replicas()
 
-    @property
-    def layout(self) -> str:
-        """The layout of gradient buckets, for `bucket_layout` of a run that resumes this one."""
-        return self._ddp.layout()
+    def stats(self) -> dict[str, Any]:
+        """Counts of reductions since construction.
+
+        in_place: gradients are reduced where they are, in memory that the ranks share; otherwise they are packed.
+        reductions, operations, bytes: finished reductions; operations and bytes of gradients passed to the transport.
+        copies_in, copies_out: gradients copied into buckets, and out of them.
+        started_early: gradients (in_place) or buckets of the last reduction that started before the end of backward().
+        bucket_bytes: the sizes of buckets.
+        order: the names of gradients in the order in which they are reduced.
+        layout: `bucket_layout` of a run that resumes this one.
+        """
+        return self._ddp.stats()
 
 
 def join(

@@ -17,6 +17,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_ddp(py::module_& module);
+void bind_nn(py::module_& module);
 void bind_optimizers(py::module_& module);
 
 /// Functions of the library block without the GIL, so that other threads of the program can run.

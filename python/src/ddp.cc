@@ -155,8 +155,21 @@ void bind_ddp(py::module_& module) {
            [](const DistributedDataParallel& self) {
              return std::shared_ptr<ddp::GradientSource>(self)->num_backwards();
            })
-      .def("reductions", [](const DistributedDataParallel& self) { return self.stats().reductions; })
-      .def("layout", [](const DistributedDataParallel& self) { return self.stats().layout; });
+      .def("stats", [](const DistributedDataParallel& self) {
+        const comm::ReducerStats stats = self.stats();
+        py::dict found;
+        found["in_place"] = stats.in_place;
+        found["reductions"] = stats.reductions;
+        found["operations"] = stats.operations;
+        found["bytes"] = stats.bytes;
+        found["copies_in"] = stats.copies_in;
+        found["copies_out"] = stats.copies_out;
+        found["started_early"] = stats.started_early;
+        found["bucket_bytes"] = stats.bucket_bytes;
+        found["order"] = stats.order;
+        found["layout"] = stats.layout;
+        return found;
+      });
   py::class_<ModuleDicts, std::shared_ptr<ModuleDicts>>(module, "ModuleDicts")
       .def(py::init(&ModuleDicts::make))
       .def("watch", &ModuleDicts::watch);

@@ -5,5 +5,6 @@ PYBIND11_MODULE(_C, module) {
   lockstep::python::bind_errors(module);
   lockstep::python::bind_group(module);
   lockstep::python::bind_ddp(module);
+  lockstep::python::bind_nn(module);
   lockstep::python::bind_optimizers(module);
 }
