@@ -122,8 +122,8 @@ TEST_P(PrivateViews, DroppedPagesShowTheSharedMemory) {
 
 INSTANTIATE_TEST_SUITE_P(, PrivateViews,
                          testing::Values(PrivateView::Detection::kPagemap, PrivateView::Detection::kCompare),
-                         [](const auto& info) {
-                           return info.param == PrivateView::Detection::kPagemap ? "Pagemap" : "Compare";
+                         [](const auto& tested) {
+                           return tested.param == PrivateView::Detection::kPagemap ? "Pagemap" : "Compare";
                          });
 
 }  // namespace
