@@ -112,7 +112,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
-  broadcast_tensors(all_tensors_, group_);
+  if (model.broadcast) broadcast_tensors(all_tensors_, group_);
 
   if (options_.average_hosts_every > 1) {
     reduce_group_ = group_.split_by_host();
@@ -402,8 +402,9 @@ void DistributedDataParallel::Impl::finish_join() {
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
-    : impl_(base::make_process_owned<Impl>(ModelTensors{named_parameters(*module), named_buffers(*module)},
-                                           ModuleWatch(*module, options.ignore), std::move(group), options)) {}
+    : impl_(base::make_process_owned<Impl>(
+          ModelTensors{.parameters = named_parameters(*module), .buffers = named_buffers(*module)},
+          ModuleWatch(*module, options.ignore), std::move(group), options)) {}
 DistributedDataParallel::DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options,
                                                  std::function<void()> check_model) {
   ModuleWatch watch(model, options.ignore, std::move(check_model));

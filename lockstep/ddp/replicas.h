@@ -27,6 +27,8 @@ NamedTensors named_buffers(torch::nn::Module& module);
 /// The tensors of a model. A tensor must not be listed twice.
 struct ModelTensors {
   NamedTensors parameters, buffers;
+  /// False: all ranks hold the values that they should have, and a graph may need them: rank 0's are not copied to all.
+  bool broadcast = true;
 };
 
 /// Copies `values` into `tensor`, in place. Elements of `tensor` that share memory, because it was expanded, get one of

@@ -154,7 +154,7 @@ class DistributedDataParallel:
         self._attach()
         _failures.add_owner(self)
 
-    def _attach(self) -> None:
+    def _attach(self, broadcast: bool = True) -> None:
         module = self.module
         _check_module(module)
         self._known = self._facts()
@@ -164,6 +164,7 @@ class DistributedDataParallel:
             self.group._group,
             self._options,
             self._dicts,
+            broadcast,
         )
         self._dicts.watch(_dicts(module))
 
@@ -223,7 +224,7 @@ class DistributedDataParallel:
                     hint="make the same change on all ranks, with the same values",
                 )
         self._ddp = None
-        self._attach()
+        self._attach(broadcast=False)  # the graph of this backward() needs the values as they are
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -116,7 +116,7 @@ ddp::DdpOptions ddp_options(const py::dict& values) {
 }
 
 Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers, const comm::Group& group,
-                                         const py::dict& options, std::shared_ptr<ModuleDicts> watch) {
+                                         const py::dict& options, std::shared_ptr<ModuleDicts> watch, bool broadcast) {
   ddp::DdpOptions converted = ddp_options(options);
   const auto check = [watch] {
     const py::gil_scoped_acquire gil;
@@ -124,7 +124,8 @@ Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors b
   };
   const py::gil_scoped_release release;
   return Holder<DistributedDataParallel>(new DistributedDataParallel(
-      ddp::ModelTensors{std::move(parameters), std::move(buffers)}, group, std::move(converted), check));
+      ddp::ModelTensors{.parameters = std::move(parameters), .buffers = std::move(buffers), .broadcast = broadcast},
+      group, std::move(converted), check));
 }
 
 /// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.

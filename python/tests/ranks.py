@@ -43,7 +43,7 @@ class Ranks:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "LOCKSTEP_PYTHON_TESTS_KEY": key.hex()},
+            env={**os.environ, "RANKS_TEST_KEY": key.hex()},
         )
         self.connections = {}
         end = time.monotonic() + START_SECONDS
@@ -164,7 +164,7 @@ def serve(address):
     import lockstep
 
     torch.set_num_threads(1)
-    key = bytes.fromhex(os.environ.pop("LOCKSTEP_PYTHON_TESTS_KEY"))
+    key = bytes.fromhex(os.environ.pop("RANKS_TEST_KEY"))
     world = lockstep.init()
     connection = multiprocessing.connection.Client(address, authkey=key)  # the tests accept one rank after the other
     connection.send(world.rank)

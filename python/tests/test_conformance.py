@@ -190,19 +190,19 @@ def test_c20_c29_a_barrier_names_the_missing_rank(world):
     with pytest.raises(lockstep.TimeoutError) as caught:
         world.barrier(timeout=0.5)
     assert 0.4 < time.monotonic() - begin < 1.9
-    assert "rank 1" in str(caught.value)
+    assert "absent ranks: 1" in str(caught.value) and caught.value.peer == 1
 
 
 @on_ranks(1, 2, 3)
 def test_c21_mixed_dtypes(world):
     net = make_net()
     net.extra = nn.Linear(3, 1).double()
-    net.half = nn.Linear(3, 1).bfloat16()
+    net.low = nn.Linear(3, 1).bfloat16()
     ddp = lockstep.DistributedDataParallel(net, world)
     x, y = (own(world, one) for one in data())
     out = net(x)
-    (nn.functional.cross_entropy(out, y) + net.extra(out.double()).sum() + net.half(out.bfloat16()).sum()).backward()
-    for parameter in (net.first.weight, net.extra.weight, net.half.weight):
+    (nn.functional.cross_entropy(out, y) + net.extra(out.double()).sum() + net.low(out.bfloat16()).sum()).backward()
+    for parameter in (net.first.weight, net.extra.weight, net.low.weight):
         assert parameter.grad.dtype == parameter.dtype
         assert equal_on_all_ranks(world, parameter.grad)
     del ddp
@@ -241,14 +241,14 @@ def test_c24_c25_stats(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world, compare_replicas_every=0)
     counts = []
-    for _ in range(8):
+    for _ in range(30):
         net.zero_grad()
         loss_of(net, *data()).backward()
         counts.append(ddp.stats()["operations"])
     stats = ddp.stats()
-    assert stats["reductions"] == 8
+    assert stats["reductions"] == 30
     assert stats["in_place"] and stats["copies_in"] == 0 and stats["copies_out"] == 0
-    assert counts[-1] - counts[-2] == 2  # a header and one synchronization
+    assert counts[-1] - counts[-2] == 2, counts  # a header and one synchronization
     assert sorted(stats["order"]) == sorted(name for name, p in net.named_parameters() if p.grad is not None)
 
 
