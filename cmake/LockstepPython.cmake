@@ -12,7 +12,8 @@ foreach(interpreter IN LISTS interpreters)
     COMMAND
       "${interpreter}" -c
       "import importlib.util, sysconfig; spec = importlib.util.find_spec('torch'); \
-print(spec.submodule_search_locations[0], sysconfig.get_path('include'), sysconfig.get_config_var('EXT_SUFFIX'), sep=';')"
+print(spec.submodule_search_locations[0], sysconfig.get_path('include'), \
+sysconfig.get_config_var('EXT_SUFFIX'), sep=';')"
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(NOT found)
     continue()

@@ -1,6 +1,6 @@
 # Finds libsodium (ISC licence) and defines the target lockstep::sodium. It is linked statically, so that an agent that
-# is copied to another host has no dependencies there. Debian's static library is not position-independent: a target with
-# the property LOCKSTEP_SHARED_SODIUM, such as the Python extension, links the shared one.
+# is copied to another host has no dependencies there. Debian's static library is not position-independent: a target
+# with the property LOCKSTEP_SHARED_SODIUM, such as the Python extension, links the shared one.
 find_path(LOCKSTEP_SODIUM_INCLUDE sodium.h)
 find_library(LOCKSTEP_SODIUM_LIBRARY NAMES libsodium.a sodium)
 find_library(LOCKSTEP_SODIUM_SHARED_LIBRARY NAMES sodium)

@@ -16,6 +16,7 @@ $ lockstep run -n 4 python train.py
 import torch  # noqa: F401  the extension needs torch's libraries
 
 from lockstep import _C, nn, optim
+from lockstep._failures import PREEMPTED
 from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
 from lockstep.errors import (
     CommError,
@@ -30,8 +31,6 @@ from lockstep.errors import (
 from lockstep.group import Group, Work, init
 
 __version__ = _C.version()
-PREEMPTED = 75
-"""Exit code that asks `lockstep run` and schedulers to start the job again."""
 
 __all__ = [
     "PREEMPTED",

@@ -11,6 +11,8 @@ from lockstep.errors import Error
 
 _owners = weakref.WeakSet()  # objects with a method _close(), of which a group's come last
 _failed = False
+PREEMPTED = 75
+"""Exit code that asks `lockstep run` and schedulers to start the job again."""
 _process = 0  # its id; not that of a child made by fork()
 
 
@@ -51,6 +53,14 @@ def _on_uncaught(kind, error, trace):
     os._exit(code)
 
 
+def _exit(code=None):
+    """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job."""
+    global _failed
+    if os.getpid() == _process and code not in (None, 0, PREEMPTED):
+        _failed = True  # the launcher names the code
+    _previous_exit(code)
+
+
 def _leave():
     if _failed:
         return
@@ -59,14 +69,16 @@ def _leave():
 
 
 _previous_hook = sys.excepthook
+_previous_exit = sys.exit
 
 
 def install() -> None:
     """Takes effect once, in the process that calls it."""
-    global _previous_hook, _process
+    global _previous_hook, _previous_exit, _process
     _process = os.getpid()
     if sys.excepthook is _on_uncaught:
         return
     _previous_hook = sys.excepthook
     sys.excepthook = _on_uncaught
+    _previous_exit, sys.exit = sys.exit, _exit
     atexit.register(_leave)

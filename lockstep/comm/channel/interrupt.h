@@ -1,4 +1,4 @@
-// How an interpreter ends waits when the user presses Ctrl-C: its signal handlers only set a flag, which it must look at.
+// How an interpreter ends waits when the user presses Ctrl-C: its signal handlers only set a flag, which it must read.
 #pragma once
 
 namespace lockstep::comm::channel {
