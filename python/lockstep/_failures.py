@@ -54,10 +54,12 @@ def _on_uncaught(kind, error, trace):
 
 
 def _exit(code=None):
-    """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job."""
+    """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job. Published now, because
+    groups leave the job when the frames that own them end."""
     global _failed
     if os.getpid() == _process and code not in (None, 0, PREEMPTED):
-        _failed = True  # the launcher names the code
+        _failed = True
+        _C.report_failure("RANK_EXITED", f"sys.exit({code!r})", "")
     _previous_exit(code)
 
 

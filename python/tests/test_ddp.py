@@ -232,11 +232,12 @@ def test_create_graph(world):
 @on_ranks(2)
 def test_two_threads_train_a_model_each(world):
     groups = [world.split(0), world.split(0)]
+    nets = [make_net_of(index) for index in range(2)]  # not in the threads: they share the random state
     results, errors = [None, None], []
 
     def train(index):
         try:
-            net = make_net_of(index)
+            net = nets[index]
             ddp = lockstep.DistributedDataParallel(net, groups[index])
             for _ in range(10):
                 net.zero_grad()
@@ -474,3 +475,29 @@ def test_torch_compile_of_the_module(world):
         functional.cross_entropy(compiled(x), y).backward()
         expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
     del ddp
+
+
+@on_ranks(1, 2)
+def test_scripted_modules(world):
+    torch.manual_seed(7)
+    net = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+    torch.manual_seed(7)
+    alone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    ddp = lockstep.DistributedDataParallel(net, world)
+    for _ in range(3):
+        net.zero_grad()
+        loss_of(net, *(own(world, one) for one in data())).backward()
+    loss_of(alone, *data()).backward()
+    expect_gradients(net, gradients(alone))
+    del ddp
+
+
+@on_ranks(1)
+def test_tensors_of_other_libraries_are_refused(world):
+    class DTensor(torch.Tensor):
+        pass
+
+    net = nn.Linear(2, 2)
+    net.weight = nn.Parameter(torch.zeros(2, 2).as_subclass(DTensor))
+    with pytest.raises(lockstep.UsageError, match="weight is a .*DTensor"):
+        lockstep.DistributedDataParallel(net, world)

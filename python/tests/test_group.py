@@ -1,5 +1,8 @@
 """Groups of ranks and their operations, on tensors and on Python objects."""
 
+import os
+import signal
+import threading
 import time
 
 import pytest
@@ -150,3 +153,49 @@ def test_timeout(world):
         world.all_reduce(torch.ones(1), timeout=0.5)
     assert time.monotonic() - begin < 1.9
     assert isinstance(caught.value, lockstep.TimeoutError)
+
+
+def expect_interrupt(world, wait):
+    if world.rank == 1:
+        time.sleep(3)
+        return
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    assert time.monotonic() - begin < 2
+    timer.join()
+
+
+@on_ranks(2, fresh=True)
+def test_interrupt_ends_a_wait(world):
+    expect_interrupt(world, world.barrier)
+
+
+@on_ranks(2, fresh=True)
+def test_interrupt_ends_a_wait_for_an_asynchronous_operation(world):
+    work = world.all_reduce_async(torch.ones(1)) if world.rank == 0 else None
+    expect_interrupt(world, lambda: work.wait())
+
+
+@on_ranks(2)
+def test_other_threads_run_during_waits(world):
+    if world.rank == 1:
+        time.sleep(1)
+        world.barrier()
+        return
+    counted = []
+    stop = threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted.append(1)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    world.barrier()
+    stop.set()
+    thread.join()
+    assert len(counted) > 20
