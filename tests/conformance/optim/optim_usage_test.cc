@@ -80,6 +80,36 @@ TEST(OptimUsage, ExternalChangesAreDetected) {
   EXPECT_THROW(step(), base::UsageError);
 }
 
+// Before tests in which ranks of several hosts make different numbers of reductions.
+TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
+  const auto own = base::telemetry::find_rank_page(::getpid());
+  ASSERT_TRUE(own);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  constexpr int kSteps = 3;
+  for (int i = 0; i < kSteps; ++i) {
+    fused.zero_grad();
+    backward(*net, world().rank(), i);
+    optim::clip_grad_norm(fused, 1);
+    fused.step();
+  }
+  world().barrier();
+  std::vector<base::telemetry::RankSnapshot> ranks = launcher::output::find_local_ranks();
+  std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
+  ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
+  for (int rank = 0; rank < world().size(); ++rank) {
+    const base::telemetry::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(seen.rank, rank);
+    EXPECT_EQ(seen.transport, world().transport());
+    // A world of one rank does not reduce gradients.
+    EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->gradient_reductions + kSteps : 0);
+    EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
+    EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
+  }
+  world().barrier();
+}
+
 /// Trains beside a model of this rank alone, whose ranks share nothing.
 struct TrainedTwice {
   TrainedTwice() { copy_values(*net, *reference); }
@@ -208,35 +238,6 @@ TEST(OptimUsageFailures, WriteOfOneRankIsNamed) {
     EXPECT_NE(std::string(error.what()).find("parameter second.weight, changed outside step()"), std::string::npos)
         << error.what();
   }
-}
-
-TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
-  const auto own = base::telemetry::find_rank_page(::getpid());
-  ASSERT_TRUE(own);
-  Mlp net;
-  DistributedDataParallel ddp(net, world());
-  optim::SGD fused(ddp, {.lr = 0.1});
-  constexpr int kSteps = 3;
-  for (int i = 0; i < kSteps; ++i) {
-    fused.zero_grad();
-    backward(*net, world().rank(), i);
-    optim::clip_grad_norm(fused, 1);
-    fused.step();
-  }
-  world().barrier();
-  std::vector<base::telemetry::RankSnapshot> ranks = launcher::output::find_local_ranks();
-  std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
-  ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
-  for (int rank = 0; rank < world().size(); ++rank) {
-    const base::telemetry::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
-    EXPECT_EQ(seen.rank, rank);
-    EXPECT_EQ(seen.transport, world().transport());
-    // A world of one rank does not reduce gradients.
-    EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->gradient_reductions + kSteps : 0);
-    EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
-    EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
-  }
-  world().barrier();
 }
 
 TEST(OptimUsage, RanksOfAHostShareParameters) {
