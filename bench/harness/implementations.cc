@@ -1,6 +1,7 @@
 #include "bench/harness/implementations.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
@@ -82,11 +83,28 @@ std::optional<std::string> find_python_or_report(const Options& options, ResultP
   return python;
 }
 
-Implementation python_step(const std::string& python, const std::string& name, const std::string& bucket_mode,
-                           const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
+/// A step of PyTorch's DistributedDataParallel, started by torchrun.
+Implementation pytorch_step(const std::string& python, const std::string& name, const std::string& kind,
+                            const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
+  return {.name = name,
+          .argv = {python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", std::to_string(ranks),
+                   baselines_folder() + "/python_step.py", kind, model, optimizer, kPrefix},
+          .env = with(kOneThread, env),
+          .ranks = ranks,
+          .model_copies = optimizer == "sgd" ? 4.0 : 5.0};
+}
+
+/// A step of Lockstep from Python. Not bound to cores, so that it has no advantage over torchrun.
+Implementation lockstep_python_step(const std::string& python, const std::string& name, const std::string& kind,
+                                    const std::string& model, const std::string& optimizer, int ranks) {
+  Env env;
+  const std::string own = sibling_program("");
+  if (const std::string built = own.substr(0, own.size() - 4) + "python"; std::filesystem::exists(built + "/lockstep"))
+    env["PYTHONPATH"] = built;
   Implementation implementation = under_lockstep_run(
-      name, ranks, {python, baselines_folder() + "/ddp_step.py", bucket_mode, model, optimizer, kPrefix}, false, env);
-  implementation.model_copies = optimizer == "sgd" ? 4 : 5;
+      name, ranks, {python, baselines_folder() + "/python_step.py", kind, model, optimizer, kPrefix}, false, env);
+  const double states = optimizer == "sgd" ? 1 : 2;
+  implementation.model_copies = kind == "lockstep" ? 2 + states : 1 + (1 + states) / ranks;
   return implementation;
 }
 
@@ -143,10 +161,15 @@ std::vector<Implementation> step_implementations(const Options& options, const s
                                             own("reducer-views", "reducer-views", {}, false),
                                             own("reducer-views-tuned", "reducer-views", kTuned, false)};
   if (const auto python = find_python_or_report(options, report)) {
-    all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, ranks, {}));
-    all.push_back(python_step(*python, "pytorch-ddp-tuned", "copies", model, optimizer, ranks, kTuned));
-    on_request.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, ranks, {}));
-    on_request.push_back(python_step(*python, "pytorch-ddp-views-tuned", "views", model, optimizer, ranks, kTuned));
+    all.push_back(pytorch_step(*python, "pytorch-ddp", "ddp", model, optimizer, ranks, {}));
+    all.push_back(pytorch_step(*python, "pytorch-ddp-tuned", "ddp", model, optimizer, ranks, kTuned));
+    on_request.push_back(pytorch_step(*python, "pytorch-ddp-views", "ddp-views", model, optimizer, ranks, {}));
+    on_request.push_back(
+        pytorch_step(*python, "pytorch-ddp-views-tuned", "ddp-views", model, optimizer, ranks, kTuned));
+    on_request.push_back(pytorch_step(*python, "pytorch-ddp-best", "ddp-best", model, optimizer, ranks, {}));
+    for (const std::string kind : {"lockstep", "lockstep-fused"})
+      on_request.push_back(lockstep_python_step(*python, "python-" + kind, kind, model, optimizer, ranks));
+    on_request.push_back(own("lockstep-fused-unbound", "lockstep-fused", {}, false));
   }
   // Configurations that are not a default are measured only on request.
   if (!options.impls.empty()) all.insert(all.end(), on_request.begin(), on_request.end());
@@ -160,10 +183,13 @@ std::vector<Implementation> memory_implementations(const Options& options, Resul
   };
   std::vector<Implementation> all = {own("lockstep-fused"), own("lockstep")};
   if (const auto python = find_python_or_report(options, report)) {
-    all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, options.ranks, {}));
-    all.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, options.ranks, {}));
+    all.push_back(pytorch_step(*python, "pytorch-ddp", "ddp", model, optimizer, options.ranks, {}));
+    all.push_back(pytorch_step(*python, "pytorch-ddp-views", "ddp-views", model, optimizer, options.ranks, {}));
+    if (!options.impls.empty())  // measured only on request
+      all.push_back(
+          lockstep_python_step(*python, "python-lockstep-fused", "lockstep-fused", model, optimizer, options.ranks));
   }
-  return all;
+  return select_implementations(all, options);
 }
 
 std::vector<Implementation> arena_implementations(const std::string& model) {

@@ -5,24 +5,28 @@ them call it through the attribute Variable._execution_engine, which install() r
 with the hooks of DistributedDataParallel around it.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 from torch._C import _ImperativeEngine
 from torch.autograd.variable import Variable
 
 from lockstep import _C
 
-_before_backward, _after_backward = [], []  # functions
+_before_backward: list[Callable[[], None]] = []
+_after_backward: list[Callable[[], None]] = []
 
 
 class ModuleChanged(BaseException):
     """Tensors of a module have changed since its DistributedDataParallel was made. `take_over` makes it anew."""
 
-    def __init__(self, take_over):
+    def __init__(self, take_over: Callable[[], None]) -> None:
         super().__init__()
         self.take_over = take_over
 
 
-def around_backward(before, after) -> None:
+def around_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
     """Registers functions that are called before and after each backward() of Python that is not inside another one."""
     _before_backward.append(before)
     _after_backward.append(after)
@@ -32,7 +36,7 @@ _ACCUMULATE_GRAD = 6  # position of this argument of run_backward()
 
 
 class _Engine(_ImperativeEngine):
-    def run_backward(self, tensors, *args, **kwargs):
+    def run_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         accumulates = kwargs.get(
             "accumulate_grad", args[_ACCUMULATE_GRAD - 1] if len(args) >= _ACCUMULATE_GRAD else False
         )

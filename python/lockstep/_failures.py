@@ -4,19 +4,30 @@ import atexit
 import os
 import sys
 import traceback
+import types
 import weakref
+from typing import NoReturn, Protocol
 
 from lockstep import _C
 from lockstep.errors import Error
 
-_owners = weakref.WeakSet()  # objects with a method _close(), of which a group's come last
+
+class Owner(Protocol):
+    """What must end before the process does; a group comes last."""
+
+    _CLOSE_ORDER: int
+
+    def _close(self) -> None: ...
+
+
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
 _failed = False
 PREEMPTED = 75
 """Exit code that asks `lockstep run` and schedulers to start the job again."""
 _process = 0  # its id; not that of a child made by fork()
 
 
-def add_owner(owner) -> None:
+def add_owner(owner: Owner) -> None:
     """At the end of the process, calls owner._close(), unless an exception ends it."""
     _owners.add(owner)
 
@@ -37,7 +48,7 @@ def report(error: BaseException) -> int:
     return _C.report_failure("RANK_EXITED", text_of(error), "")
 
 
-def _on_uncaught(kind, error, trace):
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     _previous_hook(kind, error, trace)
     if issubclass(kind, KeyboardInterrupt) or os.getpid() != _process:
         return
@@ -53,17 +64,17 @@ def _on_uncaught(kind, error, trace):
     os._exit(code)
 
 
-def _exit(code=None):
+def _exit(code: object = None) -> NoReturn:
     """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job. Published now, because
     groups leave the job when the frames that own them end."""
     global _failed
     if os.getpid() == _process and code not in (None, 0, PREEMPTED):
         _failed = True
         _C.report_failure("RANK_EXITED", f"sys.exit({code!r})", "")
-    _previous_exit(code)
+    _previous_exit(code)  # type: ignore[arg-type]  # as in sys.exit(), any object
 
 
-def _leave():
+def _leave() -> None:
     if _failed:
         return
     for owner in sorted(_owners, key=lambda one: one._CLOSE_ORDER):

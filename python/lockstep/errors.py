@@ -1,5 +1,7 @@
 """The exceptions of this package. All derive from Error, which tells the cause in the words of the FATAL line."""
 
+import builtins
+
 
 class Error(RuntimeError):
     """The base class of all exceptions that Lockstep raises.
@@ -12,7 +14,9 @@ class Error(RuntimeError):
         peer: the rank at fault; -1 if unknown.
     """
 
-    def __init__(self, message, *, cause="INTERNAL", hint="", op="", rank=-1, peer=-1):
+    def __init__(
+        self, message: str, *, cause: str = "INTERNAL", hint: str = "", op: str = "", rank: int = -1, peer: int = -1
+    ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.cause = cause
         self.hint = hint
@@ -24,8 +28,10 @@ class Error(RuntimeError):
 class UsageError(Error, ValueError):
     """An invalid call, option, argument or environment variable. Nothing was changed."""
 
-    def __init__(self, message, *, cause="BAD_ARG", **more):
-        super().__init__(message, cause=cause, **more)
+    def __init__(
+        self, message: str, *, cause: str = "BAD_ARG", hint: str = "", op: str = "", rank: int = -1, peer: int = -1
+    ) -> None:
+        super().__init__(message, cause=cause, hint=hint, op=op, rank=rank, peer=peer)
 
 
 class FormatError(Error):
@@ -44,7 +50,7 @@ class DesyncError(CommError):
     """Ranks made different calls. The message names two ranks and both calls."""
 
 
-class TimeoutError(CommError, TimeoutError):
+class TimeoutError(CommError, builtins.TimeoutError):
     """An operation did not finish before its deadline."""
 
 

@@ -376,7 +376,7 @@ def _install_patches() -> None:
     group_tensors = clip_grad._group_tensors_by_device_and_dtype
 
     @functools.wraps(group_tensors)
-    def group_averaged(tensorlists, *args, **kwargs):
+    def group_averaged(tensorlists: Any, *args: Any, **kwargs: Any) -> Any:
         if len(_optimizers) > 0 and len(tensorlists) == 1:
             tensorlists = [_average_gradients_of(tensorlists[0])]
         return group_tensors(tensorlists, *args, **kwargs)
@@ -386,7 +386,7 @@ def _install_patches() -> None:
     unscale = torch.amp.GradScaler._unscale_grads_
 
     @functools.wraps(unscale)
-    def unscale_averaged(self, optimizer, *args, **kwargs):
+    def unscale_averaged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, FusedOptimizer):
             optimizer.average_gradients()
         return unscale(self, optimizer, *args, **kwargs)

@@ -55,7 +55,7 @@ tr -s '[:space:]' ' ' <"$work/refusal" | grep -F "libtorch in $other is 2.$minor
 installed=$("$prefix/bin/lockstep" bench all-reduce -n 2 --size 4K --rounds 1 --impl lockstep,gloo --json) ||
   fail "the installed lockstep bench failed"
 [ "$(grep -c '"what":"all_reduce"' <<<"$installed")" = 2 ] || fail "the installed lockstep bench printed: $installed"
-for file in mpi_all_reduce.c ddp_step.py models.py; do
+for file in mpi_all_reduce.c python_step.py models.py; do
   [ -e "$prefix/share/lockstep/bench/baselines/$file" ] || fail "the baseline $file was not installed"
 done
 

@@ -1,8 +1,9 @@
-"""Each block of C++ in the docs is code that the build compiles.
+"""Each block of C++ in the docs is code that the build compiles, and each block of Python is code that a test runs.
 
-Above each ```cpp block there is a line   <!-- compiled: PATH -->   or   <!-- compiled: PATH#NAME -->. The block equals
-that file, or its regions between lines `// docs: begin NAME` and `// docs: end NAME` (several regions are concatenated,
-and their common indentation is removed). With --build, the build must compile the file.
+Above each ```cpp block there is a line   <!-- compiled: PATH -->   or   <!-- compiled: PATH#NAME -->, and above each
+```python block   <!-- run: PATH -->   or   <!-- run: PATH#NAME -->. The block equals that file, or its regions between
+lines `// docs: begin NAME` and `// docs: end NAME`, in Python `# docs: ...` (several regions are concatenated, and
+their common indentation is removed). With --build, the build must compile a file of C++.
 """
 
 import re
@@ -10,8 +11,8 @@ import textwrap
 
 from source_tree import Finding
 
-MARK = re.compile(r"^<!-- compiled: (?P<path>[^\s#]+)(?:#(?P<region>[\w-]+))? -->$")
-EDGE = re.compile(r"^\s*// docs: (begin|end) [\w-]+$")
+MARK = re.compile(r"^<!-- (?:compiled|run): (?P<path>[^\s#]+)(?:#(?P<region>[\w-]+))? -->$")
+EDGE = re.compile(r"^\s*(//|#) docs: (begin|end) [\w-]+$")
 
 
 def check(tree):
@@ -20,7 +21,7 @@ def check(tree):
         for start, end in blocks(lines):
             mark = MARK.match(lines[start - 1].strip()) if start else None
             if mark is None:
-                yield Finding(path, start + 1, "no line <!-- compiled: PATH#NAME --> above this block of C++")
+                yield Finding(path, start + 1, "no line <!-- compiled: PATH#NAME --> (Python: run) above this block")
                 continue
             fault = compare(tree, mark, lines[start + 1 : end])
             if fault:
@@ -45,10 +46,10 @@ def fixed(tree):
 
 
 def blocks(lines):
-    """Yields the line indices of the fences around each block of C++."""
+    """Yields the line indices of the fences around each block of C++ or Python."""
     start = None
     for index, line in enumerate(lines):
-        if start is None and re.match(r"^```(?:cpp|c\+\+)\b", line):
+        if start is None and re.match(r"^```(?:cpp|c\+\+|python)\b", line):
             start = index
         elif start is not None and line.startswith("```"):
             yield start, index
@@ -61,7 +62,7 @@ def compare(tree, mark, shown):
         return f"{source} does not exist"
     if (
         tree.build is not None
-        and not source.endswith(".h")
+        and not source.endswith((".h", ".py"))
         and not any(file.endswith("/" + source) for file in tree.build.compiled_files)
     ):
         return f"{source} is not compiled by this build"
@@ -84,11 +85,12 @@ def region(lines, name):
         return [line for line in lines if not EDGE.match(line)]
     kept, inside, found = [], False, False
     for line in lines:
-        if line.strip() == f"// docs: begin {name}":
+        edge = line.strip().removeprefix("//").removeprefix("#")
+        if edge == f" docs: begin {name}":
             if inside:
                 return None
             inside = found = True
-        elif line.strip() == f"// docs: end {name}":
+        elif edge == f" docs: end {name}":
             if not inside:
                 return None
             inside = False
@@ -106,5 +108,7 @@ SAMPLE = {
     "<!-- compiled: examples/01/main.cc#open -->\n```cpp @flag\n```\n"
     "<!-- compiled: examples/02/main.cc -->\n```cpp @flag\n```\n"
     "<!-- compiled: examples/01/main.cc#none -->\n```cpp @flag\n```\n"
-    "```python\nimport torch\n```\n",
+    "```python @flag\nimport torch\n```\n"
+    "<!-- run: examples/03/main.py#one -->\n```python\nx = 1\n```\n",
+    "examples/03/main.py": "# docs: begin one\nx = 1\n# docs: end one\n",
 }
