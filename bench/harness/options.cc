@@ -109,7 +109,7 @@ void reject_unused_options(const CLI::App& app, const std::string& what) {
       {"--size", {"all-reduce"}},
       {"--model", {"step"}},
       {"--optimizer", {"step"}},
-      {"--impl", {"all-reduce", "step"}},
+      {"--impl", {"all-reduce", "step", "memory"}},
       {"--mpi", {"all-reduce", "launch"}},
       {"--rounds", {"all-reduce", "step", "launch", "arena"}},
       {"--python", {"step", "launch", "memory"}}};
