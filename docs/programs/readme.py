@@ -34,7 +34,7 @@ import lockstep  # noqa: E402
 world = lockstep.init()  # before the first tensor, so that gradients are in shared memory
 net = Net()  # stays what it is: no wrapper, no "module."
 ddp = lockstep.DistributedDataParallel(net, world)  # copies rank 0's parameters; averages gradients from here on
-optimizer = lockstep.optim.AdamW(ddp, lr=1e-2)  # or torch.optim.AdamW(net.parameters(), lr=1e-2)
+optimizer = lockstep.optim.AdamW(ddp, lr=5e-2)  # or torch.optim.AdamW(net.parameters(), lr=5e-2)
 for epoch in range(3):
     for x, y in batches_of(world.rank, world.size, epoch):
         optimizer.zero_grad()
