@@ -48,9 +48,9 @@ class Group:
     Every operation has two forms: one that blocks until this rank's tensors have the result, and NAME_async(), which
     returns a Work at once. Waits release the GIL, and Ctrl-C ends them. One thread at a time uses a group.
 
-    Tensors: float64, float32, float16, bfloat16, int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU, with
-    any strides. Every operation accepts `name`, which error messages show and which must be equal on all ranks, and
-    `timeout` in seconds, after which it raises TimeoutError. The result has the same bits on every rank.
+    Tensors: float64, float32, float16, bfloat16, int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU,
+    with any strides. Every operation accepts `name`, which error messages show and which must be equal on all ranks,
+    and `timeout` in seconds, after which it raises TimeoutError. The result has the same bits on every rank.
     """
 
     _CLOSE_ORDER = 2
@@ -385,8 +385,8 @@ def init(
 ) -> Group:
     """Joins the job and returns the group of all ranks; blocks until all have joined.
 
-    The defaults fit a program that `lockstep run`, srun, mpirun or torchrun starts, or nobody: then it is a world of one
-    rank. Call it before the first CPU tensors are made: later ones are in memory that the ranks of a host share.
+    The defaults fit a program that `lockstep run`, srun, mpirun or torchrun starts, or nobody: then it is a world of
+    one rank. Call it before the first CPU tensors are made: later ones are in memory that the ranks of a host share.
 
     Args:
         rank, world_size, address: replace the launcher's variables; address is "host:port" of rank 0.

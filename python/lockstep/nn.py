@@ -46,8 +46,8 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() >= 2 and input.size(1) == self.num_features and input.is_floating_point():
             return
         raise UsageError(
-            f"{self._name}: the input is {input.dtype}{list(input.shape)}; expected (N, {self.num_features}, ...) with a "
-            "floating-point dtype"
+            f"{self._name}: the input is {input.dtype}{list(input.shape)}; expected (N, {self.num_features}, ...) with "
+            "a floating-point dtype"
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -136,8 +136,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._optimizer.clip_grad_value(float(max))
 
     def change_parameters(self, change: Callable[[], object]) -> None:
-        """Calls change() once per copy of the parameters, on one of the ranks that share it; it may write parameters, and
-        must not call a collective. Collective."""
+        """Calls change() once per copy of the parameters, on one of the ranks that share it; it may write parameters,
+        and must not call a collective. Collective."""
         self._optimizer.change_parameters(lambda: (change(), None)[1])
 
     def update_in_backward(self, on: bool = True) -> None:
@@ -358,7 +358,7 @@ def _average_after_backward() -> None:
 
 
 def _average_gradients_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Averages gradients that belong to one of our optimizers. Returns the gradients, which may be other tensors now."""
+    """Averages gradients that belong to one of our optimizers. Returns the gradients, which may be other tensors."""
     ids = {id(gradient) for gradient in gradients}
     now: dict[int, torch.Tensor] = {}
     for optimizer in list(_optimizers):

@@ -181,21 +181,34 @@ def test_interrupt_ends_a_wait_for_an_asynchronous_operation(world):
 
 @on_ranks(2)
 def test_other_threads_run_during_waits(world):
-    if world.rank == 1:
-        time.sleep(1)
-        world.barrier()
-        return
-    counted = []
-    stop = threading.Event()
+    net = torch.nn.Linear(2, 1)
+    ddp = lockstep.DistributedDataParallel(net, world)
+    optimizer = lockstep.optim.SGD(ddp, 0.1)
+    net(torch.ones(1, 2)).sum().backward()
+    waits = {
+        "barrier": world.barrier,
+        "object": lambda: world.all_gather_object(1),
+        "work": lambda: world.all_reduce_async(torch.ones(1)).wait(),
+        "split": lambda: world.split(0),
+        "step": optimizer.step,
+        "compare": ddp.compare_replicas,
+        "construction": lambda: lockstep.DistributedDataParallel(torch.nn.Linear(2, 1), world),
+    }
+    for name, wait in waits.items():
+        if world.rank == 1:
+            time.sleep(0.4)
+            wait()
+            continue
+        counted, stop = [], threading.Event()
 
-    def count():
-        while not stop.is_set():
-            counted.append(1)
-            time.sleep(0.01)
+        def count(counted=counted, stop=stop):
+            while not stop.is_set():
+                counted.append(1)
+                time.sleep(0.01)
 
-    thread = threading.Thread(target=count)
-    thread.start()
-    world.barrier()
-    stop.set()
-    thread.join()
-    assert len(counted) > 20
+        thread = threading.Thread(target=count)
+        thread.start()
+        wait()
+        stop.set()
+        thread.join()
+        assert len(counted) > 8, name

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
-FOLDERS = ("lockstep", "programs", "examples", "bench", "tests", "scripts", "cmake", "docs", ".ci")
+FOLDERS = ("lockstep", "programs", "examples", "bench", "tests", "scripts", "cmake", "docs", "python", ".ci")
 
 
 class Finding(NamedTuple):

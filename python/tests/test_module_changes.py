@@ -1,0 +1,120 @@
+"""Tensors of a module that are replaced, added, removed or changed after its DistributedDataParallel was made."""
+
+import pytest
+import torch
+from ranks import on_ranks
+from torch import nn
+from training import data, expect_gradients, loss_of, make_net, own, reference
+
+import lockstep
+
+
+def replace(net):
+    net.second.weight = nn.Parameter(net.second.weight.detach() * 2)
+
+
+def remove(net):
+    net.second.bias = None
+
+
+def add(net):
+    net.added = nn.Parameter(torch.full((3,), 0.5))
+    net.forward = lambda x, **more: type(net).forward(net, x, **more) + net.added
+
+
+def to_empty(net):
+    values = {name: value * 3 for name, value in net.state_dict().items()}
+    net.to_empty(device="cpu")
+    net.load_state_dict(values)
+
+
+CHANGES = {
+    "parameter second.weight was replaced": replace,
+    "parameter second.bias was removed": remove,
+    "parameter added was added": add,
+    "parameter first.weight was removed": lambda net: nn.utils.parametrizations.weight_norm(net.first),
+    "parameter first.weight was changed from torch.float32[8, 6] on cpu to torch.float64": lambda net: net.double(),
+    "parameter first.weight was replaced": to_empty,
+}
+
+
+def check_change(world, text, change):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    x, y = (own(world, one) for one in data())
+    loss_of(net, x, y).backward()
+    change(net)
+    kind = net.third.weight.dtype
+    for _ in range(3):
+        net.zero_grad()
+        loss_of(net, x.to(kind), y).backward()
+
+    def whole(other, x, y):
+        change(other)
+        loss_of(other, x.to(kind), y).backward()
+
+    expect_gradients(net, reference(whole), text)
+    del ddp
+
+
+@on_ranks(1, 2, 3)
+def test_changes_that_all_ranks_make_are_taken_over(world):
+    for text, change in CHANGES.items():
+        check_change(world, text, change)
+
+
+@on_ranks(2)
+def test_module_without_tensors_may_be_added_on_one_rank(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    for step in range(2):
+        if world.rank == 0 and step == 1:
+            net.added = nn.Identity()
+        net.zero_grad()
+        loss_of(net, *(own(world, one) for one in data())).backward()
+    expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
+    del ddp
+
+
+@on_ranks(2, 3)
+def test_different_changes_are_named(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    net.second.weight = nn.Parameter(torch.full((8, 8), float(world.rank)))
+    with pytest.raises(lockstep.UsageError, match="second.weight was replaced .* differently on ranks 0 and 1"):
+        loss_of(net, *(own(world, one) for one in data())).backward()
+    with torch.no_grad():
+        net.second.weight.fill_(1)
+    loss_of(net, *(own(world, one) for one in data())).backward()
+    del ddp
+
+
+@on_ranks(2)
+def test_changes_that_cannot_be_taken_over_are_named(world):
+    x, y = (own(world, one) for one in data())
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    optimizer = lockstep.optim.SGD(ddp, lr=0.1)
+    replace(net)
+    with pytest.raises(lockstep.UsageError, match="second.weight was replaced .* lockstep.optim.SGD"):
+        loss_of(net, x, y).backward()
+    del optimizer, ddp
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    with ddp.no_sync():
+        loss_of(net, x, y).backward()
+    replace(net)
+    with pytest.raises(lockstep.UsageError, match="second.weight was replaced .* no_sync"):
+        loss_of(net, x, y).backward()
+    del ddp
+
+
+@on_ranks(2, fresh=True)
+def test_change_on_one_rank_is_named(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    if world.rank == 1:
+        replace(net)
+    with pytest.raises(lockstep.DesyncError, match="parameter second.weight was replaced"):
+        loss_of(net, *(own(world, one) for one in data())).backward()
+    del ddp
