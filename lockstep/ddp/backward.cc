@@ -224,4 +224,9 @@ void remove_backward_participant(BackwardParticipant* participant) {
   std::erase_if(registrations, [&](const Registration& one) { return one.participant == participant; });
 }
 
+bool belongs_to_this_thread(const BackwardParticipant* participant) {
+  const auto own = participants_of_this_thread();
+  return std::find(own.begin(), own.end(), participant) != own.end();
+}
+
 }  // namespace lockstep::ddp

@@ -87,5 +87,7 @@ void add_backward_participant(BackwardParticipant* participant);
 /// bindings. Rethrows what `run` throws; if a participant has thrown before that, in a hook, its exception.
 void watch_backward(const torch::autograd::edge_list& roots, const std::function<void()>& run);
 void remove_backward_participant(BackwardParticipant* participant);
+/// Whether this thread has registered `participant`, or has last run a backward() that it has joined.
+bool belongs_to_this_thread(const BackwardParticipant* participant);
 
 }  // namespace lockstep::ddp

@@ -282,7 +282,9 @@ void DistributedDataParallel::Impl::finish_reduction() {
   for (const std::size_t index : deferred_gradients_) submit_gradient(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];
-    if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, parameter.accumulated_locally);
+    // average_gradients() averages all gradients, also those that backward() has not written.
+    const bool fresh = parameter.accumulated_locally || keeps_local_gradients();
+    if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, fresh);
   }
   const bool updates_from_chunks = backward_updater_ && keeps_local_gradients();
   complete_reduction(updates_from_chunks ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(*this),

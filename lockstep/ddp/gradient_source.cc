@@ -177,7 +177,10 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // submit_gradient() has moved it to other memory
   }
   complete_reduction(fused_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
-  if (step.use == comm::GradientUse::kUpdate) gradient_fingerprint_.clear();
+  if (step.use == comm::GradientUse::kUpdate) {
+    gradient_fingerprint_.clear();
+    gradients_averaged_ = false;  // the next ones need not come from backward()
+  }
 }
 
 void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {

@@ -44,8 +44,8 @@ class _Engine(_ImperativeEngine):
         if not accumulates:  # torch.autograd.grad()
             return run(tensors, *args, **kwargs)
         roots = [one for one in tensors if isinstance(one, Tensor)]
-        if _C.in_backward():
-            return run(tensors, *args, **kwargs)
+        if _C.in_backward():  # in a function of the graph, such as a re-entrant checkpoint
+            return _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
         for function in _before_backward:
             function()
         while True:

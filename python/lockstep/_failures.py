@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 import traceback
 import types
 import weakref
@@ -68,7 +69,8 @@ def _exit(code: object = None) -> NoReturn:
     """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job. Published now, because
     groups leave the job when the frames that own them end."""
     global _failed
-    if os.getpid() == _process and code not in (None, 0, PREEMPTED):
+    is_main = threading.current_thread() is threading.main_thread()  # another thread ends alone
+    if is_main and os.getpid() == _process and code not in (None, 0, PREEMPTED):
         _failed = True
         _C.report_failure("RANK_EXITED", f"sys.exit({code!r})", "")
     _previous_exit(code)  # type: ignore[arg-type]  # as in sys.exit(), any object

@@ -60,6 +60,11 @@ def _first_difference(one: str, other: str) -> str:
     return ""
 
 
+def _hint_for_buffer(name: str) -> str:
+    name = name.removeprefix("buffer ")
+    return f"assign new values in place, self.{name}.copy_(...), or pass ignore=[{name!r}]"
+
+
 class _ChangeListener:
     """Called when the tensors or modules of a module have changed."""
 
@@ -83,9 +88,9 @@ class DistributedDataParallel:
     Construction is collective. It compares the models of all ranks, and copies rank 0's parameters and buffers to all.
     When backward() returns, each gradient that it computed on at least one rank is the mean over all ranks, with the
     same bits on each; a rank that did not compute it contributes zero. With an optimizer of lockstep.optim, all ranks
-    on one host, gradients stay each rank's own until the optimizer's step(). Every rank calls backward() the same
-    number of times: otherwise the others raise DesyncError, which names the rank. A backward() that reaches no
-    parameter of the module does not count.
+    on one host, gradients stay each rank's own until the optimizer's step(). Every rank calls backward(), or with such
+    an optimizer step(), the same number of times: otherwise the others raise DesyncError, which names the rank. A
+    backward() that reaches no parameter of the module does not count.
 
     Parameters may be frozen, unfrozen and filled with new values at any time. Parameters and buffers that are replaced,
     added, removed, or get another dtype, size or device are taken over at the next backward(), if all ranks have made
@@ -132,6 +137,11 @@ class DistributedDataParallel:
         overlap: bool = True,
         bucket_layout: str = "",
     ) -> None:
+        if not isinstance(wire_dtype, torch.dtype):
+            raise UsageError(
+                f"DistributedDataParallel: wire_dtype is {wire_dtype!r}; expected torch.float32, torch.bfloat16 or "
+                "torch.float16"
+            )
         self.module, self.group = module, group
         self._options = {
             "bucket_bytes": list(bucket_bytes),
@@ -200,7 +210,10 @@ class DistributedDataParallel:
         changes = self._changes()
         first, what = next(iter(changes.items()))
         begin = f"backward(): {first} {what} after its DistributedDataParallel was made"
+        is_buffer = first.startswith("buffer ")
         if self._optimizer is not None and self._optimizer() is not None:
+            if is_buffer:
+                raise UsageError(f"{begin}, and an optimizer of lockstep.optim uses it", hint=_hint_for_buffer(first))
             kind = type(self._optimizer()).__name__
             raise UsageError(
                 f"{begin}, and lockstep.optim.{kind} has the tensors from before",
@@ -213,7 +226,7 @@ class DistributedDataParallel:
             )
         now = self._facts()
         own = "\n".join(
-            f"{name} {text}; {now[name][1]}, {_hash_of(now[name][0])}" if name in now else f"{name} {text}"
+            f"{name} {text}; {now[name][1]}, {self._value_of(name, now[name][0])}" if name in now else f"{name} {text}"
             for name, text in changes.items()
         )
         everyone = [text.decode() for text in self.group._group.all_gather_bytes(own.encode(), f"{first} {what}", None)]
@@ -221,10 +234,16 @@ class DistributedDataParallel:
             if text != everyone[0]:
                 raise UsageError(
                     f"{begin}, but differently on ranks 0 and {rank}{_first_difference(everyone[0], text)}",
-                    hint="make the same change on all ranks, with the same values",
+                    hint=_hint_for_buffer(first)
+                    if is_buffer
+                    else "make the same change on all ranks, with the same values",
                 )
         self._ddp = None
         self._attach(broadcast=False)  # the graph of this backward() needs the values as they are
+
+    def _value_of(self, name: str, tensor: torch.Tensor) -> str:
+        """What all ranks must have alike of a tensor that was replaced."""
+        return "" if name.startswith("buffer ") and self._options["buffers"] == "local" else str(_hash_of(tensor))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

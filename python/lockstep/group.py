@@ -329,9 +329,9 @@ class Group:
         return _Busy(self._group, what)
 
     def stop_requested(self) -> bool:
-        """Whether all ranks should save and exit, because one has received SIGTERM, SIGUSR1 or SIGINT since its first
-        call of this method, which installs handlers. All ranks get the same answer in the same step. Then save, and
-        exit with 75 (lockstep.PREEMPTED)."""
+        """Whether all ranks should save and exit, because one has received SIGTERM or SIGUSR1 since its first call of
+        this method, which installs handlers. All ranks get the same answer in the same step. Then save, and exit with
+        75 (lockstep.PREEMPTED). Ctrl-C raises KeyboardInterrupt, as always in Python."""
         return self._group.stop_requested()
 
 

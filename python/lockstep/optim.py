@@ -9,14 +9,14 @@ it by themselves; clip_grad_norm() of the optimizer is faster.
 
 from __future__ import annotations
 
+import copy
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import torch
-from torch.nn.utils import clip_grad
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typing_extensions import Unpack  # a requirement of torch
 
 from lockstep import _C, _engine, _failures
@@ -68,17 +68,26 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._names = {id(p): name for name, p in ddp.module.named_parameters() if name not in ddp._ignored}
         groups = [{**group, "params": list(group["params"])} for group in groups]
         listed = {id(p) for group in groups for p in group["params"]}
-        others = [p for p in ddp.module.parameters() if id(p) in self._names and id(p) not in listed]
+        others = [
+            p
+            for p in ddp.module.parameters()
+            if id(p) in self._names and id(p) not in listed and (p.is_floating_point() or p.is_complex())
+        ]
+        first = [{"params": others}] if others else []
         self._complete = False
-        super().__init__([{"params": others}, *groups], defaults)
+        super().__init__([*first, *groups], defaults)
         self._complete = True
         self._written = [self._options(group) for group in self.param_groups]
         self._optimizer: Any = getattr(_C, f"make_{type(self).__name__}")(
-            ddp._ddp, [group["params"] for group in self.param_groups], self._written, shard_state, foreach
+            ddp._ddp,
+            [group["params"] for group in self.param_groups],
+            self._written,
+            len(first),
+            shard_state,
+            foreach,
         )
         ddp._optimizer = weakref.ref(self)
         self._averages_in_backward, self._updates_in_backward = average_in_backward, False
-        self._thread = threading.get_ident()  # that of its backward() calls
         self._backwards = ddp._ddp.num_backwards()
         _optimizers.add(self)
         _failures.add_owner(self)
@@ -86,8 +95,24 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _close(self) -> None:
         self._optimizer = None
 
+    def _has_local_gradients(self) -> bool:
+        ddp = self._ddp._ddp
+        return self._optimizer is not None and ddp is not None and ddp.has_local_gradients()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"lockstep.optim.{type(self).__name__}: copied or pickled",
+            hint="copy or save its state_dict()",
+        )
+
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
         """The options of a group, with numbers in the place of tensors."""
+        for name in ("maximize", "differentiable"):
+            if group.get(name):
+                raise UsageError(
+                    f"lockstep.optim.{type(self).__name__}: a group has {name}={group[name]!r}; expected False",
+                    hint="negate the loss" if name == "maximize" else "use torch.optim",
+                )
         return {
             name: float(group[name]) if isinstance(group[name], torch.Tensor) else group[name] for name in self.defaults
         }
@@ -177,15 +202,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         names = {number: name for name, number in self._numbers().items()}
         numbers = [number for group in groups for number in group["params"]]
         tensors: dict[str, torch.Tensor] = {}
+        for group in groups:
+            self._options({**self.defaults, **group})  # raises for what this class does not support
         for place, number in enumerate(numbers):
-            for key, value in state_dict["state"].get(number, {}).items():
-                if value is None:
-                    continue
+            own_state = {key: value for key, value in state_dict["state"].get(number, {}).items() if value is not None}
+            if own_state and "step" not in own_state:
+                own_state["step"] = 1  # torch.optim.SGD does not count; with a momentum, the first step is over
+            for key, value in own_state.items():
                 value = torch.as_tensor(value)
                 tensors[f"{names[place]}.{key}"] = value.to(torch.int64) if key == "step" else value
         self._optimizer.load_state_dict(tensors)
         for group, loaded in zip(self.param_groups, groups, strict=True):
-            group.update({key: value for key, value in loaded.items() if key != "params"})
+            group.update({key: copy.deepcopy(value) for key, value in loaded.items() if key != "params"})
 
     def _numbers(self) -> dict[str, int]:
         """The number of each parameter in torch's layout, by name."""
@@ -347,9 +375,9 @@ def _write_before_backward() -> None:
 
 def _average_after_backward() -> None:
     for optimizer in list(_optimizers):
-        if not optimizer._averages_in_backward or optimizer._thread != threading.get_ident():
+        if not optimizer._averages_in_backward or optimizer._optimizer is None or optimizer._ddp._no_sync_depth > 0:
             continue
-        if optimizer._optimizer is None or optimizer._ddp._no_sync_depth > 0:
+        if not optimizer._ddp._ddp.belongs_to_this_thread():
             continue
         backwards = optimizer._ddp._ddp.num_backwards()
         if backwards != optimizer._backwards:  # this one has reached its model
@@ -357,31 +385,79 @@ def _average_after_backward() -> None:
             optimizer.average_gradients()
 
 
-def _average_gradients_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Averages gradients that belong to one of our optimizers. Returns the gradients, which may be other tensors."""
-    ids = {id(gradient) for gradient in gradients}
-    now: dict[int, torch.Tensor] = {}
+def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
+    """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
+    ids = {id(parameter) for parameter in parameters}
     for optimizer in list(_optimizers):
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        before = {id(p.grad): p for p in parameters if id(p.grad) in ids}
-        if before and optimizer._optimizer is not None:
+        if optimizer._optimizer is not None and not ids.isdisjoint(optimizer._names):
             optimizer.average_gradients()
-            now.update({key: p.grad for key, p in before.items()})
-    return [now.get(id(gradient), gradient) for gradient in gradients]
+
+
+def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
+    ids = {id(gradient) for gradient in gradients}
+    for optimizer in list(_optimizers):
+        if not optimizer._has_local_gradients():
+            continue
+        if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            raise UsageError(
+                "torch.nn.utils.get_total_norm(): these are gradients of this rank alone",
+                hint="call the optimizer's average_gradients() before",
+            )
+
+
+def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
+    if isinstance(optimizer, FusedOptimizer):
+        return
+    for ours in list(_optimizers):
+        if not ours._has_local_gradients():
+            continue
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if not ids.isdisjoint(ours._names):
+            name = type(ours).__name__
+            raise UsageError(
+                f"torch.optim.{type(optimizer).__name__}: step() with gradients of this rank alone, because "
+                f"lockstep.optim.{name} has these parameters too",
+                hint=f"delete the lockstep.optim.{name}, and schedules that refer to it; or call its "
+                "average_gradients() before",
+            )
+
+
+def _replace_inner(function: Any, make: Callable[[Any], Any]) -> None:
+    """Replaces what one of torch's decorated functions calls, so that `from ... import` has the replaced one too."""
+    inner = function.__wrapped__
+    places = [one for one in function.__closure__ if one.cell_contents is inner]
+    if len(places) != 1:
+        raise ImportError(f"lockstep.optim: unknown torch {torch.__version__}: {function.__name__}() is another one")
+    places[0].cell_contents = make(inner)
 
 
 def _install_patches() -> None:
     """torch's functions that read or change gradients see the mean over the ranks, as they do after a backward() of
     torch's DistributedDataParallel."""
-    group_tensors = clip_grad._group_tensors_by_device_and_dtype
 
-    @functools.wraps(group_tensors)
-    def group_averaged(tensorlists: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(_optimizers) > 0 and len(tensorlists) == 1:
-            tensorlists = [_average_gradients_of(tensorlists[0])]
-        return group_tensors(tensorlists, *args, **kwargs)
+    def averaging(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def averaged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            _average_gradients_of(listed)
+            return inner(listed, *args, **kwargs)
 
-    clip_grad._group_tensors_by_device_and_dtype = group_averaged
+        return averaged
+
+    def checking(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            _require_no_local_gradients(listed)
+            return inner(listed, *args, **kwargs)
+
+        return checked
+
+    for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grads_with_norm_):
+        _replace_inner(function, averaging)
+    _replace_inner(torch.nn.utils.clip_grad_value_, averaging)
+    _replace_inner(torch.nn.utils.get_total_norm, checking)
 
     unscale = torch.amp.GradScaler._unscale_grads_
 
@@ -392,6 +468,7 @@ def _install_patches() -> None:
         return unscale(self, optimizer, *args, **kwargs)
 
     torch.amp.GradScaler._unscale_grads_ = unscale_averaged
+    register_optimizer_step_pre_hook(_require_own_step)
 
 
 _install_patches()

@@ -156,6 +156,15 @@ void bind_ddp(py::module_& module) {
            [](const DistributedDataParallel& self) {
              return std::shared_ptr<ddp::GradientSource>(self)->num_backwards();
            })
+      .def("has_local_gradients",
+           [](const DistributedDataParallel& self) {
+             return std::shared_ptr<ddp::GradientSource>(self)->has_local_gradients();
+           })
+      .def("belongs_to_this_thread",
+           [](const DistributedDataParallel& self) {
+             const auto source = std::shared_ptr<ddp::GradientSource>(self);
+             return ddp::belongs_to_this_thread(dynamic_cast<const ddp::BackwardParticipant*>(source.get()));
+           })
       .def("stats", [](const DistributedDataParallel& self) {
         const comm::ReducerStats stats = self.stats();
         py::dict found;

@@ -91,16 +91,18 @@ void write_options(optim::GroupOptions<Options>& to, const Options& from) {
   to.values = from;
 }
 
-/// An optimizer of any class. Parameter groups have the numbers of Python's; the first holds all parameters that no
-/// other lists.
+/// An optimizer of any class. Parameter groups have the numbers of Python's. With `first_listed` 1, the first holds the
+/// parameters that no other lists.
 class AnyOptimizer {
  public:
   template <typename Optimizer, typename Options, typename TorchOptions>
   static Holder<AnyOptimizer> make(const ddp::DistributedDataParallel& model,
                                    const std::vector<std::vector<at::Tensor>>& groups,
-                                   const std::vector<py::dict>& options, bool shard_state, bool foreach) {
+                                   const std::vector<py::dict>& options, std::size_t first_listed, bool shard_state,
+                                   bool foreach) {
     std::vector<typename Optimizer::Group> others;
-    for (std::size_t i = 1; i < groups.size(); ++i) others.push_back({groups[i], read_options<Options>(options[i])});
+    for (std::size_t i = first_listed; i < groups.size(); ++i)
+      others.push_back({groups[i], read_options<Options>(options.at(i))});
     const auto defaults = read_options<Options>(options.at(0));
     Holder<AnyOptimizer> any(new AnyOptimizer);
     any->write_ = [](torch::optim::OptimizerOptions& to, const py::dict& from) {

@@ -7,8 +7,8 @@ import pickle
 import pytest
 import torch
 from ranks import on_ranks
-from test_ddp import data, loss_of, make_net, own
 from torch import nn
+from training import data, loss_of, make_net, own
 
 import lockstep
 
@@ -149,7 +149,7 @@ def test_closure(world):
     for _ in range(3):
         loss = ours.step(closure_of(net, ours, *batch))
         theirs.step(closure_of(other, theirs, *whole))
-    assert loss.requires_grad or loss.item() > 0
+    assert loss.requires_grad
     expect_equal([p.detach() for p in net.parameters()], [p.detach() for p in other.parameters()])
 
 

@@ -83,6 +83,7 @@ ParameterStorage::~ParameterStorage() {
   if (!is_shared()) return;
   try {
     for (StorageSlot& one : storages_) {
+      if (one.storage.data() != static_cast<const char*>(view_->data()) + one.offset) continue;  // no longer here
       at::DataPtr copy = c10::GetCPUAllocator()->allocate(one.storage.nbytes());
       std::memcpy(copy.get(), one.storage.data(), one.storage.nbytes());
       one.storage.set_data_ptr_noswap(std::move(copy));

@@ -36,8 +36,8 @@ output_lines parse_command_line print_line print_many_lines printable_lines read
 sorted_lines table_line to_one_line write_line
 floor letter letters
 """
-# Terms of PyTorch.
-TERMS = "TensorBoard TensorBoardLogger line_search_fn patience"
+# Terms of PyTorch and Python.
+TERMS = "cell_contents TensorBoard TensorBoardLogger line_search_fn patience"
 EXCEPT = ("CHANGELOG.md", "docs/history/", "tests/lint/rules/retired_words.py", "tests/fuzz/corpus/")
 
 CPP = (".h", ".cc", ".c")
