@@ -20,9 +20,9 @@ Method: all implementations are started once and measured in turns, in rotating 
 turns a rank blocks in read(2). A ratio is the median over the rounds of (time / time of the first) in the same round.
 Spread is (upper quartile - lower quartile) / median of the medians of the rounds; above 15 %, more rounds are run, and
 results that still vary are marked as noisy. Every rank has one thread. Lockstep's ranks are bound to cores and those of
-the baselines under `lockstep run` are not, which are the defaults of Lockstep and of torchrun; MPI uses its default
-binding, with --oversubscribe for Open MPI if there are more ranks than cores. MPI_Allreduce is measured in place and
-between buffers, and the faster one counts. "-tuned" configures malloc to keep its memory (MALLOC_MMAP_MAX_=0
+the baselines are not, which are the defaults of `lockstep run` and of torchrun; MPI uses its default binding, with
+--oversubscribe for Open MPI if there are more ranks than cores. MPI_Allreduce is measured in place and between buffers,
+and the faster one counts. "-tuned" configures malloc to keep its memory (MALLOC_MMAP_MAX_=0
 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=1000000000). Compare ratios, not times: the memory bandwidth of this
 machine changes from minute to minute.
 """

@@ -83,6 +83,14 @@ std::optional<std::string> find_python_or_report(const Options& options, ResultP
   return python;
 }
 
+/// The memory of a rank in sizes of the model. Fused: parameters and state exist once for all ranks, gradients once per
+/// rank. A reducer also has buckets.
+double own_copies(const std::string& impl, const std::string& optimizer, int ranks) {
+  const double states = optimizer == "sgd" ? 1 : 2;
+  if (impl.starts_with("lockstep-fused")) return 1 + (1 + states) / ranks;
+  return (impl.starts_with("reducer") ? 3 : 2) + states;
+}
+
 /// A step of PyTorch's DistributedDataParallel, started by torchrun.
 Implementation pytorch_step(const std::string& python, const std::string& name, const std::string& kind,
                             const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
@@ -98,13 +106,11 @@ Implementation pytorch_step(const std::string& python, const std::string& name, 
 Implementation lockstep_python_step(const std::string& python, const std::string& name, const std::string& kind,
                                     const std::string& model, const std::string& optimizer, int ranks) {
   Env env;
-  const std::string own = sibling_program("");
-  if (const std::string built = own.substr(0, own.size() - 4) + "python"; std::filesystem::exists(built + "/lockstep"))
-    env["PYTHONPATH"] = built;
+  const auto built = std::filesystem::path(launcher::process::executable_path()).parent_path().parent_path() / "python";
+  if (std::filesystem::exists(built / "lockstep")) env["PYTHONPATH"] = built;
   Implementation implementation = under_lockstep_run(
       name, ranks, {python, baselines_folder() + "/python_step.py", kind, model, optimizer, kPrefix}, false, env);
-  const double states = optimizer == "sgd" ? 1 : 2;
-  implementation.model_copies = kind == "lockstep" ? 2 + states : 1 + (1 + states) / ranks;
+  implementation.model_copies = own_copies(kind, optimizer, ranks);
   return implementation;
 }
 
@@ -136,14 +142,10 @@ std::vector<Implementation> step_implementations(const Options& options, const s
                                                  ResultPrinter& report) {
   const int ranks = options.ranks;
   const std::string& optimizer = options.optimizer;
-  const double states = optimizer == "sgd" ? 1 : 2;
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
     Implementation implementation =
         under_lockstep_run(name, ranks, rank_arguments({"step", impl, model, optimizer, kPrefix}), bound, env);
-    // Fused: parameters and state exist once for all ranks, gradients once per rank. A reducer also has buckets.
-    implementation.model_copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
-                                  : impl.rfind("reducer", 0) == 0      ? 3 + states
-                                                                       : 2 + states;
+    implementation.model_copies = own_copies(impl, optimizer, ranks);
     return implementation;
   };
   std::vector<Implementation> all = {own("lockstep-fused", "lockstep-fused", {}, true),

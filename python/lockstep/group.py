@@ -28,8 +28,9 @@ class Work:
         self._work, self._tensors = work, tensors  # keeps Python's objects of the tensors
 
     def wait(self, timeout: float | None = None) -> None:
-        """Blocks until the operation is done. Raises its error; TimeoutError after `timeout` seconds, after which the
-        operation goes on and can be waited for again."""
+        """Blocks until the operation is done, at the latest when its own timeout, or that of init(), ends it. Raises
+        its error; TimeoutError after `timeout` seconds, after which the operation goes on and can be waited for again.
+        """
         self._work.wait(timeout)
 
     def done(self) -> bool:

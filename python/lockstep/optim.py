@@ -454,9 +454,8 @@ def _install_patches() -> None:
 
         return checked
 
-    for function in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grads_with_norm_):
-        _replace_inner(function, averaging)
-    _replace_inner(torch.nn.utils.clip_grad_value_, averaging)
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+        _replace_inner(getattr(torch.nn.utils, name), averaging)
     _replace_inner(torch.nn.utils.get_total_norm, checking)
 
     unscale = torch.amp.GradScaler._unscale_grads_

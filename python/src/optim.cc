@@ -58,14 +58,10 @@ Options read_options(const py::dict& values) {
   return options;
 }
 
-void write_options(torch::optim::AdamOptions& to, const optim::AdamOptions& from) {
-  to.lr(from.lr)
-      .betas({from.betas[0], from.betas[1]})
-      .eps(from.eps)
-      .weight_decay(from.weight_decay)
-      .amsgrad(from.amsgrad);
-}
-void write_options(torch::optim::AdamWOptions& to, const optim::AdamWOptions& from) {
+/// Of Adam and AdamW.
+template <typename TorchOptions, typename Options>
+  requires requires(Options options) { options.amsgrad; }
+void write_options(TorchOptions& to, const Options& from) {
   to.lr(from.lr)
       .betas({from.betas[0], from.betas[1]})
       .eps(from.eps)
