@@ -13,7 +13,7 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit test test-all shards bench gpu-proof bench-hosts chaos \
+.PHONY: help demo build build-tests build-all check unit test test-all shards wheel bench gpu-proof bench-hosts chaos \
         chaos-hosts lint format clean setup configure
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-all        the rest, in shards; SHARD=NAME runs one: $(SHARDS)"
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
+	@echo "make wheel           build the Python package for pip, with the programs and the C++ SDK, in build/wheel"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
 	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
 	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
@@ -76,7 +77,10 @@ unit: configure
 	  LOCKSTEP_TEST_FOLDER="tests/unit/$(MODULE)" $(CTEST) -L "^module:$$module$$" \
 	    -R '^unit/|^conformance/[^/]*/(shm/n2|fake)' $(CTEST_ARGS)
 
-test: build-tests
+wheel: configure
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheel.sh $(BUILD) build/wheel
+
+test: build-tests wheel
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;

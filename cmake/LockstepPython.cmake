@@ -6,6 +6,7 @@ if(LOCKSTEP_SANITIZE)
   return()
 endif()
 file(GLOB interpreters "${LOCKSTEP_TORCH_ROOT}/../../../../bin/python3")
+list(PREPEND interpreters ${Python_EXECUTABLE})  # set by scikit-build-core
 list(APPEND interpreters python3)
 foreach(interpreter IN LISTS interpreters)
   execute_process(
@@ -13,7 +14,7 @@ foreach(interpreter IN LISTS interpreters)
       "${interpreter}" -c
       "import importlib.util, sysconfig; spec = importlib.util.find_spec('torch'); \
 print(spec.submodule_search_locations[0], sysconfig.get_path('include'), \
-sysconfig.get_config_var('EXT_SUFFIX'), sep=';')"
+sysconfig.get_config_var('EXT_SUFFIX'), sysconfig.get_python_version(), sep=';')"
     OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   if(NOT found)
     continue()
@@ -21,6 +22,7 @@ sysconfig.get_config_var('EXT_SUFFIX'), sep=';')"
   list(GET found 0 torch)
   list(GET found 1 include)
   list(GET found 2 LOCKSTEP_PYTHON_SUFFIX)
+  list(GET found 3 LOCKSTEP_PYTHON_VERSION)
   get_filename_component(torch "${torch}" REALPATH)
   get_filename_component(own "${LOCKSTEP_TORCH_ROOT}" REALPATH)
   if(torch STREQUAL own AND EXISTS "${include}/Python.h" AND EXISTS "${own}/lib/libtorch_python.so"

@@ -9,7 +9,8 @@
 # LOCKSTEP_TORCH_HINT: the root to use if the user names none.
 
 # Searches Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment; then LOCKSTEP_TORCH_HINT; then the
-# libtorch that scripts/setup.sh installed, which searches the same places; then the libtorch of python3's torch.
+# libtorch that scripts/setup.sh installed, which searches the same places; then the libtorch of the torch of
+# Python_EXECUTABLE, or of python3.
 function(lockstep_find_torch_root out)
   set(torch_dir "$ENV{Torch_DIR}")
   if(Torch_DIR)
@@ -29,8 +30,12 @@ function(lockstep_find_torch_root out)
     file(GLOB installed "${source}/.deps/python/lib/python3*/site-packages/torch")
     list(APPEND candidates ${LOCKSTEP_TORCH_HINT} ${installed})
     if(NOT installed)
+      set(interpreter python3)
+      if(Python_EXECUTABLE)
+        set(interpreter "${Python_EXECUTABLE}")
+      endif()
       execute_process(
-        COMMAND python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+        COMMAND "${interpreter}" -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
         OUTPUT_VARIABLE of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
       list(APPEND candidates ${of_python})
     endif()
@@ -42,6 +47,10 @@ function(lockstep_find_torch_root out)
     endif()
   endforeach()
   string(JOIN "\n  " looked ${candidates})
+  if(SKBUILD)
+    message(FATAL_ERROR "this Python has no torch. Install one, and build Lockstep for it: "
+                        "pip install scikit-build-core; pip install --no-build-isolation lockstep-ddp")
+  endif()
   message(FATAL_ERROR "libtorch was not found. Run scripts/setup.sh, or pass -DTorch_DIR=.../share/cmake/Torch or "
                       "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Searched:\n  ${looked}")
 endfunction()

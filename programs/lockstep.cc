@@ -31,6 +31,9 @@ int main(int argc, char** argv) {
       case launcher::cli::Subcommand::kAgent:
         return command.agent.waits_in_step.empty() ? launcher::agent::agent_main(command.agent)
                                                    : launcher::slurm::wait_for_agent(command.agent.waits_in_step);
+      case launcher::cli::Subcommand::kCmakeDir:
+        std::puts(launcher::process::cmake_package_folder(launcher::process::executable_path()).c_str());
+        break;
       case launcher::cli::Subcommand::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;

@@ -44,4 +44,15 @@ class Deadline {
   Clock::time_point when_;
 };
 
+/// Waits until `ready()`, which is called under `lock`; returns false if it is still false at the deadline.
+template <typename Condition, typename Lock, typename Ready>
+bool wait_until(Condition& condition, Lock& lock, Deadline deadline, const Ready& ready) {
+  if (!deadline.is_never()) return condition.wait_until(lock, deadline.when(), ready);
+  // Neither condition.wait(), which requires the libstdc++ of g++ 12, newer than that of RHEL 9, nor wait_until() with
+  // time_point::max(), which overflows.
+  while (!condition.wait_until(lock, Deadline::Clock::now() + std::chrono::hours(24), ready)) {
+  }
+  return true;
+}
+
 }  // namespace lockstep::base

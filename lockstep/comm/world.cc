@@ -220,8 +220,8 @@ CrossHostTransport choose_cross_host_transport(const job::identity::Identity& id
   if (asked == "gloo" && !gloo::gloo_unavailable_reason().empty())
     throw base::UsageError("cross_host_transport gloo: " + gloo::gloo_unavailable_reason());
   const std::string& source = identity.source;
-  const bool mpi = mpi::mpi_unavailable_reason().empty() &&
-                   (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix")));
+  const bool mpi = (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix"))) &&
+                   mpi::mpi_unavailable_reason().empty();
   if (mpi) mpi::check_mpi_library();
   if (asked == "mpi") return CrossHostTransport::kMpi;
   if (asked == "gloo") return CrossHostTransport::kGloo;

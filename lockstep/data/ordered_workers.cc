@@ -12,20 +12,6 @@
 #include "lockstep/base/log.h"
 
 namespace lockstep::data {
-namespace {
-
-// condition_variable's own arithmetic overflows at time_point::max().
-template <typename Predicate>
-bool wait_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, base::Deadline deadline,
-                Predicate done) {
-  while (!done()) {
-    if (deadline.expired()) return false;
-    condition.wait_for(lock, std::min(deadline.remaining(), std::chrono::milliseconds(60'000)));
-  }
-  return true;
-}
-
-}  // namespace
 
 // Shared with every thread, so that it outlives a detached thread.
 struct OrderedWorkers::State {
@@ -58,8 +44,8 @@ void OrderedWorkers::State::work(const ItemMaker& make) {
   const auto token = stop.get_token();
   std::unique_lock lock(mutex);
   for (;;) {
-    wait_until(slot_freed, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
-               [&] { return token.stop_requested() || next_started >= num_items || has_free_slot(); });
+    base::wait_until(slot_freed, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
+                     [&] { return token.stop_requested() || next_started >= num_items || has_free_slot(); });
     if (token.stop_requested() || next_started >= num_items) break;
     const std::uint64_t number = next_started++;
     lock.unlock();
@@ -114,7 +100,7 @@ void OrderedWorkers::stop(base::Deadline deadline) {
     std::unique_lock lock(state_->mutex);
     state_->stop.request_stop();
     state_->slot_freed.notify_all();
-    ended = wait_until(state_->slot_filled, lock, deadline, [&] { return state_->num_running == 0; });
+    ended = base::wait_until(state_->slot_filled, lock, deadline, [&] { return state_->num_running == 0; });
   }
   if (!ended)
     base::log_warning("a loader thread is still inside the dataset " + std::to_string(stop_timeout_.count()) +
@@ -133,7 +119,7 @@ OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::
     std::unique_lock lock(state_->mutex);
     if (state_->next_taken >= state_->num_items) return Outcome::kEnd;
     State::Slot& slot = state_->slot_of(state_->next_taken);
-    if (!wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return Outcome::kTimeout;
+    if (!base::wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return Outcome::kTimeout;
     taken = std::exchange(slot, {});
     // No item follows an error: the threads finish their current items and stop.
     state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;

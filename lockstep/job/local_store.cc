@@ -1,5 +1,6 @@
 #include "lockstep/job/local_store.h"
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
@@ -28,14 +29,8 @@ void LocalStore::set(std::string_view key, std::string_view value, base::Deadlin
 
 std::optional<std::string> LocalStore::get(std::string_view key, base::Deadline deadline) {
   std::unique_lock lock(mutex_);
-  for (;;) {
-    const auto found = values_.find(key);
-    if (found != values_.end()) return found->second;
-    if (deadline.is_never())
-      changed_.wait(lock);  // bounded: the caller passed Deadline::never()
-    else if (changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout && !values_.contains(key))
-      return std::nullopt;
-  }
+  if (!base::wait_until(changed_, lock, deadline, [&] { return values_.contains(key); })) return std::nullopt;
+  return values_.find(key)->second;
 }
 
 std::optional<std::string> LocalStore::find(std::string_view key, base::Deadline) {

@@ -3,6 +3,8 @@
 
 #include <ATen/ThreadLocalState.h>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::nn {
 
 ReplicaThreads::ReplicaThreads(std::size_t count) {
@@ -34,7 +36,7 @@ void ReplicaThreads::run_worker(Worker& worker) {
   std::unique_lock lock(worker.mutex);
   while (true) {
     // bounded: until run() sets a task or the destructor sets stopping
-    worker.condition.wait(lock, [&] { return worker.task || worker.stopping; });
+    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return worker.task || worker.stopping; });
     if (!worker.task) return;
     lock.unlock();
     (*worker.task)();
@@ -68,7 +70,7 @@ std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std
     Worker& worker = *workers_[i - 1];
     std::unique_lock lock(worker.mutex);
     // bounded: by the duration of the replica's forward()
-    worker.condition.wait(lock, [&] { return !worker.task; });
+    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return !worker.task; });
   }
   return thrown;
 }

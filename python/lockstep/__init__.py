@@ -13,7 +13,10 @@
 $ lockstep run -n 4 python train.py
 """
 
-import torch  # noqa: F401  the extension needs torch's libraries
+# ruff: noqa: E402
+from lockstep import _compatibility
+
+_compatibility.check()  # imports torch, whose libraries the extension needs
 
 from lockstep import _C, nn, optim
 from lockstep._failures import PREEMPTED

@@ -1,5 +1,7 @@
 #include "lockstep/comm/channel/serial_executor.h"
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::comm::channel {
 namespace {
 
@@ -32,7 +34,8 @@ void SerialExecutor::run_loop() {
   current_executor = this;
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // bounded: the destructor sets stop_
+    // bounded: the destructor sets stop_
+    base::wait_until(changed_, lock, base::Deadline::never(), [this] { return stop_ || !queue_.empty(); });
     if (queue_.empty()) return;
     Task item = std::move(queue_.front());
     queue_.pop_front();

@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::comm::inline interface {
 
 void Pending::finish(std::exception_ptr error) {
@@ -15,12 +17,7 @@ void Pending::finish(std::exception_ptr error) {
 bool Pending::wait_until(base::Deadline deadline) {
   if (done()) return true;
   std::unique_lock<base::Mutex> lock(mutex_);
-  const auto ready = [this] { return done_.load(std::memory_order_relaxed); };
-  if (deadline.is_never()) {
-    changed_.wait(lock, ready);  // bounded: the caller chose no deadline
-    return true;
-  }
-  return changed_.wait_until(lock, deadline.when(), ready);
+  return base::wait_until(changed_, lock, deadline, [this] { return done_.load(std::memory_order_relaxed); });
 }
 
 PendingPtr make_finished_pending() {

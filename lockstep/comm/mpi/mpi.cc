@@ -46,7 +46,7 @@ class MpiPending final : public Pending {
       const std::lock_guard lock(MpiRuntime::this_process().mutex());
       if (is_finished()) return true;
       int ended = 0;
-      const int code = MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
+      const int code = api().Test(&request, &ended, MPI_STATUS_IGNORE);
       if (code == MPI_SUCCESS && !ended) return false;
       complete_with(code);
     }
@@ -57,7 +57,7 @@ class MpiPending final : public Pending {
   }
   bool is_complete() const { return is_finished(); }
 
-  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Request request = api().no_request;
 
  private:
   void complete_with(int code) {
@@ -85,7 +85,7 @@ class MpiTransport final : public Transport {
       const std::lock_guard lock(runtime.mutex());
       remove_completed();
       // Collective according to the standard, but local in practice: it does not wait for other ranks.
-      if (in_flight_.empty() && !aborted_ && runtime.is_usable()) MPI_Comm_free(&comm_);
+      if (in_flight_.empty() && !aborted_ && runtime.is_usable()) api().Comm_free(&comm_);
     }
     abort(std::make_exception_ptr(
         base::PeerLostError(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
@@ -153,24 +153,24 @@ class MpiTransport final : public Transport {
     const int tag = static_cast<int>(op.seq % kNumTags);
     switch (op.kind) {
       case CollectiveKind::kAllReduce:
-        return MPI_Iallreduce(MPI_IN_PLACE, out, send_count, type, reduce_op, comm_, &request);
+        return api().Iallreduce(MPI_IN_PLACE, out, send_count, type, reduce_op, comm_, &request);
       case CollectiveKind::kReduce:
-        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, send_count, type,
-                           reduce_op, op.root, comm_, &request);
-      case CollectiveKind::kBroadcast: return MPI_Ibcast(out, send_count, type, op.root, comm_, &request);
+        return api().Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, send_count, type,
+                             reduce_op, op.root, comm_, &request);
+      case CollectiveKind::kBroadcast: return api().Ibcast(out, send_count, type, op.root, comm_, &request);
       case CollectiveKind::kAllGather:
-        return MPI_Iallgather(in, send_count, type, out, send_count, type, comm_, &request);
+        return api().Iallgather(in, send_count, type, out, send_count, type, comm_, &request);
       case CollectiveKind::kReduceScatter:
-        return MPI_Ireduce_scatter_block(in, out, recv_count, type, reduce_op, comm_, &request);
+        return api().Ireduce_scatter_block(in, out, recv_count, type, reduce_op, comm_, &request);
       case CollectiveKind::kGather:
-        return MPI_Igather(in, send_count, type, out, send_count, type, op.root, comm_, &request);
+        return api().Igather(in, send_count, type, out, send_count, type, op.root, comm_, &request);
       case CollectiveKind::kScatter:
-        return MPI_Iscatter(in, recv_count, type, out, recv_count, type, op.root, comm_, &request);
+        return api().Iscatter(in, recv_count, type, out, recv_count, type, op.root, comm_, &request);
       case CollectiveKind::kAllToAll:
-        return MPI_Ialltoall(in, send_count / size_, type, out, send_count / size_, type, comm_, &request);
-      case CollectiveKind::kSend: return MPI_Isend(in, send_count, type, op.root, tag, comm_, &request);
-      case CollectiveKind::kRecv: return MPI_Irecv(out, recv_count, type, op.root, tag, comm_, &request);
-      case CollectiveKind::kBarrier: return MPI_Ibarrier(comm_, &request);
+        return api().Ialltoall(in, send_count / size_, type, out, send_count / size_, type, comm_, &request);
+      case CollectiveKind::kSend: return api().Isend(in, send_count, type, op.root, tag, comm_, &request);
+      case CollectiveKind::kRecv: return api().Irecv(out, recv_count, type, op.root, tag, comm_, &request);
+      case CollectiveKind::kBarrier: return api().Ibarrier(comm_, &request);
     }
     throw base::UsageError("mpi: unknown operation " + std::to_string(static_cast<int>(op.kind)));
   }
@@ -196,13 +196,13 @@ void wait_for_members(job::Store& store, const MpiOptions& options, const std::s
 MPI_Comm create_communicator(const std::vector<int>& members) {
   const std::lock_guard lock(MpiRuntime::this_process().mutex());
   MPI_Group all, some;
-  MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi_result(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
-  check_mpi_result(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
-  check_mpi_result(MPI_Comm_create_group(MPI_COMM_WORLD, some, /*tag=*/0, &comm), "MPI_Comm_create_group");
-  MPI_Group_free(&some);
-  MPI_Group_free(&all);
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  MPI_Comm comm = api().no_comm;
+  check_mpi_result(api().Comm_group(api().world, &all), "MPI_Comm_group");
+  check_mpi_result(api().Group_incl(all, static_cast<int>(members.size()), members.data(), &some), "MPI_Group_incl");
+  check_mpi_result(api().Comm_create_group(api().world, some, /*tag=*/0, &comm), "MPI_Comm_create_group");
+  api().Group_free(&some);
+  api().Group_free(&all);
+  api().Comm_set_errhandler(comm, api().errors_return);
   return comm;
 }
 
@@ -238,7 +238,13 @@ MPI_Comm create_in_order(job::Store& own, job::Store& order, const MpiOptions& o
 
 }  // namespace
 
-std::string mpi_unavailable_reason() { return mpi_launcher_mismatch(base::Env::this_process(), loaded_mpi()); }
+std::string mpi_unavailable_reason() {
+  try {
+    return mpi_launcher_mismatch(base::Env::this_process(), loaded_mpi());
+  } catch (const base::UsageError& error) {  // there is no MPI library
+    return error.what();
+  }
+}
 
 void check_mpi_library() {
   const std::string wrong = mpi_library_mismatch(build_time_mpi(), loaded_mpi());
@@ -281,12 +287,12 @@ std::string broadcast_over_mpi(const std::string& text, Deadline deadline) {
   MPI_Request request;
   {
     const std::lock_guard lock(runtime.mutex());
-    check_mpi_result(MPI_Ibcast(bytes, sizeof bytes, MPI_CHAR, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+    check_mpi_result(api().Ibcast(bytes, sizeof bytes, api().int8, 0, api().world, &request), "MPI_Ibcast");
   }
   const bool completed = poll_until(deadline, [&] {
     const std::lock_guard lock(runtime.mutex());
     int ended = 0;
-    check_mpi_result(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
+    check_mpi_result(api().Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
     return ended != 0;
   });
   if (!completed)
@@ -299,11 +305,11 @@ bool is_mpi_world_on_one_host() {
   MpiRuntime& runtime = MpiRuntime::this_process();
   const std::lock_guard lock(runtime.mutex());
   MPI_Comm host_comm;
-  check_mpi_result(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_comm),
+  check_mpi_result(api().Comm_split_type(api().world, MPI_COMM_TYPE_SHARED, 0, api().no_info, &host_comm),
                    "MPI_Comm_split_type");
   int size = 0;
-  MPI_Comm_size(host_comm, &size);
-  MPI_Comm_free(&host_comm);
+  api().Comm_size(host_comm, &size);
+  api().Comm_free(&host_comm);
   return size == runtime.size();
 }
 

@@ -1,4 +1,5 @@
-// The MPI transport: calls libmpi directly, for ranks that an MPI launcher started.
+// The MPI transport: calls libmpi directly, for ranks that an MPI launcher started. Each function of this header loads
+// libmpi if it is not loaded.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,7 @@ struct MpiOptions {
 };
 
 /// Returns an empty string if the ranks can use MPI, otherwise the reason: for example that no MPI launcher started
-/// them, or that the launcher of another MPI implementation did.
+/// them, that the launcher of another MPI implementation did, or that no MPI library can be loaded.
 std::string mpi_unavailable_reason();
 
 /// Throws UsageError (kConfigMismatch) if the loaded MPI library is not the one of this build; the error names both.

@@ -44,7 +44,7 @@ template <typename Narrow>
 void create_ops(MPI_Op (&ops)[4]) {
   MPI_User_function* const functions[] = {reduce_narrow<Narrow, AddOp>, reduce_narrow<Narrow, MinOp>,
                                           reduce_narrow<Narrow, MaxOp>, reduce_narrow<Narrow, MultiplyOp>};
-  for (int i = 0; i < 4; ++i) check_mpi_result(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
+  for (int i = 0; i < 4; ++i) check_mpi_result(api().Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
 pid_t mpi_process = 0;  // that has initialized MPI
@@ -54,12 +54,12 @@ pid_t mpi_process = 0;  // that has initialized MPI
 void finalize_mpi() {
   if (::getpid() != mpi_process) return;  // a child that the rank has forked
   int finalized = 0;
-  MPI_Finalized(&finalized);
+  api().Finalized(&finalized);
   if (finalized) return;
   std::promise<void> ended;
   auto end = ended.get_future();
   std::thread([ended = std::move(ended)]() mutable {
-    MPI_Finalize();
+    api().Finalize();
     ended.set_value();
   }).detach();
   end.wait_for(kFinalizeTimeout);
@@ -83,23 +83,8 @@ void check_mpi_result(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
-  MPI_Error_string(code, text, &length);
+  api().Error_string(code, text, &length);
   throw std::runtime_error(std::string(what) + ": " + std::string(text, static_cast<std::size_t>(length)));
-}
-
-MpiLibrary build_time_mpi() {
-#ifdef OMPI_MAJOR_VERSION
-  return {"Open MPI", std::to_string(OMPI_MAJOR_VERSION) + "." + std::to_string(OMPI_MINOR_VERSION)};
-#else
-  return parse_mpi_library(LOCKSTEP_MPI_BUILT_WITH);
-#endif
-}
-
-MpiLibrary loaded_mpi() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  return parse_mpi_library(text);
 }
 
 MpiRuntime& MpiRuntime::this_process() {
@@ -111,50 +96,50 @@ MpiRuntime& MpiRuntime::this_process() {
 MpiRuntime::MpiRuntime() {
   check_mpi_library();
   int ready = 0;
-  MPI_Initialized(&ready);
+  api().Initialized(&ready);
   int level = MPI_THREAD_SINGLE;
   if (ready) {
-    MPI_Query_thread(&level);
+    api().Query_thread(&level);
   } else {
-    check_mpi_result(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    check_mpi_result(api().Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
     mpi_process = ::getpid();
     std::atexit(finalize_mpi);
   }
   if (level < MPI_THREAD_SERIALIZED)
     throw base::UsageError("transport mpi: MPI was initialised with thread level " + std::to_string(level) +
                            "; expected MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  api().Comm_set_errhandler(api().world, api().errors_return);
+  api().Comm_rank(api().world, &rank_);
+  api().Comm_size(api().world, &size_);
   create_ops<c10::Half>(narrow_ops_[0]);
   create_ops<c10::BFloat16>(narrow_ops_[1]);
 }
 
 bool MpiRuntime::is_usable() const {
   int finalized = 0;
-  MPI_Finalized(&finalized);
+  api().Finalized(&finalized);
   return finalized == 0;
 }
 
 MPI_Datatype MpiRuntime::type(at::ScalarType dtype) const {
   switch (dtype) {
-    case at::kDouble: return MPI_DOUBLE;
-    case at::kFloat: return MPI_FLOAT;
-    case at::kLong: return MPI_INT64_T;
-    case at::kInt: return MPI_INT32_T;
-    case at::kChar: return MPI_INT8_T;
+    case at::kDouble: return api().float64;
+    case at::kFloat: return api().float32;
+    case at::kLong: return api().int64;
+    case at::kInt: return api().int32;
+    case at::kChar: return api().int8;
     case at::kHalf:
-    case at::kBFloat16: return MPI_UINT16_T;
+    case at::kBFloat16: return api().uint16;
     case at::kByte:
-    case at::kBool: return MPI_UINT8_T;
+    case at::kBool: return api().uint8;
     default:
       throw base::UsageError("mpi: dtype " + std::string(c10::toString(dtype)) + "; expected one that Group accepts");
   }
 }
 
 MPI_Op MpiRuntime::op(ReduceOp op, at::ScalarType dtype) const {
-  const MPI_Op plain[] = {MPI_SUM, MPI_MIN, MPI_MAX, MPI_PROD};
-  const MPI_Op of_bools[] = {MPI_MAX, MPI_MIN, MPI_MAX, MPI_MIN};
+  const MPI_Op plain[] = {api().sum, api().min, api().max, api().product};
+  const MPI_Op of_bools[] = {api().max, api().min, api().max, api().min};
   const std::size_t index = op_index(op);
   if (dtype == at::kBool) return of_bools[index];
   if (dtype == at::kHalf) return narrow_ops_[0][index];

@@ -1,24 +1,16 @@
 // The MPI state of this process: MPI is initialised and finalised once, and one thread at a time calls it.
 #pragma once
 
-#define OMPI_SKIP_MPICXX 1  // the C++ bindings are not linked
-#define MPICH_SKIP_MPICXX 1
 #include <ATen/core/Tensor.h>
-#include <mpi.h>
 
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/interface/collective.h"
-#include "lockstep/comm/mpi/library.h"
+#include "lockstep/comm/mpi/api.h"
 
 namespace lockstep::comm::mpi {
-
-/// The MPI library of the build, from mpi.h or from the library that CMake found. The name is empty if it is unknown.
-MpiLibrary build_time_mpi();
-/// The MPI library that this process has loaded. MPI need not be initialised.
-MpiLibrary loaded_mpi();
 
 /// One object per process, because MPI's state is global.
 class MpiRuntime {

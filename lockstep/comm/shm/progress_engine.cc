@@ -1,6 +1,7 @@
 #include "lockstep/comm/shm/progress_engine.h"
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 
@@ -144,7 +145,8 @@ void ProgressEngine::finish_aborted() {
 void ProgressEngine::run_in_background() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || num_background_ > 0; });  // bounded: the destructor sets stop_
+    // bounded: the destructor sets stop_
+    base::wait_until(changed_, lock, base::Deadline::never(), [this] { return stop_ || num_background_ > 0; });
     if (stop_) return;
     // While a background operation is queued, only this thread removes operations, except after an abort.
     const std::shared_ptr<QueuedOp> item = items_.front();

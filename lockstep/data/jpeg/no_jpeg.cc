@@ -4,7 +4,7 @@
 namespace lockstep::data::jpeg {
 
 std::string jpeg_unavailable_reason() {
-  return "this build cannot read JPEG files: libjpeg-turbo was not found. Install libjpeg-dev and build again.";
+  return "this build cannot read JPEG files: build Lockstep from its sources where libjpeg-turbo is installed (libjpeg-dev)";
 }
 
 void decode_jpeg(std::string_view, const std::string&, const std::function<JpegRegion(int, int)>&, RgbImage&) {

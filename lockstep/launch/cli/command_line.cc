@@ -36,7 +36,8 @@ const char* const kUsage =
     "Example: lockstep run -n 4 ./train --epochs 3\n"
     "\n"
     "lockstep help COMMAND, or lockstep COMMAND --help, prints the options of a command.\n"
-    "lockstep --version prints the version.\n";
+    "lockstep --version prints the version.\n"
+    "lockstep --cmake-dir prints the folder of the installed CMake package, for CMAKE_PREFIX_PATH.\n";
 
 const char* const kStatusUsage =
     "usage: lockstep status [--json]\n"
@@ -342,6 +343,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   if (subcommand == "--help" || subcommand == "-h") return {Subcommand::kPrint, {}, kUsage, {}};
   if (subcommand == "--version")
     return {Subcommand::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
+  if (subcommand == "--cmake-dir") return {Subcommand::kCmakeDir, {}, "", {}};
   throw base::UsageError("lockstep: unknown command " + base::quoted(subcommand, 80) + "; expected " + kCommands +
                          ", or --help" + suggestion(subcommand, kCommandNames));
 }

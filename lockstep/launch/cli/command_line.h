@@ -55,6 +55,7 @@ enum class Subcommand {
   kStatus,  ///< prints the ranks on this host
   kBench,   ///< executes lockstep-bench, which links libtorch and parses CommandLine::arguments
   kAgent,   ///< runs the agent of a host; only the launcher uses it
+  kCmakeDir,  ///< prints the folder of the installed CMake package
   kPrint,   ///< prints CommandLine::text: a help text or the version
 };
 

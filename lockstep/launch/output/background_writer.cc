@@ -54,7 +54,7 @@ struct BackgroundWriter::Shared {
     receipt.reset();
     changed.notify_all();
     // bounded: the destructor of BackgroundWriter sets closing and notifies
-    changed.wait(lock, [&] { return closing || !queue.empty(); });
+    base::wait_until(changed, lock, base::Deadline::never(), [&] { return closing || !queue.empty(); });
     if (closing) return false;
     entry = std::move(queue.front());
     queue.pop_front();

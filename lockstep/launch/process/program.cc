@@ -2,6 +2,7 @@
 
 #include <elf.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -130,6 +131,20 @@ std::string executable_path() {
   const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
   if (size < 0) throw base::SystemError("cannot read /proc/self/exe", errno);
   return std::string(path, static_cast<std::size_t>(size));
+}
+
+std::string cmake_package_folder(const std::string& program) {
+  const std::string prefix = program.substr(0, program.rfind('/')) + "/..";
+  for (const char* const place :
+       {"/lib*/cmake/Lockstep", "/lib/*/cmake/Lockstep", "/lib/python3*/*-packages/lockstep/sdk/lib/cmake/Lockstep"}) {
+    ::glob_t found = {};
+    const int result = ::glob((prefix + place + "/LockstepConfig.cmake").c_str(), 0, nullptr, &found);
+    const std::string first = result == 0 ? found.gl_pathv[0] : "";
+    ::globfree(&found);
+    if (!first.empty()) return std::filesystem::canonical(first).parent_path();
+  }
+  throw base::UsageError("there is no CMake package beside " + base::quoted(program, 256),
+                         "install Lockstep: with pip, or by cmake --install");
 }
 
 void exec_companion(const std::string& name, const std::vector<std::string>& arguments) {

@@ -25,6 +25,10 @@ bool is_executable(const std::string& path);
 /// Returns the path of the running program. Throws SystemError.
 std::string executable_path();
 
+/// Returns the folder of the CMake package that was installed with `program`, by cmake --install or in a wheel. Throws
+/// UsageError if there is none: in a build folder, for example.
+std::string cmake_package_folder(const std::string& program);
+
 /// Replaces this process by the program `name` in the directory of the running program. Does not return. Throws
 /// UsageError if there is no such program, and SystemError if the system cannot execute it.
 [[noreturn]] void exec_companion(const std::string& name, const std::vector<std::string>& arguments);

@@ -35,5 +35,17 @@ TEST(Program, PathsAreNotSearched) {
   EXPECT_THAT(message_of<base::UsageError>([&] { find_program(folder / "none", ""); }), HasSubstr("No such file"));
 }
 
+TEST(Program, CmakePackageIsBesideTheProgram) {
+  const tests::TempDir folder;
+  const std::string program = folder.write("bin/lockstep", "");
+  EXPECT_THAT(message_of<base::UsageError>([&] { cmake_package_folder(program); }),
+              AllOf(HasSubstr("no CMake package"), HasSubstr("pip")));
+  const std::string package = "lib/python3.11/site-packages/lockstep/sdk/lib/cmake/Lockstep";
+  folder.write(package + "/LockstepConfig.cmake", "");
+  EXPECT_EQ(cmake_package_folder(program), folder / package);
+  folder.write("lib64/cmake/Lockstep/LockstepConfig.cmake", "");
+  EXPECT_EQ(cmake_package_folder(program), folder / "lib64/cmake/Lockstep");
+}
+
 }  // namespace
 }  // namespace lockstep::launcher::process

@@ -93,14 +93,6 @@ class Mutex {
 
 class ConditionVariable {
  public:
-  template <typename Lock, typename Predicate>
-  void wait(Lock& lock, const Predicate& is_true) {
-    while (!is_true()) {
-      lock.unlock();
-      schedules::yield();
-      lock.lock();
-    }
-  }
   /// The time passes as soon as another fiber has run.
   template <typename Lock, typename Time, typename Predicate>
   bool wait_until(Lock& lock, const Time&, const Predicate& is_true) {

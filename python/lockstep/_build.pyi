@@ -1,0 +1,3 @@
+VERSION: str
+TORCH: str
+PYTHON: str

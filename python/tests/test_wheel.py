@@ -1,0 +1,191 @@
+"""The wheel of `make wheel`, installed into a bare virtual environment: two ranks, other versions of torch and CPython,
+the programs and the C++ SDK. No compiler is found, except by the SDK's tests."""
+
+import gzip
+import math
+import pathlib
+import re
+import struct
+import subprocess
+import venv
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+SITE_PACKAGES = pathlib.Path(pytest.__file__).parents[1]  # has torch
+
+TRAIN = """\
+import lockstep, torch
+world = lockstep.init()
+torch.manual_seed(world.rank)
+net = torch.nn.Linear(4, 2)
+ddp = lockstep.DistributedDataParallel(net, world)
+optimizer = lockstep.optim.SGD(ddp, lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print(f"rank {world.rank} of {world.size}: {net.weight.sum().item():.9f}")
+"""
+
+
+def wheel_file():
+    found = list((ROOT / "build/wheel").glob("*.whl"))
+    assert len(found) == 1, "make wheel builds the wheel"
+    return found[0]
+
+
+class Environment:
+    """A virtual environment with the wheel; nothing else is on PATH."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        venv.create(folder, with_pip=True)
+        self.site_packages = next(folder.glob("lib/python3*/site-packages"))
+        self.run("pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", wheel_file())
+
+    def run(self, program, *arguments, expect=0, **variables):
+        """Returns the output of one of the environment's programs."""
+        env = {"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **variables}
+        done = subprocess.run(
+            [self.folder / "bin" / program, *map(str, arguments)],
+            env=env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == expect, done.stdout
+        return done.stdout
+
+    def write(self, name, text):
+        file = self.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="module")
+def with_torch(tmp_path_factory):
+    environment = Environment(tmp_path_factory.mktemp("torch"))
+    # As if torch had been installed here; a copy has 4 GB.
+    for entry in SITE_PACKAGES.iterdir():
+        if not (environment.site_packages / entry.name).exists():
+            (environment.site_packages / entry.name).symlink_to(entry)
+    return environment
+
+
+def test_content():
+    file = wheel_file()
+    assert re.fullmatch(r"lockstep_ddp-[\d.]+-py3-none-manylinux_2_34_x86_64\.whl", file.name)
+    assert file.stat().st_size <= 25e6
+    names = zipfile.ZipFile(file).namelist()
+    libraries = [name.rpartition("/")[2] for name in names if ".so" in name]
+    assert all(re.match(r"_C\.|libsodium", name) for name in libraries), libraries
+    assert any(name.startswith("libsodium") for name in libraries)
+    programs = {name.rpartition("/")[2] for name in names if "/scripts/" in name and not name.endswith("/")}
+    assert programs == {"lockstep", "lockstep-bench", "lockstep-probe"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_two_ranks(with_torch):
+    script = with_torch.write("train.py", TRAIN)
+    said = with_torch.run("lockstep", "run", "-n", 2, "python", script)
+    weights = dict(re.findall(r"rank (\d) of 2: (\S+)", said))
+    assert set(weights) == {"0", "1"} and weights["0"] == weights["1"], said
+
+
+def test_programs(with_torch):
+    said = with_torch.run("lockstep", "bench", "all-reduce", "-n", 2, "--size", "4K", "--rounds", 1, "--json")
+    assert '"what":"all_reduce"' in said
+    assert "2.11" in with_torch.run("lockstep-probe")
+    share = with_torch.folder / "share"
+    assert (share / "lockstep/bench/baselines/python_step.py").is_file()
+    assert (share / "bash-completion/completions/lockstep").is_file() and (share / "man/man1/lockstep.1").is_file()
+
+
+def test_mpi_is_loaded_when_asked(with_torch):
+    script = with_torch.write("train.py", TRAIN)
+    said = with_torch.run("python", script, expect=1, LOCKSTEP_TRANSPORT="mpi")
+    assert "were not started by an MPI launcher" in said
+
+
+def test_without_torch(without_torch):
+    script = without_torch.write("plain.py", "import os; print('rank', os.environ['RANK'])")
+    said = without_torch.run("lockstep", "run", "-n", 2, "python", script)
+    assert sorted(re.findall(r"rank \d", said)) == ["rank 0", "rank 1"]
+    last = without_torch.run("python", "-c", "import lockstep", expect=1).splitlines()[-1]
+    assert re.fullmatch(
+        r"ImportError: lockstep .* was built for torch 2\.11 and CPython 3\.\d+, but there is no torch: .*", last
+    )
+
+
+@pytest.mark.parametrize("torch, python, named", [("2.15.0", None, "torch 2.15.0"), ("2.11.0", "3.99", "CPython 3.99")])
+def test_other_versions_are_named(without_torch, torch, python, named):
+    folder = without_torch.write(f"other/{torch}/torch/__init__.py", f"__version__ = '{torch}'").parents[1]
+    line = "import platform; platform.python_version_tuple = lambda: ('3', '99', '0'); " if python else ""
+    said = without_torch.run("python", "-c", line + "import lockstep", expect=1, PYTHONPATH=str(folder))
+    last = said.splitlines()[-1]
+    assert last.startswith("ImportError: lockstep ") and named in last and "pip install" in last
+
+
+def cmake_package(environment):
+    folder = environment.run("lockstep", "--cmake-dir").strip()
+    assert folder == str(environment.site_packages / "lockstep/sdk/lib/cmake/Lockstep")
+    return folder
+
+
+def cmake(*arguments, expect=0):
+    done = subprocess.run(
+        ["cmake", *map(str, arguments)],
+        env={"PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
+def test_sdk(with_torch):
+    """A project finds the SDK and its torch; its program runs on two ranks. Neither needs a package of the system."""
+    source, build = ROOT / "tests/install/wheel_consumer", with_torch.folder / "consumer"
+    package = cmake_package(with_torch)
+    cmake("-G", "Ninja", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={package}")
+    cmake("--build", build, "-j", 1)
+    said = with_torch.run("lockstep", "run", "-n", 2, build / "consumer")
+    weights = re.findall(r"weights of rank \d of 2: (\S+)", said)
+    assert len(weights) == 2 and len(set(weights)) == 1, said
+    for program in ("consumer", "reader"):
+        needed = subprocess.run(["readelf", "-d", build / program], capture_output=True, text=True, check=True).stdout
+        assert not re.search(r"NEEDED.*(libz|libjpeg|libsodium|libmpi)", needed), needed
+    for name, magic, shape in (("images-idx3", 0x803, (3, 2, 2)), ("labels-idx1", 0x801, (3,))):
+        header = struct.pack(f">I{len(shape)}I", magic, *shape)
+        with gzip.open(with_torch.folder / f"t10k-{name}-ubyte.gz", "wb") as file:
+            file.write(header + bytes(math.prod(shape)))
+    said = subprocess.run([build / "reader", with_torch.folder], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("3 images; JPEG: this build"), said
+
+
+def test_sdk_refuses_another_torch(with_torch):
+    other = with_torch.folder / "other"
+    for name in ("include/ATen/core/Tensor.h", "lib/libtorch_cpu.so"):
+        with_torch.write(f"other/{name}", "")
+    version = "".join(f"#define TORCH_VERSION_{part}\n" for part in ("MAJOR 2", "MINOR 12", "PATCH 9"))
+    with_torch.write("other/include/torch/headeronly/version.h", version)
+    said = cmake(
+        *("-G", "Ninja", "-S", ROOT / "tests/install/wheel_consumer", "-B", with_torch.folder / "refused"),
+        f"-DCMAKE_PREFIX_PATH={cmake_package(with_torch)};{other}",
+        expect=1,
+    )
+    assert f"libtorch in {other} is 2.12.9" in " ".join(said.split())
