@@ -35,7 +35,9 @@ function(lockstep_find_torch_root out)
         set(interpreter "${Python_EXECUTABLE}")
       endif()
       execute_process(
-        COMMAND "${interpreter}" -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+        COMMAND
+          "${interpreter}" -c
+          "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
         OUTPUT_VARIABLE of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
       list(APPEND candidates ${of_python})
     endif()

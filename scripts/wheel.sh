@@ -14,7 +14,8 @@ trap 'rm -rf "$work"' EXIT
 # libtorch is that of the installed torch. libstdc++, libgcc_s and zlib are the system's on every manylinux.
 PATH="$PWD/.deps/python/bin:$PATH" "$python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
   --wheel-dir "$work/repaired" "$work"/plain/*.whl >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
-"$python" -c 'import scikit_build_core.build as build, sys; build.build_sdist(sys.argv[1])' "$work/repaired" >"$work/log"
+"$python" -c 'import sys, scikit_build_core.build as build; build.build_sdist(sys.argv[1])' \
+  "$work/repaired" >"$work/log"
 mkdir -p "$out"
 rm -f "$out"/*.whl "$out"/*.tar.gz
 mv "$work"/repaired/* "$out/"

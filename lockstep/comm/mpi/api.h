@@ -11,12 +11,14 @@
 namespace lockstep::comm::mpi {
 
 /// Lists the functions of MPI that Lockstep calls, without the prefix MPI_.
-#define LOCKSTEP_MPI_FUNCTIONS(X)                                                                                     \
-  X(Comm_create_group)                                                                                                \
-  X(Comm_free) X(Comm_group) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_split_type) X(Error_string)      \
-      X(Finalize) X(Finalized) X(Group_free) X(Group_incl) X(Iallgather) X(Iallreduce) X(Ialltoall) X(Ibarrier)       \
-          X(Ibcast) X(Igather) X(Init_thread) X(Initialized) X(Irecv) X(Ireduce) X(Ireduce_scatter_block) X(Iscatter) \
-              X(Isend) X(Op_create) X(Query_thread) X(Test)
+// clang-format off
+#define LOCKSTEP_MPI_FUNCTIONS(X)                                                                      \
+  X(Comm_create_group) X(Comm_free) X(Comm_group) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size)     \
+  X(Comm_split_type) X(Error_string) X(Finalize) X(Finalized) X(Group_free) X(Group_incl)              \
+  X(Iallgather) X(Iallreduce) X(Ialltoall) X(Ibarrier) X(Ibcast) X(Igather) X(Init_thread)             \
+  X(Initialized) X(Irecv) X(Ireduce) X(Ireduce_scatter_block) X(Iscatter) X(Isend) X(Op_create)        \
+  X(Query_thread) X(Test)
+// clang-format on
 
 /// The functions, and the handles that MPI predefines: in Open MPI these are addresses of variables in libmpi.
 struct Api {

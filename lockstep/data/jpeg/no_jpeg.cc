@@ -4,7 +4,8 @@
 namespace lockstep::data::jpeg {
 
 std::string jpeg_unavailable_reason() {
-  return "this build cannot read JPEG files: build Lockstep from its sources where libjpeg-turbo is installed (libjpeg-dev)";
+  return "this build cannot read JPEG files: build Lockstep from its sources where libjpeg-turbo is installed "
+         "(libjpeg-dev)";
 }
 
 void decode_jpeg(std::string_view, const std::string&, const std::function<JpegRegion(int, int)>&, RgbImage&) {

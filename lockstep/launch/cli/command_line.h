@@ -49,14 +49,14 @@ struct RunOptions : HostOptions {
 };
 
 enum class Subcommand {
-  kRun,     ///< starts ranks
-  kSubmit,  ///< submits a batch job that starts ranks; submit() parses CommandLine::arguments
-  kDoctor,  ///< checks hosts before anything is started
-  kStatus,  ///< prints the ranks on this host
-  kBench,   ///< executes lockstep-bench, which links libtorch and parses CommandLine::arguments
-  kAgent,   ///< runs the agent of a host; only the launcher uses it
+  kRun,       ///< starts ranks
+  kSubmit,    ///< submits a batch job that starts ranks; submit() parses CommandLine::arguments
+  kDoctor,    ///< checks hosts before anything is started
+  kStatus,    ///< prints the ranks on this host
+  kBench,     ///< executes lockstep-bench, which links libtorch and parses CommandLine::arguments
+  kAgent,     ///< runs the agent of a host; only the launcher uses it
   kCmakeDir,  ///< prints the folder of the installed CMake package
-  kPrint,   ///< prints CommandLine::text: a help text or the version
+  kPrint,     ///< prints CommandLine::text: a help text or the version
 };
 
 /// The options of `lockstep agent`.
