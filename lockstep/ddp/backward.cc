@@ -46,7 +46,7 @@ struct BackwardInfo final : c10::DebugInfoBase {
   explicit BackwardInfo(Backward& the_backward) : backward(the_backward) {}
   Backward& backward;
 };
-constexpr auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
+const auto kInfoKind = c10::DebugInfoKind::PRODUCER_INFO;  // not used by libtorch itself
 
 std::string text_of(const std::exception_ptr& thrown) {
   try {
