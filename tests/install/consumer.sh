@@ -28,7 +28,7 @@ fi
 grep -q "‘nn’ is ambiguous\|'nn' is ambiguous" "$work/ambiguous" || fail "unexpected error: $(cat "$work/ambiguous")"
 
 # find_package(Torch) beside Lockstep. That of a CUDA build of libtorch requires nvcc.
-torch=$(sed -n 's/^set(LOCKSTEP_TORCH_HINT "\(.*\)")$/\1/p' "$prefix"/lib*/cmake/Lockstep/LockstepConfig.cmake)
+torch=$(sed -n 's/^ *set(LOCKSTEP_TORCH_HINT "\(\/.*\)")$/\1/p' "$prefix"/lib*/cmake/Lockstep/LockstepConfig.cmake)
 if [ ! -e "$torch/lib/libtorch_cuda.so" ] || command -v nvcc >/dev/null; then
   cmake -B "$work/build" -S "$here/consumer" -DWITH_TORCH_PACKAGE=ON -DTorch_DIR="$torch/share/cmake/Torch"
   cmake --build "$work/build" -j 1 --target with_torch_package
