@@ -36,6 +36,21 @@ def wheel_file():
     return found[0]
 
 
+def output_of(command, env, expect=0, **options):
+    done = subprocess.run(
+        list(map(str, command)),
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        **options,
+    )
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
 class Environment:
     """A virtual environment with the wheel; nothing else is on PATH."""
 
@@ -48,18 +63,7 @@ class Environment:
     def run(self, program, *arguments, expect=0, **variables):
         """Returns the output of one of the environment's programs."""
         env = {"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **variables}
-        done = subprocess.run(
-            [self.folder / "bin" / program, *map(str, arguments)],
-            env=env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == expect, done.stdout
-        return done.stdout
+        return output_of([self.folder / "bin" / program, *arguments], env, expect, cwd=self.folder)
 
     def write(self, name, text):
         file = self.folder / name
@@ -144,17 +148,7 @@ def cmake_package(environment):
 
 
 def cmake(*arguments, expect=0):
-    done = subprocess.run(
-        ["cmake", *map(str, arguments)],
-        env={"PATH": "/usr/bin:/bin"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == expect, done.stdout
-    return done.stdout
+    return output_of(["cmake", *arguments], {"PATH": "/usr/bin:/bin"}, expect)
 
 
 def test_sdk(with_torch):
