@@ -84,9 +84,10 @@ test: build-tests wheel
 	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
-# short benchmarks; long fuzzing; many interleavings of the shared-memory core; installations; three builds without
-# unity builds, which check that each source includes what it uses; and the tests of the modules with sanitizers.
-SHARDS := ranks transports hosts slurm bench fuzz schedules install includes_modules includes_unit_tests \
+# short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
+# installations; three builds without unity builds, which check that each source includes what it uses; and the tests of
+# the modules with sanitizers.
+SHARDS := ranks transports hosts slurm bench pytorch fuzz schedules install includes_modules includes_unit_tests \
   includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run

@@ -33,6 +33,7 @@ lockstep_install_data("${SKBUILD_DATA_DIR}/share" "${SKBUILD_DATA_DIR}/share/man
 set_target_properties(lockstep_python PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
 install(TARGETS lockstep_python LIBRARY DESTINATION lockstep ${in_wheel})
 install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/_build.py" DESTINATION lockstep ${in_wheel})
+install(FILES "${PROJECT_SOURCE_DIR}/python/_lockstep_backend.py" DESTINATION . ${in_wheel})  # of the entry points
 
 # The SDK.
 add_library(lockstep_no_jpeg STATIC EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/lockstep/data/jpeg/no_jpeg.cc")

@@ -4,6 +4,7 @@ Usage: python_step.py KIND MODEL sgd|adamw PREFIX. KIND is one of
   ddp           PyTorch's DistributedDataParallel over Gloo and torch.optim
   ddp-views     the same with gradient_as_bucket_view
   ddp-best      the same with static_graph as well, and an optimizer with fused=True
+  backend       ddp over the backend "lockstep" of torch.distributed
   lockstep      Lockstep's DistributedDataParallel and torch.optim
   lockstep-fused  the same with lockstep.optim
 
@@ -28,10 +29,16 @@ def torch_optimizer(net, name, **options):
 def make_ddp(kind, model, optimizer_name):
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    if kind == "backend":
+        import _lockstep_backend  # an installed wheel registers it by itself
+
+        _lockstep_backend.register()
+    dist.init_process_group("lockstep" if kind == "backend" else "gloo")
     task = make_task(model)
     best = kind == "ddp-best"
-    net = torch.nn.parallel.DistributedDataParallel(task[0], gradient_as_bucket_view=kind != "ddp", static_graph=best)
+    net = torch.nn.parallel.DistributedDataParallel(
+        task[0], gradient_as_bucket_view=kind in ("ddp-views", "ddp-best"), static_graph=best
+    )
     optimizer = torch_optimizer(net, optimizer_name, **({"fused": True} if best else {}))
     return dist.get_rank(), (net, *task[1:]), optimizer, dist.destroy_process_group
 

@@ -169,7 +169,7 @@ std::vector<Implementation> step_implementations(const Options& options, const s
     on_request.push_back(
         pytorch_step(*python, "pytorch-ddp-views-tuned", "ddp-views", model, optimizer, ranks, kTuned));
     on_request.push_back(pytorch_step(*python, "pytorch-ddp-best", "ddp-best", model, optimizer, ranks, {}));
-    for (const std::string kind : {"lockstep", "lockstep-fused"})
+    for (const std::string kind : {"lockstep", "lockstep-fused", "backend"})
       on_request.push_back(lockstep_python_step(*python, "python-" + kind, kind, model, optimizer, ranks));
     on_request.push_back(own("lockstep-fused-unbound", "lockstep-fused", {}, false));
   }

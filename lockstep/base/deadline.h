@@ -36,8 +36,9 @@ class Deadline {
   int poll_ms(std::chrono::milliseconds cap = std::chrono::minutes(1)) const {
     return static_cast<int>(std::min(remaining(), cap).count());
   }
-  /// Returns the earlier of the two deadlines.
+  /// Return the earlier and the later of two deadlines.
   friend Deadline earlier(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }
+  friend Deadline later(Deadline a, Deadline b) { return a.when_ < b.when_ ? b : a; }
 
  private:
   explicit Deadline(Clock::time_point when) : when_(when) {}

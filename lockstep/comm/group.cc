@@ -282,6 +282,19 @@ StepIdentity GroupAccess::step_identity(const Group& group) {
           .stop_requested = has_stop_signal()};
 }
 
+Group GroupAccess::make_group(const Group& group, std::string name, std::vector<int> world_ranks) {
+  const std::shared_ptr<World>& world = group.impl_->world;
+  const auto own = std::find(world_ranks.begin(), world_ranks.end(), world->identity.rank);
+  if (own == world_ranks.end())
+    throw UsageError("group " + name + ": rank " + std::to_string(world->identity.rank) + " is not one of its ranks");
+  for (const int rank : world_ranks)
+    if (rank < 0 || rank >= world->identity.world_size)
+      throw UsageError("group " + name + ": rank " + std::to_string(rank) + "; expected 0 to " +
+                       std::to_string(world->identity.world_size - 1));
+  const int rank = static_cast<int>(own - world_ranks.begin());
+  return Group(base::make_process_owned<Group::Impl>(world, std::move(name), std::move(world_ranks), rank));
+}
+
 JobStart GroupAccess::job_start(const Group& group) {
   const job::identity::Identity& identity = group.impl_->world->identity;
   return {identity.job, identity.generation};
@@ -394,6 +407,12 @@ void Group::recv(const at::Tensor& tensor, int from, const CallOptions& options)
 }
 Work Group::recv_async(const at::Tensor& tensor, int from, const CallOptions& options) const {
   return impl_->start_point_to_point(CollectiveKind::kRecv, tensor, from, options);
+}
+int Group::recv_any(const at::Tensor& tensor, const CallOptions& options) const {
+  return impl_->run_receive_any(tensor, options);
+}
+Work Group::recv_any_async(const at::Tensor& tensor, std::shared_ptr<int> source, const CallOptions& options) const {
+  return impl_->start_receive_any(tensor, std::move(source), options);
 }
 
 std::string Group::broadcast_bytes(const std::string& bytes, int root, const CallOptions& options) const {

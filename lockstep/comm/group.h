@@ -139,6 +139,12 @@ class Group {
   Work send_async(const at::Tensor& tensor, int to, const CallOptions& options = {}) const;
   void recv(const at::Tensor& tensor, int from, const CallOptions& options = {}) const;
   Work recv_async(const at::Tensor& tensor, int from, const CallOptions& options = {}) const;
+  /// Receives from the rank that sends to this one first, and returns its rank. If recv_async() calls are in progress
+  /// at the same time, either may take a message of their sender. A wait for any rank ends with an error when all other
+  /// ranks have finished, or none of them has made progress for InitOptions::timeout. recv_any_async() writes the rank
+  /// to `source`.
+  int recv_any(const at::Tensor& tensor, const CallOptions& options = {}) const;
+  Work recv_any_async(const at::Tensor& tensor, std::shared_ptr<int> source, const CallOptions& options = {}) const;
 
   /// Blocks until all ranks have called it. It does not synchronize GPUs.
   void barrier(const CallOptions& options = {}) const;

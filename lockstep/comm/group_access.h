@@ -14,6 +14,8 @@
 
 namespace lockstep::comm {
 
+struct ExternalRendezvous;
+
 /// A start of a job.
 struct JobStart {
   std::string job;     ///< the name that distinguishes jobs; "0" without a launcher
@@ -46,6 +48,13 @@ struct GroupAccess {
   static std::unique_ptr<GradientReducer> make_gradient_reducer(const Group& group, std::string name,
                                                                 std::vector<GradientSpec> specs,
                                                                 reducers::ReducerOptions options);
+
+  /// For init().
+  static Group init(const InitOptions& options, const ExternalRendezvous* rendezvous);
+
+  /// Returns the group of these world ranks, which all of them must call, and no other rank, with the same list and the
+  /// same `name`, unique in the job; blocks until they have. Throws UsageError if this rank is not in the list.
+  static Group make_group(const Group& group, std::string name, std::vector<int> world_ranks);
 
   static JobStart job_start(const Group& group);
 

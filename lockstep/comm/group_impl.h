@@ -48,6 +48,9 @@ struct Group::Impl {
   Work run_async(CollectiveRequest request);
   void run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
   Work start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
+  /// Receives from the rank that sends first. Returns that rank, or writes it to `source`.
+  int run_receive_any(const at::Tensor& tensor, const CallOptions& options);
+  Work start_receive_any(const at::Tensor& tensor, std::shared_ptr<int> source, const CallOptions& options);
 
   /// Fills in the fields that all kinds of operations have. Throws UsageError for arguments that this rank can reject
   /// without the other ranks.
@@ -79,11 +82,8 @@ struct Group::Impl {
 
  private:
   struct StartedSend;
-  /// Messages in one direction between this rank and one peer, ordered independently of all other operations.
-  struct PeerChannel {
-    channel::Channel channel;
-    channel::SerialExecutor executor;  // last member: its thread ends before the members that it uses
-  };
+  struct PeerChannel;
+  struct AnySource;
   void begin(CollectiveRequest& request);
   Work post(CollectiveRequest request);
   void execute(CollectiveRequest& request);
@@ -96,7 +96,9 @@ struct Group::Impl {
   PeerChannel& get_peer_channel(CollectiveKind kind, int peer);
   std::shared_ptr<StartedSend> begin_send(const at::Tensor& tensor, channel::Channel& channel, int to,
                                           const CallOptions& options);
-  void receive(Collective op, at::Tensor target, channel::Channel& channel);
+  void receive(const Collective& op, const at::Tensor& target, PeerChannel& pair);
+  AnySource& get_any_source();
+  Collective begin_receive_any(const at::Tensor& tensor, const CallOptions& options, AnySource& any);
 
   std::vector<char> mismatched_signatures_;  // of execute_checked(), one operation at a time. Declared before the
                                              // transport, which may write to it
@@ -106,7 +108,8 @@ struct Group::Impl {
   at::Tensor my_signature_;  // buffers of gather_signatures(), one operation at a time
   at::Tensor all_signatures_;
   std::map<std::pair<bool, int>, std::unique_ptr<PeerChannel>> peer_channels_;  // (sending, peer)
-  channel::SerialExecutor executor_;                                            // last member, as above
+  std::unique_ptr<AnySource> any_source_;                                       // made by the first receive from any
+  channel::SerialExecutor executor_;  // last member: its thread ends before the members that it uses
 };
 
 }  // namespace lockstep::comm

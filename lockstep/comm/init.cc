@@ -19,6 +19,7 @@
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/channel/host_watch.h"
 #include "lockstep/comm/device_selection.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/job/fatal.h"
@@ -54,11 +55,14 @@ bool is_loopback_alias(const job::identity::Identity& id) {
 
 /// Rank 0 serves the store; the other ranks connect to it. If the address is in use or belongs to another host, rank 0
 /// connects as a client, and join() reports whether two processes have rank 0.
-void open_rank_zero_store(World& world, Deadline deadline) {
+void open_rank_zero_store(World& world, const ExternalRendezvous* rendezvous, Deadline deadline) {
   const job::identity::Identity& id = world.identity;
   if (id.rank == 0) raise_file_limit_for_store(id.world_size);
   if (id.store == StoreKind::kTorchrun) return rendezvous_over_torchrun(world, deadline);
-  if (id.address.host.empty()) rendezvous_over_mpi(world, deadline);
+  if (rendezvous)
+    rendezvous_over_caller(world, *rendezvous, deadline);
+  else if (id.address.host.empty())
+    rendezvous_over_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.is_set())
     base::log_warning("this job has no key: any process that can connect to " + to_string(id.address) +
@@ -81,7 +85,7 @@ void open_rank_zero_store(World& world, Deadline deadline) {
   world.store = job::connect_store(id.address, credentials, id.rank, deadline);
 }
 
-void open_store(World& world, Deadline deadline) {
+void open_store(World& world, const ExternalRendezvous* rendezvous, Deadline deadline) {
   const job::identity::Identity& id = world.identity;
   switch (id.store) {
     case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
@@ -89,7 +93,7 @@ void open_store(World& world, Deadline deadline) {
       world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline);
       break;
     case StoreKind::kRankZero:
-    case StoreKind::kTorchrun: open_rank_zero_store(world, deadline); break;
+    case StoreKind::kTorchrun: open_rank_zero_store(world, rendezvous, deadline); break;
   }
   if (id.store == StoreKind::kLocal) return;
   world.address = is_loopback_alias(id) ? base::net::address_of_interface(world.interface) : "";
@@ -176,10 +180,18 @@ std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& w
   return detector;
 }
 
-std::shared_ptr<World> make_world(const InitOptions& options) {
+job::identity::Identity identity_of(const ExternalRendezvous& rendezvous) {
+  job::identity::Identity id{.source = "c10d", .rank = rendezvous.rank, .world_size = rendezvous.world_size};
+  if (id.world_size > 1) id.store = StoreKind::kRankZero;
+  return id;
+}
+
+std::shared_ptr<World> make_world(const InitOptions& options, const ExternalRendezvous* rendezvous) {
   const Env& env = Env::this_process();
   auto world = base::make_process_owned<World>();
-  world->identity = job::identity::identify(env, {options.rank, options.world_size, options.address, options.env_from});
+  world->identity =
+      rendezvous ? identity_of(*rendezvous)
+                 : job::identity::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout =
       timeout_setting(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
   world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
@@ -201,7 +213,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const bool on_gpu = detect_gpus(*world, request);
   if (world->identity.store != StoreKind::kLocal) world->key = find_key(env);
   const Deadline deadline = Deadline::in(join_timeout);
-  open_store(*world, deadline);
+  open_store(*world, rendezvous, deadline);
   std::string reason;
   try {
     job::join(*world->store, world->identity,
@@ -236,7 +248,12 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
 
 }  // namespace
 
-Group init(const InitOptions& options) {
+Group init(const InitOptions& options) { return GroupAccess::init(options, nullptr); }
+Group init(const InitOptions& options, const ExternalRendezvous& rendezvous) {
+  return GroupAccess::init(options, &rendezvous);
+}
+
+Group GroupAccess::init(const InitOptions& options, const ExternalRendezvous* rendezvous) {
   // A process has one world, because its rank, its store and its local peers exist once. A second init() returns it.
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
@@ -253,7 +270,7 @@ Group init(const InitOptions& options) {
   if (has_left_world)
     throw base::UsageError("init: this process has left its world and cannot join it again",
                            "keep a copy of the group while it is needed");
-  const auto made = make_world(options);
+  const auto made = make_world(options, rendezvous);
   Group world = [&] {
     try {
       return Group(made);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -59,5 +60,18 @@ struct InitOptions {
 /// kJoinTimeout (names the ranks that did not join), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen or
 /// kAuthFailed.
 Group init(const InitOptions& options = {});
+
+/// For ranks that another library has numbered and connected, such as torch.distributed.
+struct ExternalRendezvous {
+  int rank = 0;
+  int world_size = 1;
+  /// A host; rank 0 serves the job's store at the address from which it reaches that host.
+  std::string towards = "127.0.0.1";
+  /// Returns on every rank the text that rank 0 passes, of at most 1 KiB. Blocks until rank 0 has called it.
+  std::function<std::string(const std::string& text, base::Deadline deadline)> exchange = {};
+};
+/// init() without a launcher's variables: rank 0 sends the address of its store, and the job's key, by `rendezvous`.
+/// `options` have no rank, world_size, address and env_from.
+Group init(const InitOptions& options, const ExternalRendezvous& rendezvous);
 
 }  // namespace lockstep::comm

@@ -2,13 +2,20 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_impl.h"
 
 namespace lockstep::comm {
 namespace {
+
+// Between two looks whether a message from any rank has arrived.
+constexpr std::chrono::microseconds kFirstPause{20};
+constexpr std::chrono::microseconds kLongestPause{1000};
 
 at::Tensor bytes_of(const channel::CallSignature& call) {
   at::Tensor bytes = at::empty({channel::kSignatureBytes}, at::kByte);
@@ -17,6 +24,47 @@ at::Tensor bytes_of(const channel::CallSignature& call) {
 }
 
 }  // namespace
+
+/// Messages in one direction between this rank and one peer, ordered independently of all other operations. A receive
+/// takes the next message when it is executed; a receive from any rank may come between two others.
+struct Group::Impl::PeerChannel {
+  void begin_receive(Collective& op, const at::Tensor& target);
+  /// Starts to receive the signature of the next message, unless that has begun. The caller holds `receiving`.
+  Pending& next_signature();
+  /// Waits for the next message and receives it. The caller holds `receiving`.
+  void receive_next(const Collective& op, const at::Tensor& target);
+
+  channel::Channel channel;
+  const int peer;
+  std::mutex beginning{};  // held by begin_receive()
+  std::mutex receiving{};  // held while a receive takes a message; guards the next three members
+  std::uint64_t num_received = 0;
+  at::Tensor signature{};
+  PendingPtr signature_arrives{};      // null if no receive has asked for the next message
+  channel::SerialExecutor executor{};  // last member: its thread ends before the members that it uses
+};
+
+/// Receives from the rank that sends first. Their waits belong to a channel that only this rank has.
+struct Group::Impl::AnySource {
+  /// Done when a message has arrived; then the thread that asked holds `receiving` of its source.
+  class Arrival final : public Pending {
+   public:
+    explicit Arrival(const std::vector<PeerChannel*>& sources) : sources_(sources) {}
+    bool done() override;
+    bool wait_until(base::Deadline deadline) override;
+
+    PeerChannel* source = nullptr;
+    std::unique_lock<std::mutex> receiving;
+
+   private:
+    const std::vector<PeerChannel*>& sources_;
+  };
+  int receive(const Collective& op, const at::Tensor& target);
+
+  channel::Channel channel;
+  std::vector<PeerChannel*> sources{};
+  channel::SerialExecutor executor{};  // last member: its thread ends before the members that it uses
+};
 
 /// A send that has started: its signature and its data are in transit.
 struct Group::Impl::StartedSend {
@@ -43,7 +91,7 @@ Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int
                                 sending ? 0 : 1,
                                 transport_,
                                 world->deadlock_detector},
-                               {}});
+                               peer});
   }
   return *pair;
 }
@@ -69,20 +117,33 @@ std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tens
   return sent;
 }
 
-void Group::Impl::receive(Collective op, at::Tensor target, channel::Channel& channel) {
+void Group::Impl::PeerChannel::begin_receive(Collective& op, const at::Tensor& target) {
+  op.root = peer;
+  const std::lock_guard lock(beginning);
+  channel.begin(op, target);
+}
+
+Pending& Group::Impl::PeerChannel::next_signature() {
+  if (!signature_arrives) {
+    signature = at::empty({channel::kSignatureBytes}, at::kByte);
+    signature_arrives = channel.start(
+        {.kind = CollectiveKind::kRecv, .output = signature, .root = peer, .seq = 2 * (num_received + 1)});
+  }
+  return *signature_arrives;
+}
+
+void Group::Impl::PeerChannel::receive_next(const Collective& op, const at::Tensor& target) {
   channel.throw_if_closed();
   const at::NoGradGuard no_grad;
   const channel::CallSignature expected = channel::make_signature(op, channel::SignatureShape(target));
   const std::string text = describe(expected) + " from rank " + std::to_string(channel.members()[0]);
-  const std::uint64_t seq = op.seq;
-  Collective header = op;
-  header.seq = 2 * seq;
-  header.output = at::empty({channel::kSignatureBytes}, at::kByte);
-  const PendingPtr call_arrives = channel.start(header);
-  channel.wait(*call_arrives, op, text);
+  channel.wait(next_signature(), op, text);
+  signature_arrives = nullptr;
+  ++num_received;
   channel::CallSignature sent;
-  std::memcpy(&sent, header.output.const_data_ptr(), sizeof sent);
+  std::memcpy(&sent, signature.const_data_ptr(), sizeof sent);
   channel::CallSignature as_received = expected;
+  as_received.seq = sent.seq;
   as_received.kind = sent.kind;
   as_received.root = sent.root;
   channel::CallMismatch difference{};
@@ -97,12 +158,89 @@ void Group::Impl::receive(Collective op, at::Tensor target, channel::Channel& ch
     }
   }
   Collective data = op;
-  data.seq = 2 * seq + 1;
+  data.seq = 2 * num_received + 1;
   data.output = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
   const PendingPtr arrives = channel.start(data);
   channel.wait(*arrives, op, text);
-  if (!data.output.is_same(target)) target.copy_(data.output);
+  if (!data.output.is_same(target)) at::Tensor(target).copy_(data.output);
   channel.end(op.flight_id);
+}
+
+void Group::Impl::receive(const Collective& op, const at::Tensor& target, PeerChannel& pair) {
+  const std::lock_guard lock(pair.receiving);
+  pair.receive_next(op, target);
+}
+
+bool Group::Impl::AnySource::Arrival::done() {
+  std::size_t num_failed = 0;
+  for (PeerChannel* const pair : sources_) {
+    if (source) break;
+    std::unique_lock lock(pair->receiving, std::try_to_lock);  // fails if a receive from this rank waits
+    if (!lock || !pair->next_signature().done()) continue;
+    // The connection of a rank that has left may end while another one may still send. Why it ended is found by the
+    // DeadlockDetector.
+    if (pair->next_signature().error() && ++num_failed < sources_.size()) continue;
+    source = pair;
+    receiving = std::move(lock);
+  }
+  return source != nullptr;
+}
+
+bool Group::Impl::AnySource::Arrival::wait_until(base::Deadline deadline) {
+  for (auto pause = kFirstPause; !done(); pause = std::min(2 * pause, kLongestPause)) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+int Group::Impl::AnySource::receive(const Collective& op, const at::Tensor& target) {
+  channel.throw_if_closed();
+  Arrival arrival(sources);
+  channel.wait(arrival, op, describe(channel::make_signature(op, channel::SignatureShape(target))) + " from any rank");
+  channel.end(op.flight_id);
+  Collective from_source = op;
+  arrival.source->begin_receive(from_source, target);
+  arrival.source->receive_next(from_source, target);
+  return arrival.source->peer;
+}
+
+Group::Impl::AnySource& Group::Impl::get_any_source() {
+  if (any_source_) return *any_source_;
+  if (members.size() == 1) throw base::UsageError("recv_any: the group " + name + " has no other rank");
+  any_source_.reset(new AnySource{{name + ".any>" + std::to_string(members[static_cast<std::size_t>(rank)]), members,
+                                   rank, transport_, world->deadlock_detector}});
+  for (int peer = 0; peer < static_cast<int>(members.size()); ++peer)
+    if (peer != rank) any_source_->sources.push_back(&get_peer_channel(CollectiveKind::kRecv, peer));
+  return *any_source_;
+}
+
+Collective Group::Impl::begin_receive_any(const at::Tensor& tensor, const CallOptions& options, AnySource& any) {
+  Collective op = make_collective(CollectiveKind::kRecv, tensor, options);
+  op.root = kAnySource;
+  any.channel.begin(op, tensor);
+  return op;
+}
+
+int Group::Impl::run_receive_any(const at::Tensor& tensor, const CallOptions& options) {
+  AnySource& any = get_any_source();
+  if (any.executor.is_idle()) return any.receive(begin_receive_any(tensor, options, any), tensor);
+  const auto source = std::make_shared<int>(kAnySource);
+  start_receive_any(tensor, source, options)
+      .wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
+  return *source;
+}
+
+Work Group::Impl::start_receive_any(const at::Tensor& tensor, std::shared_ptr<int> source, const CallOptions& options) {
+  AnySource& any = get_any_source();
+  const Collective op = begin_receive_any(tensor, options, any);
+  const auto run = [op, tensor, source = std::move(source), &any, stream = current_stream({.output = tensor}),
+                    thread = std::this_thread::get_id()] {
+    const c10::OptionalStreamGuard on(stream);
+    const channel::DeadlockDetector::ActingForThread acting(thread);
+    *source = any.receive(op, tensor);
+  };
+  return {any.executor.post(run), label(op), rank, world->deadlock_detector, &any.executor};
 }
 
 void Group::Impl::StartedSend::wait(channel::Channel& channel) const {
@@ -123,11 +261,10 @@ Work Group::Impl::start_point_to_point(CollectiveKind kind, const at::Tensor& te
             world->deadlock_detector, &pair.executor};
   }
   Collective op = make_collective(kind, tensor, options);
-  op.root = peer;
-  pair.channel.begin(op, tensor);
+  pair.begin_receive(op, tensor);
   const auto run = [this, op, tensor, &pair, stream = current_stream({.output = tensor})] {
     const c10::OptionalStreamGuard on(stream);
-    receive(op, tensor, pair.channel);
+    receive(op, tensor, pair);
   };
   return {pair.executor.post(run), label(op), rank, world->deadlock_detector, &pair.executor};
 }
@@ -142,9 +279,8 @@ void Group::Impl::run_point_to_point(CollectiveKind kind, const at::Tensor& tens
     return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   }
   Collective op = make_collective(kind, tensor, options);
-  op.root = peer;
-  pair.channel.begin(op, tensor);
-  receive(std::move(op), tensor, pair.channel);
+  pair.begin_receive(op, tensor);
+  receive(op, tensor, pair);
 }
 
 }  // namespace lockstep::comm

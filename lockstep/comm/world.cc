@@ -18,6 +18,7 @@
 #include "lockstep/comm/device_selection.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
+#include "lockstep/comm/init.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/self/self.h"
@@ -149,6 +150,14 @@ void rendezvous_over_mpi(World& world, base::Deadline deadline) {
   const auto number = static_cast<int>(base::parse_int_in_range("PMI_FD", *fd, 0, INT_MAX));
   apply_rendezvous_message(
       world, job::identity::pmi_broadcast(number, id.rank, message(id.local_world_size == id.world_size), deadline));
+}
+
+void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, base::Deadline deadline) {
+  const std::string message =
+      rendezvous.rank == 0
+          ? start_store_server(world, base::net::source_address_for(base::net::Address{rendezvous.towards, 1}))
+          : "";
+  apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
 }
 
 void rendezvous_over_torchrun(World& world, base::Deadline deadline) {

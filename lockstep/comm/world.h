@@ -26,6 +26,8 @@ class LocalPeers;
 
 namespace lockstep::comm {
 
+struct ExternalRendezvous;
+
 /// Describes a split in which all ranks of a group take part.
 struct SplitParent {
   Transport* from = nullptr;  // of the group that is split; null if there is none
@@ -91,6 +93,9 @@ CrossHostTransport choose_cross_host_transport(const job::identity::Identity& id
 /// (world.server) at a free port and sends its address and the job's key to all ranks, over MPI or, if the launcher is
 /// hydra and this program has no MPI or a different one, over PMI. Throws UsageError if neither is possible.
 void rendezvous_over_mpi(World& world, base::Deadline deadline);
+
+/// The same by means of the caller.
+void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, base::Deadline deadline);
 
 /// The same for ranks that torchrun started: rank 0 publishes the address in torchrun's own store, which every process
 /// that can connect to it can read. Also connects world.store. A job key that is already set is kept.

@@ -140,7 +140,7 @@ class StoreClient final : public Store {
   StoreClient(base::net::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
     try {
-      ClientConnection first = connect_and_handshake(deadline, false);
+      ClientConnection first = connect_and_handshake(deadline, deadline, false);
       server_ = first.server;
       // Resolve the name only once: the resolver may be unreachable while the network is down.
       address_ = base::net::peer_address(first.fd.get());
@@ -193,10 +193,11 @@ class StoreClient final : public Store {
     // less, so that a busy machine is not taken for a suspended store.
     const Deadline limit = Deadline::in(
         std::max(std::min(wait.remaining(), kMaxWait) + kReplyTimeout, std::min(allowed.remaining(), kMaxWait)));
+    const Deadline reconnect = Deadline::in(reconnect_timeout());
     auto connection = take_idle_connection();
     const bool used_before = connection.has_value();
     try {
-      return exchange_on(connection ? std::move(*connection) : new_connection(limit), body(), limit);
+      return exchange_on(connection ? std::move(*connection) : new_connection(limit, reconnect), body(), limit);
     } catch (const base::SystemError& error) {
       // The connection may have ended while it was idle. The server may have executed the request; repeating it is
       // harmless except for kAdd.
@@ -206,7 +207,9 @@ class StoreClient final : public Store {
     }
     drop_idle_connections();
     try {
-      return exchange_on(new_connection(limit), body(), limit);
+      // The server's host may have given this one up because nothing reaches it, which a new connection would wait for
+      // as long again.
+      return exchange_on(new_connection(limit, later(reconnect, Deadline::in(base::kReconnectGrace))), body(), limit);
     } catch (const base::SystemError& error) {
       throw_and_mark_lost(error);
     }
@@ -251,10 +254,9 @@ class StoreClient final : public Store {
 
   /// Returns an authenticated connection. Retries if the server closes the connection during the handshake, which
   /// happens when many unauthenticated clients connect. Throws SystemError if the server does not answer.
-  ClientConnection connect_and_handshake(Deadline deadline, bool refusal_is_final) {
+  ClientConnection connect_and_handshake(Deadline connect, Deadline deadline, bool refusal_is_final) {
     for (int attempts_left = kMaxAttempts;; --attempts_left) {
-      base::Fd fd = connect_to(refusal_is_final ? earlier(deadline, Deadline::in(reconnect_timeout())) : deadline,
-                               refusal_is_final);
+      base::Fd fd = connect_to(earlier(connect, deadline), refusal_is_final);
       try {
         return perform_handshake(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
@@ -264,11 +266,11 @@ class StoreClient final : public Store {
     }
   }
 
-  /// Returns another connection to the same server.
-  ClientConnection new_connection(Deadline limit) {
+  /// Returns another connection to the same server. `connect` bounds the wait for its host.
+  ClientConnection new_connection(Deadline limit, Deadline connect) {
     std::string why;
     try {
-      ClientConnection connection = connect_and_handshake(limit, true);
+      ClientConnection connection = connect_and_handshake(connect, limit, true);
       if (connection.server == server_) return connection;
       why = "another store has replaced it";
     } catch (const base::SystemError& error) {

@@ -18,6 +18,8 @@ from lockstep import _compatibility
 
 _compatibility.check()  # imports torch, whose libraries the extension needs
 
+import _lockstep_backend
+
 from lockstep import _C, nn, optim
 from lockstep._failures import PREEMPTED
 from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
@@ -34,6 +36,7 @@ from lockstep.errors import (
 from lockstep.group import Group, Work, init
 
 __version__ = _C.version()
+_lockstep_backend.register()
 
 __all__ = [
     "PREEMPTED",

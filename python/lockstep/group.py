@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -279,6 +280,11 @@ class Group:
         """Starts recv()."""
         return Work(self._group.recv_async(tensor, source, name, timeout), (tensor,))
 
+    def recv_any(self, tensor: torch.Tensor, *, name: str = "", timeout: float | None = None) -> int:
+        """Receives from the rank that sends to this one first, and returns its rank. Raises CommError when all other
+        ranks have finished."""
+        return self._group.recv_any(tensor, name, timeout)
+
     def barrier(self, *, name: str = "", timeout: float | None = None) -> None:
         """Blocks until all ranks have called it. Does not synchronize GPUs."""
         self._group.barrier(name, timeout)
@@ -403,9 +409,26 @@ def init(
         UsageError: incomplete or contradictory variables.
         CommError: not all ranks joined (cause JOIN_TIMEOUT), or they differ (CONFIG_MISMATCH).
     """
-    group = _C.init(
-        rank, world_size, address, env_from, transport, device, cross_host_transport, arena, join_timeout, timeout
+    return joined(
+        _C.init(
+            rank, world_size, address, env_from, transport, device, cross_host_transport, arena, join_timeout, timeout
+        )
     )
+
+
+_world: weakref.ref[Group] | None = None
+
+
+def world() -> Group | None:
+    """The world that this process has joined, while its group exists. Private to the package."""
+    return _world() if _world is not None else None
+
+
+def joined(group: _C.Group) -> Group:
+    """What every process does that has joined a world. Private to the package."""
+    global _world
     _engine.install()
     _failures.install()
-    return Group(group)
+    made = Group(group)
+    _world = weakref.ref(made)
+    return made

@@ -16,6 +16,7 @@ namespace py = pybind11;
 /// Makes C++ exceptions those of lockstep/errors.py, and lets Ctrl-C end waits.
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
+void bind_backend(py::module_& module);
 void bind_ddp(py::module_& module);
 void bind_nn(py::module_& module);
 void bind_optimizers(py::module_& module);

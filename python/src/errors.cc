@@ -51,7 +51,8 @@ void raise(const base::Error& error) {
 }  // namespace
 
 void bind_errors(py::module_& module) {
-  py::register_local_exception_translator([](std::exception_ptr pending) {
+  // For torch's extension as well: its functions call the backend of torch.distributed.
+  py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
     } catch (const base::Error& error) {

@@ -161,6 +161,12 @@ void bind_operations(py::class_<Group, Holder<Group>>& group) {
           },
           WithoutGil())
       .def(
+          "recv_any",
+          [](const Group& self, const at::Tensor& tensor, std::string name, Seconds timeout) {
+            return self.recv_any(tensor, call_options(std::move(name), timeout));
+          },
+          WithoutGil())
+      .def(
           "barrier",
           [](const Group& self, std::string name, Seconds timeout) {
             self.barrier(call_options(std::move(name), timeout));

@@ -82,6 +82,19 @@ def test_messages_between_two_ranks(world):
     assert received.eq(before).all()
 
 
+@on_ranks(2, 3)
+def test_messages_from_any_rank(world):
+    if world.rank > 0:
+        world.send(torch.full((3,), float(world.rank)), 0)
+        return
+    received = torch.empty(3)
+    sources = []
+    for _ in range(1, world.size):
+        sources.append(world.recv_any(received))
+        assert received.eq(sources[-1]).all()
+    assert sorted(sources) == list(range(1, world.size))
+
+
 @on_ranks(1, 2, 3)
 def test_objects(world):
     value = {"rank": world.rank, "tensor": torch.tensor([world.rank]), "list": [1.5, "text", None, (True,)]}

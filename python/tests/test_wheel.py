@@ -107,6 +107,19 @@ def test_two_ranks(with_torch):
     assert set(weights) == {"0", "1"} and weights["0"] == weights["1"], said
 
 
+def test_torch_finds_the_backend(with_torch):
+    """Without an import of lockstep."""
+    script = with_torch.write(
+        "backend.py",
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('lockstep')\n"
+        "tensor = torch.ones(1)\n"
+        "dist.all_reduce(tensor)\n"
+        "print('sum', tensor.item())\n",
+    )
+    assert with_torch.run("lockstep", "run", "-n", 2, "python", script).count("sum 2.0") == 2
+
+
 def test_programs(with_torch):
     said = with_torch.run("lockstep", "bench", "all-reduce", "-n", 2, "--size", "4K", "--rounds", 1, "--json")
     assert '"what":"all_reduce"' in said

@@ -148,7 +148,13 @@ void Channel::synchronize() {
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
-  const WaitInfo wait_info{name_, op.seq, label(op), text, &members_, op.deadline};
+  const WaitInfo wait_info{.channel = name_,
+                           .seq = op.seq,
+                           .label = label(op),
+                           .text = text,
+                           .members = &members_,
+                           .any_member = op.kind == CollectiveKind::kRecv && op.root == kAnySource,
+                           .deadline = op.deadline};
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(base::kFirstWaitPoll)))) {
     DeadlockDetector::PollState poll_state;
     try {

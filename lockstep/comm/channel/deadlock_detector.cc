@@ -56,45 +56,6 @@ std::string abandoned_key(const std::string& channel) { return "abandoned/" + ch
 
 }  // namespace
 
-/// The record that a rank publishes: the wait that blocks it (`channel` is empty if there is none), and the number of
-/// operations that it has started on each channel.
-struct DeadlockDetector::PeerRecord {
-  std::string beat;
-  std::string channel;
-  std::uint64_t seq = 0;
-  std::string text;
-  std::string members;
-  std::map<std::string, std::uint64_t> started;
-
-  static std::optional<PeerRecord> parse(const std::string& record) {
-    const auto lines = base::split(record, '\n');
-    const auto head = base::split(lines[0], kFieldSeparator);
-    if (head.size() != 5) return std::nullopt;
-    PeerRecord peer{head[0], head[1], static_cast<std::uint64_t>(base::parse_int(head[2]).value_or(0)),
-                    head[3], head[4], {}};
-    for (std::size_t i = 1; i < lines.size(); ++i) {
-      const auto pair = base::split(lines[i], kFieldSeparator);
-      if (pair.size() == 2) peer.started[pair[0]] = static_cast<std::uint64_t>(base::parse_int(pair[1]).value_or(0));
-    }
-    return peer;
-  }
-
-  bool has_started(const std::string& channel_name, std::uint64_t number) const {
-    const auto found = started.find(channel_name);
-    return found != started.end() && found->second >= number;
-  }
-  std::vector<int> awaited() const {
-    std::vector<int> ranks;
-    for (const std::string& rank : base::split(members, ','))
-      if (const auto number = base::parse_int(rank)) ranks.push_back(static_cast<int>(*number));
-    return ranks;
-  }
-  bool waits_for(int rank) const {
-    const auto ranks = awaited();
-    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-  }
-};
-
 DeadlockDetector::DeadlockDetector(std::shared_ptr<job::Store> store, int rank, std::string host,
                                    std::chrono::milliseconds limit, std::vector<int> remote_ranks)
     : store_(std::move(store)),
@@ -143,13 +104,12 @@ bool DeadlockDetector::is_blocked_locked() const {
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
-/// Returns the text of this rank's PeerRecord. Requires mutex_ to be held.
+/// Returns the text of this rank's WaitRecord. Requires mutex_ to be held.
 std::string DeadlockDetector::record() {
-  std::string text = std::to_string(beat_) + kFieldSeparator +
-                     (blocking_wait_.empty() ? std::string(3, kFieldSeparator) : blocking_wait_);
-  for (const auto& [channel, seq] : start_counters_)
-    text += "\n" + channel + kFieldSeparator + std::to_string(seq.load(std::memory_order_acquire));
-  return text;
+  WaitRecord record = blocking_wait_.value_or(WaitRecord());
+  record.beat = beat_;
+  for (const auto& [channel, seq] : start_counters_) record.started[channel] = seq.load(std::memory_order_acquire);
+  return record.to_text();
 }
 
 void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll_state) {
@@ -159,15 +119,17 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
     const bool blocked = is_blocked_locked();
     if (blocked) {
       ++beat_;
-      blocking_wait_ = wait_info.channel + kFieldSeparator + std::to_string(wait_info.seq) + kFieldSeparator +
-                       wait_info.text + kFieldSeparator;
-      for (const int member : *wait_info.members) blocking_wait_ += std::to_string(member) + ",";
+      blocking_wait_ = {.channel = wait_info.channel,
+                        .seq = wait_info.seq,
+                        .text = wait_info.text,
+                        .awaited = *wait_info.members,
+                        .any_member = wait_info.any_member};
     } else if (poll_state.is_blocking) {
-      blocking_wait_.clear();
+      blocking_wait_.reset();
     }
     if (!blocked) poll_state.peer_beats.clear();
     poll_state.is_blocking = blocked;
-    base::telemetry::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
+    base::telemetry::RankPage::this_process().waiting.store(blocking_wait_.has_value(), std::memory_order_relaxed);
     text = record();
   }
   store_->set(wait_key(rank_), text, store_limit(wait_info));
@@ -198,10 +160,11 @@ void DeadlockDetector::poll_store(const WaitInfo& wait_info, PollState& poll_sta
   for (const int peer : *wait_info.members) {
     if (peer == rank_) continue;
     check_exited(wait_info, peer, false);
-    check_left(wait_info, peer);
+    if (!wait_info.any_member) check_left(wait_info, peer);
     check_closed(wait_info, peer, poll_state);
-    if (poll_state.is_blocking) check_peer(wait_info, peer, poll_state);
+    if (poll_state.is_blocking && !wait_info.any_member) check_peer(wait_info, peer, poll_state);
   }
+  if (wait_info.any_member) check_all_left(wait_info, poll_state);
   check_hosts(wait_info);
   check_progress(wait_info, poll_state);
 }
@@ -253,9 +216,9 @@ std::string DeadlockDetector::read_awaited_progress(const WaitInfo& wait_info) {
   std::vector<int> ranks = find_absent_ranks(wait_info);
   if (ranks.empty()) ranks = *wait_info.members;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto other = read_peer_record(wait_key(ranks[i]), wait_info);
+    const auto other = read_record(wait_key(ranks[i]), wait_info);
     if (!other || other->channel.empty()) continue;
-    for (const int next : other->awaited())
+    for (const int next : other->awaited)
       if (std::find(ranks.begin(), ranks.end(), next) == ranks.end()) ranks.push_back(next);
   }
   std::sort(ranks.begin(), ranks.end());
@@ -271,8 +234,8 @@ void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
     std::string text;
     {
       const std::lock_guard lock(mutex_);
-      if (poll_state.is_blocking) blocking_wait_.clear();
-      base::telemetry::RankPage::this_process().waiting.store(!blocking_wait_.empty(), std::memory_order_relaxed);
+      if (poll_state.is_blocking) blocking_wait_.reset();
+      base::telemetry::RankPage::this_process().waiting.store(blocking_wait_.has_value(), std::memory_order_relaxed);
       text = record();
     }
     store_->set(wait_key(rank_), text, store_deadline());
@@ -289,10 +252,9 @@ Deadline DeadlockDetector::store_limit(const WaitInfo& wait_info) const {
       progress_limit_.count() > 0 ? Deadline::in(progress_limit_) : Deadline::never());  // bounded: the user's choice
 }
 
-std::optional<DeadlockDetector::PeerRecord> DeadlockDetector::read_peer_record(const std::string& key,
-                                                                               const WaitInfo& wait_info) {
+std::optional<WaitRecord> DeadlockDetector::read_record(const std::string& key, const WaitInfo& wait_info) {
   const auto text = store_->find(key, store_limit(wait_info));
-  return text ? PeerRecord::parse(*text) : std::nullopt;
+  return text ? WaitRecord::parse(*text) : std::nullopt;
 }
 
 void DeadlockDetector::throw_first_cause(const WaitInfo& wait_info) {
@@ -329,13 +291,30 @@ void DeadlockDetector::abandon(const std::string& channel, int peer, const std::
 }
 
 void DeadlockDetector::check_left(const WaitInfo& wait_info, int peer) {
-  const auto record = read_peer_record(job::key::left(peer), wait_info);
+  const auto record = read_record(job::key::left(peer), wait_info);
   if (!record || record->has_started(wait_info.channel, wait_info.seq)) return;
   throw_first_cause(wait_info);  // a rank that leaves because of an error has published it before
   throw CommError(Cause::kUnevenInput, wait_info.label, rank_, peer,
                   "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) +
                       " waits for it in " + wait_info.text,
                   kUnevenHint);
+}
+
+/// Throws if all members have left. What they have sent before has time to arrive.
+void DeadlockDetector::check_all_left(const WaitInfo& wait_info, PollState& poll_state) {
+  for (const int peer : *wait_info.members)
+    if (peer != rank_ && !read_record(job::key::left(peer), wait_info)) {
+      poll_state.all_left_since.reset();
+      return;
+    }
+  const auto now = Deadline::Clock::now();
+  if (!poll_state.all_left_since) poll_state.all_left_since = now;
+  if (now - *poll_state.all_left_since < base::kReconnectGrace) return;
+  throw_first_cause(wait_info);
+  throw CommError(
+      Cause::kUnevenInput, wait_info.label, rank_, -1,
+      "all other ranks finished while rank " + std::to_string(rank_) + " waits for one of them in " + wait_info.text,
+      "send as many messages as the rank receives");
 }
 
 /// Throws if the process of `peer` has ended. A process that exited with 0 may have done its part of the operation
@@ -346,7 +325,7 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
   throw_first_cause(wait_info);
   if (how->kind == job::ExitKind::kClosed) {
     check_left(wait_info, peer);
-    if (read_peer_record(job::key::left(peer), wait_info)) return;
+    if (read_record(job::key::left(peer), wait_info)) return;
   }
   if (*how != kCleanExit) {
     // The launcher is about to publish which of the ranks that end now failed first.
@@ -358,7 +337,7 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
   }
   if (!accept_clean_exit) return;
   check_left(wait_info, peer);  // its message is more precise, and it does not throw if the peer did its part
-  if (!read_peer_record(job::key::left(peer), wait_info))
+  if (!read_record(job::key::left(peer), wait_info))
     throw CommError(Cause::kUnevenInput, wait_info.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
                         " waits for it in " + wait_info.text,
@@ -369,7 +348,7 @@ void DeadlockDetector::check_exited(const WaitInfo& wait_info, int peer, bool ac
 /// exit status. Until then it may have lost only its connections, and may connect again.
 void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state) {
   const auto how = job::find_exit(*store_, peer, store_limit(wait_info));
-  if (!how || how->kind != job::ExitKind::kClosed || read_peer_record(job::key::left(peer), wait_info)) {
+  if (!how || how->kind != job::ExitKind::kClosed || read_record(job::key::left(peer), wait_info)) {
     poll_state.closed_since.erase(peer);
     return;
   }
@@ -382,7 +361,7 @@ void DeadlockDetector::check_closed(const WaitInfo& wait_info, int peer, PollSta
 }
 
 void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState& poll_state) {
-  const auto other = read_peer_record(wait_key(peer), wait_info);
+  const auto other = read_record(wait_key(peer), wait_info);
   if (!other) return;
   const bool same = other->channel == wait_info.channel && other->seq == wait_info.seq;
   if (same || other->has_started(wait_info.channel, wait_info.seq) || !other->waits_for(rank_)) return;
@@ -405,7 +384,7 @@ std::vector<int> DeadlockDetector::find_absent_ranks(const WaitInfo& wait_info) 
   std::vector<int> ranks;
   for (const int peer : *wait_info.members) {
     if (peer == rank_) continue;
-    const auto other = read_peer_record(wait_key(peer), wait_info);
+    const auto other = read_record(wait_key(peer), wait_info);
     if (!other || !other->has_started(wait_info.channel, wait_info.seq)) ranks.push_back(peer);
   }
   return ranks;
@@ -429,8 +408,8 @@ void DeadlockDetector::throw_timeout(const WaitInfo& wait_info, PollState& poll_
       wait_info.text + " did not finish in time; " +
           (missing.empty() ? std::string("all ranks have started it") : "absent ranks: " + join_ranks(missing)) +
           (waiting.empty() ? "" : "; other waiting ranks: " + join_ranks(waiting)),
-      "put long work on one rank under world.busy(), or raise LOCKSTEP_TIMEOUT (InitOptions.timeout), the limit for "
-      "waits without progress");
+      "put long work on one rank under world.busy(), or raise the timeout for waits without progress "
+      "(LOCKSTEP_TIMEOUT, InitOptions.timeout)");
 }
 
 void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const std::string& text,
@@ -486,7 +465,7 @@ void DeadlockDetector::leave() noexcept {
     std::string text;
     {
       const std::lock_guard lock(mutex_);
-      blocking_wait_.clear();
+      blocking_wait_.reset();
       base::telemetry::RankPage::this_process().has_left.store(1, std::memory_order_relaxed);
       text = record();
     }

@@ -18,6 +18,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/channel/wait_record.h"
 #include "lockstep/comm/interface/pending.h"
 #include "lockstep/job/store.h"
 
@@ -33,6 +34,7 @@ struct WaitInfo {
   std::string label;                                  ///< "all_reduce(fc.weight)#12"
   std::string text;                                   ///< "all_reduce(float32[1024])"
   const std::vector<int>* members;                    ///< world ranks that must take part
+  bool any_member = false;                            ///< one of them, other than this one, suffices
   base::Deadline deadline = base::Deadline::never();  ///< bounded: by the DeadlockDetector
 };
 
@@ -46,9 +48,10 @@ struct WaitInfo {
 ///
 /// Blocked: a process is blocked if none of its threads can start another operation. The detector can establish that
 /// only if a single thread has ever started operations and that thread waits, either in an operation or for a
-/// SerialExecutor that runs an asynchronous one. Threads that are a BackgroundThread do not count. An asynchronous
-/// operation that no thread waits for blocks nothing. In a process in which several threads start operations, blocking
-/// cannot be detected; such waits end at their deadlines.
+/// SerialExecutor that runs an asynchronous one. Threads that are a BackgroundThread do not count. A rank that waits
+/// for any one of several ranks is in no deadlock that two ranks can see. An asynchronous operation that no thread
+/// waits for blocks nothing. In a process in which several threads start operations, blocking cannot be detected; such
+/// waits end at their deadlines.
 ///
 /// Timeout: a wait also ends when the ranks that it depends on have made no progress for the limit. These are the ranks
 /// that have not started its operation, and, if they wait themselves, the ranks that they wait for. Once all ranks have
@@ -116,12 +119,13 @@ class DeadlockDetector {
 
   /// What one wait has observed so far.
   struct PollState {
-    std::map<int, std::string> peer_beats;
+    std::map<int, std::uint64_t> peer_beats;
     // When the ranks that this wait depends on last made progress; initially the time of the first poll.
     base::Deadline::Clock::time_point last_progress{};
     base::Deadline::Clock::time_point last_poll{};
-    std::string progress;                                           // of those ranks, as of last_progress
-    std::map<int, base::Deadline::Clock::time_point> closed_since;  // when a connection was first found closed
+    std::string progress;                                             // of those ranks, as of last_progress
+    std::map<int, base::Deadline::Clock::time_point> closed_since;    // when a connection was first found closed
+    std::optional<base::Deadline::Clock::time_point> all_left_since;  // of a wait for any member
     bool is_published = false;
     bool is_blocking = false;  // the published record says that this wait blocks the process
     bool poll_soon = false;    // a peer may be in a deadlock with this rank; one more poll decides
@@ -160,13 +164,12 @@ class DeadlockDetector {
   int rank() const { return rank_; }
 
  private:
-  struct PeerRecord;
   static std::thread::id acting_thread() { return acting_for_ ? *acting_for_ : std::this_thread::get_id(); }
   inline static constinit thread_local const std::thread::id* acting_for_ = nullptr;
   inline static constinit thread_local bool is_background_thread_ = false;
   void add_starting_thread();
   base::Deadline store_limit(const WaitInfo& wait_info) const;
-  std::optional<PeerRecord> read_peer_record(const std::string& key, const WaitInfo& wait_info);
+  std::optional<WaitRecord> read_record(const std::string& key, const WaitInfo& wait_info);
   bool is_blocked_locked() const;
   std::string record();
   void publish_record(const WaitInfo& wait_info, PollState& poll_state);
@@ -174,6 +177,7 @@ class DeadlockDetector {
   void throw_if_abandoned(const WaitInfo& wait_info);
   void check_peer(const WaitInfo& wait_info, int peer, PollState& poll_state);
   void check_left(const WaitInfo& wait_info, int peer);
+  void check_all_left(const WaitInfo& wait_info, PollState& poll_state);
   void poll_store(const WaitInfo& wait_info, PollState& poll_state);
   void check_hosts(const WaitInfo& wait_info);
   [[noreturn]] void throw_store_unreachable(const WaitInfo& wait_info, const base::CommError& error);
@@ -195,7 +199,7 @@ class DeadlockDetector {
   std::set<std::thread::id> starting_threads_;           // threads that have called record_start()
   const SerialExecutor* executor_waited_for_ = nullptr;  // by an ExecutorWait
   PendingPtr pending_waited_for_;
-  std::string blocking_wait_;  // the wait that blocks the process, as published in the record
+  std::optional<WaitRecord> blocking_wait_;  // the wait that blocks the process, as published; without `started`
   std::uint64_t beat_ = 0;
 };
 

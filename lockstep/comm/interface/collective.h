@@ -34,6 +34,9 @@ enum class CollectiveKind : std::uint8_t {
 
 enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
 
+/// The `root` of a recv whose source is not known: Group turns it into a recv from the rank that sends first.
+constexpr int kAnySource = -1;
+
 /// Returns "all_reduce", ...
 std::string_view name(CollectiveKind kind);
 /// Returns "sum", ...
@@ -53,7 +56,7 @@ std::string_view name(at::ScalarType dtype);
 ///   gather            [n]              [w * n] on `root`, undefined tensor elsewhere
 ///   scatter           [w * n] on root  [n]
 ///   all_to_all        [w * n]          [w * n]
-///   send, recv        [n]              [n]; `root` is the peer
+///   send, recv        [n]              [n]; `root` is the peer, or kAnySource
 ///   barrier           none             none
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;

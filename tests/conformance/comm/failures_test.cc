@@ -29,6 +29,7 @@ using comm::Group;
 using comm::ReduceOp;
 using comm::Work;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // Ranks that compare their calls report a difference at once. Deadlock detection polls after 0.2, 0.45 and 0.76 s. The
@@ -234,6 +235,35 @@ TEST(Failures, SenderAndReceiverDiffer) {
     on_rank(0) ? world().send(make_tensor(), 1) : world().recv(at::zeros({5}, at::kDouble), 0);
   });
   EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
+}
+
+TEST(Failures, SenderAndReceiverFromAnyRankDiffer) {
+  if (world().rank() > 1) return;
+  const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
+    if (on_rank(0)) return world().send(make_tensor(), 1);
+    world().recv_any(at::zeros({5}, at::kDouble));
+  });
+  EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
+}
+
+TEST(Failures, AllSendersLeave) {
+  if (!on_rank(0)) return;
+  const auto error = thrown_within<CommError>(kPollingLimit, [] { world().recv_any(make_tensor()); });
+  EXPECT_EQ(error.cause(), Cause::kUnevenInput);
+  // With a transport that has connections, the last one that ends is named.
+  EXPECT_THAT(error.what(), ContainsRegex("(all other ranks|rank [0-9]) finished while rank 0 waits for (it|one of "
+                                          "them) in recv\\(float32\\[4\\]\\) from"));
+}
+
+TEST(Failures, SenderMayLeaveBeforeAnotherSends) {
+  if (world().size() < 3 || on_rank(1)) return;
+  if (on_rank(2)) {
+    std::this_thread::sleep_for(1s);  // rank 1 has left
+    return world().send(make_tensor(), 0);
+  }
+  if (on_rank(0)) {
+    EXPECT_EQ(world().recv_any(make_tensor()), 2);
+  }
 }
 
 /// Expects that the other ranks time out after `timeout` because the last rank makes no call.

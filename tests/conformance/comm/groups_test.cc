@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -121,6 +122,53 @@ TEST(PointToPoint, MessagesOfDifferentPeersAreIndependent) {
     world().send(number(20), 0);
     world().send(number(0), 1);
   }
+}
+
+TEST(PointToPoint, FromAnyRank) {
+  // Every other rank sends three messages. They arrive in order, received from any rank or from that one.
+  if (world().size() < 2) return;
+  if (world().rank() != 0) {
+    for (int i = 0; i < 3; ++i) world().send(number(10 * world().rank() + i), 0);
+    return;
+  }
+  std::vector<int> received(static_cast<std::size_t>(world().size()));
+  const auto expect_next = [&](int source, const at::Tensor& message) {
+    int& from_source = received.at(static_cast<std::size_t>(source));
+    EXPECT_LT(from_source, 3);
+    EXPECT_EQ(message.item<double>(), 10 * source + from_source++);
+  };
+  const auto receive_any = [&](bool async) {
+    const at::Tensor message = number(-1);
+    const auto source = std::make_shared<int>(-1);
+    if (async)
+      world().recv_any_async(message, source).wait();
+    else
+      *source = world().recv_any(message);
+    expect_next(*source, message);
+  };
+  for (int i = 0; i < world().size() - 1; ++i) receive_any(i % 2 == 0);
+  for (int r = 1; r < world().size(); ++r) {
+    const at::Tensor message = number(-1);
+    if (received[static_cast<std::size_t>(r)] == 3) continue;
+    world().recv(message, r);
+    expect_next(r, message);
+  }
+  while (std::accumulate(received.begin(), received.end(), 0) < 3 * (world().size() - 1)) receive_any(false);
+}
+
+TEST(PointToPoint, WaitForAnyRankIsNotADeadlock) {
+  if (world().size() < 3) return;
+  // Rank 0 waits for any rank while rank 1 waits for it in the barrier; rank 2 sends later.
+  const at::Tensor message = number(-1);
+  if (world().rank() == 2) {
+    std::this_thread::sleep_for(2500ms);  // meanwhile, deadlock detection on the other ranks polls several times
+    world().send(number(2), 0);
+  }
+  if (world().rank() == 0) {
+    EXPECT_EQ(world().recv_any(message), 2);
+    EXPECT_EQ(message.item<double>(), 2);
+  }
+  world().barrier();
 }
 
 TEST(PointToPoint, NonContiguousViews) {

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
 #include <utility>
 
+#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
@@ -276,6 +278,29 @@ TEST_F(DeadlockDetectorTest, DesyncIsPublishedUnderTheCulprit) {
   EXPECT_EQ(fatal->op, "all_reduce#3");
   a.call("world", 1);
   EXPECT_EQ(message_of<DesyncError>([&] { a.poll(); }), "all_reduce#1: they differ");
+}
+
+TEST_F(DeadlockDetectorTest, WaitForAnyRankIsNoDeadlock) {
+  // c may still send to a, although a and b wait for each other.
+  a.call("any>0", 1, kThree);
+  a.wait_info.any_member = true;
+  b.call("world", 1, kThree);
+  EXPECT_EQ(poll_in_turn(50), "");
+}
+
+TEST_F(DeadlockDetectorTest, WaitForAnyRankEndsWhenAllHaveLeft) {
+  a.call("any>0", 1, kThree);
+  a.wait_info.any_member = true;
+  b.deadlock_detector.leave();
+  const auto poll_twice = [&] {
+    a.poll();
+    std::this_thread::sleep_for(base::kReconnectGrace + 10ms);
+    a.poll();
+  };
+  poll_twice();
+  c.deadlock_detector.leave();
+  EXPECT_EQ(message_of<CommError>(poll_twice),
+            "all other ranks finished while rank 0 waits for one of them in all_reduce(any>0)");
 }
 
 TEST_F(DeadlockDetectorTest, TimeoutNamesAbsentRanks) {

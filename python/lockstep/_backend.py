@@ -1,0 +1,81 @@
+"""The backend "lockstep" of torch.distributed: a Group for each process group."""
+
+from __future__ import annotations
+
+import collections
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from lockstep import _C, _failures, group
+from lockstep.errors import UsageError
+
+_world: group.Group | None = None  # of the default process group; a process has one
+_num_made: collections.Counter[str] = collections.Counter()  # process groups by name
+
+
+class _Backends:
+    """Closes the process groups that a program has not destroyed, when it ends."""
+
+    _CLOSE_ORDER = 1  # before the world
+
+    def _close(self) -> None:
+        _C.close_backends()
+
+
+_backends = _Backends()
+
+
+def create(options: Any, backend_options: Any) -> Any:
+    """Called by torch.distributed on each rank of a new process group. `options`: its DistributedBackendOptions."""
+    if backend_options is not None:
+        raise UsageError("the backend lockstep has no pg_options")
+    rank, size, name = options.group_rank, options.group_size, options.group_id
+    seconds = options.timeout.total_seconds()
+    ranks = list(options.global_ranks_in_group) or list(range(size))
+    world = _join_world(rank, size, options.store, seconds)
+    # A name is used again after destroy_process_group(); its ranks have made equally many groups of it.
+    number = _num_made[name]
+    _num_made[name] += 1
+    _failures.add_owner(_backends)
+    return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, options.store, seconds)
+
+
+def _join_world(rank: int, size: int, store: Any, seconds: float) -> group.Group:
+    """Returns the world. The first process group makes it, of all its ranks."""
+    global _world
+    if _world is None and dist.is_initialized():
+        raise UsageError(
+            'new_group(backend="lockstep") requires that the default group has this backend for the CPU: '
+            'init_process_group("lockstep"), or init_process_group("cpu:lockstep,cuda:nccl")'
+        )
+    if _world is None:
+        _world = group.world()  # of a program that has called lockstep.init()
+    if _world is None and (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE")) == (
+        str(rank),
+        str(size),
+    ):
+        _world = group.init(
+            device="cpu", join_timeout=seconds, timeout=seconds
+        )  # of the launcher, which then watches the rank
+    if _world is None:
+
+        def exchange(text: bytes) -> bytes:
+            if rank == 0:
+                store.set("lockstep/world", text)
+            return store.get("lockstep/world")
+
+        _world = group.joined(_C.init_over(rank, size, _host_of(store), exchange, seconds))
+    if not dist.is_initialized() and (_world.rank, _world.size) != (rank, size):
+        raise UsageError(
+            f"this process is rank {_world.rank} of {_world.size} of its world, and cannot become rank {rank} of {size}"
+        )
+    return _world
+
+
+def _host_of(store: Any) -> str:
+    """The host of torch's store, or this one."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return getattr(store, "host", None) or "127.0.0.1"

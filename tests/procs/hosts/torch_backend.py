@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Tests the backend "lockstep" of torch.distributed on two hosts, which are network namespaces, with two ranks each.
+
+Usage: torch_backend.py --python INTERPRETER --package FOLDER. The folder is added to PYTHONPATH. The exit code is 77 if
+the machine lacks what the test requires.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+
+BYTES = 32 << 20
+
+
+def rank_main():
+    """What each rank runs: an all_reduce whose traffic is measured, and a training with DistributedDataParallel."""
+    import _lockstep_backend
+    import torch
+    import torch.distributed as dist
+
+    _lockstep_backend.register()
+    dist.init_process_group("lockstep")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    net, alone = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+    alone.load_state_dict(net.state_dict())
+    parallel = torch.nn.parallel.DistributedDataParallel(net)
+    inputs = torch.randn(3, size, 8, 6)
+    for model, input_of in (
+        (parallel, lambda step: inputs[step, rank]),
+        (alone, lambda step: inputs[step].flatten(0, 1)),
+    ):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(len(inputs)):
+            optimizer.zero_grad()
+            model(input_of(step)).square().mean().backward()
+            optimizer.step()
+    difference = (net.weight - alone.weight).abs().max().item()
+    got = torch.zeros(2)
+    if rank == size - 1:
+        dist.send(torch.full((2,), 7.0), 0)
+    elif rank == 0:
+        assert dist.recv(got) == size - 1
+    tensor = torch.full((BYTES // 4,), float(rank))
+    if rank == 0:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    dist.all_reduce(tensor)
+    dist.barrier()
+    if rank == 0:
+        answer = {"sum": tensor.unique().tolist(), "difference": difference, "received": got.tolist()}
+        print(json.dumps(answer), flush=True)
+    dist.destroy_process_group()
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        raise SystemExit(1)
+
+
+def main():
+    import host_cluster
+    from cluster_job import Job, hosts_of_ranks, run
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--package", required=True)
+    args = parser.parse_args()
+    if not args.python:
+        host_cluster.skip("no Python with torch (scripts/setup.sh installs one)")
+    host_cluster.enter_sandbox(("ip",))
+    env = {"LOCKSTEP_LOG": "quiet", "PYTHONPATH": args.package, "PYTHONDONTWRITEBYTECODE": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = host_cluster.HostCluster(2, folder)
+        for order in ("contiguous", "interleaved"):
+            where = hosts_of_ranks(2, 2, order)
+            answer, crossed = run(cluster, Job, where, [args.python, __file__, "rank"], env)
+            check(answer["sum"] == [6.0], f"{order}: the sum is {answer['sum']}")
+            check(answer["received"] == [7.0, 7.0], f"{order}: rank 0 received {answer['received']} from any rank")
+            check(answer["difference"] < 1e-6, f"{order}: the weights differ by {answer['difference']:.1e}")
+            check(0.95 < crossed / BYTES <= 1.06, f"{order}: the traffic is {crossed / BYTES:.3f} of the tensor")
+
+
+if __name__ == "__main__":
+    rank_main() if sys.argv[1:] == ["rank"] else main()
