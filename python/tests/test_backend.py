@@ -424,6 +424,10 @@ def test_registration_never_fails(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
     )
     assert "named: broken" in done.stdout, done.stderr
