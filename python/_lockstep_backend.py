@@ -12,7 +12,7 @@ def register() -> None:
         from torch.distributed import Backend, is_available
 
         if is_available() and "LOCKSTEP" not in Backend._plugins:
-            Backend.register_backend("lockstep", _create, extended_api=True, devices=["cpu"])
+            Backend.register_backend("lockstep", _create, extended_api=True, devices=["cpu", "cuda"])
     except Exception as error:
         warnings.warn(f"lockstep: the backend of torch.distributed is not available: {error}", stacklevel=2)
 

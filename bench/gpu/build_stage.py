@@ -37,6 +37,13 @@ def _configure(context):
     return {"libtorch": found[0] if found else None}
 
 
+def _build_python(context):
+    _, targets = context.run("targets", ["cmake", "--build", context.build, "--target", "help"], timeout=60)
+    if "lockstep_python" not in targets:
+        raise Refused("CMake found no Python with this torch, its headers and libsodium.so")
+    return _build(context, ["lockstep_python"])
+
+
 def _build(context, targets):
     begin = time.monotonic()
     words = ["cmake", "--build", context.build, "-j", context.jobs, "--target", *targets]
@@ -51,6 +58,7 @@ def _file_of(target):
     libraries = {
         "lockstep_count_synchronizations": "libcount_synchronizations.so",
         "lockstep_test_fake_gpu": "libfake_gpu.so",
+        "lockstep_python": "_C.*.so",
     }
     return {"lockstep_program": "lockstep", **libraries}.get(target, target)
 
@@ -61,6 +69,7 @@ def rows(context):
     suites = SUITES if context.device == "cuda" else SUITES + FAKES
     yield Row("programs", 60, lambda: _build(context, PROGRAMS), repeat=True)
     yield Row("suites", 60, lambda: _build(context, suites), repeat=True)
+    yield Row("python", 60, lambda: _build_python(context), repeat=True)
     yield Row("images", 30, lambda: _build(context, IMAGES), repeat=True)
     if not context.tiny:
         yield Row("everything", 60, lambda: _build(context, ["all"]), worth=LAST)

@@ -27,6 +27,7 @@ import memory_stage
 import ranks_stage
 import step_stage
 import suites_stage
+import torch_stage
 from results import Failed, Refused, Results
 from stage import FIRST, LAST, LATER, Context, OutOfTime
 
@@ -39,6 +40,7 @@ STAGES = {
     "failures": failures_stage,
     "data": data_stage,
     "dp": dp_stage,
+    "torch": torch_stage,
 }
 UNFINISHED = 3
 

@@ -24,6 +24,7 @@ struct Options {
   std::int64_t batch_size = 64;
   double lr = 0.05;
   std::int64_t seed = 1;
+  std::string weights;
   std::string save;
   std::string loss_log;
 };
@@ -38,6 +39,7 @@ Options read_options(int argc, char** argv) {
                    "maximum learning rate, after a warm-up and before a linear decay to 0");
   arguments.integer("--seed", options.seed, 0, 1000000000,
                     "seed of the initial weights and of the order of the images");
+  arguments.text("--weights", options.weights, "start with the weights in this file (safetensors)");
   arguments.text("--save", options.save, "write the trained network to this file (safetensors)");
   arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, one per line");
   arguments.parse(argc, argv);
@@ -128,6 +130,7 @@ void train(const Options& options) {
   // docs: begin training
   lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
   Net net;
+  if (!options.weights.empty()) lockstep::load(net, options.weights);
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   auto loader = lockstep::data::make_loader(

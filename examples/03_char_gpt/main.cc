@@ -10,6 +10,7 @@
 #include <lockstep/train/report/progress_bar.h>
 
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 
 #include "examples/03_char_gpt/gpt.h"
@@ -21,7 +22,7 @@ using lockstep::data::CharDataset;
 using lockstep::data::Vocabulary;
 
 struct Options {
-  std::string corpus, precision = "32", device, save;
+  std::string corpus, precision = "32", device, weights, save, loss_log;
   std::int64_t steps = 600, batch_size = 16, block = 128, average_hosts_every = 1, seed = 1, sample = 300;
   double lr = 3e-3;
 };
@@ -40,7 +41,9 @@ Options read_options(int argc, char** argv) {
                     "between hosts, average parameters every so many steps instead of gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "seed of the weights, the windows and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to generate at the end");
+  arguments.text("--weights", options.weights, "start with the weights in this file (safetensors)");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
+  arguments.text("--loss-log", options.loss_log, "write the loss of each step on rank 0 to this file, one per line");
   arguments.parse(argc, argv);
   if (const auto precision = lockstep::amp::parse_precision(options.precision); precision.weights != torch::kFloat)
     throw lockstep::UsageError("--precision is \"" + options.precision +
@@ -86,6 +89,9 @@ void train(Gpt& model, const CharDataset& text, const Options& options, const lo
   lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::warmup(options.steps / 10 + 1, decay, 0.01));
   lockstep::training::ProgressBar progress(world.rank(),
                                            {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
+  std::ofstream loss_log;
+  if (world.rank() == 0 && !options.loss_log.empty()) loss_log.open(options.loss_log);
+  loss_log.precision(17);
   std::int64_t step = 0;
   for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {
@@ -97,6 +103,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, const lo
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
       if (scaler.step(optimizer)) schedule.step();
       scaler.update();
+      if (loss_log.is_open()) loss_log << loss.item<double>() << '\n';
       progress.step([&] { return lockstep::training::NamedValues{{"loss", loss.item<double>()}}; });
     }
   ddp.average_hosts();
@@ -123,6 +130,7 @@ void run(const Options& options) {
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) +
                                "\"; expected a multiple of the number of ranks, " + std::to_string(world.size()));
   if (first) examples::require_writable_path("--save", options.save);
+  if (first) examples::require_writable_path("--loss-log", options.loss_log);
   const std::string text = lockstep::data::read_corpus(options.corpus, {.max_bytes = std::uint64_t{16} << 20});
   Vocabulary vocabulary = Vocabulary::from_text(text);
   if (vocabulary.size() > 256) vocabulary = Vocabulary::bytes();
@@ -130,6 +138,7 @@ void run(const Options& options) {
       CharDataset(vocabulary.encode(text), {.block_size = static_cast<std::size_t>(options.block)}).split(0.95);
   lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
   Gpt model(GptOptions{.vocabulary = static_cast<std::int64_t>(vocabulary.size()), .block = options.block});
+  if (!options.weights.empty()) lockstep::load(model, options.weights);
   model->to(world.device());
   if (first) std::printf("%zu characters, %zu distinct; %d ranks\n", text.size(), vocabulary.size(), world.size());
   const double before = evaluate(model, validation, world);

@@ -318,6 +318,12 @@ std::vector<std::string> GroupAccess::leave_value(const Group& group, const std:
 
 void GroupAccess::fail(const Group& group, const base::CommError& error) { group.impl_->fail(error); }
 
+Work GroupAccess::watch(const Group& group, WatchedCall call, PendingPtr done) {
+  return group.impl_->watch(std::move(call), std::move(done));
+}
+
+void GroupAccess::abandon(const Group& group, const std::string& why) noexcept { group.impl_->abandon(why); }
+
 // Each operation has one function above that makes its CollectiveRequest. The _async form differs only in that it does
 // not wait.
 

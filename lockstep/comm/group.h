@@ -185,7 +185,6 @@ class Group {
 
  private:
   struct Impl;
-  friend Group init(const InitOptions& options);
   friend struct GroupAccess;
   explicit Group(std::shared_ptr<World> world);
   explicit Group(std::shared_ptr<Impl> impl);

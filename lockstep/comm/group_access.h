@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,11 +11,24 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/comm/interface/pending.h"
 #include "lockstep/comm/reducers/reducer_options.h"
 
 namespace lockstep::comm {
 
 struct ExternalRendezvous;
+
+/// A call of another library, which executes it on a device, for GroupAccess::watch().
+struct WatchedCall {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  at::Tensor tensor = {};  ///< whose dtype and shape the ranks compare; may be undefined
+  bool may_shapes_differ = false;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  std::string name = {};
+  bool is_compared = true;              ///< false for a call that not all ranks make
+  std::function<void()> on_error = {};  ///< called while the error is handled, by the thread that has found it
+};
 
 /// A start of a job.
 struct JobStart {
@@ -55,6 +69,13 @@ struct GroupAccess {
   /// Returns the group of these world ranks, which all of them must call, and no other rank, with the same list and the
   /// same `name`, unique in the job; blocks until they have. Throws UsageError if this rank is not in the list.
   static Group make_group(const Group& group, std::string name, std::vector<int> world_ranks);
+
+  /// Returns at once. The thread of the group's asynchronous operations compares `call` with those of the other ranks,
+  /// and then waits until `done` is. An error of either closes the group, as that of an operation. The returned Work
+  /// need not be waited for. No two calls of a group may overlap.
+  static Work watch(const Group& group, WatchedCall call, PendingPtr done);
+  /// Closes the group on all ranks, because of `why`.
+  static void abandon(const Group& group, const std::string& why) noexcept;
 
   static JobStart job_start(const Group& group);
 

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/group_access.h"
 
 namespace lockstep::comm {
 namespace {
@@ -169,6 +170,33 @@ Work Group::Impl::run_async(CollectiveRequest request) {
   return post(std::move(request));
 }
 
+Work Group::Impl::watch(WatchedCall call, PendingPtr done) {
+  CollectiveRequest request{.op = {.kind = call.kind, .name = std::move(call.name), .op = call.op, .root = call.root},
+                            .moves_data = false};
+  if (call.tensor.defined()) request.shape = channel::SignatureShape(call.tensor, call.may_shapes_differ);
+  const CallScope scope(is_called, name);
+  if (call.is_compared)
+    channel_.begin(request.op, call.tensor);
+  else
+    channel_.throw_if_closed();
+  std::string text = label(request.op);
+  auto run = [this, request = std::move(request), is_compared = call.is_compared, done = std::move(done),
+              on_error = std::move(call.on_error)] {
+    try {
+      channel_.throw_if_closed();
+      const channel::CallSignature mine = channel::make_signature(request.op, request.shape);
+      if (is_compared && members.size() > 1 && (request.shape.may_shapes_differ || !execute_checked(request, mine)))
+        gather_signatures(request, mine);
+      channel_.wait(*done, request.op, describe(mine));
+      if (is_compared) channel_.end(request.op.flight_id);
+    } catch (...) {
+      if (on_error) on_error();
+      throw;
+    }
+  };
+  return {executor_.post(std::move(run)), std::move(text), rank, world->deadlock_detector, &executor_};
+}
+
 std::optional<c10::Stream> current_stream(const Collective& op) {
   const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
   if (!tensor.defined() || tensor.is_cpu()) return std::nullopt;
@@ -206,10 +234,14 @@ void Group::Impl::execute(CollectiveRequest& request) {
 /// Compares and runs the operation in one step. Returns false if the transport does not support that.
 bool Group::Impl::execute_checked(const CollectiveRequest& request, const channel::CallSignature& mine) {
   mismatched_signatures_.clear();
-  const PendingPtr pending = channel_.start_checked(request.op, {.bytes = &mine,
-                                                                 .size = sizeof mine,
-                                                                 .hash = channel::hash_signature(mine),
-                                                                 .all_signatures = &mismatched_signatures_});
+  const SignatureView call{.bytes = &mine,
+                           .size = sizeof mine,
+                           .hash = channel::hash_signature(mine),
+                           .all_signatures = &mismatched_signatures_};
+  const bool is_comparison = !request.moves_data && request.op.kind != CollectiveKind::kBarrier;
+  const PendingPtr pending =
+      is_comparison ? channel_.start_checked({.seq = request.op.seq, .deadline = request.op.deadline}, call)
+                    : channel_.start_checked(request.op, call);
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
   if (mismatched_signatures_.empty()) return true;

@@ -21,6 +21,8 @@
 
 namespace lockstep::comm {
 
+struct WatchedCall;
+
 /// A call in progress: the operation on contiguous tensors, the shape that the ranks compare, and the work before and
 /// after the operation.
 struct CollectiveRequest {
@@ -46,6 +48,8 @@ struct Group::Impl {
 
   void run(CollectiveRequest request);
   Work run_async(CollectiveRequest request);
+  Work watch(WatchedCall call, PendingPtr done);  // GroupAccess::watch()
+  void abandon(const std::string& why) noexcept { channel_.abandon(why); }
   void run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
   Work start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
   /// Receives from the rank that sends first. Returns that rank, or writes it to `source`.

@@ -40,6 +40,7 @@ constexpr const char* kAddedSettingPrefix = "compared.";  // of add_setting()
 constexpr const char* kValuesPart = "values";
 constexpr const char* kRandomPart = "random";
 constexpr const char* kLayoutKey = "layout";
+constexpr const char* kPythonSuffix = "-python";  // of parts that only the Python package has, and that are ignored
 constexpr std::size_t kMaxNameLength = 60;
 
 std::string text_of(const checkpoint::StateValue& value) {
@@ -312,6 +313,7 @@ std::vector<std::string> TrainingState::unknown_parts() const {
   if (unknown.erase(kValuesPart) > 0)
     for (const auto& [name, value] : found_->read(kValuesPart)) unknown.insert(name);
   for (const auto& [name, pointer] : values_) unknown.erase(name);
+  std::erase_if(unknown, [](const std::string& name) { return name.ends_with(kPythonSuffix); });
   return {unknown.begin(), unknown.end()};
 }
 

@@ -20,7 +20,7 @@ _compatibility.check()  # imports torch, whose libraries the extension needs
 
 import _lockstep_backend
 
-from lockstep import _C, nn, optim
+from lockstep import _C, checkpoint, data, nn, optim
 from lockstep._failures import PREEMPTED
 from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
 from lockstep.errors import (
@@ -34,6 +34,7 @@ from lockstep.errors import (
     UsageError,
 )
 from lockstep.group import Group, Work, init
+from lockstep.host_shared import HostShared, host_shared
 
 __version__ = _C.version()
 _lockstep_backend.register()
@@ -46,6 +47,7 @@ __all__ = [
     "Error",
     "FormatError",
     "Group",
+    "HostShared",
     "PeerLostError",
     "SystemError",
     "TimeoutError",
@@ -53,6 +55,9 @@ __all__ = [
     "Work",
     "__version__",
     "broadcast_parameters",
+    "checkpoint",
+    "data",
+    "host_shared",
     "init",
     "join",
     "nn",

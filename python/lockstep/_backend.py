@@ -6,6 +6,7 @@ import collections
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from lockstep import _C, _failures, group
@@ -29,8 +30,6 @@ _backends = _Backends()
 
 def create(options: Any, backend_options: Any) -> Any:
     """Called by torch.distributed on each rank of a new process group. `options`: its DistributedBackendOptions."""
-    if backend_options is not None:
-        raise UsageError("the backend lockstep has no pg_options")
     rank, size, name = options.group_rank, options.group_size, options.group_id
     seconds = options.timeout.total_seconds()
     ranks = list(options.global_ranks_in_group) or list(range(size))
@@ -39,7 +38,37 @@ def create(options: Any, backend_options: Any) -> Any:
     number = _num_made[name]
     _num_made[name] += 1
     _failures.add_owner(_backends)
-    return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, options.store, seconds)
+    device, inner = _device_backend(options, backend_options, ranks)
+    return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, options.store, seconds, device, inner)
+
+
+def _device_backend(options: Any, backend_options: Any, ranks: list[int]) -> tuple[str | None, Any]:
+    """The type of device whose tensors another backend serves, and that backend: torch's NCCL, if there is a GPU."""
+    if not torch.cuda.is_available() or not dist.is_nccl_available():
+        if backend_options is not None:
+            raise UsageError("the backend lockstep has pg_options only for GPUs, those of ProcessGroupNCCL")
+        return None, None
+    nccl = backend_options or dist.ProcessGroupNCCL.Options()
+    nccl._timeout = options.timeout
+    nccl.group_name = options.group_id
+    nccl.global_ranks_in_group = ranks
+    parent = _split_source()
+    if parent is not None:
+        nccl.split_from = parent
+        nccl.split_color = dist.distributed_c10d._process_group_color(ranks)
+    inner = dist.ProcessGroupNCCL(options.store, options.group_rank, options.group_size, nccl)
+    inner._set_sequence_number_for_group()
+    return "cuda", inner
+
+
+def _split_source() -> Any:
+    """The NCCL of the default group, if it is connected and can be split, as init_process_group(device_id=...) makes
+    it."""
+    if not dist.is_initialized() or dist.group.WORLD is None or dist.group.WORLD.bound_device_id is None:
+        return None
+    backend = dist.group.WORLD._get_backend(dist.group.WORLD.bound_device_id)
+    inner = backend.device_backend() if isinstance(backend, _C.ProcessGroupLockstep) else None
+    return inner if inner is not None and inner.supports_splitting else None
 
 
 def _join_world(rank: int, size: int, store: Any, seconds: float) -> group.Group:

@@ -71,4 +71,21 @@ bool PointToPointWork::wait(milliseconds timeout) {
   return true;
 }
 
+bool JoinedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool JoinedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+void JoinedWork::synchronize() {
+  for (const auto& work : works_) work->synchronize();
+}
+
+bool JoinedWork::wait(milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);  // bounded: each by its own limit
+  return true;
+}
+
 }  // namespace lockstep::python

@@ -58,4 +58,20 @@ class PointToPointWork final : public c10d::Work {
   std::function<void()> complete_;
 };
 
+/// Several operations that have started.
+class JoinedWork final : public c10d::Work {
+ public:
+  JoinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : c10d::Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  void synchronize() override;
+  /// Waits for one after the other, each at most for `timeout`.
+  bool wait(std::chrono::milliseconds timeout) override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
 }  // namespace lockstep::python

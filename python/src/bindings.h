@@ -17,6 +17,8 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_backend(py::module_& module);
+void bind_checkpoint(py::module_& module);
+void bind_data(py::module_& module);
 void bind_ddp(py::module_& module);
 void bind_nn(py::module_& module);
 void bind_optimizers(py::module_& module);

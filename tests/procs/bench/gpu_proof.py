@@ -18,7 +18,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROOF = ROOT / "bench/gpu/proof.py"
-STAGES = ["build", "suites", "step", "memory", "ranks", "failures", "data", "dp"]
+STAGES = ["build", "suites", "step", "memory", "ranks", "failures", "data", "dp", "torch"]
 UNFINISHED = 3
 
 

@@ -1,0 +1,120 @@
+"""The state of optimizers by the names of parameters, as the C++ library saves that of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lockstep.errors import UsageError
+
+# The options that the C++ library has, and saves, of torch's optimizers.
+_OPTIONS = {
+    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
+    "AdamW": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
+    "Adagrad": ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
+}
+
+Names = dict[int, str]  # by id()
+
+
+def names_of(optimizer: torch.optim.Optimizer, module: torch.nn.Module | None) -> Names:
+    """The names of the parameters of an optimizer of torch."""
+    kind = type(optimizer).__name__
+    if kind not in _OPTIONS or not isinstance(optimizer, getattr(torch.optim, kind)):
+        raise UsageError(
+            f"the state of a {kind} cannot be saved; expected torch's {', '.join(_OPTIONS)}",
+            hint="pass an object whose state_dict() has numbers, strings and tensors",
+        )
+    if module is None:
+        raise UsageError(
+            "an optimizer of torch needs the module that names its parameters: add(name, optimizer, module)"
+        )
+    names = {id(p): name for name, p in module.named_parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) not in names:
+                raise UsageError("the optimizer has a parameter that the module does not have")
+    return names
+
+
+def options_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The numbers of each parameter group, such as "group.0.lr"."""
+    options: dict[str, Any] = {}
+    allowed = _OPTIONS.get(type(optimizer).__name__)
+    for index, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name == "params" or (allowed is not None and name not in allowed) or value is None:
+                continue
+            prefix = f"group.{index}.{name}"
+            if name == "betas":
+                options[f"{prefix}.0"], options[f"{prefix}.1"] = map(float, value)
+            elif isinstance(value, bool):
+                options[prefix] = value
+            elif isinstance(value, (int, float, torch.Tensor)):
+                options[prefix] = float(value)
+    return options
+
+
+def load_options(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Sets the options that options_of() has returned."""
+    for index, group in enumerate(optimizer.param_groups):
+        for name in list(group):
+            prefix = f"group.{index}.{name}"
+            if f"{prefix}.0" in saved:
+                group[name] = (saved[f"{prefix}.0"], saved[f"{prefix}.1"])
+            elif prefix not in saved:
+                continue
+            elif isinstance(group[name], torch.Tensor):
+                group[name].fill_(saved[prefix])
+            else:
+                group[name] = saved[prefix]
+
+
+def state_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """The state, such as "fc.weight.exp_avg", and the options."""
+    state = options_of(optimizer)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            for key, value in optimizer.state.get(p, {}).items():
+                if key == "step":
+                    state[f"{names[id(p)]}.step"] = int(value)
+                elif isinstance(value, torch.Tensor):
+                    state[f"{names[id(p)]}.{key}"] = value
+    return state
+
+
+def load(optimizer: torch.optim.Optimizer, names: Names, saved: dict[str, Any]) -> None:
+    """Loads what state_of() has returned. Raises UsageError, and changes nothing, for state that does not fit."""
+    known = set(options_of(optimizer))
+    missing = sorted(known - set(saved))
+    if missing:
+        raise UsageError(f'the state has no value "{missing[0]}"', cause="BAD_FILE")
+    state: dict[int, dict[str, Any]] = {}
+    number = 0
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            prefix = f"{names[id(p)]}."
+            own = {name.removeprefix(prefix): value for name, value in saved.items() if _belongs(name, prefix)}
+            for key, value in own.items():
+                if isinstance(value, torch.Tensor) and value.shape != p.shape:
+                    raise UsageError(f'the state\'s tensor "{prefix}{key}" has another shape', cause="BAD_FILE")
+                known.add(prefix + key)
+            if own:
+                if "step" in own:
+                    own["step"] = torch.tensor(float(own["step"]))
+                state[number] = own
+            number += 1
+    unknown = sorted(set(saved) - known)
+    if unknown:
+        raise UsageError(f'the state has the value "{unknown[0]}", which the optimizer does not have', cause="BAD_FILE")
+    packed = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": packed})
+    load_options(optimizer, saved)
+
+
+def _belongs(name: str, prefix: str) -> bool:
+    """Whether `name` is that of a field of the parameter, and not of one whose name begins alike."""
+    return name.startswith(prefix) and "." not in name[len(prefix) :]

@@ -1,0 +1,116 @@
+#include "python/src/host_operations.h"
+
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::python {
+
+using comm::CallOptions;
+using comm::Group;
+using comm::ReduceOp;
+
+std::optional<ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kMean;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR: return std::nullopt;
+    case c10d::ReduceOp::PREMUL_SUM:
+    case c10d::ReduceOp::UNUSED: break;
+  }
+  throw base::UsageError(std::string(call) +
+                         ": the backend lockstep does not have this reduction; expected SUM, AVG, " +
+                         "PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+}
+
+void all_reduce_bits(const Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op, const CallOptions& options) {
+  if (at::isFloatingType(line.scalar_type()))
+    throw base::UsageError("all_reduce: BAND, BOR and BXOR of " + comm::describe(line) + "; expected integers");
+  const at::Tensor all = at::empty({group.size(), line.numel()}, line.options());
+  group.all_gather(all, line, options);
+  line.copy_(all[0]);
+  for (int rank = 1; rank < group.size(); ++rank) {
+    if (op == c10d::ReduceOp::BAND)
+      line.bitwise_and_(all[rank]);
+    else if (op == c10d::ReduceOp::BOR)
+      line.bitwise_or_(all[rank]);
+    else
+      line.bitwise_xor_(all[rank]);
+  }
+}
+
+void all_reduce(const Group& group, const at::Tensor& line, const c10d::ReduceOp& op, const CallOptions& options) {
+  if (const auto plain = to_reduce_op(op, "all_reduce")) return group.all_reduce(line, *plain, options);
+  all_reduce_bits(group, line, op, options);
+}
+
+void all_reduce_sparse(const Group& group, at::Tensor& tensor, const c10d::ReduceOp& op, const CallOptions& options) {
+  if (op != c10d::ReduceOp::SUM) throw base::UsageError("all_reduce: a sparse tensor can be summed only");
+  const at::Tensor own = tensor.coalesce();
+  const Tensors indices = group.all_gather_unequal(own.indices().contiguous(), options);
+  const Tensors values = group.all_gather_unequal(own.values().contiguous(), options);
+  at::Tensor sum = at::sparse_coo_tensor(indices[0], values[0], own.sizes());
+  for (std::size_t i = 1; i < indices.size(); ++i)
+    sum = sum.add(at::sparse_coo_tensor(indices[i], values[i], own.sizes()));
+  tensor.copy_(sum.coalesce());
+}
+
+const at::Tensor& only(const Tensors& tensors, const char* call) {
+  if (tensors.size() != 1)
+    throw base::UsageError(std::string(call) + ": " + std::to_string(tensors.size()) + " tensors; expected one");
+  return tensors[0];
+}
+
+const Tensors& only(const TensorLists& lists, const char* call, int size) {
+  if (lists.size() != 1 || static_cast<int>(lists[0].size()) != size)
+    throw base::UsageError(std::string(call) + ": the list has " + std::to_string(lists.empty() ? 0 : lists[0].size()) +
+                           " tensors; expected one for each of the " + std::to_string(size) + " ranks");
+  return lists[0];
+}
+
+std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& sizes, std::int64_t rows, int parts) {
+  if (!sizes.empty() && static_cast<int>(sizes.size()) != parts)
+    throw base::UsageError("all_to_all: " + std::to_string(sizes.size()) + " split sizes; expected " +
+                           std::to_string(parts));
+  std::vector<std::int64_t> offsets{0};
+  for (int i = 0; i < parts; ++i)
+    offsets.push_back(offsets.back() + (sizes.empty() ? rows / parts : sizes[static_cast<std::size_t>(i)]));
+  if (offsets.back() != rows)
+    throw base::UsageError("all_to_all: parts of " + std::to_string(offsets.back()) + " rows of a tensor that has " +
+                           std::to_string(rows));
+  return offsets;
+}
+
+void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensors& inputs, const CallOptions& options) {
+  std::int64_t largest = 0;
+  for (const at::Tensor& part : inputs) largest = std::max(largest, part.numel());
+  const at::Tensor agreed = at::tensor({largest}, at::kLong);
+  group.all_reduce(agreed, ReduceOp::kMax, options);
+  largest = agreed.item<std::int64_t>();
+  if (largest == 0) return;
+  const at::TensorOptions like = inputs[0].options().memory_format(std::nullopt);
+  const at::Tensor sent = at::empty({group.size(), largest}, like), received = at::empty({group.size(), largest}, like);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const at::Tensor& part = inputs[static_cast<std::size_t>(rank)];
+    sent[rank].narrow(0, 0, part.numel()).copy_(part.reshape({-1}));
+  }
+  group.all_to_all(received.view({-1}), sent.view({-1}), options);
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const at::Tensor& part = outputs[static_cast<std::size_t>(rank)];
+    part.copy_(received[rank].narrow(0, 0, part.numel()).view(part.sizes()));
+  }
+}
+
+}  // namespace lockstep::python

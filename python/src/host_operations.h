@@ -1,0 +1,43 @@
+// Operations of c10d on tensors on the CPU that Group does not have, made of those that it has.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::python {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<Tensors>;
+
+/// A reduction of c10d as one of Group, or none for those on bits. Throws UsageError for others.
+std::optional<comm::ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call);
+
+/// all_reduce() of the bits of integers.
+void all_reduce_bits(const comm::Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op,
+                     const comm::CallOptions& options);
+/// all_reduce() with any reduction of c10d.
+void all_reduce(const comm::Group& group, const at::Tensor& line, const c10d::ReduceOp& op,
+                const comm::CallOptions& options);
+/// Sums sparse tensors, whose ranks may have different numbers of elements.
+void all_reduce_sparse(const comm::Group& group, at::Tensor& tensor, const c10d::ReduceOp& op,
+                       const comm::CallOptions& options);
+/// all_to_all() of parts of different sizes: each part is padded to the largest one of all ranks.
+void all_to_all_unequal(const comm::Group& group, const Tensors& outputs, const Tensors& inputs,
+                        const comm::CallOptions& options);
+
+/// The one tensor of a list that c10d passes. Throws UsageError if there are more or fewer.
+const at::Tensor& only(const Tensors& tensors, const char* call);
+/// The one list, of a tensor for each of `size` ranks.
+const Tensors& only(const TensorLists& lists, const char* call, int size);
+
+/// Offsets of parts of a tensor of `rows` rows with these sizes, or with equal ones if there are none; one more than
+/// parts.
+std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& sizes, std::int64_t rows, int parts);
+
+}  // namespace lockstep::python
