@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/group_access.h"
+#include "lockstep/comm/point_to_point.h"
 
 namespace lockstep::comm {
 namespace {
@@ -34,7 +35,7 @@ Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::v
       all_signatures_(at::empty({static_cast<std::int64_t>(members.size()) * channel::kSignatureBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
-  const bool is_idle = executor_.is_idle() &&
+  const bool is_idle = executor_.is_idle() && (!any_source_ || any_source_->executor.is_idle()) &&
                        std::all_of(peer_channels_.begin(), peer_channels_.end(),
                                    [](const auto& peer_channel) { return peer_channel.second->executor.is_idle(); });
   if (is_idle) return;

@@ -13,7 +13,8 @@ from lockstep import _C, _failures, group
 from lockstep.errors import UsageError
 
 _world: group.Group | None = None  # of the default process group; a process has one
-_num_made: collections.Counter[str] = collections.Counter()  # process groups by name
+_num_defaults = 0  # default process groups that this process has made
+_num_made: collections.Counter[str] = collections.Counter()  # process groups since then, by name
 
 
 class _Backends:
@@ -34,8 +35,12 @@ def create(options: Any, backend_options: Any) -> Any:
     seconds = options.timeout.total_seconds()
     ranks = list(options.global_ranks_in_group) or list(range(size))
     world = _join_world(rank, size, options.store, seconds)
-    # A name is used again after destroy_process_group(); its ranks have made equally many groups of it.
-    number = _num_made[name]
+    # Names are used again: after destroy_process_group() for other ranks, before it for the same ones.
+    global _num_defaults
+    if not dist.is_initialized():
+        _num_defaults += 1
+        _num_made.clear()
+    number = f"{_num_defaults}.{_num_made[name]}"
     _num_made[name] += 1
     _failures.add_owner(_backends)
     device, inner = _device_backend(options, backend_options, ranks)

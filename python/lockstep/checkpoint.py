@@ -17,6 +17,7 @@ has saved, the other resumes.
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -59,12 +60,22 @@ def _flat(name: str, value: Any) -> Value:
     if isinstance(value, (bool, int, float)) or (isinstance(value, str) and not value.startswith(_JSON)):
         return value
     try:
-        return _JSON + json.dumps(value, allow_nan=True)
+        text = json.dumps(value, allow_nan=True)
+        if json.loads(text) != _as_json(value):
+            raise TypeError  # such as a dict whose keys are numbers
+        return _JSON + text
     except TypeError as error:
         raise UsageError(
             f'the state\'s value "{name}" has the type {type(value).__name__}; expected numbers, strings, tensors, '
-            "and lists and dicts of numbers and strings"
+            "and lists and dicts, by strings, of numbers and strings"
         ) from error
+
+
+def _as_json(value: Any) -> Any:
+    """The value as JSON returns it: tuples become lists."""
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    return {name: _as_json(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _nested(value: Value) -> Any:
@@ -108,8 +119,6 @@ class TrainingState:
             world._group, os.fspath(folder or ""), keep, dict(settings or {}), os.fspath(resume_from or "")
         )
         self._fused: list[FusedOptimizer] = []
-        self._members: list[tuple[Any, ...]] = []  # to be added by resume(): optimizers before modules
-        self._resumed = False
         _failures.add_owner(self)
 
     def _close(self) -> None:
@@ -128,7 +137,7 @@ class TrainingState:
                 a module: its parameters and buffers;
                 an optimizer of lockstep.optim;
                 an optimizer of torch.optim, with the `module` that has its parameters, whose names are saved;
-                a schedule of torch.optim.lr_scheduler, which restores the learning rates of its optimizer as well;
+                a schedule of torch.optim.lr_scheduler; the learning rates themselves belong to the optimizer;
                 a DistributedDataParallel of this package: its bucket layout, for bucket_layout();
                 an object with state_dict() and load_state_dict() whose values are numbers, strings, tensors, and lists
                 and dicts of numbers and strings: a loader, a GradScaler, your own;
@@ -163,15 +172,14 @@ class TrainingState:
         elif isinstance(member, DistributedDataParallel):
             self._add(name, lambda: {"layout": member.stats()["layout"]}, lambda saved: None)
         elif isinstance(member, torch.nn.Module):
+            fused = self._fused  # not this object, whose C++ part owns the function
             self._add(
-                name, lambda: _tensors_of(member), lambda saved: self._load_module(name, member, saved), each_rank
+                name, lambda: _tensors_of(member), lambda saved: _load_module(fused, name, member, saved), each_rank
             )
         elif isinstance(member, torch.optim.lr_scheduler.LRScheduler):
             self._add(
                 name,
-                lambda: _flat_dict(
-                    {**_schedule_state(member), "rates": [_rate(g) for g in member.optimizer.param_groups]}
-                ),
+                lambda: _flat_dict(_schedule_state(member)),
                 lambda saved: _load_schedule(member, _nested_dict(saved)),
                 each_rank,
             )
@@ -218,7 +226,6 @@ class TrainingState:
         Raises UsageError, before it changes anything, for a setting with another value, for a member whose state the
         checkpoint does not have, and for state that no member has.
         """
-        self._resumed = True
         return self._state.resume(allow_unknown, train_on)
 
     def save(self, step: int, *, finished: bool = False) -> SaveReport:
@@ -281,36 +288,37 @@ class TrainingState:
         """Sets such a value; its type stays the same. It is the same on all ranks."""
         self._state.set_value(name, value)
 
-    def _load_module(self, name: str, module: torch.nn.Module, saved: dict[str, Value]) -> None:
-        own = _tensors_of(module)
-        for key, tensor in own.items():
-            found = saved.get(key)
-            if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-                what = "has another shape or dtype" if isinstance(found, torch.Tensor) else "is missing"
-                raise UsageError(
-                    f'resume: "{key}" of "{name}" {what} in {self.path}; expected the tensors of the module',
-                    cause="BAD_FILE",
-                )
-        unexpected = next((key for key in saved if key not in own), None)
-        if unexpected is not None:
+
+def _load_module(fused: list[FusedOptimizer], name: str, module: torch.nn.Module, saved: dict[str, Value]) -> None:
+    own = _tensors_of(module)
+    for key, tensor in own.items():
+        found = saved.get(key)
+        if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+            what = "has another shape or dtype" if isinstance(found, torch.Tensor) else "is missing"
             raise UsageError(
-                f'resume: "{unexpected}" of "{name}" is unexpected in {self.path}; expected the tensors of the module',
+                f'resume: "{key}" of "{name}" {what} in the checkpoint; expected the tensors of the module',
                 cause="BAD_FILE",
             )
+    unexpected = next((key for key in saved if key not in own), None)
+    if unexpected is not None:
+        raise UsageError(
+            f'resume: "{unexpected}" of "{name}" is unexpected in the checkpoint; expected the tensors of the module',
+            cause="BAD_FILE",
+        )
 
-        def copy_into(keys: list[str]) -> None:
-            with torch.no_grad():
-                for key in keys:
-                    own[key].copy_(saved[key])
-
-        rest = dict(own)
-        for optimizer in self._fused:
-            shared = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
-            keys = [key for key, tensor in own.items() if tensor.data_ptr() in shared]
-            optimizer.change_parameters(lambda keys=keys: copy_into(keys))  # type: ignore[misc]
+    def copy_into(keys: list[str]) -> None:
+        with torch.no_grad():
             for key in keys:
-                rest.pop(key, None)
-        copy_into(list(rest))
+                own[key].copy_(saved[key])
+
+    rest = dict(own)
+    for optimizer in fused:
+        shared = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
+        keys = [key for key, tensor in own.items() if tensor.data_ptr() in shared]
+        optimizer.change_parameters(lambda keys=keys: copy_into(keys))  # type: ignore[misc]
+        for key in keys:
+            rest.pop(key, None)
+    copy_into(list(rest))
 
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -327,29 +335,26 @@ def _nested_dict(state: Mapping[str, Value]) -> dict[str, Any]:
     return {name: _nested(value) for name, value in state.items()}
 
 
-def _rate(group: dict[str, Any]) -> float:
-    return float(group["lr"])
-
-
 def _schedule_state(schedule: Any) -> dict[str, Any]:
-    """Those schedules whose state is made of numbers; LambdaLR's functions are code, which is not saved."""
-    return {name: value for name, value in schedule.state_dict().items() if name not in ("lr_lambdas", "_schedulers")}
+    """Numbers, strings, lists and dicts; the functions of LambdaLR are code, which is not saved."""
+    state = {name: value for name, value in schedule.state_dict().items() if name not in ("lr_lambdas", "_schedulers")}
+    for name, value in state.items():
+        if isinstance(value, collections.Counter):  # the milestones of MultiStepLR
+            state[name] = sorted(value.elements())
+    if hasattr(schedule, "_schedulers"):  # of SequentialLR and ChainedScheduler
+        state["_schedulers"] = [_schedule_state(one) for one in schedule._schedulers]
+    return state
 
 
 def _load_schedule(schedule: Any, saved: dict[str, Any]) -> None:
-    rates = saved.pop("rates")
-    groups = schedule.optimizer.param_groups
-    if len(rates) != len(groups):
-        raise UsageError(f"the saved schedule has {len(rates)} learning rates; expected {len(groups)}")
-    state = schedule.state_dict()
-    schedule.load_state_dict(
-        {**{name: state[name] for name in ("lr_lambdas", "_schedulers") if name in state}, **saved}
-    )
-    for group, rate in zip(groups, rates, strict=True):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    inner = saved.pop("_schedulers", [])
+    if len(inner) != len(getattr(schedule, "_schedulers", [])):
+        raise UsageError(f"the saved schedule has {len(inner)} inner ones; expected {len(schedule._schedulers)}")
+    for name, value in saved.items():
+        is_counter = isinstance(getattr(schedule, name, None), collections.Counter)
+        setattr(schedule, name, collections.Counter(value) if is_counter else value)
+    for one, state in zip(getattr(schedule, "_schedulers", []), inner, strict=True):
+        _load_schedule(one, state)
 
 
 def _python_random() -> dict[str, Value]:

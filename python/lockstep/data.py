@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.utils.data
 
-from lockstep import _C
+from lockstep import _C, _failures
 from lockstep.errors import UsageError
 from lockstep.group import Group
 
@@ -79,12 +79,11 @@ class _Batches:
         self.next_pass: Any = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        current = self.next_pass
-        for batch in range(len(current)):
-            yield current.indices(batch)
+        current = self.next_pass  # now, and not when the first batch is asked for
+        return (current.indices(batch) for batch in range(current.num_batches()))
 
     def __len__(self) -> int:
-        return len(self.next_pass)
+        return self.next_pass.num_batches()
 
 
 class DataLoader:
@@ -119,6 +118,7 @@ class DataLoader:
         drop_last: bool = False,
         **options: Any,
     ) -> None:
+        _failures.add_owner(self)
         taken = sorted(set(options) & {"sampler", "batch_sampler"})
         if taken:
             raise UsageError(
@@ -130,7 +130,7 @@ class DataLoader:
         if hasattr(dataset, "set_epoch") and options.get("persistent_workers"):
             raise UsageError("persistent workers keep a copy of the dataset, which set_epoch() does not reach")
         self._dataset = dataset
-        self._positions = _C.LoaderPositions(
+        self._positions: Any = _C.LoaderPositions(
             len(dataset), world._group if world else None, batch_size, seed, shuffle, mode, drop_last
         )
         self._batches = _Batches()
@@ -138,6 +138,11 @@ class DataLoader:
         options.setdefault("generator", torch.Generator().manual_seed(seed))
         batches: Any = self._batches
         self._loader: Any = torch.utils.data.DataLoader(dataset, batch_sampler=batches, **options)
+
+    _CLOSE_ORDER = 0
+
+    def _close(self) -> None:
+        self._positions = self._batches.next_pass = None  # they hold the group
 
     def epoch(self, epoch: int) -> Iterator[Any]:
         """Iterates over the batches of epoch number `epoch`: the remaining ones if load_state_dict() has set a position

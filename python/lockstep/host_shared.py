@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.errors import UsageError
+from lockstep import _C
+from lockstep.errors import SystemError, UsageError
 from lockstep.group import Group
 
 __all__ = ["HostShared", "host_shared"]
@@ -67,40 +68,42 @@ def host_shared(module: nn.Module, world: Group, file: str | os.PathLike[str] | 
     Raises UsageError on all ranks for tensors on GPUs, for modules that differ, and for a file that does not fit.
     """
     host = _same_memory()
-    hosts = world.all_gather_object(host)
-    leader = hosts.index(host)
-    slots = _slots(module)
-    own = [(name, str(dtype), list(shape)) for name, dtype, shape in ((s.names[0], s.dtype, s.shape) for s in slots)]
+    leader = world.all_gather_object(host).index(host)
+    slots: list[_Slot] = []
     failure, name, path = "", "", ""
-    num_bytes = sum(slot.padded_size for slot in slots)
     memory = -1
     try:
-        if world.rank == leader:
-            name = f"lockstep-shared-{secrets.token_hex(8)}"
-            memory = os.memfd_create(name)
-            path = f"/proc/{os.getpid()}/fd/{memory}"
-            try:
-                _write(path, num_bytes, slots, _read(module, file) if file is not None else None)
-            except (UsageError, OSError) as error:
-                failure = str(error)
-        all_said = world.all_gather_object((name, path, own, failure))
-        for rank, (_, _, theirs, why) in enumerate(all_said):
+        try:
+            slots = _slots(module)
+            if world.rank == leader:
+                name = f"lockstep-shared-{secrets.token_hex(8)}"
+                memory = os.memfd_create(name)
+                path = f"/proc/{os.getpid()}/fd/{memory}"
+                _write(path, slots, module, _read(file) if file is not None else None)
+        except Exception as error:  # of any kind that a damaged file causes; all ranks raise it as a UsageError
+            failure = str(error) or type(error).__name__
+        own = [(slot.names[0], str(slot.dtype), list(slot.shape)) for slot in slots]
+        everyone = world.all_gather_object((name, path, own, failure))
+        for rank, (_, _, theirs, why) in enumerate(everyone):
             if why:
                 raise UsageError(f"host_shared(): rank {rank}: {why}", cause="BAD_FILE")
-            if theirs != own:
-                raise UsageError(f"host_shared(): rank {rank} has other parameters or buffers than rank {world.rank}")
-        name, path = all_said[leader][:2]
+            if theirs != everyone[0][2]:
+                raise UsageError(f"host_shared(): rank {rank} has other parameters or buffers than rank 0")
+        name, path = everyone[leader][:2]
+        mapped: list[torch.Tensor] = []
         try:
-            _map(path, slots, module)
-        except OSError as error:
+            mapped = _map(path, slots)
+        except (OSError, SystemError) as error:
             failure = str(error)
         for rank, why in enumerate(world.all_gather_object(failure)):
             if why:
                 raise UsageError(f"host_shared(): rank {rank} cannot map the memory of rank {leader}: {why}")
+        for slot, tensor in zip(slots, mapped, strict=True):
+            _replace(slot, tensor, module)
     finally:
         if memory >= 0:
             os.close(memory)
-    return HostShared(name, num_bytes)
+    return HostShared(name, _size_of(slots))
 
 
 def _same_memory() -> str:
@@ -130,7 +133,11 @@ def _slots(module: nn.Module) -> list[_Slot]:
     return list(found.values())
 
 
-def _read(module: nn.Module, file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+def _size_of(slots: list[_Slot]) -> int:
+    return sum(slot.padded_size for slot in slots)
+
+
+def _read(file: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     with open(file, "rb") as opened:
         is_torch = opened.read(4) == b"PK\x03\x04"
     if is_torch:
@@ -140,19 +147,19 @@ def _read(module: nn.Module, file: str | os.PathLike[str]) -> dict[str, torch.Te
     return load_file(file)
 
 
-def _write(path: str, num_bytes: int, slots: list[_Slot], values: dict[str, torch.Tensor] | None) -> None:
+def _write(path: str, slots: list[_Slot], module: nn.Module, values: dict[str, torch.Tensor] | None) -> None:
     if values is not None:
-        missing = next((slot.names[0] for slot in slots if not any(name in values for name in slot.names)), None)
+        saved = set(module.state_dict())  # without buffers that are not persistent
+        missing = next((s.names[0] for s in slots if saved & set(s.names) and not values.keys() & set(s.names)), None)
         if missing is not None:
             raise UsageError(f'the file has no "{missing}"')
-        names = {name for slot in slots for name in slot.names}
-        extra = next((name for name in values if name not in names), None)
+        extra = next((name for name in values if name not in saved), None)
         if extra is not None:
             raise UsageError(f'the file has "{extra}", which the module does not have')
-    storage = torch.UntypedStorage.from_file(path, True, max(num_bytes, 1))
+    storage = torch.UntypedStorage.from_file(path, True, max(_size_of(slots), 1))
     offset = 0
     for slot in slots:
-        source = slot.tensor if values is None else next(values[name] for name in slot.names if name in values)
+        source = next((values[name] for name in slot.names if name in values), slot.tensor) if values else slot.tensor
         if source.is_meta:
             raise UsageError(f'"{slot.names[0]}" is on the device "meta", and there is no file')
         if tuple(source.shape) != slot.shape or source.dtype != slot.dtype:
@@ -166,20 +173,19 @@ def _view(storage: torch.UntypedStorage, offset: int, slot: _Slot) -> torch.Tens
     return tensor.set_(storage, offset // tensor.element_size(), slot.shape)
 
 
-def _map(path: str, slots: list[_Slot], module: nn.Module) -> None:
+def _map(path: str, slots: list[_Slot]) -> list[torch.Tensor]:
     """Private to this process: the kernel copies a page at the first write to it."""
     opened = os.open(path, os.O_RDWR)
     try:
-        offset = 0
+        mapped, offset = [], 0
         for slot in slots:
             if slot.padded_size == 0:
+                mapped.append(torch.empty(slot.shape, dtype=slot.dtype))
                 continue
-            private = mmap.mmap(
-                opened, slot.padded_size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
-            )
+            num_bytes = slot.tensor.numel() * slot.tensor.element_size()
+            mapped.append(_C.map_private(opened, offset, num_bytes).view(slot.dtype).view(slot.shape))
             offset += slot.padded_size
-            count = slot.tensor.numel()
-            _replace(slot, torch.frombuffer(private, dtype=slot.dtype, count=count).view(slot.shape), module)
+        return mapped
     finally:
         os.close(opened)
 

@@ -38,7 +38,9 @@ WorkPtr LockstepBackend::start(OpType type, const char* title, const Tensors& in
   auto run = [operation = std::move(operation), options = call_options(given.timeout)]() mutable {
     operation(options);
   };
-  if (!given.asyncOp && executor_->is_idle())
+  // On the executor's thread: in a callback of a future, which runs between the same two operations on every rank.
+  const bool in_callback = comm::channel::SerialExecutor::current() == &*executor_;
+  if (in_callback || (!given.asyncOp && executor_->is_idle()))
     work->execute(std::move(run));
   else
     executor_->post([work, run = std::move(run)] { work->execute(run); });
@@ -98,6 +100,7 @@ void LockstepBackend::shutdown() {
   device_.reset();
   executor_.reset();
   group_.reset();
+  store_.reset();  // torch keeps its server as long as anyone uses it
 }
 
 void LockstepBackend::abort() {
@@ -151,6 +154,7 @@ WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
                  [this, tensor = tensors[0], op = given.reduceOp](const CallOptions& options) mutable {
                    all_reduce_sparse(*group_, tensor, op, options);
                  });
+  check_reducible(tensors[0], given.reduceOp, "all_reduce");
   const FlatResult line(tensors[0]);
   return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
                [this, line, op = given.reduceOp](const CallOptions& options) {
@@ -173,6 +177,7 @@ WorkPtr LockstepBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allre
                                    .name = std::to_string(tensors.size()) + " tensors"},
                                   given.reduceOp),
                         [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, given); });
+  check_reducible(tensors.at(0), given.reduceOp, "all_reduce");
   return start(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", tensors, tensors, given,
                [this, all = Concatenated("all_reduce_coalesced", tensors, false),
                 op = given.reduceOp](const CallOptions& options) mutable {
@@ -189,7 +194,8 @@ WorkPtr LockstepBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& giv
                                    .root = static_cast<int>(given.rootRank)},
                                   given.reduceOp),
                         [&](c10d::Backend& inner) { return inner.reduce(tensors, given); });
-  const FlatResult line(only(tensors, "reduce"));
+  check_reducible(only(tensors, "reduce"), given.reduceOp, "reduce");
+  const FlatResult line(tensors[0]);
   const auto plain = to_reduce_op(given.reduceOp, "reduce");
   return start(
       OpType::REDUCE, "lockstep:reduce", tensors, tensors, given,
@@ -308,6 +314,7 @@ WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                    .may_shapes_differ = true},
                                   given.reduceOp),
                         [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, given); });
+  check_reducible(only(outputs, "reduce_scatter"), given.reduceOp, "reduce_scatter");
   return start(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", inputs.at(0), outputs, given,
                [this, line = FlatResult(only(outputs, "reduce_scatter")),
                 all = Concatenated("reduce_scatter", only(inputs, "reduce_scatter", size_), true),
@@ -322,6 +329,7 @@ WorkPtr LockstepBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
   if (on_device(output))
     return device_->run(reduction({.kind = comm::CollectiveKind::kReduceScatter, .tensor = output}, given.reduceOp),
                         [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, given); });
+  check_reducible(output, given.reduceOp, "reduce_scatter");
   return start(OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter", {input}, {output}, given,
                [this, line = FlatResult(output), from = flat(input), op = given.reduceOp](const CallOptions& options) {
                  reduce_scatter_flat(line, from, op, options);
@@ -337,6 +345,7 @@ WorkPtr LockstepBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
                    .name = std::to_string(inputs.size()) + " tensors"},
                   given.reduceOp),
         [&](c10d::Backend& inner) { return inner.reduce_scatter_tensor_coalesced(outputs, inputs, given); });
+  check_reducible(outputs.at(0), given.reduceOp, "reduce_scatter");
   return start(OpType::COALESCED, "lockstep:reduce_scatter", inputs, outputs, given,
                [this, outputs, inputs, op = given.reduceOp](const CallOptions& options) {
                  for (std::size_t i = 0; i < outputs.size(); ++i)

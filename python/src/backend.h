@@ -105,8 +105,8 @@ class LockstepBackend final : public c10d::Backend {
   bool on_device(const at::Tensor& tensor) const;
 
   std::optional<comm::Group> group_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // of this process group
-  std::uint64_t num_monitored_ = 0;              // barriers
+  c10::intrusive_ptr<c10d::Store> store_;  // of this process group
+  std::uint64_t num_monitored_ = 0;        // barriers
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> num_operations_{0};
   std::optional<std::vector<WorkPtr>> coalesced_;  // on the CPU, since startCoalescing()

@@ -1,5 +1,6 @@
 #include "python/src/backend_work.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
@@ -27,11 +28,11 @@ void CollectiveWork::execute(const std::function<void()>& operation) noexcept {
   std::exception_ptr error;
   try {
     const at::ThreadLocalStateGuard state(state_);
+    const at::NoGradGuard no_grad;
     operation();
   } catch (...) {
     error = std::current_exception();
   }
-  finish(error);
   try {
     if (error)
       future_->setError(error);
@@ -39,6 +40,7 @@ void CollectiveWork::execute(const std::function<void()>& operation) noexcept {
       future_->markCompleted(c10::IValue(results_));
   } catch (...) {  // a callback of the future has thrown; waiting for the future reports it
   }
+  finish(error);  // after the future, which a program may read when wait() has returned
 }
 
 bool CollectiveWork::wait(milliseconds timeout) {
@@ -62,6 +64,7 @@ bool PointToPointWork::wait(milliseconds timeout) {
       work_.wait();  // bounded: by the deadline of the operation
     else
       work_.wait(base::Deadline::in(timeout));
+    const at::NoGradGuard no_grad;
     if (const auto complete = std::exchange(complete_, nullptr)) complete();
   } catch (...) {
     if (work_.done()) finish(std::current_exception());

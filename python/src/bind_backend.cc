@@ -62,6 +62,7 @@ void bind_backend(py::module_& module) {
             made->set_device(c10::Device(*device).type(),
                              comm::GroupAccess::make_group(world, name + ".device", members), std::move(inner));
         }
+        std::erase_if(backends(), [](const auto& one) { return one.expired(); });
         backends().emplace_back(made);
         return made;
       },

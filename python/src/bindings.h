@@ -20,6 +20,7 @@ void bind_backend(py::module_& module);
 void bind_checkpoint(py::module_& module);
 void bind_data(py::module_& module);
 void bind_ddp(py::module_& module);
+void bind_memory(py::module_& module);
 void bind_nn(py::module_& module);
 void bind_optimizers(py::module_& module);
 

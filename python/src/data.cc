@@ -67,21 +67,21 @@ class LoaderPositions {
 }  // namespace
 
 void bind_data(py::module_& module) {
-  py::class_<Pass>(module, "Pass")
-      .def("__len__", [](const Pass& self) { return self.plan.num_batches(); })
+  py::class_<Pass, Holder<Pass>>(module, "Pass")
+      .def("num_batches", [](const Pass& self) { return self.plan.num_batches(); })
       .def("indices", [](const Pass& self, std::uint64_t batch) { return self.plan.indices(batch); })
       .def(
           "receive", [](const Pass& self) { return self.received->next() != nullptr; },
           "Counts the next batch as drawn; after the last one, the epoch as finished.");
-  py::class_<LoaderPositions>(module, "LoaderPositions")
+  py::class_<LoaderPositions, Holder<LoaderPositions>>(module, "LoaderPositions")
       .def(py::init([](std::uint64_t num_samples, const Group* world, std::int64_t batch_size, std::uint64_t seed,
                        bool shuffle, const std::string& mode, bool drop_last) {
-             return std::make_unique<LoaderPositions>(num_samples, world,
-                                                      data::LoaderOptions{.batch_size = batch_size,
-                                                                          .seed = seed,
-                                                                          .shuffle = shuffle,
-                                                                          .mode = mode_from_name(mode),
-                                                                          .drop_last = drop_last});
+             return Holder<LoaderPositions>(new LoaderPositions(num_samples, world,
+                                                                data::LoaderOptions{.batch_size = batch_size,
+                                                                                    .seed = seed,
+                                                                                    .shuffle = shuffle,
+                                                                                    .mode = mode_from_name(mode),
+                                                                                    .drop_last = drop_last}));
            }),
            py::arg("num_samples"), py::arg("world"), py::arg("batch_size"), py::arg("seed"), py::arg("shuffle"),
            py::arg("mode"), py::arg("drop_last"))

@@ -18,7 +18,7 @@ class DevicePending final : public comm::Pending {
   bool done() override {
     if (is_finished()) return true;
     if (!work_->isCompleted()) return false;
-    finish(work_->isSuccess() ? nullptr : work_->exception());
+    finish(work_->exception());  // not isSuccess(), which that of NCCL throws from
     return true;
   }
   /// Looks more and more rarely: nothing but the detection of failures depends on it.

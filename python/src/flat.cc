@@ -16,7 +16,7 @@ bool is_accepted(at::ScalarType dtype) { return comm::name(dtype) != "?"; }
 
 at::Tensor flat(const at::Tensor& tensor) {
   const at::Tensor line = tensor.contiguous().view({-1});
-  return is_accepted(line.scalar_type()) || line.numel() == 0 ? line : line.view(at::kByte);
+  return is_accepted(line.scalar_type()) ? line : line.view(at::kByte);
 }
 
 void FlatResult::finish() const {
@@ -37,7 +37,7 @@ Concatenated::Concatenated(const char* call, std::vector<at::Tensor> tensors, bo
   }
   flat_ =
       at::empty({count}, tensors_.empty() ? at::TensorOptions() : tensors_[0].options().memory_format(std::nullopt));
-  if (count > 0 && !is_accepted(flat_.scalar_type())) flat_ = flat_.view(at::kByte);
+  if (!is_accepted(flat_.scalar_type())) flat_ = flat_.view(at::kByte);
 }
 
 void Concatenated::copy_from_tensors() {

@@ -5,11 +5,12 @@
 #include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group_access.h"
+#include "python/src/flat.h"
 
 namespace lockstep::python {
 
@@ -35,9 +36,16 @@ std::optional<ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call)
                          "PRODUCT, MIN, MAX, BAND, BOR or BXOR");
 }
 
+void check_reducible(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call) {
+  const bool plain = to_reduce_op(op, call).has_value();
+  const at::ScalarType dtype = tensor.scalar_type();
+  if (plain ? comm::name(dtype) != "?" : at::isIntegralType(dtype, /*includeBool=*/true)) return;
+  throw base::UsageError(std::string(call) + ": the dtype is " + c10::toString(dtype) + "; expected " +
+                         (plain ? "float64, float32, float16, bfloat16, int64, int32, int8, uint8 or bool"
+                                : "integers for BAND, BOR and BXOR"));
+}
+
 void all_reduce_bits(const Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op, const CallOptions& options) {
-  if (at::isFloatingType(line.scalar_type()))
-    throw base::UsageError("all_reduce: BAND, BOR and BXOR of " + comm::describe(line) + "; expected integers");
   const at::Tensor all = at::empty({group.size(), line.numel()}, line.options());
   group.all_gather(all, line, options);
   line.copy_(all[0]);
@@ -94,20 +102,32 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& sizes, std
 }
 
 void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensors& inputs, const CallOptions& options) {
-  std::int64_t largest = 0;
-  for (const at::Tensor& part : inputs) largest = std::max(largest, part.numel());
-  const at::Tensor agreed = at::tensor({largest}, at::kLong);
-  group.all_reduce(agreed, ReduceOp::kMax, options);
-  largest = agreed.item<std::int64_t>();
+  const int size = group.size();
+  const at::Tensor mine = at::empty({size}, at::kLong), all = at::empty({size, size}, at::kLong);
+  for (int rank = 0; rank < size; ++rank) mine[rank].fill_(inputs[static_cast<std::size_t>(rank)].numel());
+  group.all_gather(all, mine, options);
+  for (int rank = 0; rank < size; ++rank) {
+    const auto sent = all[rank][group.rank()].item<std::int64_t>();
+    const std::int64_t expected = outputs[static_cast<std::size_t>(rank)].numel();
+    if (sent != expected)
+      comm::GroupAccess::fail(
+          group, base::DesyncError(
+                     base::Cause::kDesync, "all_to_all", group.global_rank(group.rank()), group.global_rank(rank),
+                     "rank " + std::to_string(group.global_rank(rank)) + " sends " + std::to_string(sent) +
+                         " elements, rank " + std::to_string(group.global_rank(group.rank())) + " expects " +
+                         std::to_string(expected),
+                     "sender and receiver must pass the same sizes"));
+  }
+  const auto largest = all.max().item<std::int64_t>();
   if (largest == 0) return;
   const at::TensorOptions like = inputs[0].options().memory_format(std::nullopt);
-  const at::Tensor sent = at::empty({group.size(), largest}, like), received = at::empty({group.size(), largest}, like);
-  for (int rank = 0; rank < group.size(); ++rank) {
+  const at::Tensor sent = at::empty({size, largest}, like), received = at::empty({size, largest}, like);
+  for (int rank = 0; rank < size; ++rank) {
     const at::Tensor& part = inputs[static_cast<std::size_t>(rank)];
     sent[rank].narrow(0, 0, part.numel()).copy_(part.reshape({-1}));
   }
-  group.all_to_all(received.view({-1}), sent.view({-1}), options);
-  for (int rank = 0; rank < group.size(); ++rank) {
+  group.all_to_all(flat(received), flat(sent), options);
+  for (int rank = 0; rank < size; ++rank) {
     const at::Tensor& part = outputs[static_cast<std::size_t>(rank)];
     part.copy_(received[rank].narrow(0, 0, part.numel()).view(part.sizes()));
   }

@@ -18,6 +18,10 @@ using TensorLists = std::vector<Tensors>;
 /// A reduction of c10d as one of Group, or none for those on bits. Throws UsageError for others.
 std::optional<comm::ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call);
 
+/// Throws UsageError unless elements of this dtype can be reduced by `op`: other dtypes move as bytes, and are no
+/// numbers.
+void check_reducible(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call);
+
 /// all_reduce() of the bits of integers.
 void all_reduce_bits(const comm::Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op,
                      const comm::CallOptions& options);
@@ -27,7 +31,8 @@ void all_reduce(const comm::Group& group, const at::Tensor& line, const c10d::Re
 /// Sums sparse tensors, whose ranks may have different numbers of elements.
 void all_reduce_sparse(const comm::Group& group, at::Tensor& tensor, const c10d::ReduceOp& op,
                        const comm::CallOptions& options);
-/// all_to_all() of parts of different sizes: each part is padded to the largest one of all ranks.
+/// all_to_all() of parts of different sizes: each part is padded to the largest one of all ranks. Throws DesyncError if
+/// a rank sends another number of elements than its receiver expects.
 void all_to_all_unequal(const comm::Group& group, const Tensors& outputs, const Tensors& inputs,
                         const comm::CallOptions& options);
 

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, module) {
   lockstep::python::bind_checkpoint(module);
   lockstep::python::bind_data(module);
   lockstep::python::bind_ddp(module);
+  lockstep::python::bind_memory(module);
   lockstep::python::bind_nn(module);
   lockstep::python::bind_optimizers(module);
 }

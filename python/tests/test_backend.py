@@ -207,6 +207,69 @@ def test_monitored_barrier(world):
         same(tensor, torch.full((2,), float(size)))
 
 
+@on_ranks(2, 3)
+def test_dtypes_that_are_no_numbers_here(world):
+    """They move as bytes, and are not reduced."""
+    with process_group() as (rank, size):
+        for dtype in (torch.int16, torch.complex64):
+            tensor = torch.ones(3, dtype=dtype)
+            dist.broadcast(tensor, 0)
+            dist.broadcast(torch.ones(0, dtype=dtype), 0)
+            with pytest.raises(lockstep.UsageError, match="reduce: the dtype is"):
+                dist.reduce(tensor, 0)
+            with pytest.raises(lockstep.UsageError, match="reduce_scatter: the dtype is"):
+                dist.reduce_scatter_tensor(torch.ones(1, dtype=dtype), torch.ones(size, dtype=dtype))
+        with pytest.raises(lockstep.UsageError, match="all_reduce: the dtype is Short"):
+            dist.all_reduce(torch.ones(3, dtype=torch.int16))
+        with pytest.raises(lockstep.UsageError, match="integers for BAND"):
+            dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+        bits = torch.full((2,), 256 + rank, dtype=torch.int16)
+        dist.all_reduce(bits, dist.ReduceOp.BOR)
+        same(bits, torch.full((2,), 256 + (1 if size == 2 else 3), dtype=torch.int16))
+        got = [torch.empty(1 + one, dtype=torch.int16) for one in range(size)]
+        dist.all_to_all(got, [torch.full((1 + rank,), rank, dtype=torch.int16) for _ in range(size)])
+        assert [one.tolist() for one in got] == [[one] * (1 + one) for one in range(size)]
+
+
+@on_ranks(2, fresh=True)
+def test_sizes_that_do_not_fit(world):
+    with pytest.raises(lockstep.DesyncError, match="rank 1 sends 3 elements, rank 0 expects 2"), process_group():
+        rank = world.rank
+        outputs = [torch.empty(2), torch.empty(2)] if rank == 0 else [torch.empty(2), torch.empty(3)]
+        dist.all_to_all(outputs, [torch.ones(2), torch.ones(2)] if rank == 0 else [torch.ones(3), torch.ones(3)])
+
+
+@on_ranks(2, 3)
+def test_callbacks_and_parameters(world):
+    """A callback of a future starts another operation; results go to parameters that are not contiguous."""
+    with process_group() as (rank, size):
+        tensor, later = torch.ones(3), torch.full((2,), float(rank))
+
+        def follow(future):
+            dist.all_reduce(later)
+            return future.value()
+
+        futures = [dist.all_reduce(tensor, async_op=True).get_future().then(follow)]
+        torch.futures.wait_all(futures)
+        same(tensor, torch.full((3,), float(size)))
+        same(later, torch.full((2,), float(sum(range(size)))))
+        parameter = nn.Parameter(torch.full((2, 3), float(rank)).t())
+        dist.broadcast(parameter, 0)
+        same(parameter.detach(), torch.zeros(3, 2))
+
+
+@on_ranks(3)
+def test_groups_of_another_default_group(world):
+    """torch uses the names of groups again, for other ranks."""
+    for members in ([0, 1], [0, 1, 2], [1, 2]):
+        with process_group() as (rank, size):
+            group = dist.new_group(members)
+            if rank in members:
+                tensor = torch.ones(1)
+                dist.all_reduce(tensor, group=group)
+                assert tensor.item() == len(members)
+
+
 @on_ranks(2)
 def test_profiler_names_operations(world):
     with process_group(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

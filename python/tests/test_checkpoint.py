@@ -157,6 +157,58 @@ def test_what_does_not_fit_is_refused(world):
     remove(world, folder)
 
 
+def schedules_of(optimizer):
+    lr = torch.optim.lr_scheduler
+    return {
+        "steps": lr.MultiStepLR(optimizer, [3, 6, 6], 0.5),
+        "sequence": lr.SequentialLR(
+            optimizer, [lr.LinearLR(optimizer, 0.1, 1.0, 3), lr.CosineAnnealingLR(optimizer, 6)], [3]
+        ),
+        "lambda": lr.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        "cycle": lr.OneCycleLR(optimizer, 0.5, 20),
+        "plateau": lr.ReduceLROnPlateau(optimizer, patience=1),
+    }
+
+
+@on_ranks(2)
+def test_schedules(world):
+    """The rates after a resume are those without it."""
+    for kind in ("steps", "sequence", "lambda", "cycle", "plateau"):
+        folder, rates = shared_folder(world), []
+        for resumed in (False, True):
+            net = nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            schedule = schedules_of(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))[kind]
+            optimizer, schedule = schedule.optimizer, schedule
+            state = TrainingState(world, folder).add("optimizer", optimizer, net).add("schedule", schedule)
+            assert state.resume() == resumed
+            for step in range(4, 12) if resumed else range(12):
+                optimizer.step()
+                schedule.step(1.0) if kind == "plateau" else schedule.step()
+                if not resumed and step == 3:
+                    state.save(4)
+                if step >= 4:
+                    rates.append(optimizer.param_groups[0]["lr"])
+            del state
+        assert rates[:8] == rates[8:] and len(set(rates)) > 1, (kind, rates)
+        remove(world, folder)
+
+
+@on_ranks(1)
+def test_a_state_that_is_no_longer_used_is_freed(world):
+    import gc
+    import weakref
+
+    folder = shared_folder(world)
+    net = nn.Linear(2, 2)
+    state = TrainingState(world, folder).add("model", net)
+    seen = weakref.ref(net)
+    del state, net
+    gc.collect()
+    assert seen() is None
+    remove(world, folder)
+
+
 @on_ranks(2)
 def test_state_of_an_object_of_the_program(world):
     class Averages:
@@ -185,6 +237,10 @@ def test_state_of_an_object_of_the_program(world):
     assert state.resume()
     assert torch.equal(loaded.values.pop("tensor"), saved.values.pop("tensor")) and loaded.values == saved.values
     assert mine.values["text"] == f"of rank {world.rank}"
+    with pytest.raises(lockstep.UsageError, match="has the type dict"):
+        loaded.values["numbers"] = {1: "one"}  # JSON would make the key a string
+        state.save(2)
+    del loaded.values["numbers"]
     with pytest.raises(lockstep.UsageError, match="has the type object"):
         loaded.values["object"] = object()
         state.save(2)

@@ -85,6 +85,16 @@ def test_resumes_with_another_number_of_ranks(world):
 
 
 @on_ranks(2)
+def test_passes_do_not_mix(world):
+    """A pass that has begun keeps its epoch when another one begins."""
+    loader = DataLoader(Numbers(12), world, batch_size=2, seed=1)
+    expected = [batch.flatten().tolist() for batch in loader.epoch(0)]
+    first = loader.epoch(0)
+    loader.epoch(1)
+    assert [batch.flatten().tolist() for batch in first] == expected
+
+
+@on_ranks(2)
 def test_other_order_is_refused(world):
     state = DataLoader(Numbers(40), world, seed=1).state_dict()
     for other in (Numbers(41), 1), (Numbers(40), 2):

@@ -1,5 +1,6 @@
 """lockstep.host_shared(): one memory per host, private writes, files, tied weights, optimizers."""
 
+import os
 import tempfile
 
 import pytest
@@ -18,6 +19,7 @@ class Net(nn.Module):
         self.tied = self.first
         self.out = nn.Linear(width, 2, device=device).bfloat16()
         self.register_buffer("count", torch.ones(3, device=device))
+        self.register_buffer("empty", torch.ones(0, device=device))
 
     def forward(self, x):
         return self.out(torch.relu(self.first(x)).bfloat16()).float()
@@ -55,19 +57,37 @@ def test_file_is_read_once(world):
         for path in paths:
             net = Net(device="meta")
             lockstep.host_shared(net, world, path if world.rank == 0 else "/nowhere")
-            assert net.tied.weight is net.first.weight
+            assert net.tied.weight is net.first.weight and net.empty.shape == (0,) and not net.empty.is_meta
             for name, one in net.state_dict().items():
                 assert torch.equal(one, expected.state_dict()[name]), name
         with pytest.raises(lockstep.UsageError, match='rank 0: the file has no "other.weight"'):
             wider = Net(device="meta")
             wider.other = nn.Linear(2, 2)
             lockstep.host_shared(wider, world, paths[0])
+        with open(paths[1], "rb+") as file:
+            damaged = Net(device="meta")
+            file.truncate(200)
+        with pytest.raises(lockstep.UsageError, match="rank 0: "):
+            lockstep.host_shared(damaged, world, paths[1])
+        save_file({name: one.clone() for name, one in expected.state_dict().items()}, paths[1])
         with pytest.raises(lockstep.UsageError, match="another shape or dtype"):
             lockstep.host_shared(Net(32, device="meta"), world, paths[1])
         with pytest.raises(lockstep.UsageError, match="there is no file"):
             lockstep.host_shared(Net(device="meta"), world)
         with pytest.raises(lockstep.UsageError, match="other parameters"):
             lockstep.host_shared(Net(32 if world.rank else 64), world)
+
+
+@on_ranks(2)
+def test_many_tensors_and_buffers_that_are_not_saved(world):
+    """No descriptor per tensor; buffers that are not persistent come from the module."""
+    net = nn.ModuleList(nn.Linear(2, 1) for _ in range(600))
+    net[0].register_buffer("mask", torch.full((2,), 3.0), persistent=False)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        torch.save(net.state_dict(), file.name)
+        lockstep.host_shared(net, world, file.name)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2 and net[0].mask.tolist() == [3, 3]
 
 
 @on_ranks(2, 3)

@@ -39,7 +39,10 @@ def names_of_binding():
             continue
         found[name] = None
         if inspect.isclass(value):
-            members = {member for member in dir(value) if member not in SHARED_WITH_ALL_CLASSES}
+            inherited = {
+                member for base in value.__bases__ for member in dir(base)
+            }  # such as those of a class of torch
+            members = set(dir(value)) - SHARED_WITH_ALL_CLASSES - inherited
             is_enum = hasattr(value, "__members__")
             found[name] = {one for one in members if not one.startswith("_")} | (
                 {"name", "value"} if is_enum else set()

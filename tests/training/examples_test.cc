@@ -24,7 +24,7 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   const std::string empty = folder.write("empty/file", "");
   const auto text = folder.write("short.txt", "ten bytes.");
   const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
-  const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --save, --loss-log, --help";
+  const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --weights, --save, --loss-log, --help";
   expect_usage_error({sum, "4"}, "01_all_reduce: unknown argument \"4\"; expected --help");
   expect_usage_error({mnist},
                      "02_mnist: --data is missing; expected a directory with the MNIST files, such as --data mnist");
