@@ -291,11 +291,11 @@ def batch_script_is_not_a_slurm_step(args, folder):
         code == 0 and output.count(f"sum {NUM_ELEMENTS}\n") == 1 and output.count(f"sum {3 * NUM_ELEMENTS}\n") == 3,
         f"it is a world of one; exit code {code} {sbatch_output} {output}",
     )
-    # At a terminal, salloc starts its shell in a step of its own.
-    shell = ["script", "-qec", "salloc -N2 -n3", "/dev/null"]
+    # At a terminal, salloc starts $SHELL in a step of its own. The script takes the shell's place, so that nothing has
+    # to be typed at the right moment.
     done = subprocess.run(
-        shell,
-        input=f"{script}\nexit\n",
+        ["script", "-qec", f"env SHELL={script} salloc -N2 -n3", "/dev/null"],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -303,7 +303,8 @@ def batch_script_is_not_a_slurm_step(args, folder):
         check=False,
         env=environment(),
     )
-    check(re.search(r"procid 0 of 3, step 429496\d+", done.stdout) is not None, "salloc's shell has a step of its own")
+    in_step = re.search(r"procid 0 of 3, step 429496\d+", done.stdout) is not None
+    check(in_step, f"salloc's shell has a step of its own {'' if in_step else done.stdout}")
     alone = done.stdout.count(f"sum {NUM_ELEMENTS}\n") == 1 and done.stdout.count(f"sum {3 * NUM_ELEMENTS}\n") == 3
     check(alone, f"it is a world of one {'' if alone else done.stdout}")
 
