@@ -117,15 +117,21 @@ void apply_rendezvous_message(World& world, const std::string& received) {
   world.identity.address = base::net::parse_address("rank 0's address", parts[1]);
 }
 
-/// Returns the address for rank 0's store. On one host that is the loopback address. Otherwise it is the address from
-/// which this host connects to torchrun's store, which usually runs on rank 0's host, unless that host's name resolves
-/// to a loopback address, as Debian's does.
-std::string address_under_torchrun(const World& world) {
-  if (world.identity.local_world_size == world.identity.world_size) return "127.0.0.1";
-  const std::string towards = base::net::source_address_for(world.identity.address);
-  if (world.interface.empty() && !towards.starts_with("127.") && towards != "::1") return towards;
+bool is_loopback(std::string_view host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+/// Returns the address at which other hosts reach this one: LOCKSTEP_INTERFACE's, or else the one from which this host
+/// connects to `towards`, which is usually itself; but its name may resolve to a loopback address, as Debian's does.
+/// Without `towards`, that of the first interface.
+std::string address_of_this_host(const World& world, const base::net::Address& towards) {
+  const std::string here = towards.host.empty() ? "127.0.0.1" : base::net::source_address_for(towards);
+  if (world.interface.empty() && !is_loopback(here)) return here;
   const std::string found = base::net::address_of_interface(world.interface);
-  return found.empty() && world.interface.empty() ? towards : found;
+  return found.empty() && world.interface.empty() ? here : found;
+}
+
+std::string address_under_torchrun(const World& world) {
+  const bool is_one_host = world.identity.local_world_size == world.identity.world_size;
+  return is_one_host ? "127.0.0.1" : address_of_this_host(world, world.identity.address);
 }
 
 }  // namespace
@@ -153,10 +159,12 @@ void rendezvous_over_mpi(World& world, base::Deadline deadline) {
 }
 
 void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, base::Deadline deadline) {
-  const std::string message =
-      rendezvous.rank == 0
-          ? start_store_server(world, base::net::source_address_for(base::net::Address{rendezvous.towards, 1}))
-          : "";
+  const auto address = [&] {
+    const base::net::Address towards{rendezvous.towards, 1};
+    const bool is_one_host = world.interface.empty() && is_loopback(towards.host);
+    return is_one_host ? base::net::source_address_for(towards) : address_of_this_host(world, towards);
+  };
+  const std::string message = rendezvous.rank == 0 ? start_store_server(world, address()) : "";
   apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
 }
 

@@ -2,6 +2,7 @@
 #include "lockstep/ddp/replicas.h"
 
 #define XXH_INLINE_ALL
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
@@ -44,27 +45,42 @@ std::vector<std::string> describe_tensors(const NamedTensors& tensors, const std
   return lines;
 }
 
-/// Runs `operation` on flat copies of consecutive `tensors` of one dtype and device, and copies the results back.
+/// Whether an operation on flat bytes can use the tensor's own memory.
+bool is_flat(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference();
+}
+
+/// Runs `operation` on one flat copy of `batch`, and copies the results back; a single tensor is not copied.
+template <typename Operation>
+void run_on_flat_batch(std::vector<at::Tensor>& batch, const Operation& operation) {
+  if (batch.size() == 1 && is_flat(batch[0])) {
+    operation(batch[0].view({-1}));
+    torch::autograd::impl::bump_version(batch[0]);
+    return;
+  }
+  std::int64_t total = 0;
+  for (const at::Tensor& t : batch) total += t.numel();
+  const at::Tensor flat = at::empty({total}, batch[0].options());
+  const auto each = [&](const auto& copy) {
+    std::int64_t at = 0;
+    for (at::Tensor& t : batch) {
+      copy(t, flat.narrow(0, at, t.numel()).view(t.sizes()));
+      at += t.numel();
+    }
+  };
+  each([](const at::Tensor& t, const at::Tensor& slice) { slice.copy_(t); });
+  operation(flat);
+  each([](const at::Tensor& t, const at::Tensor& slice) { copy_values(slice, t); });
+}
+
+/// Runs `operation` on batches of consecutive `tensors` of one dtype and device, flat and small.
 template <typename Operation>
 void for_each_flat_batch(const NamedTensors& tensors, const Operation& operation) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> batch;
   std::int64_t bytes = 0;
   const auto flush = [&] {
-    if (batch.empty()) return;
-    std::int64_t total = 0;
-    for (const at::Tensor& t : batch) total += t.numel();
-    at::Tensor flat = at::empty({total}, batch[0].options());
-    const auto each = [&](const auto& copy) {
-      std::int64_t at = 0;
-      for (at::Tensor& t : batch) {
-        copy(t, flat.narrow(0, at, t.numel()).view(t.sizes()));
-        at += t.numel();
-      }
-    };
-    each([](const at::Tensor& t, const at::Tensor& slice) { slice.copy_(t); });
-    operation(flat);
-    each([](const at::Tensor& t, const at::Tensor& slice) { copy_values(slice, t); });
+    if (!batch.empty()) run_on_flat_batch(batch, operation);
     batch.clear();
     bytes = 0;
   };
@@ -133,8 +149,8 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
 void broadcast_tensors(const NamedTensors& tensors, const comm::Group& group, int root) {
   if (group.size() == 1) return;
   // As bytes: a group does not accept every dtype.
-  for_each_flat_batch(tensors,
-                      [&](at::Tensor& flat) { group.broadcast(flat.view(at::kByte), root, {.name = "parameters"}); });
+  for_each_flat_batch(
+      tensors, [&](const at::Tensor& flat) { group.broadcast(flat.view(at::kByte), root, {.name = "parameters"}); });
 }
 
 void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int root) {

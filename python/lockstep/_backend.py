@@ -109,7 +109,9 @@ def _join_world(rank: int, size: int, store: Any, seconds: float) -> group.Group
 
 
 def _host_of(store: Any) -> str:
-    """The host of torch's store, or this one."""
+    """The host of torch's store; none if that is a file, which several hosts may share."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
+    if isinstance(store, dist.FileStore):
+        return ""
     return getattr(store, "host", None) or "127.0.0.1"

@@ -3,6 +3,7 @@
 import os
 import tempfile
 
+import numpy
 import pytest
 import torch
 from ranks import on_ranks
@@ -88,6 +89,37 @@ def test_many_tensors_and_buffers_that_are_not_saved(world):
         torch.save(net.state_dict(), file.name)
         lockstep.host_shared(net, world, file.name)
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 2 and net[0].mask.tolist() == [3, 3]
+
+
+def _memory():
+    """The memory of this process in bytes; pages that processes share count by their part."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+@on_ranks(4)
+def test_memory_of_fifty_million_parameters(world):
+    """All ranks of a host together hold one copy, whatever the kind of the file."""
+    for kind in ("pt", "safetensors"):
+        net = nn.Sequential(*(nn.Linear(4096, 4096, device="meta") for _ in range(3)))
+        num_bytes = sum(p.nbytes for p in net.parameters())
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/net.{kind}"
+            if world.rank == 0:  # in numpy's memory, because freed tensors leave memory that host_shared() could use
+                values = {
+                    name: torch.from_numpy(numpy.full(p.shape, 0.5, numpy.float32))
+                    for name, p in net.named_parameters()
+                }
+                torch.save(values, path) if kind == "pt" else save_file(values, path)
+                del values
+            world.barrier()
+            before = _memory()
+            shared = lockstep.host_shared(net, world, path)
+        assert all(p.sum().item() == p.numel() / 2 for p in net.parameters())
+        world.barrier()
+        grown = sum(world.all_gather_object(_memory() - before))
+        assert num_bytes < grown < 1.05 * num_bytes and shared.copied_bytes == 0, f"{kind}: {grown} of {num_bytes}"
+        del shared, net
 
 
 @on_ranks(2, 3)

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import sys
 
 import pytest
 import torch
@@ -52,6 +53,16 @@ def test_equals_torch(world):
     for name, (options, _) in CASES.items():
         (net, ours, batch), (other, theirs, whole) = pair(world, name, **options)
         expect_equal(train(net, ours, STEPS, *batch), train(other, theirs, STEPS, *whole))
+
+
+@on_ranks(2, fresh=True)
+def test_torch_dynamo_is_not_imported(world):
+    net = make_net()
+    assert "torch._dynamo" not in sys.modules
+    optimizer = lockstep.optim.AdamW(lockstep.DistributedDataParallel(net, world))
+    train(net, optimizer, 2, *data())
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert "torch._dynamo" not in sys.modules
 
 
 @on_ranks(1, 2)

@@ -1,10 +1,12 @@
 // Tests of modules whose tensors are replaced, frozen or unfrozen after DistributedDataParallel was made, and of
 // unusual dtypes.
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <sstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/ddp/test_models.h"
@@ -296,6 +298,31 @@ TEST(DdpModules, ReplicasThatDifferAtTheEndAreAWarning) {
         all.find("REPLICA_DIVERGED when the DistributedDataParallel ended, parameter second.bias");
     EXPECT_EQ(first != std::string::npos, differs && world().size() > 1) << all;
     EXPECT_EQ(all.find("REPLICA_DIVERGED", first + 1), std::string::npos) << all;
+  }
+}
+
+struct OneParameter : torch::nn::Module {
+  explicit OneParameter(const at::Tensor& value) : parameter(register_parameter("parameter", value)) {}
+  at::Tensor parameter;
+};
+
+// Rank 0's value of a large parameter is received in the parameter's own memory if that is contiguous.
+TEST(DdpModules, LargeParametersAreBroadcastWithoutACopy) {
+  const auto before = comm::arena::arena_stats();
+  std::int64_t rows = 0;  // more bytes than any rank has used at once
+  for (const std::string& peak : world().all_gather_bytes(std::to_string(before.peak_live_bytes)))
+    rows = std::max<std::int64_t>(rows, (std::stoll(peak) + (std::int64_t{34} << 20)) / 4096);
+  for (const bool transposed : {false, true}) {
+    const at::Tensor value = torch::full({rows, 1024}, world().rank() + 1.0, world().device());
+    OneParameter net(transposed ? value.t() : value);
+    const std::int64_t version = net.parameter._version();
+    const DistributedDataParallel ddp(net, world());
+    EXPECT_TRUE(net.parameter.detach().eq(1).all().item<bool>());
+    EXPECT_EQ(net.parameter._version() > version, world().size() > 1);
+    EXPECT_EQ(net.parameter.is_contiguous(), !transposed);
+    const auto now = comm::arena::arena_stats();
+    if (!transposed && now.live_bytes > value.nbytes())
+      EXPECT_LT(now.peak_live_bytes, before.live_bytes + value.nbytes() + (std::uint64_t{16} << 20));
   }
 }
 

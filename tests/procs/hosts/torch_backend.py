@@ -7,6 +7,7 @@ the machine lacks what the test requires.
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -23,7 +24,9 @@ def rank_main():
     import torch.distributed as dist
 
     _lockstep_backend.register()
-    dist.init_process_group("lockstep")
+    dist.init_process_group(
+        "lockstep", init_method=sys.argv[2], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     net, alone = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
@@ -77,14 +80,26 @@ def main():
     env = {"LOCKSTEP_LOG": "quiet", "PYTHONPATH": args.package, "PYTHONDONTWRITEBYTECODE": 1}
     with tempfile.TemporaryDirectory() as folder:
         cluster = host_cluster.HostCluster(2, folder)
-        for order in ("contiguous", "interleaved"):
+        # As on Debian, each host's own name is an address there that no other host reaches.
+        script = (
+            'hostname=$(hostname); sed "s/^.* $hostname$/127.0.1.1 $hostname/" /etc/hosts >"$0.$$" &&'
+            ' mount --bind "$0.$$" /etc/hosts && exec "$@"'
+        )
+        in_debian = ["unshare", "--mount", "sh", "-c", script, f"{folder}/names"]
+        for order, init_method, variables in (
+            ("contiguous", "env://", {}),
+            ("interleaved", "env://", {"MASTER_ADDR": "h1"}),
+            ("contiguous", f"file://{folder}/store", {}),
+        ):
             where = hosts_of_ranks(2, 2, order)
-            answer, crossed = run(cluster, Job, where, [args.python, __file__, "rank"], env)
-            check(answer["sum"] == [6.0], f"{order}: the sum is {answer['sum']}")
-            check(answer["received"] == [7.0, 7.0], f"{order}: rank 0 received {answer['received']} from any rank")
-            check(answer["difference"] < 1e-6, f"{order}: the weights differ by {answer['difference']:.1e}")
-            check(0.95 < crossed / BYTES <= 1.06, f"{order}: the traffic is {crossed / BYTES:.3f} of the tensor")
+            words = [*in_debian, args.python, __file__, "rank", init_method]
+            answer, crossed = run(cluster, Job, where, words, {**env, **variables})
+            what = f"{order}, {init_method.partition(':')[0]} {variables.get('MASTER_ADDR', '')}"
+            check(answer["sum"] == [6.0], f"{what}: the sum is {answer['sum']}")
+            check(answer["received"] == [7.0, 7.0], f"{what}: rank 0 received {answer['received']} from any rank")
+            check(answer["difference"] < 1e-6, f"{what}: the weights differ by {answer['difference']:.1e}")
+            check(0.95 < crossed / BYTES <= 1.06, f"{what}: the traffic is {crossed / BYTES:.3f} of the tensor")
 
 
 if __name__ == "__main__":
-    rank_main() if sys.argv[1:] == ["rank"] else main()
+    rank_main() if sys.argv[1:2] == ["rank"] else main()
