@@ -50,7 +50,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kClockRequest:
     case protocol::FrameKind::kStdin:
     case protocol::FrameKind::kStdinTaken:
-    case protocol::FrameKind::kUsesMpi4py:
+    case protocol::FrameKind::kUsesLibrary:
     case protocol::FrameKind::kStdout:
     case protocol::FrameKind::kStderr:
     case protocol::FrameKind::kAlive:

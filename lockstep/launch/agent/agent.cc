@@ -20,10 +20,10 @@
 #include "lockstep/launch/agent/agent_setup.h"
 #include "lockstep/launch/agent/epoll.h"
 #include "lockstep/launch/agent/error_files.h"
+#include "lockstep/launch/agent/foreign_library.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/guard.h"
 #include "lockstep/launch/agent/interface_check.h"
-#include "lockstep/launch/agent/mpi4py.h"
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
@@ -43,8 +43,8 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr std::array kMpi4pyChecks = {2, 5, 10, 20, 40};  // numbers of health reports, which are one second apart
-constexpr auto kKillRetryInterval = 50ms;                 // a process may fork between the scan of /proc and the signal
+constexpr std::array kLibraryChecks = {2, 5, 10, 20, 40};  // numbers of health reports, which are one second apart
+constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the scan of /proc and the signal
 
 struct RankProcess {
   int rank = -1;
@@ -75,7 +75,7 @@ class Agent {
   void stop(const protocol::StopRequest& request);
   void signal_ranks(int signal, bool also_in_world);
   void send_rank_health();
-  void check_for_mpi4py();
+  void check_for_foreign_library();
   void send_snapshots();
   std::vector<protocol::RankStatus> rank_statuses() const;
   void send_saved_checkpoint(const RankProcess& process);
@@ -103,7 +103,7 @@ class Agent {
   bool launcher_lost_ = false;
   const std::int64_t initial_oom_kills_ = count_oom_kills();
   int num_health_reports_ = 0;
-  bool has_mpi4py_ = false;
+  bool has_foreign_library_ = false;
   bool any_failed_ = false;  // a rank has failed
   const ErrorFiles error_files_;
   std::chrono::milliseconds fail_grace_{0};
@@ -279,16 +279,18 @@ void Agent::send_rank_health() {
     send_saved_checkpoint(process);
   }
   if (queue_.empty()) queue_frame(protocol::FrameKind::kAlive, -1);
-  check_for_mpi4py();
+  check_for_foreign_library();
 }
 
-/// Reports once that the ranks use mpi4py. Programs load it when they start.
-void Agent::check_for_mpi4py() {
+/// Reports once that the ranks use mpi4py or Horovod. Programs load these when they start.
+void Agent::check_for_foreign_library() {
   ++num_health_reports_;
-  if (has_mpi4py_ || std::find(kMpi4pyChecks.begin(), kMpi4pyChecks.end(), num_health_reports_) == kMpi4pyChecks.end())
+  if (has_foreign_library_ ||
+      std::find(kLibraryChecks.begin(), kLibraryChecks.end(), num_health_reports_) == kLibraryChecks.end())
     return;
-  has_mpi4py_ = any_has_mpi4py(process::descendants());
-  if (has_mpi4py_) queue_frame(protocol::FrameKind::kUsesMpi4py, -1);
+  const std::string_view found = find_foreign_library(process::descendants());
+  has_foreign_library_ = !found.empty();
+  if (has_foreign_library_) queue_frame(protocol::FrameKind::kUsesLibrary, -1, std::string(found));
 }
 
 void Agent::send_snapshots() {

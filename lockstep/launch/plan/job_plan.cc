@@ -139,6 +139,19 @@ void allow_nccl_on_shared_gpus(JobPlan& job, const process::Environment& inherit
   }
 }
 
+/// Returns Horovod's variables of one rank. CROSS counts the hosts that have a rank with this local rank.
+process::Environment horovod_environment(int rank, int local_rank, std::size_t number, const std::vector<Node>& nodes) {
+  const auto has_it = [&](const Node& node) { return node.ranks > local_rank; };
+  const auto here = nodes.begin() + static_cast<std::ptrdiff_t>(number);
+  return {"HOROVOD_RANK=" + std::to_string(rank),
+          "HOROVOD_SIZE=" + std::to_string(count_ranks(nodes)),
+          "HOROVOD_LOCAL_RANK=" + std::to_string(local_rank),
+          "HOROVOD_LOCAL_SIZE=" + std::to_string(here->ranks),
+          "HOROVOD_CROSS_RANK=" + std::to_string(std::count_if(nodes.begin(), here, has_it)),
+          "HOROVOD_CROSS_SIZE=" + std::to_string(std::count_if(nodes.begin(), nodes.end(), has_it)),
+          "HOROVOD_HOSTNAME=" + here->info.host};
+}
+
 RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, const LaunchContext& context,
                    const Node& node, std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
@@ -233,9 +246,13 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
         .key = context.key,
         .label = job_label(context, static_cast<int>(num_ranks))};
     std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
-    for (int local = 0; local < node.ranks; ++local)
-      job.ranks.push_back(
-          plan_rank(first + local, local, options, context, node, std::move(cpus[static_cast<std::size_t>(local)])));
+    for (int local = 0; local < node.ranks; ++local) {
+      RankPlan rank =
+          plan_rank(first + local, local, options, context, node, std::move(cpus[static_cast<std::size_t>(local)]));
+      for (std::string& variable : horovod_environment(first + local, local, number, nodes))
+        rank.environment.push_back(std::move(variable));
+      job.ranks.push_back(std::move(rank));
+    }
     process::Environment inherited = inherited_environment(node, context);
     assign_gpus(job, options, node, inherited);
     if (options.share_gpus) allow_nccl_on_shared_gpus(job, inherited);

@@ -42,9 +42,13 @@ Environment remove_variables(Environment environment, const Environment& others)
 }
 
 bool belongs_to_another_launcher(std::string_view name) {
-  constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
-  constexpr std::array kNames = {"SLURM_PROCID",      "SLURM_LOCALID", "SLURM_NODEID",
-                                 "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"};
+  constexpr std::array kPrefixes = {"TORCHELASTIC_",    "ROLE_",      "PMI_",        "PMIX_",
+                                    "OMPI_COMM_WORLD_", "SLURM_STEP", "SLURM_SRUN_", "SLURM_NTASKS"};
+  // Programs that find one of SLURM's variables of a task expect all of them: Lightning decides by SLURM_NTASKS.
+  constexpr std::array kNames = {
+      "SLURM_PROCID",      "SLURM_LOCALID",  "SLURM_NODEID",       "SLURM_NPROCS",
+      "SLURM_GTIDS",       "SLURM_TASK_PID", "SLURM_DISTRIBUTION", "SLURM_LAUNCH_NODE_IPADDR",
+      "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE",  "LOCKSTEP_ENV_FROM"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [&](const char* prefix) { return name.rfind(prefix, 0) == 0; }) ||
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();

@@ -51,7 +51,7 @@ enum class FrameKind : std::uint32_t {
   kStartFailed,      ///< two numbers: StartStep and errno
   kStdout,           ///< bytes that `rank` has written
   kStderr,           ///< the same
-  kUsesMpi4py,       ///< empty; a rank has loaded mpi4py. At most once
+  kUsesLibrary,      ///< the name of a library that a rank has loaded, in which it is alone. At most once
   kRankHealth,       ///< job::health::RankHealth; about once per second
   kAlive,            ///< empty; about once per second if no other frame is queued
   kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes

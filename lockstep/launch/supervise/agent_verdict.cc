@@ -150,12 +150,15 @@ std::string stop_note(int signal, std::chrono::milliseconds grace) {
                           : "stopping all ranks: SIGTERM, and SIGKILL in " + end;
 }
 
-std::string mpi4py_note(std::size_t num_ranks, const std::vector<std::string>& command) {
+std::string foreign_library_note(const std::string& library, std::size_t num_ranks,
+                                 const std::vector<std::string>& command) {
+  const bool is_horovod = library == "Horovod";
+  const std::string number = std::to_string(num_ranks);
   std::string words;
   for (const std::string& word : command) words += " " + word;
-  return "warning: the ranks use mpi4py, for which they are " + std::to_string(num_ranks) +
-         " separate worlds of one rank, because lockstep run does not start MPI; use mpirun -n " +
-         std::to_string(num_ranks) + base::telemetry::printable(words.substr(0, 200));
+  return "warning: the ranks use " + std::string(is_horovod ? "Horovod" : "mpi4py") + ", for which they are " + number +
+         " separate worlds of one rank, because lockstep run does not start " + (is_horovod ? "it" : "MPI") + "; use " +
+         (is_horovod ? "horovodrun -np " : "mpirun -n ") + number + base::telemetry::printable(words.substr(0, 200));
 }
 
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,

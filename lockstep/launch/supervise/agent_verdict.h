@@ -62,7 +62,8 @@ std::string stop_note(int signal, std::chrono::milliseconds grace);
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks);
 
-/// Returns the warning that ranks use mpi4py, for which each of them is alone. Pure.
-std::string mpi4py_note(std::size_t num_ranks, const std::vector<std::string>& command);
+/// Returns the warning that ranks use `library`, "mpi4py" or "Horovod", in which each of them is alone. Pure.
+std::string foreign_library_note(const std::string& library, std::size_t num_ranks,
+                                 const std::vector<std::string>& command);
 
 }  // namespace lockstep::launcher::supervise

@@ -289,9 +289,9 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
     on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
   } else if (frame.kind == Kind::kStdinTaken) {
     stdin_.on_taken(agent);
-  } else if (frame.kind == Kind::kUsesMpi4py) {
-    if (locations_.size() > 1 && warnings_.insert("mpi4py").second)
-      output_->print_note(mpi4py_note(locations_.size(), options_.command));
+  } else if (frame.kind == Kind::kUsesLibrary) {
+    if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
+      output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
   } else if (frame.kind == Kind::kCheckpointSaved) {
     outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
   } else if (frame.kind == Kind::kSnapshot) {

@@ -335,16 +335,20 @@ def launchers_inside_slurm_allocation(args, folder):
     expect_sum(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
-def mpi4py_is_not_started(args, folder):
-    """A program that loads mpi4py's extension module gets one warning with the right command."""
-    package = pathlib.Path(folder) / "mpi4py"
-    package.mkdir()
-    shutil.copy(args.fake_mpi, package / "MPI.abi3.so")
-    program = f"import ctypes, time; ctypes.CDLL('{package}/MPI.abi3.so'); time.sleep(3)"
-    for ranks, warnings in ((3, 1), (1, 0)):
-        _, output = run([args.lockstep, "run", "-n", ranks, sys.executable, "-c", program])
-        found = output.count("warning: the ranks use mpi4py, for which they are 3 separate worlds of one rank")
-        check(found == warnings and output.count("use mpirun -n 3 ") == warnings, f"{ranks} ranks: {output}")
+def libraries_that_are_not_started(args, folder):
+    """A program that loads the extension module of mpi4py or Horovod gets one warning with the right command."""
+    for library, file, command in (
+        ("mpi4py", "mpi4py/MPI.abi3.so", "mpirun -n 3 "),
+        ("Horovod", "horovod/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so", "horovodrun -np 3 "),
+    ):
+        path = pathlib.Path(folder) / file
+        path.parent.mkdir(parents=True)
+        shutil.copy(args.fake_mpi, path)
+        program = f"import ctypes, time; ctypes.CDLL('{path}'); time.sleep(3)"
+        for ranks, warnings in ((3, 1), (1, 0)):
+            _, output = run([args.lockstep, "run", "-n", ranks, sys.executable, "-c", program])
+            found = output.count(f"warning: the ranks use {library}, for which they are 3 separate worlds of one rank")
+            check(found == warnings and output.count(f"use {command}") == warnings, f"{ranks} ranks: {output}")
 
 
 PLAIN_CASES = (
@@ -355,7 +359,7 @@ PLAIN_CASES = (
     torchrun_variables,
     torchrun_and_lockstep_run,
     error_of_a_torch_program,
-    mpi4py_is_not_started,
+    libraries_that_are_not_started,
 )
 NAMESPACE_CASES = (slurm_step_on_two_hosts,)
 SLURM_CASES = (

@@ -138,16 +138,23 @@ TEST(JobPlan, VariablesOfOtherLaunchersAreRemoved) {
                         "TORCHELASTIC_USE_AGENT_STORE=True",
                         "ROLE_RANK=3",
                         "SLURM_PROCID=0",
+                        "SLURM_NTASKS=4",
+                        "SLURM_NTASKS_PER_NODE=2",
+                        "SLURM_NPROCS=4",
+                        "SLURM_STEP_ID=0",
+                        "SLURM_STEPID=0",
                         "SLURM_JOB_ID=5",
+                        "SLURM_JOB_NODELIST=h1",
                         "PMI_RANK=0",
                         "LOCKSTEP_TERMINAL=80",
                         "LOCKSTEP_PAGE=5",
                         "LOCKSTEP_ENV_FROM=slurm"};
   const JobPlan job = plan_job(options(1), launch);
   for (const char* name : {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK", "SLURM_PROCID",
-                           "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
+                           "SLURM_N", "SLURM_STEP", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
-  EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
+  for (const char* variable : {"SLURM_JOB_ID=5", "SLURM_JOB_NODELIST=h1"})
+    EXPECT_THAT(job.environment, Contains(variable));
 }
 
 TEST(JobPlan, UserThreadCountIsKept) {
@@ -230,6 +237,27 @@ TEST(JobPlan, RanksAreContiguousOnEachHost) {
   EXPECT_THAT(jobs[1].ranks[2].environment, Contains("RANK=4"));
   EXPECT_THAT(jobs[1].ranks[2].environment, Contains("LOCAL_RANK=2"));
   EXPECT_THAT(jobs[1].ranks[2].cpus, ElementsAre(2, 3));  // four cores for three ranks
+}
+
+TEST(JobPlan, RanksGetHorovodsVariables) {
+  LaunchContext launch = context();
+  launch.environment.push_back("HOROVOD_RANK=9");
+  const std::vector<JobPlan> jobs =
+      plan_jobs(options(6), launch, {node(2), node(1, false, "beta"), node(3, false, "gamma")});
+  const auto expect_values = [&](std::size_t host, std::size_t local, const std::string& values) {
+    std::istringstream expected(values);
+    for (const char* name : {"RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME"}) {
+      std::string value;
+      expected >> value;
+      EXPECT_THAT(jobs[host].ranks[local].environment, Contains("HOROVOD_" + std::string(name) + "=" + value));
+    }
+    EXPECT_THAT(jobs[host].environment, Not(Contains(StartsWith("HOROVOD_RANK"))));
+  };
+  expect_values(0, 0, "0 6 0 2 0 3 alpha.cluster");
+  expect_values(0, 1, "1 6 1 2 0 2 alpha.cluster");
+  expect_values(1, 0, "2 6 0 1 1 3 beta.cluster");
+  expect_values(2, 1, "4 6 1 3 1 2 gamma.cluster");
+  expect_values(2, 2, "5 6 2 3 0 1 gamma.cluster");
 }
 
 TEST(JobPlan, RemoteHostsGetForwardedAndExportedVariables) {
