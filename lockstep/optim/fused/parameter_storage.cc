@@ -16,6 +16,7 @@
 #include <map>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
@@ -146,6 +147,7 @@ void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
   const auto owner = std::make_shared<View>(allocation_, used_bytes_);
   view_ = std::shared_ptr<base::PrivateView>(owner, &owner->view);
   for (StorageSlot& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(view_, one.offset));
+  comm::arena::trim_arena();  // gradients may not fit into the holes that the parameters leave
   std::vector<at::Tensor> memory;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
