@@ -2,6 +2,7 @@
 # (pyproject.toml) builds the target `wheel`, installs this component, and adds the Python files itself.
 #
 #   lockstep/_C...so, _build.py    the extension, for one CPython and one minor version of torch
+#   _lockstep_hook, lockstep_hook.pth   the watch of programs with torch.distributed
 #   lockstep/sdk/                  for find_package(Lockstep): headers, modules, the static libraries that they need
 #   the scripts folder             the programs; they find the libtorch in site-packages beside them
 #   the data folder                what lockstep bench reads, the completion and the man page
@@ -34,6 +35,8 @@ set_target_properties(lockstep_python PROPERTIES INSTALL_RPATH "$ORIGIN/../torch
 install(TARGETS lockstep_python LIBRARY DESTINATION lockstep ${in_wheel})
 install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/_build.py" DESTINATION lockstep ${in_wheel})
 install(FILES "${PROJECT_SOURCE_DIR}/python/_lockstep_backend.py" DESTINATION . ${in_wheel})  # of the entry points
+lockstep_install_hook(. ${in_wheel})
+install(FILES "${PROJECT_SOURCE_DIR}/python/hook/lockstep_hook.pth" DESTINATION . ${in_wheel})
 
 # The SDK.
 add_library(lockstep_no_jpeg STATIC EXCLUDE_FROM_ALL "${PROJECT_SOURCE_DIR}/lockstep/data/jpeg/no_jpeg.cc")
@@ -50,4 +53,4 @@ foreach(package libsodium-dev zlib1g-dev)  # Debian's and Ubuntu's files of lice
 endforeach()
 
 add_custom_target(wheel DEPENDS lockstep ${LOCKSTEP_MODULES} lockstep_program lockstep_bench_in_wheel
-                  lockstep_probe_in_wheel lockstep_python lockstep_no_jpeg)
+                  lockstep_probe_in_wheel lockstep_python lockstep_no_jpeg lockstep_watch)

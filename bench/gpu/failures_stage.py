@@ -19,7 +19,7 @@ from tagged_processes import find_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_GPU_PROOF"
 RANKS = 2
-LIMITS = ["--hang-timeout", "5", "--stall-timeout", "5"]
+LIMITS = ["--hang-timeout", "5", "--work-timeout", "5", "--stall-timeout", "5"]
 GPU_MEMORY_LEFT = 64 << 20
 # Fault: (cause, exit code, seconds from the fault to the end of the launcher)
 FAULTS = {

@@ -40,6 +40,8 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_instruction_set, "LOCKSTEP_INSTRUCTION_SET"},
     {&Env::lockstep_log, "LOCKSTEP_LOG"},
     {&Env::lockstep_program, "LOCKSTEP_PROGRAM"},
+    {&Env::lockstep_watch, "LOCKSTEP_WATCH"},
+    {&Env::lockstep_error_hints, "LOCKSTEP_ERROR_HINTS"},
     {&Env::cuda_visible_devices, "CUDA_VISIBLE_DEVICES"},
     {&Env::nccl_socket_ifname, "NCCL_SOCKET_IFNAME"},
     {&Env::nccl_multi_rank_gpu_enable, "NCCL_MULTI_RANK_GPU_ENABLE"},

@@ -43,12 +43,14 @@ struct Env {
   Value lockstep_inject;    ///< LOCKSTEP_INJECT: a fault to inject, in the syntax of `lockstep run --inject`
   Value lockstep_name;   ///< LOCKSTEP_NAME: name of this run, as `lockstep run --name`; a Trainer writes to runs/NAME
   Value lockstep_trace;  ///< LOCKSTEP_TRACE: if 1, a Trainer writes a trace of its steps, as `lockstep run --trace`
-  Value lockstep_instruction_set;    ///< LOCKSTEP_INSTRUCTION_SET: instruction set of vector loops: baseline, avx2 or
-                                     ///< avx512; default: the widest that the CPU supports
-  Value lockstep_log;                ///< LOCKSTEP_LOG: quiet or info (default)
-  Value lockstep_program;            ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
-  Value cuda_visible_devices;        ///< CUDA_VISIBLE_DEVICES: GPUs that this process may use
-  Value nccl_socket_ifname;          ///< NCCL_SOCKET_IFNAME: interface that NCCL uses; errors of NCCL mention it
+  Value lockstep_instruction_set;  ///< LOCKSTEP_INSTRUCTION_SET: instruction set of vector loops: baseline, avx2 or
+                                   ///< avx512; default: the widest that the CPU supports
+  Value lockstep_log;              ///< LOCKSTEP_LOG: quiet or info (default)
+  Value lockstep_program;          ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
+  Value lockstep_watch;            ///< LOCKSTEP_WATCH: "off" to leave Python programs with torch.distributed unwatched
+  Value lockstep_error_hints;      ///< LOCKSTEP_ERROR_HINTS: a file with the user's rows for the table of error texts
+  Value cuda_visible_devices;      ///< CUDA_VISIBLE_DEVICES: GPUs that this process may use
+  Value nccl_socket_ifname;        ///< NCCL_SOCKET_IFNAME: interface that NCCL uses; errors of NCCL mention it
   Value nccl_multi_rank_gpu_enable;  ///< NCCL_MULTI_RANK_GPU_ENABLE: 1 if NCCL may serve several ranks on one GPU
   Value path;                        ///< PATH: directories in which programs are looked up
   Value tmpdir;                      ///< TMPDIR: directory for sockets between the ranks of a host; default /tmp

@@ -70,12 +70,16 @@ inline constexpr std::chrono::seconds kPeerHostTimeout{5};
 inline constexpr std::chrono::milliseconds kHostTimeoutMargin{1500};
 /// After an exit, the launcher waits for the other exits of the same failure. They arrive within a few milliseconds.
 inline constexpr std::chrono::milliseconds kFirstFailureWindow{100};
+/// If all failures so far are of ranks that have lost a peer, the launcher waits this long for that peer's exit.
+inline constexpr std::chrono::seconds kCulpritWait{5};
 /// The launcher waits for the snapshots of the ranks. An agent replies within a few milliseconds.
 inline constexpr std::chrono::seconds kSnapshotTimeout{1};
 /// The agents wait before SIGTERM: a waiting rank reads the cause within kFailureCheckInterval and exits by itself.
 inline constexpr std::chrono::seconds kFailureNotice{1};
 /// An agent allows this time for stack dumps. eu-stack takes 0.2 to 1 s for a rank with libtorch.
 inline constexpr std::chrono::seconds kStackDumpTimeout{4};
+/// Before them, it allows this time for each rank's Python interpreters to write their stacks, which takes some ms.
+inline constexpr std::chrono::milliseconds kPythonStackTimeout{300};
 /// The launcher allows this time for stack dumps, before the times of a stop begin.
 inline constexpr std::chrono::seconds kStackWait{5};
 /// A process that exists this long after SIGKILL is unkillable. The agent reports it and ends.

@@ -38,6 +38,8 @@ $_lockstep_host_options
 --min-hosts value
 --join-timeout value
 --hang-timeout value
+--work-timeout value
+--idle-timeout value
 --stall-timeout value
 --host-timeout value
 --inject value

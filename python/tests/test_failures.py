@@ -48,7 +48,7 @@ def ranks_left():
 
 
 OPTIMIZERS = ("fused", "torch")
-FAST = ("--hang-timeout", "3", "--stall-timeout", "3")
+FAST = ("--hang-timeout", "3", "--work-timeout", "3", "--stall-timeout", "3")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

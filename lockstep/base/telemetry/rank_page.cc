@@ -157,6 +157,15 @@ RankPage& RankPage::this_process() {
   return *page;
 }
 
+void RankPage::beat() noexcept {
+  heartbeats.fetch_add(1, std::memory_order_relaxed);
+  if (busy_depth.load(std::memory_order_relaxed) > 0 || output_blocked.load(std::memory_order_relaxed) != 0)
+    alive_count.fetch_add(1, std::memory_order_relaxed);
+  if (works.load(std::memory_order_relaxed) != 0) work_count.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool RankPage::has_agent() { return unclaimed_memory() != nullptr; }
+
 JobKeyBytes inherited_job_key() {
   SharedMemory* const memory = inherited_memory();
   return memory ? rank_page_in(*memory).key : JobKeyBytes{};

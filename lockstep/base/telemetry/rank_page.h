@@ -33,8 +33,8 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG6" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x364741504b434f4c;
+  /// "LOCKPAG7" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x374741504b434f4c;
   struct BusyText {
     char text[48];
   };
@@ -49,11 +49,13 @@ struct RankPage {
   Atomic<std::int64_t> batches;               ///< drawn from data loaders
   Atomic<std::uint64_t> gradient_reductions;  ///< started, in all models together
   Atomic<std::uint64_t> alive_count;          ///< other signs of progress, such as calls of world.alive()
+  Atomic<std::uint64_t> work_count;           ///< heartbeats while `works` was set
   Atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
   Atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
   Atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
   Atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
   Atomic<std::uint32_t> output_blocked;       ///< written by the agent: the rank waits because its output is not read
+  Atomic<std::uint32_t> works;                ///< written by the agent: outside operations, and uses CPU or moves bytes
   Atomic<std::uint32_t> stop_requested;       ///< written by the agent: the job has failed, and the store has the cause
   std::int32_t agent_pid;                     ///< written by the agent
   JobKeyBytes key;                            ///< written by the agent
@@ -66,11 +68,13 @@ struct RankPage {
   /// Returns the step count: calls of step(), or gradient reductions in a program that never calls step().
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(gradient_reductions.load()); }
 
-  /// Returns a counter that grows while the process makes progress: operations, steps, batches, and alive_count.
-  std::uint64_t progress() const {
+  /// Returns a counter that grows while the program reports progress: operations, steps, batches, and alive_count.
+  std::uint64_t reported_progress() const {
     return static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(batches) + gradient_reductions + alive_count +
            flight.started;
   }
+  /// Returns a counter that also grows while the process works without reporting it.
+  std::uint64_t progress() const { return reported_progress() + work_count; }
 
   bool is_published() const { return magic.load(std::memory_order_acquire) == kMagic; }
 
@@ -79,6 +83,11 @@ struct RankPage {
   /// never freed. It has no magic and no pid until publish_rank_page() has been called. A child created by fork()
   /// shares its parent's page. Thread-safe.
   static RankPage& this_process();
+  /// Shows that the process is alive, and counts announced tasks and work as progress. Called once per second.
+  void beat() noexcept;
+
+  /// Returns whether an agent made this_process(), so that it is watched: not so in a process that a rank has started.
+  static bool has_agent();
 };
 
 /// Returns the job key in the page that the agent created for this process, or for one of its ancestors: a program

@@ -31,9 +31,7 @@ void Heartbeat::run() {
   std::uint64_t last_published = 0;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, base::kHeartbeatInterval, [this] { return stop_; })) {
-    page.heartbeats.fetch_add(1, std::memory_order_relaxed);
-    if (page.busy_depth.load(std::memory_order_relaxed) > 0 || page.output_blocked.load(std::memory_order_relaxed) != 0)
-      page.alive_count.fetch_add(1, std::memory_order_relaxed);
+    page.beat();
     const std::uint64_t progress = page.progress();
     if (!store_) continue;
     lock.unlock();

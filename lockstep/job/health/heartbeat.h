@@ -14,8 +14,8 @@ namespace lockstep::job::health {
 
 /// Runs a thread. Once per second it increments RankPage::heartbeats, which the agent monitors. If the process has made
 /// progress since the previous heartbeat, it also publishes RankPage::progress() in the store under
-/// key::progress(rank), which waiting ranks read. While RankPage::busy_depth is positive, each heartbeat counts as
-/// progress.
+/// key::progress(rank), which waiting ranks read. While RankPage::busy_depth is positive, or the agent sees that the
+/// process works, each heartbeat counts as progress.
 ///
 /// The thread blocks all signals. It ignores errors of the store; callers that need the store report them. The
 /// destructor joins the thread and blocks for at most 10 s, the longest time that a request to the store takes.

@@ -1,25 +1,31 @@
 #include "lockstep/job/health/rank_health.h"
 
-#include <algorithm>
-
 namespace lockstep::job::health {
 
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size,
                                      const HealthLimits& limits) {
-  constexpr std::chrono::milliseconds kDisabled{0};
-  HangFinding stalled{base::Cause::kRankStalled, {}};
-  HangFinding stuck{base::Cause::kRankStuck, {}};
-  bool any_progress = false;
+  const auto exceeds = [](std::chrono::milliseconds time, std::chrono::milliseconds limit) {
+    return limit.count() != 0 && time >= limit;
+  };
+  HangFinding stalled{HangKind::kStall, {}}, stuck{HangKind::kHang, {}}, working{HangKind::kWork, {}},
+      idle{HangKind::kIdle, {}};
+  bool any_progress = false, any_waits = false, any_activity = false;
   for (const RankHealth& one : health) {
-    if (limits.stall != kDisabled && one.since_heartbeat >= limits.stall) stalled.ranks.push_back(one.rank);
+    if (exceeds(one.since_heartbeat, limits.stall)) stalled.ranks.push_back(one.rank);
+    idle.ranks.push_back(one.rank);
+    any_activity |= !exceeds(one.since_activity, limits.idle);
     if (!one.is_in_world) continue;
-    if (one.since_progress < limits.hang) any_progress = true;
+    any_progress |= !exceeds(one.since_progress, limits.hang);
+    any_waits |= one.is_waiting;
     stuck.ranks.push_back(one.rank);
+    if (!one.is_waiting && exceeds(one.since_report, limits.work)) working.ranks.push_back(one.rank);
   }
   if (!stalled.ranks.empty()) return stalled;
-  if (limits.hang == kDisabled || any_progress || stuck.ranks.empty()) return std::nullopt;
-  if ((world_size == 1 || stuck.ranks.size() == 1) && !limits.judge_last_rank) return std::nullopt;
-  return stuck;
+  const bool is_last = world_size == 1 || stuck.ranks.size() == 1;
+  if ((any_waits || (is_last && limits.judge_last_work)) && !working.ranks.empty()) return working;
+  if (!any_progress && !stuck.ranks.empty() && (!is_last || limits.judge_last_rank)) return stuck;
+  if (!any_activity && !idle.ranks.empty()) return idle;
+  return std::nullopt;
 }
 
 }  // namespace lockstep::job::health

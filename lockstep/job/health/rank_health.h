@@ -36,29 +36,44 @@ class StallTimer {
 struct RankHealth {
   int rank = -1;
   std::chrono::milliseconds since_heartbeat{0};  ///< 0 while a debugger has stopped the process
-  std::chrono::milliseconds since_progress{0};
+  std::chrono::milliseconds since_progress{0};   ///< reported by the program, or work that the agent has seen
   bool is_in_world = true;   ///< init() has returned and the rank has not left, so other ranks may wait for it
   char process_state = '?';  ///< state of its process in /proc: R, S, D, T ...
+  std::chrono::milliseconds since_report{0};    ///< since_progress without the work that the agent has seen
+  std::chrono::milliseconds since_activity{0};  ///< use of CPU time by any of its processes; 0 if it is not measured
+  bool is_waiting = false;                      ///< blocked on another rank
 };
 
 /// The time limits of find_hang().
 struct HealthLimits {
   std::chrono::milliseconds stall{30000};  ///< maximum time without a heartbeat; 0 disables the check
   std::chrono::milliseconds hang{300000};  ///< maximum time without progress; 0 disables the check
-  bool judge_last_rank = false;            ///< apply `hang` also to a rank for which no other rank can wait
+  /// Maximum time in which a rank works without reporting progress while another rank waits; 0 disables the check.
+  std::chrono::milliseconds work{1800000};
+  /// Maximum time in which no process of any rank uses CPU time; 0 disables the check.
+  std::chrono::milliseconds idle{0};
+  bool judge_last_rank = false;  ///< apply `hang` also to a rank for which no other rank can wait
+  bool judge_last_work = false;  ///< the same for `work`
 };
 
-/// A hang: its cause and the ranks that prevent the job from continuing.
+/// Which limit of HealthLimits was exceeded.
+enum class HangKind { kStall, kHang, kWork, kIdle };
+
+/// A hang, and the ranks that prevent the job from continuing.
 struct HangFinding {
-  base::Cause cause = base::Cause::kInternal;
-  std::vector<int> ranks;  ///< the stalled ranks, or all ranks without progress
+  HangKind kind = HangKind::kHang;
+  std::vector<int> ranks;  ///< the stalled ranks; all ranks without progress; those that work for too long
+
+  base::Cause cause() const { return kind == HangKind::kStall ? base::Cause::kRankStalled : base::Cause::kRankStuck; }
 };
 
-/// Checks the latest health of all running ranks. Returns kRankStalled with the ranks that have had no heartbeat for
-/// `limits.stall`. Otherwise returns kRankStuck with all ranks in the world if none of them has made progress for
-/// `limits.hang`; culprit_ranks() then finds the culprits. Returns nullopt in all other cases, so ranks that wait for a
-/// slow rank are not stuck as long as that rank makes progress. A rank that is alone or the last in its world blocks no
-/// other rank; its progress is checked only if `limits.judge_last_rank` is set. Pure.
+/// Checks the latest health of all running ranks. Returns kStall with the ranks that have had no heartbeat for
+/// `limits.stall`. Otherwise returns kHang with all ranks in the world if none of them has made progress for
+/// `limits.hang`; culprit_ranks() then finds the culprits. So ranks that wait for a slow rank are not stuck as long as
+/// that rank makes progress, or works; but if it works for `limits.work` without reporting progress while another rank
+/// waits, returns kWork with it. Returns kIdle if no process of any rank has used CPU time for `limits.idle`, and
+/// nullopt in all other cases. A rank that is alone or the last in its world blocks no other rank; its progress is
+/// checked only if `limits.judge_last_rank` is set. Pure.
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
 }  // namespace lockstep::job::health

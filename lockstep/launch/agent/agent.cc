@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -26,12 +27,15 @@
 #include "lockstep/launch/agent/interface_check.h"
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/output_forwarder.h"
+#include "lockstep/launch/agent/rank_environment.h"
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/agent/status_responder.h"
 #include "lockstep/launch/agent/stdin_writer.h"
 #include "lockstep/launch/plan/variable_check.h"
+#include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/python_stacks.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
@@ -109,6 +113,7 @@ class Agent {
   std::chrono::milliseconds fail_grace_{0};
   const std::string staged_program_;
   std::string run_dir_;
+  bool measures_activity_ = false;
   std::vector<process::StackDump> dumps_;  // in progress
   std::optional<protocol::StopRequest> stop_after_dumps_;
   std::int64_t last_saved_ = 0;  // the newest checkpoint reported to the launcher
@@ -131,6 +136,7 @@ std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
     if (job.extends_own_environment)
       job.environment = process::remove_variables(
           process::merge_environment(process::current_environment(), job.environment), job.ranks.front().environment);
+    add_python_hook(job);
     if (liveness_fd_) check_interfaces(job.environment);
     process::check_startable(job.program);
     std::string warnings;
@@ -141,21 +147,6 @@ std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
     queue_frame(protocol::FrameKind::kRefused, -1, protocol::encode_texts({error.what(), error.hint()}));
     return std::nullopt;
   }
-}
-
-std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPlan& plan) {
-  std::vector<std::string> all = job.arguments;
-  all.insert(all.end(), plan.arguments.begin(), plan.arguments.end());
-  return all;
-}
-
-process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page,
-                                      const std::string& error_file) {
-  process::Environment all = job.environment;
-  all.insert(all.end(), plan.environment.begin(), plan.environment.end());
-  all.push_back("LOCKSTEP_PAGE=" + std::to_string(page));
-  all.push_back("TORCHELASTIC_ERROR_FILE=" + error_file);
-  return all;
 }
 
 void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int null, std::uint64_t max_files) {
@@ -185,6 +176,7 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
 void Agent::start_ranks(const plan::JobPlan& job) {
   fail_grace_ = job.fail_grace;
   run_dir_ = job.run_dir;
+  measures_activity_ = job.measures_activity;
   output_.set_window(job.output_window);
   rank_health_at_ = Deadline::in(base::kRankHealthInterval);
   const std::uint64_t max_files = base::raise_fd_limit(4 * job.ranks.size() + 64);
@@ -270,12 +262,18 @@ void Agent::signal_ranks(int signal, bool also_in_world) {
 
 void Agent::send_rank_health() {
   const auto now = job::health::StallTimer::Clock::now();
+  std::optional<process::HostActivity> activity;
   for (std::size_t index = 0; index < ranks_.size(); ++index) {
     RankProcess& process = ranks_[index];
     process.monitor.set_output_blocked(output_.is_blocked(index));
-    if (process.pid > 0)
-      queue_frame(protocol::FrameKind::kRankHealth, process.rank,
-                  protocol::encode_rank_health(process.monitor.health(process.pid, now)));
+    if (process.pid > 0) {
+      job::health::RankHealth health = process.monitor.health(process.pid, now);
+      if (measures_activity_ || process.monitor.needs_activity()) {
+        if (!activity) activity = process::read_activity();
+        process.monitor.add_activity(process.pid, *activity, now, health);
+      }
+      queue_frame(protocol::FrameKind::kRankHealth, process.rank, protocol::encode_rank_health(health));
+    }
     send_saved_checkpoint(process);
   }
   if (queue_.empty()) queue_frame(protocol::FrameKind::kAlive, -1);
@@ -317,15 +315,17 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 void Agent::write_stacks(const std::vector<int>& ranks) {
   dumps_end_at_ = Deadline::in(base::kStackDumpTimeout);
   const std::vector<pid_t> descendant_pids = process::descendants();
+  const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
     const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page
+    const bool is_ours = std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) != descendant_pids.end();
+    const std::string python =
+        process::read_python_stacks(process::tree_of(process.pid, processes), Deadline::in(base::kPythonStackTimeout));
+    if (const std::string place = process::python_location(python); !place.empty())
+      queue_frame(protocol::FrameKind::kPythonLocation, process.rank, place);
     try {
-      process::StackDump dump(
-          process.rank,
-          std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) == descendant_pids.end() ? process.pid
-                                                                                                       : page_pid,
-          run_dir_);
+      process::StackDump dump(process.rank, is_ours ? page_pid : process.pid, run_dir_, python);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
       // The hint in the FATAL line then names a missing file. The job ends nevertheless.

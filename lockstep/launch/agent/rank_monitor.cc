@@ -5,9 +5,16 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/process/stack_dump.h"
 
 namespace lockstep::launcher::agent {
+namespace {
+
+/// A rank that has reported no progress for this long is measured, unless it waits for another rank.
+constexpr std::chrono::seconds kUnreportedTime(2);
+
+}  // namespace
 
 RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::telemetry::create_rank_page()) {
   base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
@@ -43,13 +50,38 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   if (result.is_in_world && !held) {
     beat_timer_.sample(page.heartbeats, now);
     progress_timer_.sample(page.progress(), now);
+    report_timer_.sample(page.reported_progress(), now);
   } else {
     beat_timer_.sample(result.process_state == 'T' ? 0 : polls_, now);
     progress_timer_.sample(polls_, now);
+    report_timer_.sample(polls_, now);
   }
   result.since_heartbeat = beat_timer_.stalled_for(now);
   result.since_progress = progress_timer_.stalled_for(now);
+  result.since_report = report_timer_.stalled_for(now);
+  result.is_waiting = page.waiting != 0;
+  health_ = result;
+  if (!needs_activity()) base::telemetry::rank_page_in(memory_).works.store(0);
   return result;
+}
+
+bool RankMonitor::needs_activity() const {
+  return health_.is_in_world && !health_.is_waiting && health_.since_report >= kUnreportedTime;
+}
+
+void RankMonitor::add_activity(pid_t pid, const process::HostActivity& activity,
+                               job::health::StallTimer::Clock::time_point now, job::health::RankHealth& health) {
+  const process::Usage usage = process::usage_of_tree(pid, activity);
+  const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(now - usage_time_);
+  if (elapsed <= base::kMaxSampleGap) {  // else this is the first sample
+    const bool works = needs_activity() && process::has_worked(usage_, usage, elapsed);
+    base::telemetry::rank_page_in(memory_).works.store(works ? 1 : 0);
+    if (usage.cpu_time - usage_.cpu_time >= process::kActiveCpuTime) ++num_active_samples_;
+  }
+  usage_ = usage;
+  usage_time_ = now;
+  activity_timer_.sample(num_active_samples_, now);
+  health.since_activity = activity_timer_.stalled_for(now);
 }
 
 protocol::RankStatus RankMonitor::status(pid_t pid) const {

@@ -10,6 +10,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/job_key.h"
+#include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/protocol/status_messages.h"
 
@@ -29,6 +30,13 @@ class RankMonitor {
   /// heartbeat while its process is stopped (T). A rank that a debugger has stopped (t), or whose core is being dumped,
   /// counts as healthy.
   job::health::RankHealth health(pid_t pid, job::health::StallTimer::Clock::time_point now);
+
+  /// Returns whether add_activity() is needed to judge the rank: it is in its world, waits for no other rank, and has
+  /// reported no progress for some seconds. Call it after health().
+  bool needs_activity() const;
+  /// Sets in the page whether the rank works, and updates `health`. Call it once per second while it is needed.
+  void add_activity(pid_t pid, const process::HostActivity& activity, job::health::StallTimer::Clock::time_point now,
+                    job::health::RankHealth& health);
 
   /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
   std::int64_t durable_checkpoint() const;
@@ -56,7 +64,11 @@ class RankMonitor {
  private:
   const int rank_;
   base::SharedMemory memory_;
-  job::health::StallTimer beat_timer_, progress_timer_;
+  job::health::StallTimer beat_timer_, progress_timer_, report_timer_, activity_timer_;
+  job::health::RankHealth health_;  // the last result of health()
+  process::Usage usage_;            // at usage_time_
+  job::health::StallTimer::Clock::time_point usage_time_{};
+  std::uint64_t num_active_samples_ = 0;
   process::ProcessSample last_sample_, earlier_sample_;  // of the last two calls of health()
   std::uint64_t polls_ = 0;
 };

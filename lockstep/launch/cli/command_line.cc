@@ -69,8 +69,8 @@ constexpr const char* kTestGroup = "Testing";
 /// have the same form.
 struct RawRunOptions {
   RawHostOptions hosts;
-  std::string gpus, ranks, transport, hang_timeout, host_timeout, stall_timeout, join_timeout, bind, output, name,
-      inject, stdin_ranks, grace, fail_grace, max_restarts, restart_pause, min_hosts;
+  std::string gpus, ranks, transport, hang_timeout, work_timeout, idle_timeout, host_timeout, stall_timeout,
+      join_timeout, bind, output, name, inject, stdin_ranks, grace, fail_grace, max_restarts, restart_pause, min_hosts;
 };
 
 void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
@@ -143,6 +143,12 @@ void declare_failure_options(CLI::App& app, RawRunOptions& raw) {
                  "time limit for all ranks to join the job (default 60)");
   declare_option(app, "--hang-timeout", raw.hang_timeout, "SECONDS",
                  "end the job if no rank makes progress for this long (default 300; 0: no limit, for a debugger)");
+  declare_option(app, "--work-timeout", raw.work_timeout, "SECONDS",
+                 "end the job if a rank works for this long without reporting progress while others wait for it "
+                 "(default 1800; 0: no limit)");
+  declare_option(app, "--idle-timeout", raw.idle_timeout, "SECONDS",
+                 "end the job if no process of any rank uses CPU time for this long; for programs that use neither "
+                 "Lockstep nor torch.distributed (default 0: no limit)");
   declare_option(app, "--stall-timeout", raw.stall_timeout, "SECONDS",
                  "end the job if a rank sends no heartbeat for this long (default 30; 0: no limit)");
   declare_option(app, "--host-timeout", raw.host_timeout, "SECONDS",
@@ -245,6 +251,8 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
   };
   keep("--join-timeout", raw.join_timeout, run.join_timeout);
   if (given("--hang-timeout")) run.hang_timeout = milliseconds("--hang-timeout", raw.hang_timeout);
+  if (given("--work-timeout")) run.work_timeout = milliseconds("--work-timeout", raw.work_timeout);
+  if (given("--idle-timeout")) run.idle_timeout = milliseconds("--idle-timeout", raw.idle_timeout);
   if (given("--stall-timeout")) run.stall_timeout = milliseconds("--stall-timeout", raw.stall_timeout);
   if (given("--host-timeout"))
     run.host_timeout = std::chrono::seconds(base::parse_int_in_range("--host-timeout", raw.host_timeout, 1, 3600));

@@ -32,6 +32,10 @@ struct RunOptions : HostOptions {
   std::optional<std::chrono::milliseconds> host_timeout = {};
   /// Maximum time without a heartbeat of a rank. 0: no limit; default 30 s, or 0 if hang_timeout is 0.
   std::optional<std::chrono::milliseconds> stall_timeout = {};
+  /// Maximum time in which a rank works without reporting progress while others wait. 0: no limit; default 30 min, or 0
+  /// if hang_timeout is 0.
+  std::optional<std::chrono::milliseconds> work_timeout = {};
+  std::chrono::milliseconds idle_timeout{0};  ///< maximum time in which no process uses CPU time; 0: no limit
   std::string name = {};    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time
   bool trace = false;       ///< LOCKSTEP_TRACE for the ranks
   std::string inject = {};  ///< LOCKSTEP_INJECT for the ranks: a fault to inject; empty: none

@@ -241,6 +241,7 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
         .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
         .extends_own_environment = !node.is_local,
         .fail_grace = options.fail_grace,
+        .measures_activity = options.idle_timeout.count() > 0,
         .run_dir = context.run_dir,
         .output_window = output_window(num_ranks),
         .key = context.key,
@@ -273,6 +274,9 @@ job::health::HealthLimits health_limits(const cli::RunOptions& options, const pr
     limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
   limits.judge_last_rank = options.hang_timeout.has_value();  // an explicit limit applies to the last rank too
+  limits.work = options.work_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.work);
+  limits.judge_last_work = options.work_timeout.has_value();
+  limits.idle = options.idle_timeout;
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
 }

@@ -43,6 +43,7 @@ struct JobPlan {
   process::Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL for processes that ranks leave behind
+  bool measures_activity = false;              ///< whether to measure always if the ranks use CPU time
   std::string run_dir;            ///< directory for stack files; the agent creates it when it writes the first one
   std::size_t output_window = 0;  ///< see output_window()
   job::JobKey key{};              ///< the agent stores it in the ranks' pages

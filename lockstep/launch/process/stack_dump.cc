@@ -83,13 +83,13 @@ std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) 
   return {};
 }
 
-StackDump::StackDump(int rank, pid_t pid, const std::string& directory) {
+StackDump::StackDump(int rank, pid_t pid, const std::string& directory, const std::string& python) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   const std::string path = directory + "/" + stack_file_name(rank);
   file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
-  write_all(file_.get(), kernel_report(rank, pid));
+  write_all(file_.get(), python + kernel_report(rank, pid));
   const auto command = stack_command(pid, kDefaultSearchPath);
   if (command.empty()) {
     write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed; install one of them\n");

@@ -23,10 +23,10 @@ bool is_dumping_core(pid_t pid);
 /// thread is stuck. If eu-stack is not installed, gdb is used.
 class StackDump {
  public:
-  /// Creates `directory` and the file, and starts the tool as a child of this process. Does not wait for the tool. If
-  /// no tool is installed, writes that to the file. Throws SystemError if the file cannot be created or the tool cannot
-  /// be started.
-  StackDump(int rank, pid_t pid, const std::string& directory);
+  /// Creates `directory` and the file, which begins with the stacks in `python`, and starts the tool as a child of this
+  /// process. Does not wait for the tool. If no tool is installed, writes that to the file. Throws SystemError if the
+  /// file cannot be created or the tool cannot be started.
+  StackDump(int rank, pid_t pid, const std::string& directory, const std::string& python);
   StackDump(StackDump&&) = default;
   StackDump& operator=(StackDump&&) = default;
 

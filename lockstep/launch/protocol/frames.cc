@@ -83,17 +83,21 @@ StopRequest decode_stop(std::string_view bytes) {
 }
 
 std::string encode_rank_health(const job::health::RankHealth& health) {
-  return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(), health.is_in_world,
-                         health.process_state});
+  return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(),
+                         health.since_report.count(), health.since_activity.count(), health.is_waiting,
+                         health.is_in_world, health.process_state});
 }
 
 job::health::RankHealth decode_rank_health(std::string_view bytes) {
-  const auto numbers = decode_numbers(bytes, 5);
+  const auto numbers = decode_numbers(bytes, 8);
   return {.rank = static_cast<int>(numbers[0]),
           .since_heartbeat = std::chrono::milliseconds(numbers[1]),
           .since_progress = std::chrono::milliseconds(numbers[2]),
-          .is_in_world = numbers[3] != 0,
-          .process_state = static_cast<char>(numbers[4])};
+          .is_in_world = numbers[6] != 0,
+          .process_state = static_cast<char>(numbers[7]),
+          .since_report = std::chrono::milliseconds(numbers[3]),
+          .since_activity = std::chrono::milliseconds(numbers[4]),
+          .is_waiting = numbers[5] != 0};
 }
 
 namespace {
@@ -370,6 +374,7 @@ std::string encode_job(const plan::JobPlan& job) {
   base::put_number(bytes, static_cast<std::uint8_t>(job.extends_own_environment));
   base::put_texts(bytes, job.environment);
   base::put_number(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
+  base::put_number(bytes, std::int64_t{job.measures_activity});
   base::put_text(bytes, job.run_dir);
   base::put_number(bytes, static_cast<std::uint32_t>(job.output_window));
   bytes += job.key.bytes();
@@ -395,6 +400,7 @@ plan::JobPlan decode_job(std::string_view bytes) {
   job.extends_own_environment = reader.number<std::uint8_t>() != 0;
   job.environment = reader.texts();
   job.fail_grace = std::chrono::milliseconds(reader.number<std::int64_t>());
+  job.measures_activity = reader.number<std::int64_t>() != 0;
   job.run_dir = reader.text();
   job.output_window = reader.number<std::uint32_t>();
   job.key = job::JobKey(reader.bytes(job::JobKey::kBytes));

@@ -51,6 +51,7 @@ enum class FrameKind : std::uint32_t {
   kStartFailed,      ///< two numbers: StartStep and errno
   kStdout,           ///< bytes that `rank` has written
   kStderr,           ///< the same
+  kPythonLocation,   ///< where the main thread of a rank is whose stacks were written, if it runs Python
   kUsesLibrary,      ///< the name of a library that a rank has loaded, in which it is alone. At most once
   kRankHealth,       ///< job::health::RankHealth; about once per second
   kAlive,            ///< empty; about once per second if no other frame is queued

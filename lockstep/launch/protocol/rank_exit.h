@@ -25,7 +25,8 @@ struct RankExit {
   int signal = 0;              ///< the signal that ended it; 0: it exited
   std::int64_t oom_kills = 0;  ///< if SIGKILL ended the rank: out-of-memory kills in the agent's cgroup since its start
   std::string message{};       ///< what it wrote to its error file before it failed; at most kMaxErrorMessageBytes
-  bool preempted = false;      ///< it stopped in good order after a stop request; set by the launcher, not sent
+  bool lost_peer = false;  ///< its last lines say only that another process has ended; set by the launcher, not sent
+  bool preempted = false;  ///< it stopped in good order after a stop request; set by the launcher, not sent
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// Returns the exit code as a shell reports it: the code, or 128 + the signal.

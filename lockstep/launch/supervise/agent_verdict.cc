@@ -143,6 +143,14 @@ Verdict judge_user_stop(int signal) {
   return verdict;
 }
 
+Verdict judge_quit(int num_ranks, const std::string& run_dir, bool several_hosts) {
+  Verdict verdict = judge_user_stop(SIGQUIT);
+  for (int rank = 0; rank < num_ranks; ++rank) verdict.stacks.push_back(rank);
+  verdict.fatal.hint = "the stacks of all ranks are in " + run_dir + "/stack.RANK.txt" +
+                       (several_hosts ? ", on the host of each rank" : "");
+  return verdict;
+}
+
 std::string stop_note(int signal, std::chrono::milliseconds grace) {
   const std::string end = base::seconds_text(grace);
   return signal == SIGINT ? "stopping all ranks: SIGINT, SIGTERM in " + base::seconds_text(grace / 2) +

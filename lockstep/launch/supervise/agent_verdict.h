@@ -62,6 +62,9 @@ std::string stop_note(int signal, std::chrono::milliseconds grace);
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks);
 
+/// Returns the verdict on a job that Ctrl-\ (SIGQUIT) has stopped, with the stacks of all ranks. Pure.
+Verdict judge_quit(int num_ranks, const std::string& run_dir, bool several_hosts);
+
 /// Returns the warning that ranks use `library`, "mpi4py" or "Horovod", in which each of them is alone. Pure.
 std::string foreign_library_note(const std::string& library, std::size_t num_ranks,
                                  const std::vector<std::string>& command);

@@ -35,6 +35,19 @@ std::string waiting_text(const std::vector<base::telemetry::RankSnapshot>& ranks
          most->first;
 }
 
+/// `is_ours`: the rank uses Lockstep, and not only the launcher.
+std::string hint_text(job::health::HangKind kind, bool is_ours) {
+  switch (kind) {
+    case job::health::HangKind::kStall: return "";
+    case job::health::HangKind::kHang:
+      return is_ours ? "; wrap long work in world.busy(), or raise --hang-timeout"
+                     : "; if the rank waits for something else, raise --hang-timeout";
+    case job::health::HangKind::kWork: return "; if it is no endless loop, raise --work-timeout";
+    case job::health::HangKind::kIdle: return "; raise --idle-timeout if the program waits for something";
+  }
+  return "";
+}
+
 std::string location_text(const base::telemetry::RankSnapshot& rank) {
   const auto* now = job::health::current_operation(rank);
   std::string text = "; rank " + std::to_string(rank.rank) + " finished " + std::to_string(rank.steps) +
@@ -55,32 +68,47 @@ job::Fatal stall_warning(const job::health::RankHealth& health, const std::vecto
   return fatal;
 }
 
+void add_python_location(Verdict& verdict, int rank, const std::string& location) {
+  constexpr std::size_t kMaxLength = 300;
+  if (verdict.fatal.rank == rank)
+    verdict.fatal.detail += "; it is at " + base::telemetry::printable(location.substr(0, kMaxLength));
+}
+
 Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
                    const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence) {
-  const bool stalled = finding.cause == base::Cause::kRankStalled;
+  using job::health::HangKind;
   Verdict verdict;
-  verdict.exit_code = base::exit_code(finding.cause);
-  verdict.stacks = stalled || ranks.empty() ? finding.ranks : job::health::culprit_ranks(ranks);
+  verdict.exit_code = base::exit_code(finding.cause());
+  verdict.stacks = finding.kind != HangKind::kHang || ranks.empty() ? finding.ranks : job::health::culprit_ranks(ranks);
   if (verdict.stacks.empty()) verdict.stacks = finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const int rank = verdict.stacks.front();
-  verdict.fatal.cause = finding.cause;
+  verdict.fatal.cause = finding.cause();
   set_rank(verdict.fatal, rank, evidence.locations);
   const auto rank_health = health.find(rank);
-  if (stalled) {
-    verdict.fatal.detail = "no heartbeat for " + seconds(evidence.limits.stall) +
-                           (rank_health == health.end() ? "" : process_state_text(rank_health->second.process_state));
-  } else {
-    verdict.fatal.detail = "no progress for " + seconds(evidence.limits.hang);
-    if (rank_health != health.end() && rank_health->second.process_state == 'T')
-      verdict.fatal.detail += process_state_text('T');
+  const char state = rank_health == health.end() ? '?' : rank_health->second.process_state;
+  switch (finding.kind) {
+    case HangKind::kStall:
+      verdict.fatal.detail = "no heartbeat for " + seconds(evidence.limits.stall) + process_state_text(state);
+      break;
+    case HangKind::kHang:
+      verdict.fatal.detail =
+          "no progress for " + seconds(evidence.limits.hang) + (state == 'T' ? process_state_text('T') : "");
+      break;
+    case HangKind::kWork:
+      verdict.fatal.detail = "it has worked for " + seconds(evidence.limits.work) + " without reporting progress";
+      break;
+    case HangKind::kIdle:
+      verdict.fatal.detail = "no process of any rank has used CPU time for " + seconds(evidence.limits.idle);
+      break;
   }
   verdict.fatal.detail += waiting_text(ranks);
   const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
                                      [&](const base::telemetry::RankSnapshot& one) { return one.rank == rank; });
-  if (snapshot != ranks.end() && !stalled) verdict.fatal.detail += location_text(*snapshot);
-  verdict.fatal.hint = "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
-                       (stalled ? "" : "; wrap long work in world.busy(), or raise --hang-timeout");
+  if (snapshot != ranks.end() && finding.kind != HangKind::kStall) verdict.fatal.detail += location_text(*snapshot);
+  verdict.fatal.hint =
+      "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
+      hint_text(finding.kind, snapshot == ranks.end() || !snapshot->transport.starts_with("torch.distributed"));
   return verdict;
 }
 

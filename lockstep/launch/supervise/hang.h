@@ -24,6 +24,9 @@ struct HangEvidence {
 Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
                    const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence);
 
+/// Adds where the main thread of `rank` is, if the verdict is about that rank.
+void add_python_location(Verdict& verdict, int rank, const std::string& location);
+
 /// Returns a kRankStalled warning about a rank that may still recover. Pure.
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
                          const job::health::HealthLimits& limits);

@@ -54,7 +54,7 @@ std::optional<job::health::HangFinding> RankStates::find_hang() const {
   for (const auto& [rank, health] : health_) all.push_back(health);
   const auto finding = job::health::find_hang(all, world_size_, limits_);
   const bool just_left = last_left_ && Clock::now() - *last_left_ < limits_.hang;
-  return finding && finding->cause == base::Cause::kRankStuck && just_left ? std::nullopt : finding;
+  return finding && finding->kind == job::health::HangKind::kHang && just_left ? std::nullopt : finding;
 }
 
 std::vector<base::telemetry::RankSnapshot> RankStates::snapshots() const {

@@ -33,7 +33,7 @@ class RankStates {
   /// Call it when the process of `rank` has exited.
   void on_rank_exit(int rank);
 
-  /// Calls job::health::find_hang() with the last health reports. Does not return kRankStuck within the limit after a
+  /// Calls job::health::find_hang() with the last health reports. Does not return kHang within the limit after a
   /// rank has left its world: it has just released the other ranks, whose last reports may be older.
   std::optional<job::health::HangFinding> find_hang() const;
 

@@ -24,6 +24,7 @@
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/slurm/allocation.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
+#include "lockstep/launch/supervise/error_texts.h"
 #include "lockstep/launch/supervise/generation.h"
 #include "lockstep/launch/supervise/host_backoff.h"
 #include "lockstep/launch/supervise/restarts.h"
@@ -249,6 +250,7 @@ int run(cli::RunOptions options) {
   if (options.host_timeout) base::net::set_host_timeout(*options.host_timeout);
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   check_min_hosts(options);
+  read_own_errors();  // which reports an invalid file now, and not when a rank has failed
   JobSpec job;
   plan::LaunchContext& context = job.context;
   context.launcher_directory = current_directory();

@@ -58,7 +58,6 @@ class Supervisor {
   Verdict exit_verdict(const protocol::RankExit& end);
   Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
   void send_stop(const protocol::StopRequest& request);
-  std::string failure_report();
   void on_prepared(std::size_t agent, const std::string& warnings);
   void stop_ranks(int signal);
   void stop_with_stacks();
@@ -93,8 +92,9 @@ class Supervisor {
   std::set<std::size_t> awaited_snapshots_;  // agents whose snapshots are awaited
   int stop_signal_ = 0;                      // the user's signal
   Deadline decide_at_ = Deadline::never();   // when the first failure is judged
-  std::optional<Verdict> verdict_;           // later failures do not replace it
-  std::set<std::size_t> done_agents_;        // agents that reported that no process is left
+  Deadline culprit_deadline_ = Deadline::never();
+  std::optional<Verdict> verdict_;     // later failures do not replace it
+  std::set<std::size_t> done_agents_;  // agents that reported that no process is left
   JobOutcome outcome_;
 };
 
@@ -164,7 +164,8 @@ Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
                           .locations = locations_,
-                          .ended_before = ended_before(exits_, end)});
+                          .ended_before = ended_before(exits_, end),
+                          .own_errors = read_own_errors()});
 }
 
 /// Returns the verdict on a hang. A cause that a rank has published takes precedence.
@@ -180,6 +181,10 @@ Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot
 /// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
+  if (is_culprit_missing(exits_, locations_.size()) && !culprit_deadline_.expired() && !published_cause()) {
+    decide_at_ = Deadline::in(base::kFirstFailureWindow);
+    return;
+  }
   if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
 }
 
@@ -228,11 +233,13 @@ void Supervisor::on_rank_exit(protocol::RankExit end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
+  end.lost_peer = (end.signal == 0 || end.signal == SIGABRT) && is_victim(output_->tail(end.rank));
   exits_.push_back(end);
   rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
   if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
     decide_at_ = Deadline::in(base::kFirstFailureWindow);
+  if (end.failed() && culprit_deadline_.is_never()) culprit_deadline_ = Deadline::in(base::kCulpritWait);
   if (exits_.size() == locations_.size()) decide();
 }
 
@@ -289,6 +296,8 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
     on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
   } else if (frame.kind == Kind::kStdinTaken) {
     stdin_.on_taken(agent);
+  } else if (frame.kind == Kind::kPythonLocation) {
+    if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
   } else if (frame.kind == Kind::kUsesLibrary) {
     if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
       output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
@@ -353,12 +362,8 @@ void Supervisor::stop_ranks(int signal) {
 
 /// After Ctrl-\ (SIGQUIT): writes the stacks of all ranks, and then stops them.
 void Supervisor::stop_with_stacks() {
-  Verdict verdict = judge_user_stop(SIGQUIT);
-  for (std::size_t rank = 0; rank < locations_.size(); ++rank) verdict.stacks.push_back(static_cast<int>(rank));
-  verdict.fatal.hint = "the stacks of all ranks are in " + run_dir_ + "/stack.RANK.txt" +
-                       (nodes_.size() > 1 ? ", on the host of each rank" : "");
   output_->print_note("writing the stacks of all ranks, and stopping them");
-  conclude(std::move(verdict));
+  conclude(judge_quit(static_cast<int>(locations_.size()), run_dir_, nodes_.size() > 1));
   broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
   send_stop({.signal = SIGTERM, .grace = options_.fail_grace});
 }
@@ -461,7 +466,7 @@ JobOutcome Supervisor::run() {
   if (verdict_) use_own_exit_code(*verdict_, exits_);
   if (verdict_) {
     verdict_->fatal.gen = generation_;
-    outcome_.failure_report = failure_report();
+    outcome_.failure_report = failure_report(verdict_->fatal, rank_states_.text(), output_->tail(verdict_->fatal.rank));
   }
   outcome_.verdict = std::move(verdict_);
   outcome_.is_stopped = stop_signal_ != 0;
@@ -477,15 +482,6 @@ void Supervisor::conclude_preemption() {
   if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
   verdict_ =
       judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
-}
-
-/// Returns the report about where the ranks were, and the last stderr lines of the culprit.
-std::string Supervisor::failure_report() {
-  const std::string tail = output_->tail(verdict_->fatal.rank);
-  return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : rank_states_.text()) +
-         (tail.empty() ? ""
-                       : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) +
-                             " wrote to stderr:\n" + tail);
 }
 
 }  // namespace

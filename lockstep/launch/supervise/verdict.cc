@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <array>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
@@ -12,10 +11,20 @@
 namespace lockstep::launcher::supervise {
 namespace {
 
-bool is_killed(const protocol::RankExit& end) { return end.signal != 0 && end.signal != SIGABRT; }
+/// How likely it is that this failure caused the others.
+int precedence(const protocol::RankExit& end) {
+  if (end.signal != 0 && end.signal != SIGABRT) return 2;
+  return end.lost_peer ? 0 : 1;
+}
 
 std::string hint_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   const std::string stderr_hint = !evidence.tail.empty() ? "the last lines of its stderr are above" : "";
+  if (end.signal == SIGABRT || !python_exception(evidence.tail, evidence.prefix).empty() || !end.message.empty()) {
+    const std::string text = end.message + "\n" + evidence.tail;
+    const KnownError* known = find_known_error(text, evidence.own_errors);
+    if (!known) known = find_known_error(text, known_errors());
+    if (known) return known->remedy;
+  }
   switch (end.signal) {
     case 0: return stderr_hint;
     case SIGKILL:
@@ -45,22 +54,15 @@ std::string last_message(const std::string& tail, const std::string& prefix) {
 std::string detail_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   std::string detail = protocol::to_text(end);
   if (end.signal == 0 && !end.message.empty()) return detail + ": " + end.message;
+  if (end.signal == 0)
+    if (const std::string exception = python_exception(evidence.tail, evidence.prefix); !exception.empty())
+      return detail + ": " + exception;
   if (end.signal == SIGABRT && !evidence.tail.empty())
     detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
     detail += "; the kernel counts " + std::to_string(end.oom_kills) +
               (end.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
   return detail;
-}
-
-/// Returns whether the last lines of a rank are those of a program, such as one that uses torch.distributed, whose peer
-/// has ended.
-bool has_lost_connection(const protocol::RankExit& end, const std::string& tail) {
-  constexpr std::array kSigns = {"onnection closed by peer", "onnection reset by peer", "Broken pipe",
-                                 "remote process has exited", "NCCL communicator was aborted"};
-  return (end.signal == 0 || end.signal == SIGABRT) && std::any_of(kSigns.begin(), kSigns.end(), [&](const char* sign) {
-           return tail.find(sign) != std::string::npos;
-         });
 }
 
 Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evidence) {
@@ -89,7 +91,7 @@ void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocat
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits) {
   const protocol::RankExit* first = nullptr;
   for (const protocol::RankExit& end : exits)
-    if (end.failed() && (!first || (is_killed(end) && !is_killed(*first)))) first = &end;
+    if (end.failed() && (!first || precedence(end) > precedence(*first))) first = &end;
   return first;
 }
 
@@ -99,6 +101,11 @@ std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, co
     if (end.code == 0 && end.signal == 0) return end.rank;
   }
   return std::nullopt;
+}
+
+bool is_culprit_missing(const std::vector<protocol::RankExit>& exits, std::size_t num_ranks) {
+  const protocol::RankExit* first = first_failure(exits);
+  return first && first->lost_peer && exits.size() < num_ranks && !ended_before(exits, *first);
 }
 
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) {
@@ -111,7 +118,7 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
     return verdict;
   }
-  if (evidence.ended_before && has_lost_connection(end, evidence.tail)) return judge_early_end(end, evidence);
+  if (evidence.ended_before && end.lost_peer) return judge_early_end(end, evidence);
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
   fatal.pid = end.pid;
   set_rank(fatal, end.rank, evidence.locations);
@@ -137,6 +144,13 @@ void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& 
   if (verdict.fatal.cause != base::Cause::kRankDied && verdict.fatal.cause != base::Cause::kRankExited) return;
   for (const protocol::RankExit& end : exits)
     if (end.rank == verdict.fatal.rank && end.failed()) verdict.exit_code = end.exit_code();
+}
+
+std::string failure_report(const job::Fatal& fatal, const std::string& states, const std::string& tail) {
+  return (fatal.cause == base::Cause::kPreempted ? "" : states) +
+         (tail.empty()
+              ? ""
+              : "lockstep: the last lines that rank " + std::to_string(fatal.rank) + " wrote to stderr:\n" + tail);
 }
 
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations) {

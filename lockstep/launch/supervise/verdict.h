@@ -10,6 +10,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/launch/protocol/rank_exit.h"
+#include "lockstep/launch/supervise/error_texts.h"
 
 namespace lockstep::launcher::supervise {
 
@@ -26,11 +27,16 @@ void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocat
 
 /// Returns the exit that caused the others; null if none is a failure. `exits` has all exits so far in the order of
 /// their arrival. A rank killed by a signal other than SIGABRT takes precedence over earlier exits, because a rank that
-/// loses a peer exits or aborts, and its exit may arrive first. Pure.
+/// loses a peer exits or aborts, and its exit may arrive first; one whose last lines say that it has lost a peer gives
+/// precedence to any other. Pure.
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits);
 
 /// Returns the first rank that had ended with exit code 0 before `failure`; nullopt if there is none. Pure.
 std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure);
+
+/// Returns whether all failures so far are of ranks that have lost a peer, and that peer may still be ending: Python
+/// first frees what it holds. Pure.
+bool is_culprit_missing(const std::vector<protocol::RankExit>& exits, std::size_t num_ranks);
 
 /// The facts for a verdict besides the exits.
 struct ExitEvidence {
@@ -38,7 +44,8 @@ struct ExitEvidence {
   std::string prefix;                   ///< the prefix of each of these lines
   std::optional<job::Fatal> published;  ///< the cause that a rank has published in the store
   std::vector<protocol::RankLocation> locations;
-  std::optional<int> ended_before{};  ///< ended_before() this failure
+  std::optional<int> ended_before{};     ///< ended_before() this failure
+  std::vector<KnownError> own_errors{};  ///< rows of the user's table, before those of known_errors()
 };
 
 /// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
@@ -58,6 +65,10 @@ void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exit
 /// Sets the exit code of a verdict on a rank that died or exited to that of its exit in `exits`. The verdict may be
 /// older: the rank may have published its cause first, and other ranks may have exited before it. Pure.
 void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits);
+
+/// Returns what is printed above the FATAL line: where the ranks were (`states`), and the last lines of stderr of the
+/// rank that failed (`tail`). Pure.
+std::string failure_report(const job::Fatal& fatal, const std::string& states, const std::string& tail);
 
 /// Returns the path of the stack file of `rank`, with the host if the ranks are on several hosts. Pure.
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations);

@@ -36,22 +36,24 @@ def check(tree):
 
 
 def functions(text):
-    """Yields the first and last lines of function bodies: outermost blocks that are not a namespace or a type."""
+    """Yields the first and last lines of function bodies: outermost blocks that are not a namespace, a type or the
+    values of a table."""
     code = without_comments_and_strings(PREPROCESSOR.sub(keep_lines, text))
-    line, head, scopes, depth, first = 1, "", [], 0, 0
+    line, head, scopes, depth, first, is_table = 1, "", [], 0, 0, False
     for char in code:
         if char == "\n":
             line += 1
         if depth:  # inside a function
             depth += (char == "{") - (char == "}")
-            if depth == 0:
+            if depth == 0 and not is_table:
                 yield first, line
+            if depth == 0:
                 head = ""
         elif char == "{":
             if is_scope(head):
                 scopes.append(head)
             else:
-                depth, first = 1, line
+                depth, first, is_table = 1, line, head.rstrip().endswith("=")
             head = ""
         elif char in ";}":
             head = ""
@@ -80,5 +82,6 @@ SAMPLE = {
     "  int f() const {\n" + LONG_BODY[9:] + "  }\n};\n"
     "template <class T>\nvoid g(T t) { @flag\n" + LONG_BODY + "}\n"
     "enum class E { kA };\n"
+    "const int kTable[] = {\n" + LONG_BODY + "};\n"
     'void h() {\n  auto s = "}";  // }\n' + LONG_BODY[18:] + "}\n}\n",
 }

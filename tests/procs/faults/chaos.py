@@ -241,7 +241,9 @@ def plan_for(name, victim, rng, args):
             ["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15
         )
     if name == "loop":
-        return FaultPlan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
+        return FaultPlan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(
+            options=["--work-timeout", "10", *inject("loop")]
+        )
     if name == "deadlock":
         return FaultPlan(limits, ["deadlock", str(victim), str(step)], None, "RANK_STUCK", 124, 13, 15)
     if name == "throw":

@@ -40,6 +40,8 @@ std::size_t count(const std::string& text, const std::string& part) {
 struct HangCase {
   const char* what;
   const char* function;  // must be in the reported stack
+  const char* limit;
+  const char* detail;
   friend void PrintTo(const HangCase& one, std::ostream* out) { *out << one.what; }
 };
 
@@ -48,14 +50,15 @@ class Hang : public ::testing::TestWithParam<HangCase> {};
 TEST_P(Hang, StuckRankIsReportedWithStack) {
   const TempDir folder;
   const ProcessResult exit = run_process(fault_probe_job(
-      folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
+      folder, {"-n", "3", "--bind", "none", GetParam().limit, "3", "--name", "it"}, {GetParam().what, "1"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal.rank, 1);
   EXPECT_THAT(
       fatal.detail,
-      AllOf(HasSubstr("no progress for 3 s; ranks 0,2 wait in all_reduce(votes)#4 of world, 4096 bytes of float32"),
+      AllOf(HasSubstr(GetParam().detail + std::string("; ranks 0,2 wait in all_reduce(votes)#4 of world, 4096 bytes of "
+                                                      "float32")),
             HasSubstr("rank 1 finished 0 steps and is in user code")));
   EXPECT_THAT(fatal.hint, HasSubstr("runs/it/stack.1.txt"));
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"),
@@ -65,12 +68,16 @@ TEST_P(Hang, StuckRankIsReportedWithStack) {
                               HasSubstr("ranks 0,2, step 0: waits in all_reduce(votes)#4"),
                               HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"),
                               HasSubstr("rank 1 has not reached all_reduce(votes)#4")));
-  EXPECT_EQ(count(exit.out, "error: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
+  EXPECT_EQ(count(exit.out, "error: RANK_STUCK all_reduce(votes)#4: " + std::string(GetParam().detail)), 2u)
+      << exit.out;
   EXPECT_LT(exit.elapsed, 11s);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Hang,
-                         ::testing::Values(HangCase{"loop", "loop_forever"}, HangCase{"deadlock", "self_deadlock"}),
+                         ::testing::Values(HangCase{"loop", "loop_forever", "--work-timeout",
+                                                    "it has worked for 3 s without reporting progress"},
+                                           HangCase{"deadlock", "self_deadlock", "--hang-timeout",
+                                                    "no progress for 3 s"}),
                          [](const auto& one) { return std::string(one.param.what); });
 
 TEST(Stall, StoppedRankIsReportedWithStack) {
@@ -132,11 +139,11 @@ TEST(LongWork, EvaluationOnOneRankIsNotAHang) {
   EXPECT_GE(slow, 20s);
 }
 
-TEST(LongWork, HangTimeoutAppliesToLastRank) {
+TEST(LongWork, WorkTimeoutAppliesToLastRank) {
   for (const char* ranks : {"1", "3"}) {
     const TempDir folder;
     const ProcessResult exit = run_process(fault_probe_job(
-        folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
+        folder, {"-n", ranks, "--bind", "none", "--work-timeout", "2", "--name", "it"}, {"after", "0"}));
     EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
     EXPECT_EQ(fatal_in(exit.err).rank, 0);
     EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_forever"));
@@ -144,13 +151,20 @@ TEST(LongWork, HangTimeoutAppliesToLastRank) {
   }
 }
 
-TEST(LongWork, SilentWorkIsAHang) {
+TEST(LongWork, SilentSleepIsAHang) {
   const TempDir folder;
   const ProcessResult exit =
       run_process(fault_probe_job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 0);
   EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("world.busy()"));
+}
+
+TEST(LongWork, SilentWorkIsNoHang) {
+  const TempDir folder;
+  const ProcessResult exit = run_process(
+      fault_probe_job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "4"}, {"compute", "0", "14"}));
+  EXPECT_EQ(exit.code, 0) << exit.err;
 }
 
 TEST(LongWork, HangTimeoutZeroDisablesDetection) {

@@ -119,7 +119,7 @@ class FaultInjection : public ::testing::TestWithParam<InjectionCase> {};
 TEST_P(FaultInjection, EndsJobWithExpectedCause) {
   const InjectionCase& injection = GetParam();
   SpawnOptions spawn =
-      train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout", "3",
+      train_probe_job({"checked"}, {"-n", "3", "--bind", "none", "--work-timeout", "5", "--stall-timeout", "3",
                                     "--inject", std::string(injection.fault) + "@rank=1,step=12"});
   const TempDir folder;
   spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "ulimit -c 0; cd " + folder.path() + " && exec \"$@\"", "sh"});

@@ -60,6 +60,13 @@ void block_in_kernel() {
   for (;;) ::pause();
 }
 
+/// Uses a core for `seconds`.
+void compute(double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
 /// Works for `seconds`. Reports progress every 20 ms if `reports_progress`.
 void work(const Group& world, double seconds, bool reports_progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -75,6 +82,7 @@ void inject_fault(const std::string& what, const Group& world, double seconds) {
   if (what == "kernel") block_in_kernel();
   if (what == "stop") ::raise(SIGSTOP);
   if (what == "work" || what == "alive") work(world, seconds, what == "alive");
+  if (what == "compute") compute(seconds);
   if (what == "busy") {
     const auto busy = world.busy("evaluate");
     work(world, seconds, false);

@@ -6,13 +6,12 @@ namespace lockstep::job::health {
 namespace {
 
 using namespace std::chrono_literals;
-using base::Cause;
 
 const HealthLimits kLimits{.stall = 30s, .hang = 300s};
 
-std::vector<int> ranks_of(const std::optional<HangFinding>& finding, Cause cause) {
+std::vector<int> ranks_of(const std::optional<HangFinding>& finding, HangKind kind) {
   if (!finding) return {};
-  EXPECT_EQ(finding->cause, cause);
+  EXPECT_EQ(finding->kind, kind);
   return finding->ranks;
 }
 
@@ -37,19 +36,19 @@ TEST(RankHealth, StallTimerSkipsSamplingGaps) {
 }
 
 TEST(RankHealth, SilentRankIsStalled) {
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 0s}, {1, 29s, 29s}}, 2, kLimits), Cause::kRankStalled), std::vector<int>{});
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 0s}, {1, 30s, 30s}}, 2, kLimits), Cause::kRankStalled), std::vector<int>{1});
-  EXPECT_EQ(ranks_of(find_hang({{0, 30s, 0s}}, 1, kLimits), Cause::kRankStalled), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 0s}, {1, 29s, 29s}}, 2, kLimits), HangKind::kStall), std::vector<int>{});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 0s}, {1, 30s, 30s}}, 2, kLimits), HangKind::kStall), std::vector<int>{1});
+  EXPECT_EQ(ranks_of(find_hang({{0, 30s, 0s}}, 1, kLimits), HangKind::kStall), std::vector<int>{0});
 }
 
 TEST(RankHealth, NoHangWhileOneMakesProgress) {
   EXPECT_FALSE(find_hang({{0, 0s, 299s}, {1, 0s, 5000s}}, 2, kLimits));
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 5000s}}, 2, kLimits), Cause::kRankStuck),
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 5000s}}, 2, kLimits), HangKind::kHang),
             (std::vector<int>{0, 1}));
 }
 
 TEST(RankHealth, RanksThatLeftAreIgnored) {
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck),
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), HangKind::kHang),
             (std::vector<int>{0, 2}));
   EXPECT_FALSE(
       find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last rank in the world has no time limit
@@ -61,11 +60,38 @@ TEST(RankHealth, WorldSizeOneCannotHang) { EXPECT_FALSE(find_hang({{0, 0s, 5000s
 TEST(RankHealth, ExplicitLimitAppliesToTheLastRank) {
   HealthLimits limits = kLimits;
   limits.judge_last_rank = true;
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}}, 1, limits), Cause::kRankStuck), std::vector<int>{0});
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, limits), Cause::kRankStuck),
-            std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}}, 1, limits), HangKind::kHang), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, limits), HangKind::kHang), std::vector<int>{0});
   EXPECT_FALSE(find_hang({{0, 0s, 299s}}, 1, limits));
   EXPECT_FALSE(find_hang({{0, 0s, 900s, false}}, 1, limits));
+}
+
+RankHealth working(int rank, std::chrono::milliseconds since_report, bool is_waiting) {
+  return {.rank = rank, .since_report = since_report, .is_waiting = is_waiting};
+}
+
+TEST(RankHealth, RankThatWorksForTooLongWhileAnotherWaits) {
+  HealthLimits limits = kLimits;
+  limits.work = 1800s;
+  EXPECT_FALSE(find_hang({working(0, 1799s, false), working(1, 5000s, true)}, 2, limits));
+  EXPECT_EQ(ranks_of(find_hang({working(0, 1800s, false), working(1, 0s, true)}, 2, limits), HangKind::kWork),
+            std::vector<int>{0});
+  EXPECT_FALSE(find_hang({working(0, 1800s, false), working(1, 0s, false)}, 2, limits));  // nobody waits for it
+  EXPECT_FALSE(find_hang({working(0, 1800s, true), working(1, 0s, true)}, 2, limits));
+  limits.work = 0s;
+  EXPECT_FALSE(find_hang({working(0, 5000s, false), working(1, 0s, true)}, 2, limits));
+}
+
+TEST(RankHealth, NoProcessUsesCpuTime) {
+  const auto idle = [](int rank, std::chrono::milliseconds time) {
+    return RankHealth{.rank = rank, .is_in_world = false, .since_activity = time};
+  };
+  HealthLimits limits = kLimits;
+  EXPECT_FALSE(find_hang({idle(0, 900s), idle(1, 900s)}, 2, limits));
+  limits.idle = 60s;
+  EXPECT_FALSE(find_hang({idle(0, 59s), idle(1, 900s)}, 2, limits));
+  EXPECT_EQ(ranks_of(find_hang({idle(0, 60s), idle(1, 900s)}, 2, limits), HangKind::kIdle), (std::vector<int>{0, 1}));
+  EXPECT_EQ(ranks_of(find_hang({idle(0, 60s)}, 1, limits), HangKind::kIdle), std::vector<int>{0});
 }
 
 TEST(RankHealth, ZeroLimitDisablesDetection) {

@@ -36,6 +36,8 @@ TEST(CommandLineOptions, DefaultsMatchTheHeader) {
   EXPECT_EQ(run.transport + run.name + run.local_rank_argument + run.output_dir, "");
   EXPECT_FALSE(run.hang_timeout);
   EXPECT_FALSE(run.stall_timeout);
+  EXPECT_FALSE(run.work_timeout);
+  EXPECT_EQ(run.idle_timeout.count(), 0);
   EXPECT_EQ(run.max_restarts + run.min_hosts, 0);
   EXPECT_EQ(run.restart_pause, std::chrono::seconds(1));
   EXPECT_THAT(run.command, ElementsAre("prog"));
@@ -97,6 +99,10 @@ TEST(CommandLineOptions, AllOptionsTogether) {
                                  "30",
                                  "--stall-timeout",
                                  "0",
+                                 "--work-timeout",
+                                 "20",
+                                 "--idle-timeout",
+                                 "60",
                                  "--name",
                                  "run.1",
                                  "--trace",
@@ -114,6 +120,8 @@ TEST(CommandLineOptions, AllOptionsTogether) {
   EXPECT_EQ(run.fail_grace, std::chrono::milliseconds(0));
   EXPECT_EQ(run.hang_timeout, std::chrono::seconds(30));
   EXPECT_EQ(run.stall_timeout, std::chrono::seconds(0));
+  EXPECT_EQ(run.work_timeout, std::chrono::seconds(20));
+  EXPECT_EQ(run.idle_timeout, std::chrono::seconds(60));
   EXPECT_EQ(run.name, "run.1");
   EXPECT_EQ(run.ranks, 4);
   EXPECT_THAT(run.command, ElementsAre("p", "a"));

@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 using base::Cause;
 using base::telemetry::RankSnapshot;
+using job::health::HangKind;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -30,7 +31,7 @@ const HangEvidence kEvidence{.limits = {.stall = 30s, .hang = 300s},
 
 TEST(Hang, RankInUserCodeIsBlamed) {
   const Verdict verdict =
-      judge_hang({Cause::kRankStuck, {0, 1, 2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
+      judge_hang({HangKind::kHang, {0, 1, 2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_EQ(verdict.exit_code, 124);
   EXPECT_THAT(verdict.stacks, ElementsAre(2));
   EXPECT_EQ(verdict.fatal.rank, 2);
@@ -45,15 +46,38 @@ TEST(Hang, RankInUserCodeIsBlamed) {
 TEST(Hang, StuckAndStoppedRankIsReported) {
   const std::map<int, job::health::RankHealth> health = {{2, {.rank = 2, .process_state = 'T'}}};
   const Verdict verdict =
-      judge_hang({Cause::kRankStuck, {0, 1, 2}}, health, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
+      judge_hang({HangKind::kHang, {0, 1, 2}}, health, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_THAT(verdict.fatal.detail,
               HasSubstr("no progress for 300 s; the process is stopped by a signal (state T); ranks 0,1 wait"));
 }
 
 TEST(Hang, AllRanksAreBlamedWhenAllWaitInOneOperation) {
-  const Verdict verdict = judge_hang({Cause::kRankStuck, {0, 1}}, {}, {rank(0, true), rank(1, true)}, kEvidence);
+  const Verdict verdict = judge_hang({HangKind::kHang, {0, 1}}, {}, {rank(0, true), rank(1, true)}, kEvidence);
   EXPECT_THAT(verdict.stacks, ElementsAre(0, 1));
   EXPECT_THAT(verdict.fatal.detail, HasSubstr("rank 0 finished 30 steps and waits in all_reduce(fc)#2"));
+}
+
+TEST(Hang, RankThatWorksForTooLongIsBlamed) {
+  HangEvidence evidence = kEvidence;
+  evidence.limits.work = 20s;
+  Verdict verdict = judge_hang({HangKind::kWork, {2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, evidence);
+  add_python_location(verdict, 0, "other.py:1 in f");
+  add_python_location(verdict, 2, "train.py:42 in main");
+  EXPECT_EQ(verdict.exit_code, 124);
+  EXPECT_EQ(verdict.fatal.rank, 2);
+  EXPECT_EQ(verdict.fatal.detail,
+            "it has worked for 20 s without reporting progress; ranks 0,1 wait in all_reduce(fc)#2 of world; rank 2 "
+            "finished 30 steps and is in user code; it is at train.py:42 in main");
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("--work-timeout"));
+}
+
+TEST(Hang, IdleRanks) {
+  HangEvidence evidence = kEvidence;
+  evidence.limits.idle = 60s;
+  const Verdict verdict = judge_hang({HangKind::kIdle, {0, 1}}, {}, {}, evidence);
+  EXPECT_EQ(verdict.fatal.detail, "no process of any rank has used CPU time for 60 s");
+  EXPECT_THAT(verdict.stacks, ElementsAre(0, 1));
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("--idle-timeout"));
 }
 
 TEST(Hang, NumberOfStacksIsLimited) {
@@ -63,14 +87,14 @@ TEST(Hang, NumberOfStacksIsLimited) {
     ranks.push_back(rank(i, false));
     numbers.push_back(i);
   }
-  EXPECT_EQ(judge_hang({Cause::kRankStuck, numbers}, {}, ranks, kEvidence).stacks.size(), 8u);
+  EXPECT_EQ(judge_hang({HangKind::kHang, numbers}, {}, ranks, kEvidence).stacks.size(), 8u);
 }
 
 TEST(Hang, SilentRankIsBlamedBeforeWaitingRanks) {
   const std::map<int, job::health::RankHealth> health = {
       {1, {.rank = 1, .since_heartbeat = 31s, .since_progress = 31s, .process_state = 'T'}}};
   const Verdict verdict =
-      judge_hang({Cause::kRankStalled, {1}}, health, {rank(0, true), rank(1, false), rank(2, true)}, kEvidence);
+      judge_hang({HangKind::kStall, {1}}, health, {rank(0, true), rank(1, false), rank(2, true)}, kEvidence);
   EXPECT_EQ(verdict.exit_code, 124);
   EXPECT_EQ(verdict.fatal.cause, Cause::kRankStalled);
   EXPECT_EQ(verdict.fatal.rank, 1);
@@ -80,7 +104,7 @@ TEST(Hang, SilentRankIsBlamedBeforeWaitingRanks) {
 }
 
 TEST(Hang, HangFindingIsUsedWithoutOperations) {
-  const Verdict verdict = judge_hang({Cause::kRankStuck, {1, 2}}, {}, {}, kEvidence);
+  const Verdict verdict = judge_hang({HangKind::kHang, {1, 2}}, {}, {}, kEvidence);
   EXPECT_EQ(verdict.fatal.rank, 1);
   EXPECT_EQ(verdict.fatal.detail, "no progress for 300 s");
 }

@@ -36,7 +36,7 @@ TEST(RankStates, SilentRankIsStalledAfterAnotherRankLeaves) {
   rank_states.add(job::health::RankHealth{.rank = 1, .since_heartbeat = 31s});
   rank_states.on_rank_exit(0);
   ASSERT_TRUE(rank_states.find_hang());
-  EXPECT_EQ(rank_states.find_hang()->cause, base::Cause::kRankStalled);
+  EXPECT_EQ(rank_states.find_hang()->cause(), base::Cause::kRankStalled);
 }
 
 }  // namespace

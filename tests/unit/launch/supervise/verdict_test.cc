@@ -52,11 +52,13 @@ TEST(Verdict, ExitCodeIsReturned) {
 TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
   const std::string lost = "[0] RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711\n";
   const auto judge = [&](const std::string& tail, std::optional<int> ended_before) {
-    return judge_exit(exited(0, 1), {.tail = tail,
-                                     .prefix = "[0] ",
-                                     .published = {},
-                                     .locations = {{"a", 50}, {"b", 51}},
-                                     .ended_before = ended_before});
+    protocol::RankExit end = exited(0, 1);
+    end.lost_peer = is_victim(tail);
+    return judge_exit(end, {.tail = tail,
+                            .prefix = "[0] ",
+                            .published = {},
+                            .locations = {{"a", 50}, {"b", 51}},
+                            .ended_before = ended_before});
   };
   const Verdict verdict = judge(lost, 1);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kUnevenInput);
@@ -68,6 +70,32 @@ TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
                                               "[gloo/pair.cc:534] Connection closed by peer"));
   EXPECT_EQ(judge(lost, std::nullopt).fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(judge("[0] ValueError: x\n", 1).fatal.cause, base::Cause::kRankExited);
+}
+
+TEST(Verdict, TheRankWhoseEndOthersReportIsAwaited) {
+  protocol::RankExit victim = exited(0, 1);
+  victim.lost_peer = true;
+  EXPECT_TRUE(is_culprit_missing({victim}, 3));
+  EXPECT_FALSE(is_culprit_missing({victim}, 1));  // all have ended
+  EXPECT_FALSE(is_culprit_missing({victim, exited(2, 1)}, 3));
+  EXPECT_FALSE(is_culprit_missing({exited(1, 0), victim}, 3));  // rank 1 has ended too early
+  EXPECT_FALSE(is_culprit_missing({}, 3));
+  EXPECT_EQ(first_failure({victim, exited(2, 1)})->rank, 2);
+  EXPECT_EQ(first_failure({victim, exited(2, 1), died(1, SIGKILL)})->rank, 1);
+}
+
+TEST(Verdict, ExceptionAndRemedyOfAPythonProgram) {
+  const ExitEvidence evidence{
+      .tail = "[1]   File \"a.py\", line 1, in f\n[1] ModuleNotFoundError: No module named 'x'\n",
+      .prefix = "[1] ",
+      .published = {},
+      .locations = {}};
+  const Verdict verdict = judge_exit(exited(1, 1), evidence);
+  EXPECT_EQ(verdict.fatal.detail, "exited with code 1: ModuleNotFoundError: No module named 'x'");
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("activate its environment"));
+  ExitEvidence own = evidence;
+  own.own_errors = {{"named 'x'", "pip install x"}};
+  EXPECT_EQ(judge_exit(exited(1, 1), own).fatal.hint, "pip install x");
 }
 
 TEST(Verdict, AbortMessageIsTheDetail) {

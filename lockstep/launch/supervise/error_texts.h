@@ -1,0 +1,39 @@
+// What the last lines of a failed rank say: the exception of a Python program, and the remedy for known errors.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::launcher::supervise {
+
+/// An error of torch, CUDA, NCCL, Gloo, Horovod, Apex or Python.
+struct KnownError {
+  std::string text;        ///< a part of its message
+  std::string remedy;      ///< the hint
+  bool is_victim = false;  ///< it says only that another process has ended
+};
+
+/// The table of docs/reference/error-texts.md, in its order. The first row whose text occurs is used.
+const std::vector<KnownError>& known_errors();
+
+/// Parses rows of a user's table, one per line: the text, a tab, and the remedy. Empty lines, and lines that start with
+/// '#', are skipped. Throws UsageError with the number of a line without a tab or with an empty part.
+std::vector<KnownError> parse_known_errors(std::string_view file, std::string_view name);
+
+/// Returns the rows of the file LOCKSTEP_ERROR_HINTS; none if the variable is not set. Throws UsageError, also if the
+/// file cannot be read or has more than 1 MiB.
+std::vector<KnownError> read_own_errors();
+
+/// Returns the message of the exception that ended a Python program, from its last lines of stderr: "ValueError: bad
+/// value", the first line if it has several, and at most 400 bytes; or the error line of argparse. Empty if there is
+/// none. `prefix` is at the start of each line. Pure.
+std::string python_exception(std::string_view tail, std::string_view prefix);
+
+/// Returns the row of `table` that applies to the lines, or null. Pure.
+const KnownError* find_known_error(std::string_view lines, const std::vector<KnownError>& table);
+
+/// Returns whether the last lines of a rank say only that another process has ended or closed a connection. Pure.
+bool is_victim(std::string_view tail);
+
+}  // namespace lockstep::launcher::supervise

@@ -1,0 +1,64 @@
+"""Shows `lockstep run` what a rank does that uses torch.distributed without Lockstep.
+
+activate() runs when the interpreter starts, and only under `lockstep run`. It waits until the program itself imports
+torch.distributed, and changes nothing that the program sees. From init_process_group() on, a thread looks twice per
+second at the flight recorder of torch, which knows the collectives that are enqueued and completed, and writes the page
+of this rank that the launcher reads. An error here ends the watch, with one warning, and never the program.
+
+LOCKSTEP_WATCH=off switches it off.
+"""
+
+import os
+import sys
+
+_MODULE = "torch.distributed.distributed_c10d"
+_STACK_SIGNAL = 50  # a real-time signal, see lockstep/launch/process/python_stacks.h
+_active = False
+
+
+def activate():
+    global _active
+    if _active or os.environ.get("LOCKSTEP_WATCH") == "off":
+        return
+    _active = True
+    try:
+        import faulthandler
+
+        # The launcher sends this signal to a process that makes no progress, and reads the stacks from this file.
+        faulthandler.register(_STACK_SIGNAL, os.memfd_create("lockstep-python-stacks"), all_threads=True, chain=False)
+        sys.meta_path.insert(0, _Finder())
+    except Exception as error:
+        give_up(error)
+
+
+def give_up(error):
+    sys.stderr.write(f"lockstep: warning: this rank is not watched any more: {error!r}\n")
+
+
+class _Finder:
+    """Waits for the import of torch.distributed."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != _MODULE:
+            return None
+        spec = next(filter(None, (_find(finder, name, path, target) for finder in list(sys.meta_path))), None)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            try:
+                from _lockstep_hook import watch
+
+                watch.wrap(module)
+            except Exception as error:
+                give_up(error)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _find(finder, name, path, target):
+    return None if isinstance(finder, _Finder) else finder.find_spec(name, path, target)

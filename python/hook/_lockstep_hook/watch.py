@@ -1,0 +1,230 @@
+"""The watch of a program that uses torch.distributed. Imported only by such programs, after torch."""
+
+import atexit
+import ctypes
+import functools
+import itertools
+import json
+import math
+import os
+import threading
+
+from _lockstep_hook import give_up
+
+_INTERVAL_S = 0.5
+_DTYPES = {
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8),
+    "Int": ("int32", 4),
+    "Short": ("int16", 2),
+    "Char": ("int8", 1),
+    "Byte": ("uint8", 1),
+    "Bool": ("bool", 1),
+    "ComplexFloat": ("complex64", 8),
+}
+# These block in Python, or are in no flight recorder.
+_CALLS = ("send", "recv", "monitored_barrier", "new_group")
+# The collectives, for versions of torch in which Gloo has no flight recorder.
+_COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+)
+_watch = None
+
+
+def _guarded(function):
+    """An error ends the watch, not the program."""
+
+    @functools.wraps(function)
+    def call(*args):
+        global _watch
+        try:
+            return function(*args)
+        except Exception as error:
+            if _watch is not None:
+                _watch.stop.set()
+            _watch = None
+            give_up(error)
+            return None
+
+    return call
+
+
+def wrap(c10d):
+    """Wraps functions of torch.distributed.distributed_c10d, before others have imported them."""
+    recorder = getattr(c10d, "_dump_fr_trace_json", None) or _recorder("_dump_fr_trace_json")
+    calls = _CALLS if recorder else _CALLS + _COLLECTIVES
+    for name in calls:
+        if hasattr(c10d, name):
+            setattr(c10d, name, _noting(name, getattr(c10d, name)))
+    begin, end = c10d.init_process_group, c10d.destroy_process_group
+
+    @functools.wraps(begin)
+    def init_process_group(*args, **kwargs):
+        result = begin(*args, **kwargs)
+        _joined(c10d)
+        return result
+
+    @functools.wraps(end)
+    def destroy_process_group(*args, **kwargs):
+        result = end(*args, **kwargs)
+        if not c10d.is_initialized():
+            _left()
+        return result
+
+    c10d.init_process_group, c10d.destroy_process_group = init_process_group, destroy_process_group
+
+
+def _recorder(name):
+    from torch._C import _distributed_c10d
+
+    return getattr(_distributed_c10d, name, None)
+
+
+_calls = []  # that have not returned
+_call_numbers = itertools.count(1)
+
+
+def _noting(name, function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        note = (name, next(_call_numbers))
+        _calls.append(note)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _calls.remove(note)
+
+    return call
+
+
+@_guarded
+def _joined(c10d):
+    global _watch
+    if _watch is None:
+        library = _load()
+        if library is None:
+            return
+        _watch = _Watch(library)
+        _count_steps_and_batches(library)
+        atexit.register(_left)
+    backend = str(c10d.get_backend())
+    if "lockstep" not in backend:  # it shows all this by itself, and more
+        _watch.join(c10d.get_rank(), c10d.get_world_size(), backend)
+
+
+@_guarded
+def _left():
+    if _watch is not None:
+        _watch.leave()
+
+
+def _load():
+    library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "liblockstep_watch.so"))
+    text, number = ctypes.c_char_p, ctypes.c_uint64
+    library.lockstep_watch_join.argtypes = (ctypes.c_int, ctypes.c_int, text, text)
+    library.lockstep_watch_begin.argtypes = (text, number, text, text, number)
+    library.lockstep_watch_begin.restype = number
+    library.lockstep_watch_end.argtypes = (number,)
+    return library if library.lockstep_watch_attach() else None
+
+
+def _count_steps_and_batches(library):
+    import torch
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+
+    def count_step(*_):
+        if not is_compiling():
+            library.lockstep_watch_step()
+
+    optimizer.register_optimizer_step_post_hook(count_step)
+    iterator = dataloader._BaseDataLoaderIter
+    following = iterator.__next__
+
+    @functools.wraps(following)
+    def next_batch(self):
+        batch = following(self)
+        library.lockstep_watch_batch()
+        return batch
+
+    iterator.__next__ = next_batch
+
+
+class _Watch:
+    def __init__(self, library):
+        self.library = library
+        self.stop = threading.Event()
+        self.thread = None
+        self.dumps = [dump for dump in map(_recorder, ("_dump_fr_trace_json", "_dump_nccl_trace_json")) if dump]
+        self.seen = {}  # what each group, and the calls of Python, were at when they were looked at last
+        self.begun = {}  # operations in which the rank has been seen to wait: their numbers in the page
+
+    def join(self, rank, size, backend):
+        job = os.environ.get("LOCKSTEP_JOB", "")
+        self.library.lockstep_watch_join(rank, size, job.encode(), f"torch.distributed, {backend}".encode())
+        if self.thread is None:
+            self.stop.clear()
+            self.thread = threading.Thread(target=self.run, name="lockstep-watch", daemon=True)
+            self.thread.start()
+
+    def leave(self):
+        self.stop.set()
+        self.thread = None
+        self.library.lockstep_watch_leave()
+
+    @_guarded
+    def run(self):
+        stop = self.stop = threading.Event()
+        while not stop.wait(_INTERVAL_S):
+            for dump in self.dumps:
+                self.look_at_recorder(dump)
+            now = _calls[0] if _calls else None
+            self.look("calls", now, now, lambda now=now: (b"Python calls", now[1], now[0].encode(), b"", 0))
+
+    def look_at_recorder(self, dump):
+        recorded = json.loads(dump(False, False) or "{}")
+        for group, status in recorded.get("pg_status", {}).items():
+            enqueued, completed = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
+            waits = max(completed, 0) + 1 if enqueued > max(completed, 0) else None  # -1: none
+            self.look((dump, group), (completed, waits), waits, lambda g=group, n=waits: _operation(dump, g, n))
+
+    def look(self, place, state, waits, describe):
+        """Compares the state of a place with that half a second ago. If it is the same operation, the rank waits."""
+        if self.seen.get(place) != state:
+            self.library.lockstep_watch_alive()
+            self.library.lockstep_watch_end(self.begun.pop(place, 0))
+        elif waits is not None and place not in self.begun:
+            self.begun[place] = self.library.lockstep_watch_begin(*describe())
+        self.seen[place] = state
+
+
+def _operation(dump, group, number):
+    """Channel, number, kind, dtype and bytes of a collective."""
+    found = None
+    for entry in json.loads(dump(True, False) or "{}").get("entries", []):
+        if str(entry.get("pg_id")) == group and entry.get("collective_seq_id") == number and not entry.get("is_p2p"):
+            found = entry
+    if found is None:
+        return b"world" if group == "0" else b"group", number, b"collective", b"", 0
+    name, description = (*found["process_group"], "", "")[:2]
+    channel = "world" if description == "default_pg" else f"group {description or name}"
+    dtype, size = _DTYPES.get((found["input_dtypes"] or [""])[0], ("", 0))
+    num_bytes = size * sum(math.prod(sizes) for sizes in found["input_sizes"])
+    kind = found["profiling_name"].rpartition(":")[2]
+    return channel.encode(), number, kind.encode(), dtype.encode(), num_bytes

@@ -1,0 +1,136 @@
+#include "python/hook/watch.h"
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/base/timeouts.h"
+
+namespace {
+
+using lockstep::base::telemetry::RankPage;
+
+/// A thread that calls RankPage::beat() once per second.
+class Heartbeat {
+ public:
+  explicit Heartbeat(RankPage& page)
+      : page_(page), thread_(lockstep::base::start_thread_without_signals([this] { run(); })) {}
+  ~Heartbeat() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();  // it does nothing that blocks
+  }
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, lockstep::base::kHeartbeatInterval, [this] { return stop_; })) page_.beat();
+  }
+
+  RankPage& page_;
+  std::mutex mutex_;  // guards stop_
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;  // last, because it uses the other members
+};
+
+struct Watch {
+  RankPage& page;
+  pid_t pid;
+  int rank = -1;
+  std::map<std::string, std::uint16_t> channels = {};
+  int num_waits = 0;  // operations that have begun and not ended
+  std::unique_ptr<Heartbeat> heartbeat = {};
+};
+
+Watch* attached = nullptr;  // never freed, because threads of the interpreter may outlive its exit handlers
+
+/// Returns the watch of this process; null in a forked child.
+Watch* watch() { return attached && attached->pid == ::getpid() ? attached : nullptr; }
+
+template <typename Function>
+void guarded(const Function& function) noexcept {
+  try {
+    if (Watch* const own = watch()) function(*own);
+  } catch (...) {  // such as a lack of memory or threads: the program goes on unwatched
+  }
+}
+
+}  // namespace
+
+int lockstep_watch_attach() {
+  try {
+    if (!attached && RankPage::has_agent()) attached = new Watch{RankPage::this_process(), ::getpid()};
+  } catch (...) {
+    return 0;
+  }
+  return watch() ? 1 : 0;
+}
+
+void lockstep_watch_join(int rank, int world_size, const char* job, const char* transport) {
+  guarded([&](Watch& own) {
+    if (!own.page.is_published()) {
+      own.rank = rank;
+      publish_to(own.page, {rank, world_size, job, transport});
+    }
+    if (own.rank != rank || own.page.world_size != world_size) return;
+    own.page.has_left = 0;
+    if (!own.heartbeat) own.heartbeat = std::make_unique<Heartbeat>(own.page);
+  });
+}
+
+void lockstep_watch_leave() {
+  guarded([](Watch& own) {
+    if (own.rank < 0) return;
+    own.page.waiting = 0;
+    own.page.has_left = 1;
+    own.heartbeat.reset();
+  });
+}
+
+void lockstep_watch_step() {
+  guarded([](Watch& own) { own.page.steps.fetch_add(1, std::memory_order_relaxed); });
+}
+
+void lockstep_watch_batch() {
+  guarded([](Watch& own) { own.page.batches.fetch_add(1, std::memory_order_relaxed); });
+}
+
+void lockstep_watch_alive() {
+  guarded([](Watch& own) { own.page.alive_count.fetch_add(1, std::memory_order_relaxed); });
+}
+
+std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const char* kind, const char* dtype,
+                                   std::uint64_t bytes) {
+  std::uint64_t number = 0;
+  guarded([&](Watch& own) {
+    const auto found = own.channels.find(channel);
+    const std::uint16_t index = found != own.channels.end()
+                                    ? found->second
+                                    : own.channels.emplace(channel, own.page.flight.add_channel(channel)).first->second;
+    number = own.page.flight.begin(
+        {.channel = index, .seq = seq, .kind = kind, .dtype = dtype, .bytes = bytes, .step = own.page.step()});
+    own.page.waiting = ++own.num_waits > 0;
+  });
+  return number;
+}
+
+void lockstep_watch_end(std::uint64_t number) {
+  guarded([&](Watch& own) {
+    if (number == 0) return;
+    own.page.flight.end(number);
+    own.page.waiting = --own.num_waits > 0;
+  });
+}

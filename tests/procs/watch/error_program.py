@@ -1,0 +1,111 @@
+"""Fails as a user's program does. Usage: error_program.py CASE [TEXT]"""
+
+import argparse
+import os
+import socket
+import sys
+import time
+
+
+def text():
+    """Raises an error with the text that another library would give it."""
+    raise RuntimeError(sys.argv[2])
+
+
+def local_rank():
+    argparse.ArgumentParser(prog="train.py").parse_args(["--local_rank=0"])
+
+
+def local_rank_required():
+    parser = argparse.ArgumentParser(prog="train.py")
+    parser.add_argument("--local_rank", required=True)
+    parser.parse_args([])
+
+
+def no_module():
+    import numpy_of_another_world  # noqa: F401
+
+
+def inplace():
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    x = torch.randn(4, 3, requires_grad=True)
+    y = net(x) * x
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    y.sum().backward()
+
+
+def unused_parameter():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    net = torch.nn.ModuleList((torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)))
+    net.forward = lambda x: net[0](x)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    for _ in range(2):
+        ddp(torch.ones(2, 3)).sum().backward()
+
+
+def not_initialized():
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1))
+
+
+def twice():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
+
+
+def address_in_use():
+    import torch.distributed as dist
+
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
+        dist.init_process_group("gloo")
+
+
+def names_of_a_wrapper():
+    import torch
+
+    net = torch.nn.Linear(3, 3)
+    net.load_state_dict({f"module.{name}": value for name, value in net.state_dict().items()})
+
+
+def weights_only():
+    import tempfile
+
+    import torch
+
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save({"args": argparse.Namespace(lr=1)}, file.name)
+        torch.load(file.name)
+
+
+def culprit():
+    """The last rank fails. It closes its connections long before it ends, so that the others end first."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for step in range(100):
+        dist.all_reduce(torch.ones(10))
+        if last and step == 10:
+            try:
+                raise ValueError("bad sample 4711")
+            finally:
+                dist.destroy_process_group()
+                if len(sys.argv) > 2:
+                    time.sleep(float(sys.argv[2]))
+
+
+globals()[sys.argv[1]]()

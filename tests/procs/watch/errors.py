@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Tests the FATAL line for errors of Python programs: it quotes the exception and adds a remedy, and names no victim.
+
+Usage: errors.py --lockstep PROGRAM --table docs/reference/error-texts.md [--python INTERPRETER] [--runs N]
+--runs repeats the case of a rank that ends after its victims. The exit code is 77 if there is no Python with torch.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from watch import check, fatal_of
+
+PROGRAM = pathlib.Path(__file__).with_name("error_program.py")
+# What really raises the error: the text of the exception, in the detail.
+REAL = {
+    "local_rank": (1, "train.py: error: unrecognized arguments: --local_rank=0"),
+    "local_rank_required": (1, "the following arguments are required: --local_rank"),
+    "no_module": (1, "ModuleNotFoundError: No module named 'numpy_of_another_world'"),
+    "inplace": (1, "modified by an inplace operation"),
+    "unused_parameter": (2, "Expected to have finished reduction in the prior iteration"),
+    "not_initialized": (1, "Default process group has not been initialized"),
+    "twice": (1, "initialize the default process group twice"),
+    "address_in_use": (1, "address already in use"),
+    "names_of_a_wrapper": (1, "Error(s) in loading state_dict for Linear"),
+    "weights_only": (1, "Weights only load failed"),
+}
+
+
+def run(args, ranks, *words, env=()):
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [args.lockstep, "run", "-n", str(ranks), "--bind", "none", "--", args.python, PROGRAM, *words],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(env)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    return fatal_of(done.stdout), done.stdout
+
+
+def unquoted(text):
+    return text[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+
+
+def rows_of(table):
+    rows = re.findall(r"^\| `(.*)` \| (.*) \|$", pathlib.Path(table).read_text(), re.MULTILINE)
+    return [(text, remedy) for text, remedy in rows if "never named" not in remedy]
+
+
+def test_texts(args, pool, rows):
+    """Each row of the table: quoted, with its remedy."""
+    jobs = [(text, remedy, pool.submit(run, args, 1, "text", text)) for text, remedy in rows]
+    for text, remedy, job in jobs:
+        fatal, output = job.result()
+        check(
+            fatal.get("cause") == "RANK_EXITED"
+            and unquoted(fatal["detail"]).startswith(f"exited with code 1: RuntimeError: {text}")
+            and unquoted(fatal["hint"]) == remedy,
+            f"{text}: {fatal or output}",
+        )
+
+
+def test_real_errors(args, pool, rows):
+    jobs = {case: pool.submit(run, args, ranks, case) for case, (ranks, _) in REAL.items()}
+    for case, job in jobs.items():
+        fatal, output = job.result()
+        detail, hint = unquoted(fatal.get("detail", '""')), unquoted(fatal.get("hint", '""'))
+        check(REAL[case][1].lower() in detail.lower(), f"{case}: {detail or output}")
+        check(hint in [remedy for _, remedy in rows], f"{case}: {hint}")
+
+
+def test_own_rows(args):
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("# mine\nlicence expired\task Eve\n")
+        file.flush()
+        fatal, output = run(args, 1, "text", "the licence expired", env={"LOCKSTEP_ERROR_HINTS": file.name})
+        check(unquoted(fatal.get("hint", '""')) == "ask Eve", f"own rows: {output}")
+    fatal, _ = run(args, 1, "text", "x", env={"LOCKSTEP_ERROR_HINTS": "/nowhere"})
+    check((fatal["cause"], fatal["rank"]) == ("BAD_ARG", "-"), f"no such file: {fatal}")
+
+
+def test_culprit(args, seconds):
+    """The rank that fails first is named, although its victims end earlier."""
+    fatal, output = run(args, 3, "culprit", *seconds)
+    check(
+        (fatal.get("cause"), fatal.get("rank")) == ("RANK_EXITED", "2")
+        and "exited with code 1: ValueError: bad sample 4711" in fatal["detail"],
+        f"culprit {seconds}: {fatal or output}",
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True, type=os.path.abspath)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--python", default="")
+    parser.add_argument("--runs", type=int, default=1)
+    args = parser.parse_args()
+    if not args.python:
+        print("skipped: no Python with torch (scripts/setup.sh installs one)")
+        sys.exit(77)
+    rows = rows_of(args.table)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        test_texts(args, pool, rows)
+        test_real_errors(args, pool, rows)
+    test_own_rows(args)
+    for _ in range(args.runs):
+        test_culprit(args, [])
+        test_culprit(args, ["1.5"])
+
+
+if __name__ == "__main__":
+    main()

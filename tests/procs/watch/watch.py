@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
+
+Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--runs N] [--only NAME,...]
+--runs repeats the cases of HANGS and WORKS. The exit code is 77 if there is no Python with torch.
+"""
+
+import argparse
+import concurrent.futures
+import http.server
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+PROGRAM = pathlib.Path(__file__).with_name("torch_program.py")
+LIMIT_S = 5
+END_S = 13  # with the start of the ranks' interpreters, which import torch
+# What the last rank does: options, cause, what the FATAL line says of the others, the call in which the last rank is.
+HANGS = {
+    "barrier": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
+    "backward": (
+        "--hang-timeout",
+        "RANK_STUCK",
+        r"wait in all_reduce#11 of world, 40400 bytes of float32",
+        "misbehave",
+    ),
+    "recv": ("--hang-timeout", "RANK_STUCK", r"rank 0 waits in recv#1 of Python calls", "misbehave"),
+    "worker": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
+    "spinning": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
+    "stop": ("--stall-timeout", "RANK_STALLED", r"wait in barrier#11 of world", ""),
+    "loop": ("--work-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "spin"),
+}
+WORKS = ("evaluate", "compile", "download")
+WORK_S = 15
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        raise SystemExit(1)
+
+
+def run(args, what, *words, ranks=3, options=(), folder=None, env=()):
+    command = [args.lockstep, "run", "-n", ranks, "--bind", "none", *options, "--", args.python, PROGRAM, what, *words]
+    begin = time.monotonic()
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **dict(env)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, time.monotonic() - begin
+
+
+def fatal_of(output):
+    lines = [line for line in output.splitlines() if line.startswith("FATAL ")]
+    return dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', lines[-1])) if lines else {}
+
+
+def test_hang(args, what):
+    """The job ends, and the rank, the collective and the line of the program are named."""
+    option, cause, others, function = HANGS[what]
+    with tempfile.TemporaryDirectory() as folder:
+        code, output, seconds = run(args, what, 300, options=(option, LIMIT_S, "--name", "it"), folder=folder)
+        fatal = fatal_of(output)
+        file = pathlib.Path(folder, "runs/it/stack.2.txt")
+        stacks = file.read_text() if file.exists() else ""
+    good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, "2", "5")
+    check(good and re.search(others, fatal["detail"]), f"{what}: {seconds:.1f} s, {output if not good else fatal}")
+    at = re.search(r"it is at (\S+):(\d+) in (\w+)", fatal["detail"])
+    if function:
+        check(at and at[1] == str(PROGRAM) and at[3] == function, f"{what}: the Python line in {fatal['detail']}")
+        check("Python stacks of process" in stacks and "misbehave" in stacks, f"{what}: the stacks are in the file")
+    if what == "worker":
+        check("(pt_data_worker) is at" in fatal["detail"] and "__getitem__" in stacks, "worker: its line is named too")
+    check(
+        f"ranks 0,1, step 5: waits in {others[len('wait in ') :]}" in output or what == "recv",
+        f"{what}: all are listed",
+    )
+    if "T" not in fatal["detail"]:
+        check(seconds < LIMIT_S + END_S, f"{what}: ended within {seconds:.1f} s")
+
+
+class SlowServer:
+    """Sends 10 KB per second for WORK_S seconds."""
+
+    def __enter__(self):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                end = time.monotonic() + WORK_S
+                while time.monotonic() < end:
+                    self.wfile.write(b"x" * 1000)
+                    time.sleep(0.1)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return f"127.0.0.1:{self.server.server_port}"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_work(args):
+    """A rank that works for three times the limit is left alone."""
+    with SlowServer() as address, concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = {
+            what: pool.submit(run, args, what, WORK_S, address, ranks=2, options=("--hang-timeout", LIMIT_S))
+            for what in WORKS
+            if not args.only or what in args.only
+        }
+        for what, job in jobs.items():
+            code, output, seconds = job.result()
+            check(code == 0 and seconds > WORK_S, f"{what}: {seconds:.1f} s, {output}")
+
+
+def test_other_programs(args):
+    """Without torch.distributed nothing changes; the user's sitecustomize runs; LOCKSTEP_WATCH=off switches it off."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "sitecustomize.py").write_text("print('own sitecustomize')\n")
+        command = [args.lockstep, "run", "-n", "2", "--", args.python, "-c", "import sys; print('done', len(sys.argv))"]
+        env = {**os.environ, "PYTHONPATH": folder}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        check(
+            done.returncode == 0
+            and done.stdout.count("own sitecustomize") == 2
+            and done.stdout.count("done 1") == 2
+            and done.stderr == "",
+            f"a program without torch: {done.stdout}{done.stderr}",
+        )
+    code, output, _ = run(args, "sleep", 8, ranks=2, options=("--hang-timeout", 3), env={"LOCKSTEP_WATCH": "off"})
+    check(code == 0 and "lockstep" not in output, f"switched off: {output}")
+
+
+def test_broken_hook(args):
+    """An error in the hook is one warning, and the program goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        hook = pathlib.Path(folder, "_lockstep_hook")
+        shutil.copytree(args.hook, hook)
+        (hook / "liblockstep_watch.so").write_text("no library")
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(hook / "path"),
+            "LOCKSTEP_PAGE": "99",
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
+        for broken in (True, False):
+            if not broken:
+                shutil.copy(pathlib.Path(args.hook, "liblockstep_watch.so"), hook)
+            done = subprocess.run(
+                [args.python, PROGRAM, "sleep", "0"], env=env, capture_output=True, text=True, timeout=60, check=False
+            )
+            warnings = done.stderr.count("lockstep: warning: this rank is not watched any more: OSError")
+            check(
+                done.returncode == 0 and "finished" in done.stdout and warnings == broken,
+                f"a broken hook: {done.stdout}{done.stderr}",
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True, type=os.path.abspath)
+    parser.add_argument("--hook", required=True, type=os.path.abspath)
+    parser.add_argument("--python", default="")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
+    args = parser.parse_args()
+    if not args.python:
+        print("skipped: no Python with torch (scripts/setup.sh installs one)")
+        sys.exit(77)
+    for _ in range(args.runs):
+        for what in HANGS:
+            if not args.only or what in args.only:
+                test_hang(args, what)
+        test_work(args)
+    if not args.only:
+        test_other_programs(args)
+        test_broken_hook(args)
+
+
+if __name__ == "__main__":
+    main()
