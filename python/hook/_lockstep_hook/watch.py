@@ -12,6 +12,7 @@ import threading
 from _lockstep_hook import give_up
 
 _INTERVAL_S = 0.5
+_PATIENCE, _LONG_PATIENCE = 2, 20  # intervals without progress after which the operations are read
 _DTYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -179,8 +180,8 @@ class _Watch:
         job = os.environ.get("LOCKSTEP_JOB", "")
         self.library.lockstep_watch_join(rank, size, job.encode(), f"torch.distributed, {backend}".encode())
         if self.thread is None:
-            self.stop.clear()
-            self.thread = threading.Thread(target=self.run, name="lockstep-watch", daemon=True)
+            self.stop = threading.Event()
+            self.thread = threading.Thread(target=self.run, args=(self.stop,), name="lockstep-watch", daemon=True)
             self.thread.start()
 
     def leave(self):
@@ -189,42 +190,51 @@ class _Watch:
         self.library.lockstep_watch_leave()
 
     @_guarded
-    def run(self):
-        stop = self.stop = threading.Event()
+    def run(self, stop):
         while not stop.wait(_INTERVAL_S):
             for dump in self.dumps:
                 self.look_at_recorder(dump)
             now = _calls[0] if _calls else None
-            self.look("calls", now, now, lambda now=now: (b"Python calls", now[1], now[0].encode(), b"", 0))
+            if now is not None or "calls" in self.seen:
+                self.look("calls", now, 1, lambda now=now: now and (b"Python calls", now[1], now[0].encode(), b"", 0))
 
     def look_at_recorder(self, dump):
         recorded = json.loads(dump(False, False) or "{}")
         for group, status in recorded.get("pg_status", {}).items():
             enqueued, completed = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
-            waits = max(completed, 0) + 1 if enqueued > max(completed, 0) else None  # -1: none
-            self.look((dump, group), (completed, waits), waits, lambda g=group, n=waits: _operation(dump, g, n))
+            # With several threads, Gloo completes them in any order, so that the numbers only make a wait likely. To
+            # read the operations takes up to 30 ms, which only a rank that makes no progress should spend.
+            patience = _PATIENCE if enqueued > max(completed, 0) else _LONG_PATIENCE  # -1: none
+            self.look((dump, group), (enqueued, completed), patience, lambda g=group: _pending_operation(dump, g))
 
-    def look(self, place, state, waits, describe):
-        """Compares the state of a place with that half a second ago. If it is the same operation, the rank waits."""
-        if self.seen.get(place) != state:
+    def look(self, place, state, patience, describe):
+        """Compares the state of a place with that of the last look. If it has been the same for some looks, the rank
+        waits there in the operation that describe() returns, or waits for none if that is None."""
+        before, looks = self.seen.get(place, (None, 0))
+        if looks == 0 or before != state:
             self.library.lockstep_watch_alive()
             self.library.lockstep_watch_end(self.begun.pop(place, 0))
-        elif waits is not None and place not in self.begun:
-            self.begun[place] = self.library.lockstep_watch_begin(*describe())
-        self.seen[place] = state
+            looks = 0
+        elif looks == patience:
+            operation = describe()
+            self.begun[place] = self.library.lockstep_watch_begin(*operation) if operation else 0
+        self.seen[place] = (state, looks + 1)
 
 
-def _operation(dump, group, number):
-    """Channel, number, kind, dtype and bytes of a collective."""
-    found = None
-    for entry in json.loads(dump(True, False) or "{}").get("entries", []):
-        if str(entry.get("pg_id")) == group and entry.get("collective_seq_id") == number and not entry.get("is_p2p"):
-            found = entry
-    if found is None:
-        return b"world" if group == "0" else b"group", number, b"collective", b"", 0
-    name, description = (*found["process_group"], "", "")[:2]
+def _pending_operation(dump, group):
+    """Channel, number, kind, dtype and bytes of the oldest operation of a group that is not complete, or None."""
+    pending = [
+        entry
+        for entry in json.loads(dump(True, False) or "{}").get("entries", [])
+        if str(entry.get("pg_id")) == group and not entry.get("retired") and entry.get("state") != "completed"
+    ]
+    if not pending:
+        return None
+    first = min(pending, key=lambda entry: entry.get("record_id", 0))
+    name, description = (*first["process_group"], "", "")[:2]
     channel = "world" if description == "default_pg" else f"group {description or name}"
-    dtype, size = _DTYPES.get((found["input_dtypes"] or [""])[0], ("", 0))
-    num_bytes = size * sum(math.prod(sizes) for sizes in found["input_sizes"])
-    kind = found["profiling_name"].rpartition(":")[2]
+    dtype, size = _DTYPES.get((first["input_dtypes"] or [""])[0], ("", 0))
+    num_bytes = size * sum(math.prod(sizes) for sizes in first["input_sizes"])
+    kind = first["profiling_name"].rpartition(":")[2]
+    number = first["p2p_seq_id"] if first.get("is_p2p") else first["collective_seq_id"]
     return channel.encode(), number, kind.encode(), dtype.encode(), num_bytes
