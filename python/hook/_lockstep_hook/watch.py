@@ -12,7 +12,7 @@ import threading
 from _lockstep_hook import give_up
 
 _INTERVAL_S = 0.5
-_PATIENCE, _LONG_PATIENCE = 2, 20  # intervals without progress after which the operations are read
+_LOOKS_IF_PENDING, _LOOKS_IF_COMPLETE = 2, 20  # intervals without progress after which the operations are read
 _DTYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -204,10 +204,10 @@ class _Watch:
             enqueued, completed = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
             # With several threads, Gloo completes them in any order, so that the numbers only make a wait likely. To
             # read the operations takes up to 30 ms, which only a rank that makes no progress should spend.
-            patience = _PATIENCE if enqueued > max(completed, 0) else _LONG_PATIENCE  # -1: none
-            self.look((dump, group), (enqueued, completed), patience, lambda g=group: _pending_operation(dump, g))
+            looks_needed = _LOOKS_IF_PENDING if enqueued > max(completed, 0) else _LOOKS_IF_COMPLETE  # -1: none
+            self.look((dump, group), (enqueued, completed), looks_needed, lambda g=group: _pending_operation(dump, g))
 
-    def look(self, place, state, patience, describe):
+    def look(self, place, state, looks_needed, describe):
         """Compares the state of a place with that of the last look. If it has been the same for some looks, the rank
         waits there in the operation that describe() returns, or waits for none if that is None."""
         before, looks = self.seen.get(place, (None, 0))
@@ -215,7 +215,7 @@ class _Watch:
             self.library.lockstep_watch_alive()
             self.library.lockstep_watch_end(self.begun.pop(place, 0))
             looks = 0
-        elif looks == patience:
+        elif looks == looks_needed:
             operation = describe()
             self.begun[place] = self.library.lockstep_watch_begin(*operation) if operation else 0
         self.seen[place] = (state, looks + 1)

@@ -4,6 +4,7 @@ All ranks make some steps. Then the last rank does WHAT while the others wait fo
 
 import http.client
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def spin(until):
 
 
 def misbehave():
+    pathlib.Path("begun").write_text(str(time.monotonic()))
     end = time.monotonic() + SECONDS
     if WHAT in ("sleep", "backward", "barrier", "recv", "spinning"):
         time.sleep(SECONDS)

@@ -20,7 +20,7 @@ import time
 
 PROGRAM = pathlib.Path(__file__).with_name("torch_program.py")
 LIMIT_S = 5
-END_S = 13  # with the start of the ranks' interpreters, which import torch
+END_S = 7  # from the limit to the end of the job
 # What the last rank does: options, cause, what the FATAL line says of the others, the call in which the last rank is.
 HANGS = {
     "barrier": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
@@ -72,12 +72,13 @@ def test_hang(args, what):
     """The job ends, and the rank, the collective and the line of the program are named."""
     option, cause, others, function = HANGS[what]
     with tempfile.TemporaryDirectory() as folder:
-        code, output, seconds = run(args, what, 300, options=(option, LIMIT_S, "--name", "it"), folder=folder)
+        code, output, _ = run(args, what, 300, options=(option, LIMIT_S, "--name", "it"), folder=folder)
         fatal = fatal_of(output)
+        since = time.monotonic() - float(pathlib.Path(folder, "begun").read_text())
         file = pathlib.Path(folder, "runs/it/stack.2.txt")
         stacks = file.read_text() if file.exists() else ""
     good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, "2", "5")
-    check(good and re.search(others, fatal["detail"]), f"{what}: {seconds:.1f} s, {output if not good else fatal}")
+    check(good and re.search(others, fatal["detail"]), f"{what}: {output if not good else fatal}")
     at = re.search(r"it is at (\S+):(\d+) in (\w+)", fatal["detail"])
     if function:
         check(at and at[1] == str(PROGRAM) and at[3] == function, f"{what}: the Python line in {fatal['detail']}")
@@ -88,8 +89,7 @@ def test_hang(args, what):
         f"ranks 0,1, step 5: waits in {others[len('wait in ') :]}" in output or what == "recv",
         f"{what}: all are listed",
     )
-    if "T" not in fatal["detail"]:
-        check(seconds < LIMIT_S + END_S, f"{what}: ended within {seconds:.1f} s")
+    check(since < LIMIT_S + END_S, f"{what}: ended {since:.1f} s later")
 
 
 class SlowServer:
@@ -119,9 +119,14 @@ class SlowServer:
 
 def test_work(args):
     """A rank that works for three times the limit is left alone."""
-    with SlowServer() as address, concurrent.futures.ThreadPoolExecutor() as pool:
+    with (
+        SlowServer() as address,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        options = ("--hang-timeout", LIMIT_S)
         jobs = {
-            what: pool.submit(run, args, what, WORK_S, address, ranks=2, options=("--hang-timeout", LIMIT_S))
+            what: pool.submit(run, args, what, WORK_S, address, ranks=2, options=options, folder=folder)
             for what in WORKS
             if not args.only or what in args.only
         }
@@ -144,7 +149,8 @@ def test_other_programs(args):
             and done.stderr == "",
             f"a program without torch: {done.stdout}{done.stderr}",
         )
-    code, output, _ = run(args, "sleep", 8, ranks=2, options=("--hang-timeout", 3), env={"LOCKSTEP_WATCH": "off"})
+        options, env = ("--hang-timeout", 3), {"LOCKSTEP_WATCH": "off"}
+        code, output, _ = run(args, "sleep", 8, ranks=2, options=options, env=env, folder=folder)
     check(code == 0 and "lockstep" not in output, f"switched off: {output}")
 
 
@@ -167,7 +173,13 @@ def test_broken_hook(args):
             if not broken:
                 shutil.copy(pathlib.Path(args.hook, "liblockstep_watch.so"), hook)
             done = subprocess.run(
-                [args.python, PROGRAM, "sleep", "0"], env=env, capture_output=True, text=True, timeout=60, check=False
+                [args.python, PROGRAM, "sleep", "0"],
+                env=env,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             warnings = done.stderr.count("lockstep: warning: this rank is not watched any more: OSError")
             check(
