@@ -93,7 +93,7 @@ def test_content():
     assert file.stat().st_size <= 25e6
     names = zipfile.ZipFile(file).namelist()
     libraries = [name.rpartition("/")[2] for name in names if ".so" in name]
-    assert all(re.match(r"_C\.|libsodium", name) for name in libraries), libraries
+    assert all(re.match(r"_C\.|libsodium|liblockstep_watch", name) for name in libraries), libraries
     assert any(name.startswith("libsodium") for name in libraries)
     programs = {name.rpartition("/")[2] for name in names if "/scripts/" in name and not name.endswith("/")}
     assert programs == {"lockstep", "lockstep-bench", "lockstep-probe"}
@@ -118,6 +118,23 @@ def test_torch_finds_the_backend(with_torch):
         "print('sum', tensor.item())\n",
     )
     assert with_torch.run("lockstep", "run", "-n", 2, "python", script).count("sum 2.0") == 2
+
+
+def test_hook(with_torch):
+    """Active under the launcher only, without PYTHONPATH; it watches a script of torch.distributed."""
+    script = with_torch.write(
+        "hang.py",
+        "import os, sys, time, torch.distributed as dist\n"
+        "print('hook', '_lockstep_hook' in sys.modules, os.environ.get('PYTHONPATH'), flush=True)\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank():\n"
+        "    time.sleep(100)\n"
+        "dist.barrier()\n",
+    )
+    said = with_torch.run("lockstep", "run", "-n", 2, "--hang-timeout", 4, "python", script, expect=124)
+    assert said.count("hook True None") == 2, said
+    assert "rank 0 waits in barrier#1 of world" in said and f"it is at {script}:5 in <module>" in said, said
+    assert "False" in with_torch.run("python", "-c", "import sys; print('_lockstep_hook' in sys.modules)")
 
 
 def test_programs(with_torch):
