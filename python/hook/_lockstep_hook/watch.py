@@ -177,6 +177,8 @@ class _Watch:
         self.begun = {}  # operations in which the rank has been seen to wait: their numbers in the page
 
     def join(self, rank, size, backend):
+        if (str(rank), str(size)) != (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE")):
+            return  # a world of the program's own, such as that of mp.spawn()
         job = os.environ.get("LOCKSTEP_JOB", "")
         self.library.lockstep_watch_join(rank, size, job.encode(), f"torch.distributed, {backend}".encode())
         if self.thread is None:

@@ -1,0 +1,346 @@
+"""Horovod's interface for PyTorch, over Lockstep: a script changes its import.
+
+>>> import lockstep.horovod as hvd        # instead of horovod.torch
+>>> hvd.init()
+>>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+$ lockstep run -n 4 python train.py       # or lockstep horovodrun, with horovodrun's arguments
+
+All ranks make the same calls in the same order; Horovod waits until they meet by name, Lockstep raises DesyncError for
+calls that differ. The gradients of a DistributedOptimizer are reduced in step() or synchronize(). New programs use
+lockstep.DistributedDataParallel, which reduces them during backward().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from lockstep import _C
+from lockstep._horovod_operations import (
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    allgather,
+    allgather_async,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    broadcast_object,
+    ccl_built,
+    check_set,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    grouped_allreduce,
+    grouped_allreduce_,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    joined,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    op_of,
+    poll,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_allreduce,
+    synchronize,
+)
+from lockstep.errors import CommError, UsageError
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "run",
+    "shutdown",
+    "size",
+    "synchronize",
+]
+
+HorovodInternalError = CommError
+
+_PACKED_BYTES = 1 << 20  # gradients smaller than this are packed into messages of about this size
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Copies rank `root_rank`'s tensors: a state_dict(), named_parameters(), or a list of tensors."""
+    if isinstance(params, dict):
+        tensors = sorted(params.items())
+    else:
+        tensors = [one if isinstance(one, tuple) else (str(index), one) for index, one in enumerate(params)]
+    with torch.no_grad():
+        _C.broadcast_tensors(
+            [(name, tensor.detach()) for name, tensor in tensors if torch.is_tensor(tensor)],
+            joined()._group,
+            root_rank,
+        )
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Gives all ranks rank `root_rank`'s state and options of `optimizer`."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    tensors: list[torch.Tensor] = []
+
+    def without_tensors(value: Any) -> Any:
+        if torch.is_tensor(value):
+            tensors.append(value)
+            return {"lockstep.horovod": [len(tensors) - 1, list(value.shape), str(value.dtype).removeprefix("torch.")]}
+        if isinstance(value, dict):
+            return {key: without_tensors(one) for key, one in value.items()}
+        return type(value)(map(without_tensors, value)) if type(value) in (list, tuple) else value
+
+    def with_tensors(value: Any) -> Any:
+        if isinstance(value, dict) and "lockstep.horovod" in value:
+            index, shape, dtype = value["lockstep.horovod"]
+            tensors.extend([torch.empty(0)] * (index + 1 - len(tensors)))
+            tensors[index] = torch.empty(shape, dtype=getattr(torch, dtype))
+            return tensors[index]
+        if isinstance(value, dict):
+            return {key: with_tensors(one) for key, one in value.items()}
+        return type(value)(map(with_tensors, value)) if type(value) in (list, tuple) else value
+
+    is_root = rank() == root_rank
+    plain = broadcast_object(without_tensors(optimizer.state_dict()) if is_root else None, root_rank, "optimizer state")
+    state = None if is_root else with_tensors(plain)
+    broadcast_parameters(tensors, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+class _DistributedOptimizer:
+    """What DistributedOptimizer() adds to the class of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+    def _distribute(
+        self, names: dict[int, str], compression: Any, op: str, factor: float, sparse_as_dense: bool, passes: int
+    ) -> None:
+        self._names, self._compression, self._op = names, compression, op
+        self._predivide_factor, self._sparse_as_dense = factor, sparse_as_dense
+        self.backward_passes_per_step = passes
+        self._synchronized, self._should_synchronize = False, True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self.backward_passes_per_step = passes
+
+    def _dense_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The name and the gradient of each parameter that may have one; zeros where this rank computed none."""
+        for one in self.param_groups:
+            for p in one["params"]:
+                if not p.requires_grad:
+                    continue
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                if p.grad.is_sparse and not self._sparse_as_dense:
+                    raise UsageError(
+                        f"hvd.DistributedOptimizer: the gradient of {self._names[id(p)]} is sparse",
+                        hint="pass sparse_as_dense=True",
+                    )
+                if p.grad.is_sparse:
+                    p.grad = p.grad.to_dense()
+                yield self._names[id(p)], p.grad.detach()
+
+    def synchronize(self) -> None:
+        """Reduces the gradients over all ranks. step() does so by itself, unless it is in skip_synchronize()."""
+        before = 1 / self._predivide_factor if self._op == Average else 1.0
+        after = self._predivide_factor if self._op == Average else 1.0
+        handles: list[Any] = []
+        small: list[tuple[str, torch.Tensor]] = []
+        num_bytes = 0
+
+        def start(tensor: torch.Tensor, out: torch.Tensor, name: str) -> None:
+            handles.append(start_allreduce(tensor, out, self._op, name, before, after, self._compression))
+
+        def flush() -> None:
+            nonlocal small, num_bytes
+            if small:
+                packed = torch.cat([gradient.reshape(-1) for _, gradient in small])
+                start(packed, packed, f"gradients of {small[0][0]}..")
+                parts = packed.split([gradient.numel() for _, gradient in small])
+                unpacked.extend(zip([gradient for _, gradient in small], parts, strict=True))
+            small, num_bytes = [], 0
+
+        unpacked: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for name, gradient in self._dense_gradients():
+            if gradient.nbytes >= _PACKED_BYTES:
+                start(gradient, gradient, f"gradient of {name}")
+                continue
+            if small and (small[0][1].dtype, small[0][1].device) != (gradient.dtype, gradient.device):
+                flush()
+            small.append((name, gradient))
+            num_bytes += gradient.nbytes
+            if num_bytes >= _PACKED_BYTES:
+                flush()
+        flush()
+        for handle in handles:
+            handle.wait()
+        for gradient, part in unpacked:
+            gradient.copy_(part.view_as(gradient))
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In this block, step() does not reduce gradients, because synchronize() has done so."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() reduces the gradients again after optimizer.synchronize(); use "
+                    "optimizer.skip_synchronize()",
+                    stacklevel=2,
+                )
+            if closure is not None:
+                raise UsageError(
+                    "hvd.DistributedOptimizer: step(closure) would reduce gradients that closure() has not computed",
+                    hint="call closure() and optimizer.synchronize(), and step() in skip_synchronize()",
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)  # type: ignore[misc]
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes step() of `optimizer` reduce the gradients over all ranks first, and returns it.
+
+    Args:
+        named_parameters: the names for error messages.
+        backward_passes_per_step: how often backward() is called before step(); the gradients are added, and reduced
+            once.
+        gradient_predivide_factor: divides gradients before their sum, which is multiplied by factor / size.
+        num_groups, groups: ignored: small gradients are always sent together.
+    """
+    check_set(process_set)
+    chosen = op_of(None, op)
+    if gradient_predivide_factor != 1.0 and chosen != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    listed = [p for one in optimizer.param_groups for p in one["params"]]
+    if named_parameters is None:
+        named = [(f"parameter {index}", p) for index, p in enumerate(listed)]
+    else:
+        named = list(named_parameters)
+    if any(not isinstance(one, tuple) for one in named):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter)")
+    if len({name for name, _ in named}) < len(named):
+        raise ValueError("Parameter names in named_parameters must be unique")
+    names = {id(p): name for name, p in named}
+    if any(id(p) not in names for p in listed):
+        raise ValueError("named_parameters was specified, but one or more model parameters were not named")
+    kind = optimizer.__class__
+    optimizer.__class__ = type(kind.__name__, (_DistributedOptimizer, kind), {})
+    optimizer._distribute(
+        names, compression, chosen, gradient_predivide_factor, sparse_as_dense, backward_passes_per_step
+    )
+    return optimizer
+
+
+class _Elastic:
+    """Horovod's elastic mode changes the number of ranks while they run. Lockstep starts the job again."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"hvd.elastic.{name} is not supported: ranks cannot join or leave a running job",
+            hint="save checkpoints with lockstep.checkpoint, and start with lockstep run --max-restarts N, and "
+            "--min-hosts M to go on with fewer hosts",
+        )
+
+
+elastic = _Elastic()
+
+
+def run(*arguments: Any, **options: Any) -> Any:
+    raise UsageError("horovod.run() is not supported", hint="start the script with lockstep run -n N python SCRIPT")

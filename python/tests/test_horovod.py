@@ -1,0 +1,235 @@
+"""lockstep.horovod beside one rank with the whole batch, and Horovod's rules."""
+
+import gzip
+import os
+import pathlib
+import sys
+
+import lockstep.horovod as hvd
+import pytest
+import torch
+from ranks import on_ranks
+from torch import nn
+from torch.nn import functional
+
+import lockstep
+
+DATA = pathlib.Path(__file__).parents[3] / "shared/data/mnist"
+STEPS = 6
+
+
+@on_ranks(1, 2, 3)
+def test_operations(world):
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    assert (rank, size, hvd.local_rank(), hvd.cross_size()) == (world.rank, world.size, world.rank, 1)
+    x = torch.full((3,), float(rank + 1))
+    total = size * (size + 1) / 2
+    assert torch.equal(hvd.allreduce(x, name="x"), torch.full((3,), total / size))
+    assert torch.equal(hvd.allreduce(x, average=False), torch.full((3,), total))
+    assert hvd.allreduce(x, op=hvd.Max)[0] == size and hvd.allreduce(x, op=hvd.Min)[0] == 1
+    assert hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4)[0] == 2 * total
+    assert hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16).dtype == torch.float32
+    assert x[0] == rank + 1, "allreduce() leaves its argument"
+    handle = hvd.allreduce_async_(x, op=hvd.Sum)
+    assert hvd.synchronize(handle) is x and hvd.poll(handle) and x[0] == total
+    gathered = hvd.allgather(torch.full((rank + 1, 2), rank))
+    assert gathered.shape == (total, 2) and gathered[-1, 0] == size - 1
+    assert hvd.broadcast(torch.tensor([rank]), root_rank=size - 1).item() == size - 1
+    y = torch.tensor([rank])
+    assert hvd.broadcast_(y, 0) is y and y.item() == 0
+    equal = hvd.alltoall(torch.arange(size * 2) + 100 * rank)
+    assert equal.tolist() == [100 * peer + 2 * rank + i for peer in range(size) for i in (0, 1)]
+    rows, counts = hvd.alltoall(torch.arange(size * 2), splits=torch.tensor([2] * size))
+    assert counts.tolist() == [2] * size and len(rows) == 2 * size
+    assert hvd.broadcast_object({"lr": rank}, 0) == {"lr": 0} and hvd.allgather_object(rank) == list(range(size))
+    assert hvd.is_homogeneous()
+    hvd.barrier()
+
+
+@on_ranks(2)
+def test_gradients_flow_through_operations(world):
+    hvd.init()
+    for function, expected in (
+        (lambda x: hvd.allreduce(x, op=hvd.Sum) * (world.rank + 1), 3),
+        (lambda x: hvd.allgather(x)[world.rank] * (world.rank + 1), world.rank + 1),
+        (lambda x: hvd.broadcast(x, 1) * (world.rank + 1), 3 if world.rank == 1 else 0),
+    ):
+        x = torch.ones(1, requires_grad=True)
+        function(x).sum().backward()
+        assert x.grad.item() == expected
+
+
+class Net(nn.Module):
+    """The network of Horovod's pytorch_mnist.py, without dropout, whose random numbers differ between ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.fc1, self.fc2, self.unused = nn.Linear(320, 50), nn.Linear(50, 10), nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 2))
+        x = functional.relu(functional.max_pool2d(self.conv2(x), 2))
+        return functional.log_softmax(self.fc2(functional.relu(self.fc1(x.view(-1, 320)))), dim=1)
+
+
+def batches(number, count):
+    """Images and labels of a step: real ones, if the data for tests is there."""
+    if not DATA.exists():
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(count, 1, 28, 28, generator=generator), torch.randint(10, (count,), generator=generator)
+
+    def read(name, header, *shape):
+        data = gzip.open(DATA / name).read()
+        values = torch.frombuffer(bytearray(data[header:]), dtype=torch.uint8).reshape(-1, *shape)
+        return values[number * count : (number + 1) * count]
+
+    images = read("t10k-images-idx3-ubyte.gz", 16, 1, 28, 28).float() / 255
+    return (images - 0.1307) / 0.3081, read("t10k-labels-idx1-ubyte.gz", 8).long()
+
+
+def train(make, world, passes=1, optimize=lambda optimizer: optimizer.step(), kind=torch.optim.SGD, **options):
+    """Returns the losses of the whole batches, and the weights."""
+    torch.manual_seed(42 + (world.rank if world is not None else 0))
+    net = Net()
+    if world is None:
+        rank, size = 0, 1
+    else:
+        rank, size = world.rank, world.size
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = make(net, kind(net.parameters(), **options))
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(passes):
+            x, y = batches(step * passes + part, 24)
+            own = slice(rank * 24 // size, (rank + 1) * 24 // size)
+            loss = functional.nll_loss(net(x[own]), y[own]) / passes
+            loss.backward()
+            losses.append(loss.item() if world is None else hvd.allreduce(loss.detach()).item())
+        optimize(optimizer)
+    return losses, [p.detach() for p in net.parameters()]
+
+
+def distributed(**options):
+    return lambda net, optimizer: hvd.DistributedOptimizer(
+        optimizer, named_parameters=net.named_parameters(), **options
+    )
+
+
+def expect_equal(found, expected, tolerance=1e-5):
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), rtol=tolerance, atol=tolerance)
+    for one, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+
+
+@on_ranks(1, 2, 4)
+def test_losses_of_one_rank(world):
+    hvd.init()
+    for kind, options in ((torch.optim.SGD, {"lr": 0.05, "momentum": 0.5}), (torch.optim.Adam, {"lr": 0.001})):
+        for passes in (1, 4):
+            expected = train(lambda net, optimizer: optimizer, None, passes, kind=kind, **options)
+            made = distributed(backward_passes_per_step=passes)
+            expect_equal(train(made, world, passes, kind=kind, **options), expected)
+    sgd = {"lr": 0.05, "momentum": 0.5}
+    expected = train(lambda net, optimizer: optimizer, None, **sgd)
+    expect_equal(train(distributed(gradient_predivide_factor=2.0), world, **sgd), expected)
+    expect_equal(train(distributed(compression=hvd.Compression.fp16), world, **sgd), expected, 3e-3)
+
+
+@on_ranks(2)
+def test_clipping_between_synchronize_and_step(world):
+    hvd.init()
+
+    def clipped(optimizer):
+        if isinstance(optimizer, hvd._DistributedOptimizer):
+            optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+        if isinstance(optimizer, hvd._DistributedOptimizer):
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+
+    sgd = {"lr": 0.5}
+    expected = train(lambda net, optimizer: optimizer, None, optimize=clipped, **sgd)
+    expect_equal(train(distributed(), world, optimize=clipped, **sgd), expected)
+
+
+@on_ranks(3)
+def test_optimizer_state_is_broadcast(world):
+    hvd.init()
+    p = torch.full((2, 3), float(world.rank), requires_grad=True)
+    optimizer = torch.optim.AdamW([{"params": [p], "lr": 0.1 + world.rank}])
+    for _ in range(world.rank + 1 if world.rank != 1 else 0):  # rank 1 has no state
+        p.grad = torch.full_like(p, float(world.rank + 1))
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=2)
+    state = optimizer.state_dict()["state"][0]
+    assert optimizer.param_groups[0]["lr"] == 2.1 and state["step"] == 3
+    everyone = world.all_gather_object(state["exp_avg"])
+    assert all(torch.equal(one, everyone[2]) for one in everyone)
+    hvd.broadcast_parameters([p], root_rank=2)
+    assert torch.equal(p, world.all_gather_object(p.detach())[2])
+
+
+@on_ranks(2)
+def test_bytes_with_several_passes(world):
+    """Four backward passes per step send a quarter of the gradients of four steps."""
+    hvd.init()
+    counts = []
+    for passes in (1, 4):
+        p = torch.ones(1000, requires_grad=True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.1), backward_passes_per_step=passes)
+        calls = []
+        original = world.all_reduce_async
+        world.all_reduce_async = lambda tensor, *a, calls=calls, o=original, **k: (
+            calls.append(tensor.nbytes) or o(tensor, *a, **k)
+        )
+        try:
+            for backward in range(8):
+                (p.sum() * (world.rank + 1)).backward()
+                if (backward + 1) % passes == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        finally:
+            del world.all_reduce_async
+        counts.append(sum(calls))
+    assert counts == [8 * 4000, 2 * 4000]
+
+
+@on_ranks(2)
+def test_what_is_refused(world):
+    hvd.init()
+    p = torch.ones(2, requires_grad=True)
+    for wrong, message in (
+        (lambda: hvd.allreduce(p, op=hvd.Adasum), "Adasum"),
+        (lambda: hvd.elastic.run, "--max-restarts"),
+        (lambda: hvd.join(), "lockstep.join"),
+        (lambda: hvd.run(None), "lockstep run"),
+        (lambda: hvd.allreduce(p, process_set=hvd.ProcessSet()), "split"),
+        (lambda: hvd.init(comm=[0]), "split"),
+    ):
+        with pytest.raises(lockstep.UsageError, match=message):
+            wrong()
+    optimizer = torch.optim.SGD([p], lr=1)
+    with pytest.raises(ValueError, match="not named"):
+        hvd.DistributedOptimizer(optimizer, named_parameters=[])
+    with pytest.raises(ValueError, match="unique"):
+        hvd.DistributedOptimizer(optimizer, named_parameters=[("a", p), ("a", p)])
+    with pytest.raises(ValueError, match="predivide"):
+        hvd.DistributedOptimizer(optimizer, op=hvd.Sum, gradient_predivide_factor=2.0)
+    made = hvd.DistributedOptimizer(optimizer, named_parameters=[("a", p)])
+    assert made is optimizer and isinstance(made, torch.optim.SGD)
+    with pytest.raises(lockstep.UsageError, match="closure"):
+        made.step(lambda: 1)
+    made.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        made.step()
+
+
+def test_not_initialized():
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.rank()
+    assert "horovod" not in sys.modules and "HOROVOD_RANK" not in os.environ
