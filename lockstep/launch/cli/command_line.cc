@@ -8,6 +8,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/injection.h"
 #include "lockstep/launch/cli/help_layout.h"
+#include "lockstep/launch/cli/horovodrun.h"
 #include "lockstep/launch/cli/host_options.h"
 #include "lockstep/launch/cli/option_parsing.h"
 #include "lockstep/launch/cli/suggestion.h"
@@ -337,6 +338,11 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   const std::string subcommand = arguments.front();
   arguments.erase(arguments.begin());
   if (subcommand == "run") return parse_run(std::move(arguments));
+  if (subcommand == "horovodrun") {
+    const bool help = arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h";
+    return help ? CommandLine{Subcommand::kPrint, {}, kHorovodrunUsage, {}}
+                : parse_run(translate_horovodrun(arguments));
+  }
   if (subcommand == "doctor") {
     CommandLine command;
     command.doctor = parse_doctor_options(std::move(arguments), command.text);
