@@ -321,8 +321,9 @@ TEST(DdpModules, LargeParametersAreBroadcastWithoutACopy) {
     EXPECT_EQ(net.parameter._version() > version, world().size() > 1);
     EXPECT_EQ(net.parameter.is_contiguous(), !transposed);
     const auto now = comm::arena::arena_stats();
-    if (!transposed && now.live_bytes > value.nbytes())
+    if (!transposed && now.live_bytes > value.nbytes()) {
       EXPECT_LT(now.peak_live_bytes, before.live_bytes + value.nbytes() + (std::uint64_t{16} << 20));
+    }
   }
 }
 

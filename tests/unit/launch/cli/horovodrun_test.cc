@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string error_of(const std::vector<std::string>& words) {
+std::string refusal_of(const std::vector<std::string>& words) {
   return tests::message_of<base::UsageError>([&] { translate_horovodrun(words); });
 }
 
@@ -37,10 +37,10 @@ TEST(Horovodrun, OptionsAreTranslatedOrIgnored) {
 }
 
 TEST(Horovodrun, OthersAreRefusedWithTheWay) {
-  EXPECT_THAT(error_of({"-np", "2", "--min-np", "1", "x"}), HasSubstr("--min-np is not supported"));
-  EXPECT_THAT(error_of({"--nonsense", "x"}), HasSubstr("unknown option \"--nonsense\""));
-  EXPECT_THAT(error_of({"-np"}), HasSubstr("-np has no value"));
-  EXPECT_THAT(error_of({"-np", "2"}), HasSubstr("no program given"));
+  EXPECT_THAT(refusal_of({"-np", "2", "--min-np", "1", "x"}), HasSubstr("--min-np is not supported"));
+  EXPECT_THAT(refusal_of({"--nonsense", "x"}), HasSubstr("unknown option \"--nonsense\""));
+  EXPECT_THAT(refusal_of({"-np"}), HasSubstr("-np has no value"));
+  EXPECT_THAT(refusal_of({"-np", "2"}), HasSubstr("no program given"));
   try {
     translate_horovodrun({"--host-discovery-script", "s", "x"});
     FAIL();
