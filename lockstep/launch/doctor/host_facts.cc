@@ -14,6 +14,7 @@
 #include "lockstep/base/host_memory.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/launch/doctor/python_facts.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 
@@ -21,17 +22,6 @@ namespace lockstep::launcher::doctor {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr const char* kPythonScript =
-    "import sys, json\n"
-    "d = {'python': '%d.%d.%d' % sys.version_info[:3]}\n"
-    "try:\n"
-    "  import torch\n"
-    "  d['torch'] = torch.__version__; d['cuda'] = torch.version.cuda\n"
-    "  try: d['nccl'] = '.'.join(map(str, torch.cuda.nccl.version()))\n"
-    "  except Exception: pass\n"
-    "except Exception as e: d['error'] = type(e).__name__ + ': ' + str(e)\n"
-    "print(json.dumps(d))\n";
 
 /// Returns the number in a line of /proc/meminfo: 16 for "MemTotal:  16 kB". Returns 0 if there is no such line.
 std::uint64_t meminfo(const std::string& name) {
@@ -103,6 +93,12 @@ std::string sibling_program(const std::string& path, const std::string& name) {
   return !path.empty() && process::is_executable(other) ? other : "";
 }
 
+std::vector<std::string> python_command(const ProgramFile& program) {
+  std::vector<std::string> command = {program.python, "-c", kPythonFacts};
+  if (program.path != program.python && program.error.empty()) command.push_back(program.path);
+  return command;
+}
+
 std::string find_host_tool(const std::string& name) { return process::find_tool(name, process::current_environment()); }
 
 void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const process::Environment& environment,
@@ -118,7 +114,7 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const pro
         request.directory,
         20s}},
       {&facts.python,
-       {program.python, {program.python, "-c", kPythonScript}, environment, request.directory, base::kHostToolTimeout}},
+       {program.python, python_command(program), environment, request.directory, base::kHostToolTimeout}},
       {&facts.probe,
        {sibling_program(process::executable_path(), "lockstep-probe"),
         {"lockstep-probe"},

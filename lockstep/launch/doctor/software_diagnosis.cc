@@ -137,6 +137,11 @@ class SoftwareDiagnosis {
     check_program();
     check_libraries();
     check_python();
+    if (!own().python.empty()) {
+      check_environment();
+      check_packages();
+      check_cuda();
+    }
     check_libtorch();
     check_driver();
     check_gpus();
@@ -199,6 +204,45 @@ class SoftwareDiagnosis {
       return add("Python", Severity::kBad, what + " has no torch: " + own().python_error, install);
     add_comparison("Python", torch_text(host_), majority_torch_, what + ", torch " + torch_text(host_),
                    "install the same version on all hosts: " + install);
+  }
+
+  void check_environment() {
+    if (own().active_environment.empty()) return;
+    add("environment", Severity::kWarn,
+        "Python is that of " + own().python_prefix + ", not of the active environment " + own().active_environment,
+        "start " + own().active_environment + "/bin/python, or deactivate the environment");
+  }
+
+  /// Compares the packages that the script imports: a rank with another version may compute something else.
+  void check_packages() {
+    if (own().packages.empty()) return;
+    std::string wrong, install, all;
+    Severity severity = Severity::kWarn;  // one that no host has may be found by a path that the script adds
+    for (const auto& [name, version] : own().packages) {
+      all += (all.empty() ? "" : ", ") + name + (version.empty() || version == "?" ? "" : " " + version);
+      const MajorityValue most = majority([&, &name = name](std::size_t i) {
+        const auto found = all_[i].packages.find(name);
+        return found == all_[i].packages.end() ? "" : found->second;
+      });
+      if (version == most.value && !version.empty()) continue;
+      wrong += (wrong.empty() ? "" : "; ") + name + (version.empty() ? " is not installed" : " is " + version) +
+               (most.value.empty() ? "" : ", " + most.host + " has " + most.value);
+      if (!most.value.empty()) severity = Severity::kBad;
+      install += " " + name + (most.value.empty() || most.value == "?" ? "" : "==" + most.value);
+    }
+    if (wrong.empty()) return add("packages", Severity::kOk, all);
+    add("packages", severity, wrong,
+        "install the same versions on all hosts: " + facts().python.path + " -m pip install" + install);
+  }
+
+  void check_cuda() {
+    if (own().no_cuda.empty() || own().torch.empty()) return;
+    const bool has_gpus = doctor_facts_.hosts[host_].info.gpus > 0 || !own().gpus.empty();
+    const bool is_cpu_build = own().torch_cuda.empty();
+    add("CUDA", has_gpus ? Severity::kBad : Severity::kOk, "torch.cuda.is_available() is false: " + own().no_cuda,
+        !has_gpus      ? ""
+        : is_cpu_build ? "install a torch for CUDA: " + facts().python.path + " -m pip install torch"
+                       : "see the rows driver and GPUs; nvidia-smi must list a GPU there");
   }
 
   void check_libtorch() {
@@ -299,6 +343,12 @@ Software parse_software(const HostFacts& facts) {
   software.probe_nccl = text_at(probe, "nccl");
   software.python = text_at(python, "python");
   software.python_error = text_at(python, "error");
+  software.python_prefix = text_at(python, "prefix");
+  software.active_environment = text_at(python, "environment");
+  software.no_cuda = text_at(python, "no_cuda");
+  if (const auto packages = python.find("packages"); packages != python.end() && packages->is_object())
+    for (const auto& [name, version] : packages->items())
+      software.packages[base::telemetry::printable(name)] = text_at(*packages, name.c_str());
   software.torch = text_at(python, "torch");
   software.torch_cuda = text_at(python, "cuda");
   software.torch_nccl = text_at(python, "nccl");

@@ -1,6 +1,7 @@
 // Turns facts about the software of hosts (the program, its libraries, torch, the driver, MPI) into findings. Pure.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,13 @@ namespace lockstep::launcher::doctor {
 struct Software {
   std::string libtorch, libtorch_cuda, probe_nccl;    ///< from lockstep-probe; empty: unknown, or none
   std::string python, torch, torch_cuda, torch_nccl;  ///< from the program's Python interpreter
-  std::string python_error;
-  std::vector<std::string> missing;  ///< libraries of the program that were not found
-  int num_libraries = 0;             ///< number of libraries that were found
-  std::string program_libtorch;      ///< path of the libtorch that the program loads
+  std::string python_error, python_prefix;
+  std::string active_environment;               ///< VIRTUAL_ENV or CONDA_PREFIX, if Python is not that one's
+  std::string no_cuda;                          ///< why torch.cuda.is_available() is false
+  std::map<std::string, std::string> packages;  ///< versions of those that the script imports; empty: missing
+  std::vector<std::string> missing;             ///< libraries of the program that were not found
+  int num_libraries = 0;                        ///< number of libraries that were found
+  std::string program_libtorch;                 ///< path of the libtorch that the program loads
   struct Gpu {
     std::string name, driver;
     std::uint64_t mib = 0;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "lockstep/launch/doctor/software_diagnosis.h"
+
 namespace lockstep::launcher::doctor {
 namespace {
 
@@ -14,7 +16,15 @@ using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
-constexpr const char* kPython = R"({"python": "3.11.2", "torch": "2.11.0", "cuda": "12.8", "nccl": "2.27.5"})";
+constexpr const char* kPython =
+    R"({"python": "3.11.2", "torch": "2.11.0", "cuda": "12.8", "nccl": "2.27.5", "prefix": "/usr", "no_cuda": "",)"
+    R"( "packages": {"numpy": "1.26.4", "local": "?"}})";
+
+/// The same with one value replaced.
+std::string python_with(const std::string& from, const std::string& to) {
+  std::string text = kPython;
+  return text.replace(text.find(from), from.size(), to);
+}
 
 HostReport healthy(const std::string& name, int number) {
   HostReport host{.name = name, .via = "ssh", .reached = true, .startup_time = 300ms};
@@ -130,6 +140,41 @@ TEST(Diagnosis, PythonWithoutTorch) {
                  host.facts->python.out =
                      R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})";
                });
+}
+
+TEST(Diagnosis, DifferentPackage) {
+  expect_fault("packages", Severity::kBad, "numpy is 2.0.1, h1 has 1.26.4", "-m pip install numpy==1.26.4",
+               [](HostReport& host) { host.facts->python.out = python_with("1.26.4", "2.0.1"); });
+}
+
+TEST(Diagnosis, MissingPackage) {
+  expect_fault("packages", Severity::kBad, "numpy is not installed, h1 has 1.26.4",
+               "/usr/bin/python3 -m pip install numpy==1.26.4",
+               [](HostReport& host) { host.facts->python.out = python_with("1.26.4", ""); });
+}
+
+TEST(Diagnosis, InterpreterOfAnotherEnvironment) {
+  expect_fault("environment", Severity::kWarn, "Python is that of /usr, not of the active environment /home/me/venv",
+               "start /home/me/venv/bin/python", [](HostReport& host) {
+                 host.facts->python.out = python_with(R"("prefix")", R"("environment": "/home/me/venv", "prefix")");
+               });
+}
+
+TEST(Diagnosis, ReasonWithoutCuda) {
+  expect_fault("CUDA", Severity::kBad, "torch.cuda.is_available() is false: Found no NVIDIA driver", "nvidia-smi",
+               [](HostReport& host) {
+                 host.facts->python.out = python_with(R"("no_cuda": "")", R"("no_cuda": "Found no NVIDIA driver")");
+               });
+}
+
+TEST(Diagnosis, PackageThatNoHostHas) {
+  DoctorFacts facts = healthy_facts();
+  for (HostReport& host : facts.hosts) host.facts->python.out = python_with("1.26.4", "");
+  int warnings = 0;
+  for (const auto& findings : diagnose_software(facts))
+    for (const Finding& finding : findings)
+      if (finding.check == std::string("packages")) warnings += finding.severity == Severity::kWarn;
+  EXPECT_EQ(warnings, 3);
 }
 
 TEST(Diagnosis, DriverTooOld) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "lockstep/launch/doctor/python_facts.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "tests/support/temp_dir.h"
@@ -26,6 +27,34 @@ std::string write(const tests::TempDir& folder, const std::string& name, const s
   std::ofstream(path) << text;
   ::chmod(path.c_str(), static_cast<mode_t>(mode));
   return path;
+}
+
+// Packages that the script and the modules beside it import; not its own modules, Python's, or optional ones.
+TEST(HostFacts, PackagesOfAScript) {
+  const tests::TempDir folder;
+  write(folder, "train.py",
+        "import os, helper\nfrom pack.sub import x\nimport there.part\n"
+        "try:\n  import optional_one\nexcept ImportError:\n  pass\nraise SystemExit('it must not run')\n");
+  write(folder, "helper.py", "def f():\n  import gone_one\n");
+  std::filesystem::create_directories(folder / "pack");
+  write(folder, "pack/__init__.py", "");
+  write(folder, "pack/sub.py", "import json\nimport broken +\n");
+  const std::string site = folder / "site";
+  std::filesystem::create_directories(site + "/there");
+  std::filesystem::create_directories(site + "/There-1.2.3.dist-info");
+  std::ofstream(site + "/there/__init__.py") << "raise SystemExit('nor may this')\n";
+  std::ofstream(site + "/There-1.2.3.dist-info/METADATA") << "Metadata-Version: 2.1\nName: There\nVersion: 1.2.3\n";
+  std::ofstream(site + "/There-1.2.3.dist-info/top_level.txt") << "there\n";
+  const process::ToolResult result =
+      process::run_tools({{process::find_tool("python3", kPath),
+                           {"python3", "-c", kPythonFacts, folder / "train.py"},
+                           {kPath[0], "PYTHONPATH=" + site, "VIRTUAL_ENV=" + folder.path()},
+                           "",
+                           60s}},
+                         -1)[0];
+  EXPECT_EQ(result.code, 0) << result.message();
+  EXPECT_THAT(result.out, HasSubstr(R"("packages": {"gone_one": "", "there": "1.2.3"})"));
+  EXPECT_THAT(result.out, HasSubstr("\"environment\": \"" + folder.path()));
 }
 
 TEST(HostFacts, ProgramKindsAreRecognised) {
