@@ -36,6 +36,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_stacks.h"
+#include "lockstep/launch/process/signal_masks.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
@@ -218,8 +219,9 @@ void Agent::handle_frame(const protocol::Frame& frame) {
     write_stacks(protocol::decode_ranks(frame.payload));
   } else if (frame.kind == protocol::FrameKind::kSignal) {
     const int signal = static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]);
-    for (const RankProcess& process : ranks_)
-      if (process.pid > 0) ::kill(process.pid, signal);
+    const auto processes = process::read_activity().processes;
+    for (const RankProcess& rank : ranks_)
+      if (rank.pid > 0) process::signal_first_expecting(process::tree_of(rank.pid, processes), signal);
   } else if (frame.kind == protocol::FrameKind::kOutputAck) {
     const auto numbers = protocol::decode_numbers(frame.payload, 2);
     output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1]));

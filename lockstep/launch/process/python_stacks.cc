@@ -16,6 +16,7 @@
 
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/process/signal_masks.h"
 
 namespace lockstep::launcher::process {
 namespace {
@@ -28,18 +29,6 @@ std::string first_line(const std::string& path) {
   std::string text;
   std::getline(std::ifstream(path), text);
   return text;
-}
-
-/// Whether the process has a handler for the signal, from the mask SigCgt in its status.
-bool handles_signal(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("SigCgt:")) continue;
-    const std::size_t digits = line.find_last_not_of("0123456789abcdef");
-    const std::uint64_t mask = std::strtoull(line.c_str() + digits + 1, nullptr, 16);
-    return (mask >> (kPythonStackSignal - 1) & 1) != 0;
-  }
-  return false;
 }
 
 /// Opens the file to which the process writes its stacks.
@@ -137,7 +126,7 @@ std::vector<ProcessCalls> last_threads(const std::vector<std::string>& lines) {
 std::string read_python_stacks(const std::vector<pid_t>& pids, base::Deadline deadline) {
   std::string all;
   for (const pid_t pid : pids) {
-    const base::Fd file = handles_signal(pid) ? open_stack_file(pid) : base::Fd();
+    const base::Fd file = catches_signal(pid, kPythonStackSignal) ? open_stack_file(pid) : base::Fd();
     if (!file) continue;
     const std::string text = stacks_of(pid, file, deadline);
     if (text.empty()) continue;

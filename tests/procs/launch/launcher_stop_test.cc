@@ -152,6 +152,20 @@ TEST(LauncherStop, UserSignalsReachRanks) {
   }
 }
 
+// SLURM sends SIGUSR1 before the time limit, which would end a program that does not ask for it. A program that a shell
+// has started gets it, if the shell does not handle it.
+TEST(LauncherStop, UserSignalsEndNoProgramThatDoesNotHandleThem) {
+  Process process(
+      shell_ranks(2,
+                  "[ $RANK = 0 ] && { echo up0; sleep 2; echo done; exit; }\n"
+                  "sh -c 'trap \"echo got; exit 0\" USR1; echo up1; while :; do sleep 0.01; done'; echo end"));
+  ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
+  process.signal(SIGUSR1);
+  const ProcessResult exit = process.wait(Deadline::in(10s));
+  EXPECT_EQ(exit.code, 0) << exit.err;
+  for (const char* line : {"[0] done\n", "[1] got\n", "[1] end\n"}) EXPECT_THAT(exit.out, HasSubstr(line));
+}
+
 TEST(LauncherStop, NoProcessesLeftAfterCtrlC) {
   Process process(shell_ranks(2, kProcessTreeScript));
   wait_for_process_trees(process, 2);
