@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -94,6 +95,7 @@ void lockstep_watch_join(int rank, int world_size, const char* job, const char* 
 void lockstep_watch_leave() {
   guarded([](Watch& own) {
     if (own.rank < 0) return;
+    own.num_waits = 0;
     own.page.waiting = 0;
     own.page.has_left = 1;
     own.heartbeat.reset();
@@ -131,6 +133,7 @@ void lockstep_watch_end(std::uint64_t number) {
   guarded([&](Watch& own) {
     if (number == 0) return;
     own.page.flight.end(number);
-    own.page.waiting = --own.num_waits > 0;
+    own.num_waits = std::max(own.num_waits - 1, 0);  // it may have left meanwhile
+    own.page.waiting = own.num_waits > 0;
   });
 }

@@ -184,16 +184,16 @@ class _Handle:
     """An operation that has started. `finish` makes its result when it is done."""
 
     def __init__(self, works: Sequence[Work], finish: Callable[[], Any]) -> None:
-        self._works, self._finish = works, finish
+        self.works, self._finish = works, finish
         self._result: Any = None
         self._is_done = False
 
     def done(self) -> bool:
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in self.works)
 
     def wait(self) -> Any:
         if not self._is_done:
-            for work in self._works:
+            for work in self.works:
                 work.wait()
             self._result, self._is_done = self._finish(), True
         return self._result
@@ -218,9 +218,12 @@ def start_allreduce(
         sent = sent.clone()
     if before != 1:
         sent.mul_(before)
-    work = joined().all_reduce_async(sent, _OPS[op], name=name)
+    is_integer_mean = op == Average and not sent.is_floating_point()
+    work = joined().all_reduce_async(sent, _OPS[Sum if is_integer_mean else op], name=name)
 
     def finish() -> torch.Tensor:
+        if is_integer_mean:
+            sent.copy_(sent.div(size(), rounding_mode="trunc"))
         if after != 1:
             sent.mul_(after)
         result = compression.decompress(sent, context)
@@ -303,13 +306,23 @@ def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.T
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> list[torch.Tensor]:
+    """allreduce() of each tensor."""
+    return [allreduce(tensor, *arguments, **options) for tensor in tensors]
+
+
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
     handles = [allreduce_async(tensor, *arguments, **options) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+    return _Handle([work for one in handles for work in one.works], lambda: [one.wait() for one in handles])
+
+
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
+    handles = [allreduce_async_(tensor, *arguments, **options) for tensor in tensors]
+    return _Handle([work for one in handles for work in one.works], lambda: [one.wait() for one in handles])
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> list[torch.Tensor]:
-    handles = [allreduce_async_(tensor, *arguments, **options) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+    """grouped_allreduce() in place."""
+    return grouped_allreduce_async_(tensors, *arguments, **options).wait()
 
 
 class _AllGather(torch.autograd.Function):
@@ -322,7 +335,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
-        whole = start_allreduce(gradients[0], None, Sum, name, 1, 1, Compression.none).wait()
+        whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
         return whole.split(context.rows)[rank()], None
 
 
@@ -351,7 +364,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
-        whole = start_allreduce(gradients[0], None, Sum, name, 1, 1, Compression.none).wait()
+        whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
         return (whole if rank() == context.root else torch.zeros_like(whole)), None, None
 
 
@@ -383,6 +396,34 @@ def broadcast_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.T
     return broadcast_async_(tensor, *arguments, **options).wait()
 
 
+def _exchange(tensor: torch.Tensor, counts: list[int], name: str) -> tuple[torch.Tensor, list[int]]:
+    """Sends counts[p] rows to rank p. Returns the rows that this rank gets, and their numbers."""
+    world = joined()
+    everyone = world.all_gather_object(counts, name=f"{name or 'alltoall'}.splits")
+    most = max((count for one in everyone for count in one), default=0)
+    sent = tensor.new_zeros((world.size, most, *tensor.shape[1:]))
+    for part, target in zip(tensor.split(counts), sent, strict=True):
+        target[: len(part)] = part
+    received = torch.empty_like(sent)
+    world.all_to_all(received, sent, name=name)
+    own = [one[world.rank] for one in everyone]
+    return torch.cat([part[:count] for part, count in zip(received, own, strict=True)]), own
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, counts: list[int], name: str) -> Any:
+        result, own = _exchange(tensor.detach(), counts, name)
+        context.name, context.own = name, own
+        numbers = torch.tensor(own, dtype=torch.int32)
+        context.mark_non_differentiable(numbers)
+        return result, numbers
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        return _exchange(gradients[0], context.own, context.name and f"{context.name}.grad")[0], None, None
+
+
 def alltoall(
     tensor: torch.Tensor,
     splits: torch.Tensor | None = None,
@@ -390,22 +431,25 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Sends splits[p] rows of `tensor` to rank p, and returns the rows that this rank gets. Without `splits`, equal
-    numbers; with it, returns the numbers of rows from each rank as well."""
+    numbers; with it, returns the numbers of rows from each rank as well. Gradients flow through it."""
     check_set(process_set)
-    world, rows = joined(), len(tensor)
-    counts = [rows // world.size] * world.size if splits is None else [int(count) for count in splits]
-    if sum(counts) != rows or len(counts) != world.size:
-        raise ValueError(f"alltoall: splits are {counts} for {rows} rows and {world.size} ranks")
-    everyone = world.all_gather_object(counts, name=f"{name or 'alltoall'}.splits")
-    most = max((count for one in everyone for count in one), default=0)
-    sent = tensor.new_zeros((world.size, most, *tensor.shape[1:]))
-    for part, target in zip(tensor.detach().split(counts), sent, strict=True):
-        target[: len(part)] = part
-    received = torch.empty_like(sent)
-    world.all_to_all(received, sent, name=name or "")
-    own = [one[world.rank] for one in everyone]
-    result = torch.cat([part[:count] for part, count in zip(received, own, strict=True)])
-    return result if splits is None else (result, torch.tensor(own))
+    ranks, rows = size(), len(tensor)
+    counts = [rows // ranks] * ranks if splits is None else [int(count) for count in splits]
+    if sum(counts) != rows or len(counts) != ranks:
+        raise ValueError(f"alltoall: splits are {counts} for {rows} rows and {ranks} ranks")
+    result, numbers = _AllToAll.apply(tensor, counts, name or "")
+    return result if splits is None else (result, numbers)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> _Handle:
+    """alltoall() without gradients. It has finished when it returns, because the numbers are exchanged first."""
+    result = alltoall(tensor.detach(), splits, name, process_set)
+    return _Handle([], lambda: result)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -38,6 +38,7 @@ from lockstep._horovod_operations import (
     allreduce_async,
     allreduce_async_,
     alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
@@ -55,6 +56,8 @@ from lockstep._horovod_operations import (
     gloo_enabled,
     grouped_allreduce,
     grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
     init,
     is_homogeneous,
     is_initialized,
@@ -96,6 +99,7 @@ __all__ = [
     "allreduce_async",
     "allreduce_async_",
     "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -115,6 +119,8 @@ __all__ = [
     "gloo_enabled",
     "grouped_allreduce",
     "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -161,7 +167,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     def without_tensors(value: Any) -> Any:
         if torch.is_tensor(value):
-            tensors.append(value)
+            tensors.append(value.detach().cpu())  # as the other ranks receive them; loading moves them
             return {"lockstep.horovod": [len(tensors) - 1, list(value.shape), str(value.dtype).removeprefix("torch.")]}
         if isinstance(value, dict):
             return {key: without_tensors(one) for key, one in value.items()}
@@ -220,6 +226,9 @@ class _DistributedOptimizer:
 
     def synchronize(self) -> None:
         """Reduces the gradients over all ranks. step() does so by itself, unless it is in skip_synchronize()."""
+        if size() == 1:
+            self._synchronized = True
+            return
         before = 1 / self._predivide_factor if self._op == Average else 1.0
         after = self._predivide_factor if self._op == Average else 1.0
         handles: list[Any] = []
@@ -282,6 +291,8 @@ class _DistributedOptimizer:
         self._synchronized = False
         return super().step(closure)  # type: ignore[misc]
 
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch adds its hooks once, to the step that this calls
+
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
@@ -320,11 +331,20 @@ def DistributedOptimizer(
     names = {id(p): name for name, p in named}
     if any(id(p) not in names for p in listed):
         raise ValueError("named_parameters was specified, but one or more model parameters were not named")
+    of_scheduler = optimizer.__dict__.pop("step", None)  # a schedule made before has bound the step of the old class
     kind = optimizer.__class__
     optimizer.__class__ = type(kind.__name__, (_DistributedOptimizer, kind), {})
     optimizer._distribute(
         names, compression, chosen, gradient_predivide_factor, sparse_as_dense, backward_passes_per_step
     )
+    if of_scheduler is not None:
+
+        def step(self: Any, *arguments: Any, **options: Any) -> Any:
+            self._opt_called = True
+            return type(self).step(self, *arguments, **options)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = step.__get__(optimizer)
     return optimizer
 
 

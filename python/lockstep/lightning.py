@@ -58,8 +58,8 @@ def _strategy(lightning: str) -> Any:
         """Lightning's DDPStrategy with lockstep.DistributedDataParallel.
 
         Args:
-            options: of lockstep.DistributedDataParallel. Lightning's own, such as process_group_backend, go to
-                DDPStrategy; those of torch's DistributedDataParallel are refused.
+            options: of lockstep.DistributedDataParallel. Lightning's own, such as timeout, go to DDPStrategy; those of
+                torch's DistributedDataParallel are refused.
         """
 
         strategy_name = "lockstep"

@@ -31,6 +31,11 @@ def test_operations(world):
     assert hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4)[0] == 2 * total
     assert hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16).dtype == torch.float32
     assert x[0] == rank + 1, "allreduce() leaves its argument"
+    assert hvd.allreduce(torch.tensor([rank + 1])).item() == int(total / size)
+    assert [one[0].item() for one in hvd.synchronize(hvd.grouped_allreduce_async([x, 2 * x], op=hvd.Sum))] == [
+        total,
+        2 * total,
+    ]
     handle = hvd.allreduce_async_(x, op=hvd.Sum)
     assert hvd.synchronize(handle) is x and hvd.poll(handle) and x[0] == total
     gathered = hvd.allgather(torch.full((rank + 1, 2), rank))
@@ -52,12 +57,19 @@ def test_gradients_flow_through_operations(world):
     hvd.init()
     for function, expected in (
         (lambda x: hvd.allreduce(x, op=hvd.Sum) * (world.rank + 1), 3),
-        (lambda x: hvd.allgather(x)[world.rank] * (world.rank + 1), world.rank + 1),
-        (lambda x: hvd.broadcast(x, 1) * (world.rank + 1), 3 if world.rank == 1 else 0),
+        (lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1] * (world.rank + 1), 3),
+        # Means, as Horovod's are.
+        (lambda x: hvd.allgather(x)[world.rank] * (world.rank + 1), (world.rank + 1) / 2),
+        (lambda x: hvd.broadcast(x, 1) * (world.rank + 1), 1.5 if world.rank == 1 else 0),
     ):
         x = torch.ones(1, requires_grad=True)
         function(x).sum().backward()
         assert x.grad.item() == expected
+    x = torch.ones(3, requires_grad=True)
+    rows, counts = hvd.alltoall(x, splits=torch.tensor([1, 2]))
+    assert len(rows) == 2 * (world.rank + 1) and counts.dtype == torch.int32
+    (rows * (world.rank + 1)).sum().backward()
+    assert x.grad.tolist() == [1, 2, 2]
 
 
 class Net(nn.Module):
@@ -155,6 +167,25 @@ def test_clipping_between_synchronize_and_step(world):
     sgd = {"lr": 0.5}
     expected = train(lambda net, optimizer: optimizer, None, optimize=clipped, **sgd)
     expect_equal(train(distributed(), world, optimize=clipped, **sgd), expected)
+
+
+@on_ranks(2)
+def test_schedules_made_before_and_hooks(world):
+    """The step of a schedule's making reduces too, and hooks of step() run once, also after load_state_dict()."""
+    hvd.init()
+    p = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("p", p)])
+    optimizer.load_state_dict(optimizer.state_dict())
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        (p.sum() * (1 + 2 * world.rank)).backward()
+        optimizer.step()
+        schedule.step()
+    assert p.tolist() == [1 - 2 - 1] * 2 and optimizer.param_groups[0]["lr"] == 0.25 and len(calls) == 2
 
 
 @on_ranks(3)

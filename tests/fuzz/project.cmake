@@ -23,7 +23,8 @@ list(FILTER sources EXCLUDE REGEX "/base/simd/")  # clang 14 lacks a name of a C
 foreach(
   name
   launch/cli/command_line launch/cli/doctor_options launch/cli/help_layout launch/cli/host_list
-  launch/cli/host_options launch/cli/interface_filter launch/cli/option_parsing launch/cli/suggestion
+  launch/cli/host_options launch/cli/horovodrun launch/cli/interface_filter launch/cli/option_parsing
+  launch/cli/suggestion
   launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/cpu_placement launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
   launch/protocol/status_messages

@@ -316,14 +316,14 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
   dumps_end_at_ = Deadline::in(base::kStackDumpTimeout);
+  const auto python_deadline = Deadline::in(base::kPythonStackTimeout);
   const std::vector<pid_t> descendant_pids = process::descendants();
   const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
     const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page
     const bool is_ours = std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) != descendant_pids.end();
-    const std::string python =
-        process::read_python_stacks(process::tree_of(process.pid, processes), Deadline::in(base::kPythonStackTimeout));
+    const std::string python = process::read_python_stacks(process::tree_of(process.pid, processes), python_deadline);
     if (const std::string place = process::python_location(python); !place.empty())
       queue_frame(protocol::FrameKind::kPythonLocation, process.rank, place);
     try {

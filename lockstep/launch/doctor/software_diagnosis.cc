@@ -216,7 +216,7 @@ class SoftwareDiagnosis {
   /// Compares the packages that the script imports: a rank with another version may compute something else.
   void check_packages() {
     if (own().packages.empty()) return;
-    std::string wrong, install, all;
+    std::string wrong, all;
     Severity severity = Severity::kWarn;  // one that no host has may be found by a path that the script adds
     for (const auto& [name, version] : own().packages) {
       all += (all.empty() ? "" : ", ") + name + (version.empty() || version == "?" ? "" : " " + version);
@@ -228,11 +228,9 @@ class SoftwareDiagnosis {
       wrong += (wrong.empty() ? "" : "; ") + name + (version.empty() ? " is not installed" : " is " + version) +
                (most.value.empty() ? "" : ", " + most.host + " has " + most.value);
       if (!most.value.empty()) severity = Severity::kBad;
-      install += " " + name + (most.value.empty() || most.value == "?" ? "" : "==" + most.value);
     }
     if (wrong.empty()) return add("packages", Severity::kOk, all);
-    add("packages", severity, wrong,
-        "install the same versions on all hosts: " + facts().python.path + " -m pip install" + install);
+    add("packages", severity, wrong, "install the same on all hosts, for " + facts().python.path);
   }
 
   void check_cuda() {

@@ -34,8 +34,9 @@ std::uint64_t file_bytes(pid_t pid) {
   std::ifstream io(path_of(pid, "io"));
   std::uint64_t bytes = 0;
   for (std::string line; std::getline(io, line);)
-    if (line.starts_with("rchar: ") || line.starts_with("wchar: "))
-      bytes += static_cast<std::uint64_t>(base::parse_int(line.substr(7)).value_or(0));
+    for (const std::string_view name : {"rchar: ", "wchar: ", "read_bytes: ", "write_bytes: "})
+      if (line.starts_with(name))
+        bytes += static_cast<std::uint64_t>(base::parse_int(line.substr(name.size())).value_or(0));
   return bytes;
 }
 

@@ -31,7 +31,7 @@ std::vector<pid_t> tree_of(pid_t root, const std::map<pid_t, ProcessCounters>& a
 /// What a process and its descendants have used so far.
 struct Usage {
   std::chrono::milliseconds cpu_time{0};
-  std::uint64_t bytes = 0;  ///< read(2) and written by write(2), and those of TCP connections
+  std::uint64_t bytes = 0;  ///< read and written, also those of disks by mapped files, and those of TCP connections
 };
 /// Sums up the counters of `root` and its descendants. A process whose files cannot be read counts with its CPU time
 /// only.

@@ -21,7 +21,7 @@
 namespace lockstep::launcher::process {
 namespace {
 
-constexpr std::chrono::milliseconds kStackPollInterval(5), kSettled(50);
+constexpr std::chrono::milliseconds kStackPollInterval(2), kSettled(20);
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
 constexpr std::string_view kTitle = "Python stacks of ";
 

@@ -171,6 +171,14 @@ std::vector<KnownError> read_own_errors() {
   return parse_known_errors(text, *path);
 }
 
+std::vector<KnownError> own_errors_or_none() {
+  try {
+    return read_own_errors();
+  } catch (const base::Error&) {
+    return {};
+  }
+}
+
 std::string python_exception(std::string_view tail, std::string_view prefix) {
   std::string message;
   bool in_traceback = false, after_last_error = false;
@@ -204,9 +212,15 @@ const KnownError* find_known_error(std::string_view lines, const std::vector<Kno
   return found == table.end() ? nullptr : &*found;
 }
 
-bool is_victim(std::string_view tail) {
-  const KnownError* found = find_known_error(tail, known_errors());
-  return found && found->is_victim;
+bool is_victim(std::string_view tail, std::string_view prefix) {
+  static const std::vector<KnownError> rows = [] {
+    std::vector<KnownError> victims = known_errors();
+    std::erase_if(victims, [](const KnownError& row) { return !row.is_victim; });
+    return victims;
+  }();
+  // Lines before the exception may be about other connections.
+  const std::string exception = python_exception(tail, prefix);
+  return find_known_error(exception.empty() ? tail : exception, rows) != nullptr;
 }
 
 }  // namespace lockstep::launcher::supervise

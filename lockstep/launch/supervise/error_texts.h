@@ -25,6 +25,9 @@ std::vector<KnownError> parse_known_errors(std::string_view file, std::string_vi
 /// file cannot be read or has more than 1 MiB.
 std::vector<KnownError> read_own_errors();
 
+/// Returns the same; none on an error, after the job has started.
+std::vector<KnownError> own_errors_or_none();
+
 /// Returns the message of the exception that ended a Python program, from its last lines of stderr: "ValueError: bad
 /// value", the first line if it has several, and at most 400 bytes; or the error line of argparse. Empty if there is
 /// none. `prefix` is at the start of each line. Pure.
@@ -33,7 +36,8 @@ std::string python_exception(std::string_view tail, std::string_view prefix);
 /// Returns the row of `table` that applies to the lines, or null. Pure.
 const KnownError* find_known_error(std::string_view lines, const std::vector<KnownError>& table);
 
-/// Returns whether the last lines of a rank say only that another process has ended or closed a connection. Pure.
-bool is_victim(std::string_view tail);
+/// Returns whether the exception in the last lines of a rank says only that another process has ended or closed a
+/// connection; without an exception, whether any of the lines does. Pure.
+bool is_victim(std::string_view tail, std::string_view prefix);
 
 }  // namespace lockstep::launcher::supervise

@@ -42,23 +42,31 @@ class _Finder:
     def find_spec(name, path=None, target=None):
         if name != _MODULE:
             return None
-        spec = next(filter(None, (_find(finder, name, path, target) for finder in list(sys.meta_path))), None)
-        if spec is None:
+        try:
+            spec = next(filter(None, (_find(finder, name, path, target) for finder in list(sys.meta_path))), None)
+            if spec is not None:
+                _call_after_execution(spec)
+            return spec
+        except Exception as error:
+            give_up(error)
             return None
-        execute = spec.loader.exec_module
 
-        def exec_module(module):
-            execute(module)
-            try:
-                from _lockstep_hook import watch
 
-                watch.wrap(module)
-            except Exception as error:
-                give_up(error)
+def _call_after_execution(spec):
+    execute = spec.loader.exec_module
 
-        spec.loader.exec_module = exec_module
-        return spec
+    def exec_module(module):
+        execute(module)
+        try:
+            from _lockstep_hook import watch
+
+            watch.wrap(module)
+        except Exception as error:
+            give_up(error)
+
+    spec.loader.exec_module = exec_module
 
 
 def _find(finder, name, path, target):
-    return None if isinstance(finder, _Finder) else finder.find_spec(name, path, target)
+    find_spec = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
+    return find_spec and find_spec(name, path, target)

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import threading
 
 from _lockstep_hook import give_up
@@ -55,10 +56,10 @@ def _guarded(function):
         try:
             return function(*args)
         except Exception as error:
-            if _watch is not None:
-                _watch.stop.set()
-            _watch = None
+            ended, _watch = _watch, None
             give_up(error)
+            if ended is not None:
+                ended.leave()
             return None
 
     return call
@@ -102,6 +103,8 @@ _call_numbers = itertools.count(1)
 def _noting(name, function):
     @functools.wraps(function)
     def call(*args, **kwargs):
+        if threading.current_thread() is not threading.main_thread():  # as one that listens for requests
+            return function(*args, **kwargs)
         note = (name, next(_call_numbers))
         _calls.append(note)
         try:
@@ -115,22 +118,29 @@ def _noting(name, function):
 @_guarded
 def _joined(c10d):
     global _watch
+    backend = str(c10d.get_backend())
+    if "lockstep" in backend:  # it shows all this by itself, and more
+        return
     if _watch is None:
         library = _load()
         if library is None:
             return
         _watch = _Watch(library)
         _count_steps_and_batches(library)
-        atexit.register(_left)
-    backend = str(c10d.get_backend())
-    if "lockstep" not in backend:  # it shows all this by itself, and more
-        _watch.join(c10d.get_rank(), c10d.get_world_size(), backend)
+        atexit.register(_ended)
+    _watch.join(c10d.get_rank(), c10d.get_world_size(), backend)
 
 
 @_guarded
 def _left():
     if _watch is not None:
         _watch.leave()
+
+
+def _ended():
+    """At the end of the program. After an exception the rank stays in the world, whose other ranks miss it."""
+    if not hasattr(sys, "last_type"):
+        _left()
 
 
 def _load():
@@ -188,7 +198,11 @@ class _Watch:
 
     def leave(self):
         self.stop.set()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(2 * _INTERVAL_S)
         self.thread = None
+        self.seen.clear()
+        self.begun.clear()
         self.library.lockstep_watch_leave()
 
     @_guarded
@@ -196,7 +210,7 @@ class _Watch:
         while not stop.wait(_INTERVAL_S):
             for dump in self.dumps:
                 self.look_at_recorder(dump)
-            now = _calls[0] if _calls else None
+            now = next(iter(_calls), None)
             if now is not None or "calls" in self.seen:
                 self.look("calls", now, 1, lambda now=now: now and (b"Python calls", now[1], now[0].encode(), b"", 0))
 

@@ -82,10 +82,15 @@ TEST(ErrorTexts, FirstRowIsUsedWithoutRegardToCase) {
 }
 
 TEST(ErrorTexts, Victims) {
-  EXPECT_TRUE(is_victim("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093"));
-  EXPECT_TRUE(is_victim("HorovodInternalError: Horovod has been shut down. This was caused by an exception on one"));
-  EXPECT_FALSE(is_victim("ValueError: bad value"));
-  EXPECT_FALSE(is_victim(""));
+  EXPECT_TRUE(is_victim("RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093", ""));
+  EXPECT_TRUE(
+      is_victim("HorovodInternalError: Horovod has been shut down. This was caused by an exception on one", ""));
+  EXPECT_FALSE(is_victim("ValueError: bad value", ""));
+  EXPECT_FALSE(is_victim("", ""));
+  const std::string traceback = "[1] retry: Connection reset by peer\n[1]   File \"a.py\", line 1, in f\n[1] ";
+  EXPECT_FALSE(is_victim(traceback + "ValueError: bad value\n", "[1] "));
+  EXPECT_TRUE(
+      is_victim(traceback + "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093\n", "[1] "));
 }
 
 // Every remedy can be reached: no earlier row hides it.

@@ -53,7 +53,7 @@ TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
   const std::string lost = "[0] RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711\n";
   const auto judge = [&](const std::string& tail, std::optional<int> ended_before) {
     protocol::RankExit end = exited(0, 1);
-    end.lost_peer = is_victim(tail);
+    end.lost_peer = is_victim(tail, "[0] ");
     return judge_exit(end, {.tail = tail,
                             .prefix = "[0] ",
                             .published = {},
