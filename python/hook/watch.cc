@@ -29,7 +29,7 @@ class Heartbeat {
       stop_ = true;
     }
     changed_.notify_all();
-    thread_.join();  // it does nothing that blocks
+    thread_.join();  // bounded: beat() only writes to the page
   }
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;

@@ -214,7 +214,7 @@ def start_allreduce(
 ) -> _Handle:
     """`out`: where the result is copied to; None: a new tensor."""
     sent, context = compression.compress(tensor.detach())
-    if sent.data_ptr() == tensor.data_ptr() and (out is None or out is not tensor):
+    if sent.data_ptr() == tensor.data_ptr() and out is not tensor:
         sent = sent.clone()
     if before != 1:
         sent.mul_(before)

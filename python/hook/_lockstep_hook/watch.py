@@ -67,8 +67,7 @@ def _guarded(function):
 
 def wrap(c10d):
     """Wraps functions of torch.distributed.distributed_c10d, before others have imported them."""
-    recorder = getattr(c10d, "_dump_fr_trace_json", None) or _recorder("_dump_fr_trace_json")
-    calls = _CALLS if recorder else _CALLS + _COLLECTIVES
+    calls = _CALLS if _recorder("_dump_fr_trace_json") else _CALLS + _COLLECTIVES
     for name in calls:
         if hasattr(c10d, name):
             setattr(c10d, name, _noting(name, getattr(c10d, name)))

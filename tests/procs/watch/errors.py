@@ -10,11 +10,11 @@ import concurrent.futures
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
 from watch import check, fatal_of
+from watch import run as run_program
 
 PROGRAM = pathlib.Path(__file__).with_name("error_program.py")
 # What really raises the error: the text of the exception, in the detail.
@@ -34,18 +34,8 @@ REAL = {
 
 def run(args, ranks, *words, env=()):
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [args.lockstep, "run", "-n", str(ranks), "--bind", "none", "--", args.python, PROGRAM, *words],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(env)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    return fatal_of(done.stdout), done.stdout
+        _, output, _ = run_program(args, *words, program=PROGRAM, ranks=ranks, folder=folder, env=env)
+    return fatal_of(output), output
 
 
 def unquoted(text):

@@ -46,8 +46,8 @@ def check(good, text):
         raise SystemExit(1)
 
 
-def run(args, what, *words, ranks=3, options=(), folder=None, env=()):
-    command = [args.lockstep, "run", "-n", ranks, "--bind", "none", *options, "--", args.python, PROGRAM, what, *words]
+def run(args, what, *words, program=PROGRAM, ranks=3, options=(), folder=None, env=()):
+    command = [args.lockstep, "run", "-n", ranks, "--bind", "none", *options, "--", args.python, program, what, *words]
     begin = time.monotonic()
     done = subprocess.run(
         [str(word) for word in command],
