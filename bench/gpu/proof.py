@@ -12,6 +12,7 @@ first: call it again with --resume.
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tarfile
@@ -49,6 +50,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of results.jsonl and logs.tar.gz")
     parser.add_argument("--stages", default=",".join(STAGES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--rows", type=re.compile, default="", help="only rows whose name this expression matches")
     parser.add_argument("--limit", type=float, default=540, help="seconds of this call (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the rows in OUT that other calls made")
     parser.add_argument("--retry", action="store_true", help="with --resume, repeat rows that failed or were refused")
@@ -66,6 +68,8 @@ def parse_arguments():
             parser.error(f'--stages has "{stage}"; expected some of {",".join(STAGES)}')
     args.out.mkdir(parents=True, exist_ok=True)
     args.out, args.build = args.out.resolve(), args.build.resolve()
+    if os.sep in args.python:
+        args.python = os.path.abspath(args.python)  # not resolve(): a virtual environment is known by its link
     args.deps = None
     if args.carried:
         use_carried(args)
@@ -112,7 +116,9 @@ def run_stages(args, context, results):
     for worth in (FIRST, LATER, LAST):
         for name in args.stages:
             for row in STAGES[name].rows(context):
-                if row.worth != worth or (results.is_done(name, row.name, args.retry) and not row.repeat):
+                if row.worth != worth or not re.search(args.rows, row.name):
+                    continue
+                if results.is_done(name, row.name, args.retry) and not row.repeat:
                     continue
                 if context.remaining() < min(row.seconds, 0.9 * args.limit):
                     print(f"{name}: {row.name}: not started: {context.remaining():.0f} s are left", flush=True)

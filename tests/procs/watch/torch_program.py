@@ -1,7 +1,8 @@
-"""A program that uses torch.distributed and not Lockstep. Usage: torch_program.py WHAT SECONDS [ADDRESS]
+"""A program that uses torch.distributed and not Lockstep. Usage: torch_program.py WHAT SECONDS [--address HOST:PORT] [--device cuda]
 
 All ranks make some steps. Then the last rank does WHAT while the others wait for it."""
 
+import argparse
 import http.client
 import os
 import pathlib
@@ -15,7 +16,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-WHAT, SECONDS = sys.argv[1], float(sys.argv[2])
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("what")
+PARSER.add_argument("seconds", type=float)
+PARSER.add_argument("--address")
+PARSER.add_argument("--device", default="cpu")
+ARGS = PARSER.parse_args()
+WHAT, SECONDS = ARGS.what, ARGS.seconds
 
 
 class Stuck(Dataset):
@@ -51,20 +58,20 @@ def misbehave():
         spinning = f"import time\nend = time.monotonic() + {SECONDS}\nwhile time.monotonic() < end: pass"
         subprocess.run([sys.executable, "-c", spinning], check=True)
     elif WHAT == "download":  # slowly, to memory
-        connection = http.client.HTTPConnection(sys.argv[3])
+        connection = http.client.HTTPConnection(ARGS.address)
         connection.request("GET", "/")
         connection.getresponse().read()
 
 
 def main():
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if ARGS.device == "cuda" else "gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100).to(ARGS.device))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def step():
         optimizer.zero_grad()
-        net(torch.ones(3, 100)).sum().backward()
+        net(torch.ones(3, 100, device=ARGS.device)).sum().backward()
         optimizer.step()
 
     for _ in range(5):
@@ -75,7 +82,7 @@ def main():
         threading.Thread(target=spin, args=(time.monotonic() + SECONDS,), daemon=True).start()
     if WHAT == "recv":
         if rank == 0:
-            dist.recv(torch.ones(3), last)
+            dist.recv(torch.ones(3, device=ARGS.device), last)
     elif WHAT == "backward":
         step()
     else:

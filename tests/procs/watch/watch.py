@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
-Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--runs N] [--only NAME,...]
---runs repeats the cases of HANGS and WORKS. The exit code is 77 if there is no Python with torch.
+Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--runs N] [--only NAME,...]
+With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is 77
+if there is no Python with torch.
 """
 
 import argparse
@@ -21,20 +22,21 @@ import time
 PROGRAM = pathlib.Path(__file__).with_name("torch_program.py")
 LIMIT_S = 5
 END_S = 7  # from the limit to the end of the job
-# What the last rank does: options, cause, what the FATAL line says of the others, the call in which the last rank is.
+# What the last rank does: option, cause, the operation in which the FATAL line says that others wait, the function in
+# which the last rank is.
 HANGS = {
-    "barrier": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
+    "barrier": ("--hang-timeout", "RANK_STUCK", r"barrier#11 of world", "misbehave"),
     "backward": (
         "--hang-timeout",
         "RANK_STUCK",
-        r"wait in all_reduce#11 of world, 40400 bytes of float32",
+        r"all_reduce#11 of world, 40400 bytes of float32",
         "misbehave",
     ),
-    "recv": ("--hang-timeout", "RANK_STUCK", r"rank 0 waits in recv#1 of Python calls", "misbehave"),
-    "worker": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
-    "spinning": ("--hang-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "misbehave"),
-    "stop": ("--stall-timeout", "RANK_STALLED", r"wait in barrier#11 of world", ""),
-    "loop": ("--work-timeout", "RANK_STUCK", r"wait in barrier#11 of world", "spin"),
+    "recv": ("--hang-timeout", "RANK_STUCK", r"recv#1 of Python calls", "misbehave"),
+    "worker": ("--hang-timeout", "RANK_STUCK", r"barrier#11 of world", "misbehave"),
+    "spinning": ("--hang-timeout", "RANK_STUCK", r"barrier#11 of world", "misbehave"),
+    "stop": ("--stall-timeout", "RANK_STALLED", r"barrier#11 of world", ""),
+    "loop": ("--work-timeout", "RANK_STUCK", r"barrier#11 of world", "spin"),
 }
 WORKS = ("evaluate", "compile", "download")
 WORK_S = 15
@@ -70,25 +72,29 @@ def fatal_of(output):
 
 def test_hang(args, what):
     """The job ends, and the rank, the collective and the line of the program are named."""
-    option, cause, others, function = HANGS[what]
+    option, cause, operation, function = HANGS[what]
+    last, options = args.ranks - 1, [option, LIMIT_S, "--name", "it"]
+    if args.device == "cuda":  # NCCL's barrier is a sum, and DistributedDataParallel begins with other collectives
+        operation = re.sub(r"#\d+ of", r"#\\d+ of", operation.replace("barrier", "all_reduce_barrier"))
+        options.append("--share-gpus")
     with tempfile.TemporaryDirectory() as folder:
-        code, output, _ = run(args, what, 300, options=(option, LIMIT_S, "--name", "it"), folder=folder)
+        words = (300, "--device", args.device)
+        code, output, _ = run(args, what, *words, ranks=args.ranks, options=options, folder=folder)
         fatal = fatal_of(output)
         since = time.monotonic() - float(pathlib.Path(folder, "begun").read_text())
-        file = pathlib.Path(folder, "runs/it/stack.2.txt")
+        file = pathlib.Path(folder, f"runs/it/stack.{last}.txt")
         stacks = file.read_text() if file.exists() else ""
-    good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, "2", "5")
-    check(good and re.search(others, fatal["detail"]), f"{what}: {output if not good else fatal}")
+    good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, str(last), "5")
+    check(good and re.search(rf"waits? in {operation}", fatal["detail"]), f"{what}: {output if not good else fatal}")
     at = re.search(r"it is at (\S+):(\d+) in (\w+)", fatal["detail"])
     if function:
         check(at and at[1] == str(PROGRAM) and at[3] == function, f"{what}: the Python line in {fatal['detail']}")
         check("Python stacks of process" in stacks and "misbehave" in stacks, f"{what}: the stacks are in the file")
     if what == "worker":
         check("(pt_data_worker) is at" in fatal["detail"] and "__getitem__" in stacks, "worker: its line is named too")
-    check(
-        f"ranks 0,1, step 5: waits in {others[len('wait in ') :]}" in output or what == "recv",
-        f"{what}: all are listed",
-    )
+    waiting = "rank 0" if last == 1 else f"ranks {','.join(map(str, range(last)))}"
+    listed = re.search(rf"{waiting}, step 5: waits in {operation}", output)
+    check(listed or what == "recv", f"{what}: all are listed: {output if not listed else ''}")
     check(since < LIMIT_S + END_S, f"{what}: ended {since:.1f} s later")
 
 
@@ -126,7 +132,7 @@ def test_work(args):
     ):
         options = ("--hang-timeout", LIMIT_S)
         jobs = {
-            what: pool.submit(run, args, what, WORK_S, address, ranks=2, options=options, folder=folder)
+            what: pool.submit(run, args, what, WORK_S, "--address", address, ranks=2, options=options, folder=folder)
             for what in WORKS
             if not args.only or what in args.only
         }
@@ -193,6 +199,8 @@ def main():
     parser.add_argument("--lockstep", required=True, type=os.path.abspath)
     parser.add_argument("--hook", required=True, type=os.path.abspath)
     parser.add_argument("--python", default="")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ranks", type=int, default=3, help="of the cases of HANGS")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
