@@ -22,7 +22,7 @@ TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfak
   slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
 # What --portable collects. Where alternatives are given, the first that the distribution has: Debian's and Ubuntu's.
 PORTABLE_PACKAGES=(zlib1g-dev "libjpeg62-turbo-dev libjpeg-turbo8-dev" nlohmann-json3-dev libcli11-dev libxxhash-dev
-  libsodium-dev "libsodium23 libsodium26" libgtest-dev libgmock-dev libgloo-dev)
+  libsodium-dev libgtest-dev libgmock-dev libgloo-dev zlib1g "libsodium23 libsodium26")
 # Each entry is the name of a directory below .deps (below .deps/baselines for BASELINES), followed by the arguments
 # with which pip installs packages from PyPI into it.
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
@@ -172,8 +172,8 @@ available_package() {
   die "the distribution has no package ${2// / or }"
 }
 
-# Collects headers, static libraries, CMake's files and licences of PORTABLE_PACKAGES in $1, and the shared libsodium that
-# the Python package needs.
+# Collects headers, static libraries, CMake's files and licences of PORTABLE_PACKAGES in $1, and the shared libraries of
+# those whose static ones are not position-independent, for the Python package.
 collect_portable() {
   local target=$1 work package entry deb
   command -v apt-get dpkg-deb >/dev/null || die "--portable needs apt-get and dpkg-deb, so Debian or Ubuntu"
@@ -199,8 +199,16 @@ collect_portable() {
   for entry in "$target"/usr/include/*-linux-gnu; do
     [ ! -d "$entry" ] || { cp -R "$entry/." "$target/usr/include/" && rm -rf "$entry"; }
   done
-  (cd "$work/all/usr" && find lib share/cmake \( -name '*.a' -o -name '*.cmake' -o -name 'libsodium.so*' \) -print0 |
+  (cd "$work/all/usr" && find lib share/cmake \( -name '*.a' -o -name '*.cmake' \) -print0 |
     tar -c --null -T - -f -) | tar -x -C "$target/usr" -f -
+  local shared library folder
+  while IFS= read -r -d '' shared; do
+    library=$(basename "$shared" | grep -o '^lib[a-z]*\.so\.[0-9]*')
+    folder=$target/usr/lib/$(basename "$(dirname "$shared")")
+    mkdir -p "$folder"
+    cp "$shared" "$folder/$library"
+    ln -s "$library" "$folder/${library%.*}"
+  done < <(find "$work/all" -type f \( -name 'libz.so.*' -o -name 'libsodium.so.*' \) -print0)
   (cd "$work/all/usr/share/doc" && find . -name copyright -print0 | tar -c --null -T - -f -) |
     tar -x -C "$target/usr/share/doc" -f -
   printf '%s\n' "${packages[*]}" >"$target/lockstep.stamp"

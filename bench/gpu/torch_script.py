@@ -185,7 +185,9 @@ def capture(device):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tensor.mul_(0.5)
-        time.sleep(12)  # longer than the watch needs to look at the operations
+        end = time.monotonic() + 12
+        while time.monotonic() < end:  # longer than the watch needs to look at the operations
+            pass
         dist.all_reduce(tensor, dist.ReduceOp.AVG)
     begin, count = time.monotonic(), 0
     while time.monotonic() < begin + 12:

@@ -27,6 +27,12 @@ _DTYPES = {
     "Bool": ("bool", 1),
     "ComplexFloat": ("complex64", 8),
 }
+# The names that torch.distributed has for some operations in its flight recorder.
+_KINDS = {
+    "all_reduce_barrier": "barrier",
+    "_all_gather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+}
 # These block in Python, or are in no flight recorder.
 _CALLS = ("send", "recv", "monitored_barrier", "new_group")
 # The collectives, for versions of torch in which Gloo has no flight recorder.
@@ -251,5 +257,6 @@ def _pending_operation(dump, group):
     dtype, size = _DTYPES.get((first["input_dtypes"] or [""])[0], ("", 0))
     num_bytes = size * sum(math.prod(sizes) for sizes in first["input_sizes"])
     kind = first["profiling_name"].rpartition(":")[2]
+    kind = _KINDS.get(kind, kind)
     number = first["p2p_seq_id"] if first.get("is_p2p") else first["collective_seq_id"]
     return channel.encode(), number, kind.encode(), dtype.encode(), num_bytes

@@ -74,8 +74,7 @@ def test_hang(args, what):
     """The job ends, and the rank, the collective and the line of the program are named."""
     option, cause, operation, function = HANGS[what]
     last, options = args.ranks - 1, [option, LIMIT_S, "--name", "it"]
-    if args.device == "cuda":  # NCCL's barrier is a sum, and DistributedDataParallel begins with other collectives
-        operation = re.sub(r"#\d+ of", r"#\\d+ of", operation.replace("barrier", "all_reduce_barrier"))
+    if args.device == "cuda":
         options.append("--share-gpus")
     with tempfile.TemporaryDirectory() as folder:
         words = (300, "--device", args.device)
@@ -93,7 +92,8 @@ def test_hang(args, what):
     if what == "worker":
         check("(pt_data_worker) is at" in fatal["detail"] and "__getitem__" in stacks, "worker: its line is named too")
     waiting = "rank 0" if last == 1 else f"ranks {','.join(map(str, range(last)))}"
-    listed = re.search(rf"{waiting}, step 5: waits in {operation}", output)
+    listed = re.search(rf"{waiting}, step [56]: waits in {operation}", output)
+    # Over NCCL, backward() and the step after it return before the sum.
     check(listed or what == "recv", f"{what}: all are listed: {output if not listed else ''}")
     check(since < LIMIT_S + END_S, f"{what}: ended {since:.1f} s later")
 
