@@ -10,7 +10,19 @@ import sys
 from machine import ROOT
 from results import is_same, read_rows
 
-FACTS = ("tests", "skipped", "nccl", "tool", "build_seconds", "apart", "share_while_computing")
+FACTS = (
+    "tests",
+    "skipped",
+    "nccl",
+    "tool",
+    "build_seconds",
+    "apart",
+    "share_while_computing",
+    "transport",
+    "seconds_after_the_fault",
+    "replays",
+    "ratio",
+)
 
 
 def number(value, form="{:.2f}"):
@@ -129,6 +141,7 @@ SECTIONS = {
     "failures": ("Failures", write_failures),
     "data": ("JPEG files", write_data),
     "dp": ("DataParallel", write_dp),
+    "torch": ("Python programs", write_plain),
 }
 
 

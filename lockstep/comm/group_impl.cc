@@ -183,6 +183,7 @@ Work Group::Impl::watch(WatchedCall call, PendingPtr done) {
   std::string text = label(request.op);
   auto run = [this, request = std::move(request), is_compared = call.is_compared, done = std::move(done),
               on_error = std::move(call.on_error)] {
+    const channel::DeadlockDetector::DeviceThread thread;
     try {
       channel_.throw_if_closed();
       const channel::CallSignature mine = channel::make_signature(request.op, request.shape);

@@ -1,6 +1,7 @@
 #include "python/src/device_operations.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -10,14 +11,18 @@ namespace {
 
 using std::chrono::microseconds;
 
-/// The completion of an operation on the device.
+/// The completion of an operation on the device, which may not have been started.
 class DevicePending final : public comm::Pending {
  public:
-  explicit DevicePending(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+  /// Called once, when the operation has been started.
+  void set(c10::intrusive_ptr<c10d::Work> work) {
+    work_ = std::move(work);
+    is_started_.store(true, std::memory_order_release);
+  }
 
   bool done() override {
     if (is_finished()) return true;
-    if (!work_->isCompleted()) return false;
+    if (!is_started_.load(std::memory_order_acquire) || !work_->isCompleted()) return false;
     finish(work_->exception());  // not isSuccess(), which that of NCCL throws from
     return true;
   }
@@ -31,7 +36,8 @@ class DevicePending final : public comm::Pending {
   }
 
  private:
-  const c10::intrusive_ptr<c10d::Work> work_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::atomic<bool> is_started_{false};
 };
 
 /// A Work of the other backend, whose errors are replaced by the one because of which that backend was aborted.
@@ -80,15 +86,14 @@ void DeviceOperations::Failure::throw_if_set() const {
   if (error_) std::rethrow_exception(error_);
 }
 
-DeviceOperations::WorkPtr DeviceOperations::run(comm::WatchedCall call,
-                                                const std::function<WorkPtr(c10d::Backend& inner)>& start) {
+DeviceOperations::WorkPtr DeviceOperations::run(comm::WatchedCall call, const Start& start) {
   failure_->throw_if_set();
   if (coalesced_) {
     if (call.is_compared)
       *coalesced_ += std::string(comm::name(call.kind)) + "(" + call.name + comm::describe(call.tensor) + ") ";
     return start(*inner_);
   }
-  return watch(std::move(call), start(*inner_));
+  return watch(std::move(call), start);
 }
 
 void DeviceOperations::start_coalescing() {
@@ -99,16 +104,31 @@ void DeviceOperations::start_coalescing() {
 DeviceOperations::WorkPtr DeviceOperations::end_coalescing() {
   const std::string calls = std::exchange(coalesced_, std::nullopt).value_or("");
   return watch({.kind = comm::CollectiveKind::kBarrier, .name = calls, .is_compared = !calls.empty()},
-               inner_->endCoalescing());
+               [](c10d::Backend& inner) { return inner.endCoalescing(); });
 }
 
-DeviceOperations::WorkPtr DeviceOperations::watch(comm::WatchedCall call, WorkPtr work) {
-  if (!work) return work;
+/// The calls are compared while `start` runs: where the ranks' calls differ or one is absent, NCCL may block in it, as
+/// long as it connects the ranks.
+DeviceOperations::WorkPtr DeviceOperations::watch(comm::WatchedCall call, const Start& start) {
   call.on_error = [inner = inner_, failure = failure_] {
     failure->set(std::current_exception());
     inner->abort();
   };
-  last_ = comm::GroupAccess::watch(group_, std::move(call), std::make_shared<DevicePending>(work));
+  const auto pending = std::make_shared<DevicePending>();
+  last_ = comm::GroupAccess::watch(group_, std::move(call), pending);
+  WorkPtr work;
+  try {
+    work = start(*inner_);
+  } catch (...) {
+    pending->finish();
+    failure_->throw_if_set();
+    throw;
+  }
+  if (!work) {
+    pending->finish();
+    return work;
+  }
+  pending->set(work);
   return c10::make_intrusive<WatchedWork>(failure_, std::move(work));
 }
 

@@ -16,8 +16,8 @@
 
 namespace lockstep::python {
 
-/// Passes operations on to `inner`, which queues them on the device. Then a thread compares the call with those of the
-/// other ranks, and waits until the device has executed the operation; the caller waits for neither. If the calls
+/// Passes operations on to `inner`, which queues them on the device. Meanwhile a thread compares the call with those of
+/// the other ranks, and waits until the device has executed the operation; the caller waits for neither. If the calls
 /// differ, a rank dies, or the ranks make no progress, the thread aborts `inner`, and this rank's next call and all its
 /// waits throw the error that names the rank. Threads: one at a time; abort() from any.
 class DeviceOperations {
@@ -34,6 +34,7 @@ class DeviceOperations {
   };
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Start = std::function<WorkPtr(c10d::Backend& inner)>;
 
   /// `group` has the same ranks as `inner` and no other user.
   DeviceOperations(comm::Group group, c10::intrusive_ptr<c10d::Backend> inner)
@@ -44,7 +45,7 @@ class DeviceOperations {
 
   /// `start` calls the operation. A null Work that it returns is passed on: the operation belongs to a
   /// coalesced one.
-  WorkPtr run(comm::WatchedCall call, const std::function<WorkPtr(c10d::Backend& inner)>& start);
+  WorkPtr run(comm::WatchedCall call, const Start& start);
 
   void start_coalescing();
   /// The operations since start_coalescing() are compared as one.
@@ -56,7 +57,7 @@ class DeviceOperations {
   void shutdown();
 
  private:
-  WorkPtr watch(comm::WatchedCall call, WorkPtr work);
+  WorkPtr watch(comm::WatchedCall call, const Start& start);
 
   comm::Group group_;
   const c10::intrusive_ptr<c10d::Backend> inner_;

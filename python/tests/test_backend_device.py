@@ -26,14 +26,20 @@ def gloo(options, backend_options, ranks):
     return "cpu", dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
 
 
+def blocking(options, backend_options, ranks):
+    """As NCCL while it connects the ranks: a call blocks until all ranks have made it."""
+    _, inner = gloo(options, backend_options, ranks)
+    return "cpu", dist.distributed_c10d._ProcessGroupWrapper(inner, inner)
+
+
 @contextlib.contextmanager
-def process_group(**options):
+def process_group(device_backend=gloo, **options):
     """A default group whose tensors on the CPU are Gloo's, compared and watched."""
-    before, _backend._device_backend = _backend._device_backend, gloo
+    before, _backend._device_backend = _backend._device_backend, device_backend
     try:
         dist.init_process_group("lockstep", **options)
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-        assert backend.device_backend().name() == "gloo"
+        assert backend.device_backend().name() == "gloo" or device_backend == blocking
         yield dist.get_rank(), dist.get_world_size()
     finally:
         _backend._device_backend = before
@@ -112,7 +118,7 @@ SCRIPT = """\
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 import test_backend_device as tests, torch, torch.distributed as dist
-with tests.process_group(timeout=tests.datetime.timedelta(seconds=5)) as (rank, size):
+with tests.process_group(tests.{device}, timeout=tests.datetime.timedelta(seconds={timeout})) as (rank, size):
     dist.all_reduce(torch.ones(3))
     try:
         {calls}
@@ -125,12 +131,13 @@ with tests.process_group(timeout=tests.datetime.timedelta(seconds=5)) as (rank, 
 """
 
 
-def run_script(folder, calls):
+def run_script(folder, calls, device="gloo", timeout=5, options=()):
     """Returns the output and the FATAL line."""
     script = folder / "script.py"
-    script.write_text(SCRIPT.format(calls=calls))
+    script.write_text(SCRIPT.format(calls=calls, device=device, timeout=timeout))
+    program = [sys.executable, script, pathlib.Path(__file__).parent]
     done = subprocess.run(
-        [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "2", sys.executable, script, pathlib.Path(__file__).parent],
+        [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "2", *options, *program],
         capture_output=True,
         text=True,
         timeout=120,
@@ -155,6 +162,22 @@ def test_rank_without_a_call(tmp_path):
     said, fatal = run_script(tmp_path, "time.sleep(60) if rank == 1 else dist.all_reduce(torch.ones(3), async_op=True)")
     assert "rank 0: TimeoutError: all_reduce(float32[3]) did not finish in time; absent ranks: 1" in said
     assert fatal.startswith("FATAL cause=RANK_STUCK rank=1 ")
+
+
+@pytest.mark.parametrize("device", ["gloo", "blocking"])
+def test_rank_that_waits_for_the_device(tmp_path, device):
+    """It uses its core, as cudaStreamSynchronize() does, and does not work for that."""
+    said, fatal = run_script(
+        tmp_path,
+        "work = None if rank == 1 else dist.all_reduce(torch.ones(3), async_op=True)\n"
+        "        if rank == 1: time.sleep(60)\n"
+        "        while not work.is_completed(): pass",
+        device,
+        timeout=60,
+        options=("--hang-timeout", "4"),
+    )
+    assert fatal.startswith("FATAL cause=RANK_STUCK rank=1 "), said + fatal
+    assert "rank 0 waits in all_reduce#" in fatal and "script.py:" in fatal
 
 
 @on_ranks(1)

@@ -104,6 +104,12 @@ bool DeadlockDetector::is_blocked_locked() const {
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
+/// Requires mutex_ to be held.
+void DeadlockDetector::show_in_page() const {
+  base::telemetry::RankPage::this_process().waiting.store(blocking_wait_ || num_device_waits_ > 0,
+                                                          std::memory_order_relaxed);
+}
+
 /// Returns the text of this rank's WaitRecord. Requires mutex_ to be held.
 std::string DeadlockDetector::record() {
   WaitRecord record = blocking_wait_.value_or(WaitRecord());
@@ -129,7 +135,8 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
     }
     if (!blocked) poll_state.peer_beats.clear();
     poll_state.is_blocking = blocked;
-    base::telemetry::RankPage::this_process().waiting.store(blocking_wait_.has_value(), std::memory_order_relaxed);
+    if (is_device_thread_ && !std::exchange(poll_state.is_of_device, true)) ++num_device_waits_;
+    show_in_page();
     text = record();
   }
   store_->set(wait_key(rank_), text, store_limit(wait_info));
@@ -235,7 +242,8 @@ void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (poll_state.is_blocking) blocking_wait_.reset();
-      base::telemetry::RankPage::this_process().waiting.store(blocking_wait_.has_value(), std::memory_order_relaxed);
+      if (std::exchange(poll_state.is_of_device, false)) --num_device_waits_;
+      show_in_page();
       text = record();
     }
     store_->set(wait_key(rank_), text, store_deadline());

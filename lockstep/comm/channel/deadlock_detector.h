@@ -104,6 +104,17 @@ class DeadlockDetector {
     BackgroundThread& operator=(const BackgroundThread&) = delete;
   };
 
+  /// While an instance exists, this thread waits for operations of a device, for which the program waits when it next
+  /// synchronizes with the device, using a core: such a process counts as waiting (RankPage::waiting), although it
+  /// could start other operations.
+  class DeviceThread {
+   public:
+    DeviceThread() { is_device_thread_ = true; }
+    ~DeviceThread() { is_device_thread_ = false; }
+    DeviceThread(const DeviceThread&) = delete;
+    DeviceThread& operator=(const DeviceThread&) = delete;
+  };
+
   /// While an instance exists, this thread waits without a limit of its own for `pending`, which is queued on
   /// `executor`.
   class ExecutorWait {
@@ -127,8 +138,9 @@ class DeadlockDetector {
     std::map<int, base::Deadline::Clock::time_point> closed_since;    // when a connection was first found closed
     std::optional<base::Deadline::Clock::time_point> all_left_since;  // of a wait for any member
     bool is_published = false;
-    bool is_blocking = false;  // the published record says that this wait blocks the process
-    bool poll_soon = false;    // a peer may be in a deadlock with this rank; one more poll decides
+    bool is_blocking = false;   // the published record says that this wait blocks the process
+    bool is_of_device = false;  // this wait is one of num_device_waits_
+    bool poll_soon = false;     // a peer may be in a deadlock with this rank; one more poll decides
   };
   /// A long wait calls it repeatedly. Returns if the wait may continue. Throws DesyncError, CommError (kUnevenInput),
   /// TimeoutError, or the job's first cause if there is one. May block for a store request.
@@ -167,10 +179,12 @@ class DeadlockDetector {
   static std::thread::id acting_thread() { return acting_for_ ? *acting_for_ : std::this_thread::get_id(); }
   inline static constinit thread_local const std::thread::id* acting_for_ = nullptr;
   inline static constinit thread_local bool is_background_thread_ = false;
+  inline static constinit thread_local bool is_device_thread_ = false;
   void add_starting_thread();
   base::Deadline store_limit(const WaitInfo& wait_info) const;
   std::optional<WaitRecord> read_record(const std::string& key, const WaitInfo& wait_info);
   bool is_blocked_locked() const;
+  void show_in_page() const;
   std::string record();
   void publish_record(const WaitInfo& wait_info, PollState& poll_state);
   void throw_first_cause(const WaitInfo& wait_info);
@@ -201,6 +215,7 @@ class DeadlockDetector {
   PendingPtr pending_waited_for_;
   std::optional<WaitRecord> blocking_wait_;  // the wait that blocks the process, as published; without `started`
   std::uint64_t beat_ = 0;
+  int num_device_waits_ = 0;  // published waits of DeviceThreads
 };
 
 }  // namespace lockstep::comm::channel
