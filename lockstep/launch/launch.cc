@@ -36,15 +36,17 @@ std::vector<std::string> local_arguments(int ranks) {
 
 void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::this_process();
-  if (options.ranks < 0 || options.ranks > 4096)
-    throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) +
-                           "; expected an integer from 0 to 4096");
+  constexpr int kMaxRanks = 4096;
+  if (options.nodes < 1 || options.ranks < 0 || options.ranks > kMaxRanks / options.nodes)
+    throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) + " and nodes is " +
+                           std::to_string(options.nodes) +
+                           "; expected an integer from 0 to 4096, also as their product");
   const std::string_view source = job::identity::identity_source(env);
   const auto task = source == "slurm" ? slurm::task_arguments(options.ranks, env) : std::nullopt;
   if (!source.empty() && !task) return;
   const std::string self = process::executable_path();
   const std::string launcher = find_launcher(env, self);
-  std::vector<std::string> arguments = task ? *task : local_arguments(options.ranks);
+  std::vector<std::string> arguments = task ? *task : local_arguments(options.nodes * options.ranks);
   arguments.insert(arguments.begin(), "lockstep");
   if (arguments[1] == "run") {
     arguments.insert(arguments.end(), options.options.begin(), options.options.end());

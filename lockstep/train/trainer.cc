@@ -36,7 +36,7 @@ void start_ranks(const TrainerOptions& options) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  launcher::launch({.ranks = options.nodes * each, .options = launch_arguments(options)},
+  launcher::launch({.ranks = each, .nodes = options.nodes, .options = launch_arguments(options)},
                    static_cast<int>(words.size()), pointers.data());
 }
 

@@ -65,11 +65,14 @@ _lockstep_submit_options='
 -p --partition value
 -A --account value
 -a --array value
+--grid value
 -J --name --job-name value
+--mail value
 --requeue
 --no-requeue
 --signal-before value
 --remote-path program
+--before value
 --run value
 --output directory
 --dry-run

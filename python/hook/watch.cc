@@ -102,6 +102,13 @@ void lockstep_watch_leave() {
   });
 }
 
+void lockstep_watch_look(int is_pending) {
+  guarded([&](Watch& own) {
+    own.page.looks.fetch_add(1, std::memory_order_relaxed);
+    if (is_pending) own.page.pending_looks.fetch_add(1, std::memory_order_relaxed);
+  });
+}
+
 void lockstep_watch_step() {
   guarded([](Watch& own) { own.page.steps.fetch_add(1, std::memory_order_relaxed); });
 }

@@ -20,6 +20,9 @@ void lockstep_watch_join(int rank, int world_size, const char* job, const char* 
 /// The rank leaves its world: other ranks no longer wait for it. Stops the thread.
 void lockstep_watch_leave();
 
+/// Counts a look at the operations, which shows how long the rank computes between them. `is_pending`: one was not
+/// complete.
+void lockstep_watch_look(int is_pending);
 /// Counts a step of an optimizer, a batch, or another sign of progress.
 void lockstep_watch_step();
 void lockstep_watch_batch();

@@ -1,6 +1,7 @@
 // A training with the Trainer that can be killed at any time and records its steps:
 //   training_resumable model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH]
 //   [steps=N] [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
+//   [nodes=N] [devices=N]
 // `batch` is the total over all ranks. At the start and after each step, each rank appends and flushes a line to
 // HISTORY/rank.R.jsonl, with its samples and a hash of all weights before and after the step. kill: the rank sends
 // itself SIGKILL in the forward of that step, once per entry; files in HISTORY record which kills happened. plain:
@@ -204,13 +205,15 @@ struct GeneratedDataset {
 };
 
 int run(const Words& words) {
-  training::TrainerOptions options{.max_epochs = int_argument(words, "epochs", -1),
+  training::TrainerOptions options{.devices = static_cast<int>(int_argument(words, "devices", 1)),
+                                   .max_epochs = int_argument(words, "epochs", -1),
                                    .max_steps = int_argument(words, "steps", -1),
                                    .precision = string_argument(words, "precision", "32"),
                                    .seed = 11};
   options.folder = string_argument(words, "folder");
   options.name = string_argument(words, "name", "fit");
   options.resume = string_argument(words, "resume");
+  options.nodes = static_cast<int>(int_argument(words, "nodes", 1));
   options.sync_batch_norm = int_argument(words, "plain", 0) == 1 &&
                             string_argument(words, "model") == "mnist";  // the only model with batch norm
   options.save_every_n_steps = int_argument(words, "save_every", 5);

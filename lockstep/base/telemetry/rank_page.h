@@ -33,8 +33,8 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG7" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x374741504b434f4c;
+  /// "LOCKPAG8" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x384741504b434f4c;
   struct BusyText {
     char text[48];
   };
@@ -50,15 +50,17 @@ struct RankPage {
   Atomic<std::uint64_t> gradient_reductions;  ///< started, in all models together
   Atomic<std::uint64_t> alive_count;          ///< other signs of progress, such as calls of world.alive()
   Atomic<std::uint64_t> work_count;           ///< heartbeats while `works` was set
-  Atomic<std::uint64_t> heartbeats;           ///< of the heartbeat thread (job/health/heartbeat.h)
-  Atomic<std::uint32_t> waiting;              ///< 1 while the rank is blocked on another rank
-  Atomic<std::int32_t> busy_depth;            ///< long tasks that the program has announced and not yet ended
-  Atomic<std::uint32_t> has_left;             ///< 1 once the rank has left its world in good order
-  Atomic<std::uint32_t> output_blocked;       ///< written by the agent: the rank waits because its output is not read
-  Atomic<std::uint32_t> works;                ///< written by the agent: outside operations, and uses CPU or moves bytes
-  Atomic<std::uint32_t> stop_requested;       ///< written by the agent: the job has failed, and the store has the cause
-  std::int32_t agent_pid;                     ///< written by the agent
-  JobKeyBytes key;                            ///< written by the agent
+  /// Looks at the operations of a program that is watched from outside, and those that found one that was not complete.
+  Atomic<std::uint64_t> looks, pending_looks;
+  Atomic<std::uint64_t> heartbeats;      ///< of the heartbeat thread (job/health/heartbeat.h)
+  Atomic<std::uint32_t> waiting;         ///< 1 while the rank is blocked on another rank
+  Atomic<std::int32_t> busy_depth;       ///< long tasks that the program has announced and not yet ended
+  Atomic<std::uint32_t> has_left;        ///< 1 once the rank has left its world in good order
+  Atomic<std::uint32_t> output_blocked;  ///< written by the agent: the rank waits because its output is not read
+  Atomic<std::uint32_t> works;           ///< written by the agent: outside operations, and uses CPU or moves bytes
+  Atomic<std::uint32_t> stop_requested;  ///< written by the agent: the job has failed, and the store has the cause
+  std::int32_t agent_pid;                ///< written by the agent
+  JobKeyBytes key;                       ///< written by the agent
   SharedWords<BusyText> busy_with;
   ArenaCounters arena;
   FlightRing flight;

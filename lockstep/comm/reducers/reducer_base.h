@@ -10,7 +10,7 @@
 #include "lockstep/comm/interface/gradient_reducer.h"
 #include "lockstep/comm/reducers/channel_hook_context.h"
 #include "lockstep/comm/reducers/reduction_header.h"
-#include "lockstep/comm/reducers/straggler_detector.h"
+#include "lockstep/job/health/straggler_detector.h"
 
 namespace lockstep::comm::reducers {
 
@@ -66,7 +66,7 @@ class ReducerBase : public GradientReducer {
   using Clock = std::chrono::steady_clock;
   Clock::time_point finished_at_{};  // when the previous reduction ended
   std::uint32_t work_us_ = 0;        // from then until this rank waited for the other ranks
-  StragglerDetector straggler_detector_;
+  job::health::StragglerDetector straggler_detector_;
   at::Tensor header_;
   at::Tensor headers_;
   PendingPtr header_pending_;

@@ -42,6 +42,9 @@ struct RankHealth {
   std::chrono::milliseconds since_report{0};    ///< since_progress without the work that the agent has seen
   std::chrono::milliseconds since_activity{0};  ///< use of CPU time by any of its processes; 0 if it is not measured
   bool is_waiting = false;                      ///< blocked on another rank
+  std::int64_t steps = 0;                       ///< of the program
+  std::int64_t looks = 0;                       ///< RankPage::looks; 0 if the rank is not watched from outside
+  std::int64_t pending_looks = 0;
 };
 
 /// The time limits of find_hang().

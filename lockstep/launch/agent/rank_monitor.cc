@@ -60,6 +60,9 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   result.since_progress = progress_timer_.stalled_for(now);
   result.since_report = report_timer_.stalled_for(now);
   result.is_waiting = page.waiting != 0;
+  result.steps = page.step();
+  result.looks = static_cast<std::int64_t>(page.looks);
+  result.pending_looks = static_cast<std::int64_t>(page.pending_looks);
   health_ = result;
   if (!needs_activity()) base::telemetry::rank_page_in(memory_).works.store(0);
   return result;

@@ -18,7 +18,8 @@ namespace {
 constexpr int kMaxTotalRanks = 4096;  // the limit of lockstep run
 constexpr int kMaxNodes = 4096;
 constexpr int kMaxPerNode = 1024;
-constexpr int kMaxSignalBefore = 65535;  // SLURM's limit
+constexpr int kMaxSignalBefore = 65535;      // SLURM's limit
+constexpr std::size_t kMaxGridTasks = 1000;  // SLURM's default for MaxArraySize, less one
 constexpr const char* kSubmitUsage = "lockstep submit [options] [--] program [arguments...]";
 constexpr const char* kResourceGroup = "Resources";
 constexpr const char* kJobGroup = "Job";
@@ -69,6 +70,7 @@ constexpr std::array<RefusedOption, 9> kRefusedOptions = {
 /// The options as text. The functions below check the values, so that all messages have the same form.
 struct RawSubmitOptions {
   std::string ranks, ranks_per_node, cpus_per_rank, signal_before;
+  std::vector<std::string> grid;
   bool requeue = false, no_requeue = false;
 };
 
@@ -92,7 +94,14 @@ void declare_job_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions& su
   declare_option(app, "-A,--account", submit.account, "NAME", "account to which the job is charged");
   declare_option(app, "-a,--array", submit.array, "INDICES",
                  "submit one job for each of 0-15, 1,3,7 or 0-15:4; %4 after the indices runs at most four at once");
+  app.add_option(
+         "--grid", raw.grid,
+         "submit one job for each combination of these values, with --NAME=VALUE after the program's arguments; "
+         "may be repeated")
+      ->type_name("NAME=VALUE,...")
+      ->allow_extra_args(false);
   declare_option(app, "-J,--name,--job-name", submit.name, "NAME", "name of the job (default: the program's name)");
+  declare_option(app, "--mail", submit.mail, "ADDRESS", "send mail when the job ends, fails or is requeued");
   app.add_flag("--requeue", raw.requeue, "requeue the job if it ends with exit code 75 (default)");
   app.add_flag("--no-requeue", raw.no_requeue, "never requeue the job");
   declare_option(app, "--signal-before", raw.signal_before, "SECONDS",
@@ -104,6 +113,10 @@ void declare_command_options(CLI::App& app, SubmitOptions& submit) {
   begin_option_group(app, kCommandGroup);
   declare_option(app, "--remote-path", submit.remote_path, "PATH",
                  "path of lockstep on the nodes (default: its path here)");
+  app.add_option("--before", submit.before,
+                 "a command that the script runs first, as in --before 'module load cuda'; may be repeated")
+      ->type_name("COMMAND")
+      ->allow_extra_args(false);
   app.add_option("--run", submit.run_options,
                  "pass an option to lockstep run, as in --run=--hang-timeout=600; may be repeated")
       ->type_name("WORD")
@@ -134,7 +147,9 @@ void declare_submit_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions&
                    .examples = {
                        {kResourceGroup, "lockstep submit --nodes 16 --gpus-per-node 8 --time 4:00:00 -- ./train"},
                        {kJobGroup, "lockstep submit --nodes 2 --time 90 --partition gpu --array 0-15%4 -- ./train"},
+                       {kJobGroup, "lockstep submit --nodes 2 --grid lr=0.1,0.01 --grid seed=1,2,3 -- ./train"},
                        {kCommandGroup, "lockstep submit --nodes 2 --run=--max-restarts=3 -- python train.py"},
+                       {kCommandGroup, "lockstep submit --before 'source venv/bin/activate' -- python train.py"},
                        {kScriptGroup, "lockstep submit --nodes 2 --output logs --follow -- ./train"},
                    }});
 }
@@ -278,7 +293,12 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
   if (given("--name"))
     check(is_plain_name(submit.name), "--name", submit.name,
           "1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
+  if (given("--mail")) check(is_word(submit.mail), "--mail", submit.mail, "an address without spaces");
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  for (const std::string& command : submit.before)
+    check(
+        std::none_of(command.begin(), command.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
+        "--before", command, "one command on one line");
   // A backslash in a file name makes SLURM ignore the patterns in it.
   check(std::none_of(submit.output.begin(), submit.output.end(),
                      [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
@@ -308,6 +328,38 @@ void check_numbers(const RawSubmitOptions& raw, SubmitOptions& submit, const std
     throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", but --time " +
                            base::quoted(submit.time, 80) + " is " + std::to_string(limit) +
                            " s; expected fewer seconds");
+}
+
+/// Returns the arguments of each task of the array: all combinations, in the order in which they are written.
+std::vector<std::vector<std::string>> parse_grid(const std::vector<std::string>& axes) {
+  const auto is_name = [](std::string_view name) {
+    return is_plain_name(name) && !std::isdigit(static_cast<unsigned char>(name[0]));
+  };
+  std::vector<std::vector<std::string>> tasks = {{}};
+  for (const std::string& axis : axes) {
+    const std::size_t equals = axis.find('=');
+    const std::string name = axis.substr(0, equals);
+    const auto values = base::split(equals == std::string::npos ? "" : axis.substr(equals + 1), ',');
+    check(is_name(name) && std::none_of(values.begin(), values.end(), [](const auto& one) { return one.empty(); }),
+          "--grid", axis, "NAME=VALUE,VALUE, as in lr=0.1,0.01");
+    std::vector<std::vector<std::string>> all;
+    for (const auto& task : tasks) {
+      for (const std::string& value : values) {
+        all.push_back(task);
+        all.back().push_back("--" + name + "=" + value);
+      }
+      check(all.size() <= kMaxGridTasks, "--grid", axis, "at most " + std::to_string(kMaxGridTasks) + " combinations");
+    }
+    tasks = std::move(all);
+  }
+  return tasks;
+}
+
+void set_grid(const std::vector<std::string>& axes, SubmitOptions& submit) {
+  if (!submit.array.empty())
+    throw base::UsageError("lockstep submit: both --grid and --array are given; expected one of them");
+  submit.grid = parse_grid(axes);
+  submit.array = "0-" + std::to_string(submit.grid.size() - 1);
 }
 
 /// Checks the options for `lockstep run`, so that a mistake is reported now and not when the job starts.
@@ -340,9 +392,11 @@ void check_all(const CLI::App& app, const RawSubmitOptions& raw, SubmitOptions& 
   if (raw.requeue && raw.no_requeue)
     throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; expected one of them");
   submit.requeue = !raw.no_requeue;
+  if (!raw.grid.empty()) set_grid(raw.grid, submit);
   if (submit.follow && !submit.array.empty())
-    throw base::UsageError(
-        "lockstep submit: both --follow and --array are given, but an array is several jobs; expected one of them");
+    throw base::UsageError(std::string("lockstep submit: both --follow and ") +
+                           (submit.grid.empty() ? "--array" : "--grid") +
+                           " are given, but an array is several jobs; expected one of them");
   if (!submit.run_options.empty()) check_options_for_run(submit);
   if (submit.command.empty() || submit.command.front().empty())
     throw base::UsageError(std::string("lockstep submit: no program given; expected ") + kSubmitUsage);

@@ -28,6 +28,9 @@ struct SubmitOptions {
   int signal_before = 120;                    ///< seconds between the signal to stop and the time limit; 0: no signal
   std::string remote_path = {};               ///< path of lockstep on the nodes; empty: its path on this host
   std::vector<std::string> run_options = {};  ///< options for `lockstep run`
+  std::string mail = {};                      ///< address of SLURM's messages about the job
+  std::vector<std::string> before = {};       ///< commands of bash that prepare the environment; one line each
+  std::vector<std::vector<std::string>> grid = {};  ///< the arguments that each task of the array adds to `command`
   std::vector<std::vector<std::string>> sbatch_options = {};  ///< options for sbatch, one or two words each
   bool dry_run = false;                                       ///< print the script only
   bool follow = false;                                        ///< print the job's output until it has ended

@@ -85,11 +85,11 @@ StopRequest decode_stop(std::string_view bytes) {
 std::string encode_rank_health(const job::health::RankHealth& health) {
   return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(),
                          health.since_report.count(), health.since_activity.count(), health.is_waiting,
-                         health.is_in_world, health.process_state});
+                         health.is_in_world, health.process_state, health.steps, health.looks, health.pending_looks});
 }
 
 job::health::RankHealth decode_rank_health(std::string_view bytes) {
-  const auto numbers = decode_numbers(bytes, 8);
+  const auto numbers = decode_numbers(bytes, 11);
   return {.rank = static_cast<int>(numbers[0]),
           .since_heartbeat = std::chrono::milliseconds(numbers[1]),
           .since_progress = std::chrono::milliseconds(numbers[2]),
@@ -97,7 +97,10 @@ job::health::RankHealth decode_rank_health(std::string_view bytes) {
           .process_state = static_cast<char>(numbers[7]),
           .since_report = std::chrono::milliseconds(numbers[3]),
           .since_activity = std::chrono::milliseconds(numbers[4]),
-          .is_waiting = numbers[5] != 0};
+          .is_waiting = numbers[5] != 0,
+          .steps = numbers[8],
+          .looks = numbers[9],
+          .pending_looks = numbers[10]};
 }
 
 namespace {

@@ -55,7 +55,7 @@ std::vector<Directive> directives(const cli::SubmitOptions& submit, const BatchC
   add("--time=", submit.time, duration_text(cli::parse_time_limit(submit.time).value_or(0)));
   add("--partition=", submit.partition);
   add("--account=", submit.account);
-  add("--array=", submit.array);
+  add("--array=", submit.array, submit.grid.empty() ? "" : "one task for each line of the grid below");
   add("--chdir=", context.directory);
   const std::string job = submit.array.empty() ? "%j" : "%A_%a";
   // SLURM opens this file before the script runs, and creates no directory for it.
@@ -66,6 +66,8 @@ std::vector<Directive> directives(const cli::SubmitOptions& submit, const BatchC
   if (submit.signal_before > 0)
     add("--signal=", "B:USR1@" + std::to_string(submit.signal_before),
         "to this shell, " + duration_text(submit.signal_before) + " before the limit");
+  add("--mail-user=", submit.mail);
+  if (!submit.mail.empty()) add("--mail-type=", "END,FAIL,REQUEUE");
   for (const auto& words : submit.sbatch_options) all.push_back({words, ""});
   return all;
 }
@@ -92,7 +94,26 @@ std::string run_line(const cli::SubmitOptions& submit, const BatchContext& conte
   for (const std::string& word : submit.run_options) text += " " + shell_quote(word);
   text += " -- \\\n ";
   for (const std::string& word : submit.command) text += " " + shell_quote(word);
-  return text;
+  return text + (submit.grid.empty() ? "" : " \"${grid[@]}\"");
+}
+
+/// The commands of --before. `set -u` comes after them, because scripts of environments use unset variables.
+std::string preparation(const cli::SubmitOptions& submit) {
+  std::string text;
+  for (const std::string& command : submit.before) text += command + " || exit\n";
+  return text.empty() ? text : "\n# --before: the job ends if one of them fails.\n" + text;
+}
+
+/// The arguments that the tasks of an array add, and a line in the log that says which ones this task has.
+std::string grid(const cli::SubmitOptions& submit) {
+  if (submit.grid.empty()) return "";
+  std::string text = "\ncase $SLURM_ARRAY_TASK_ID in\n";
+  for (std::size_t i = 0; i < submit.grid.size(); ++i) {
+    text += "  " + std::to_string(i) + ") grid=(";
+    for (const std::string& word : submit.grid[i]) text += (text.back() == '(' ? "" : " ") + shell_quote(word);
+    text += ") ;;\n";
+  }
+  return text + "esac\necho \"$job: ${grid[*]}\"\n";
 }
 
 std::string job_variables(const cli::SubmitOptions& submit) {
@@ -131,7 +152,7 @@ std::string batch_script(const cli::SubmitOptions& submit, const BatchContext& c
     throw base::UsageError("lockstep submit: the current directory is " + base::quoted(context.directory, 256) +
                            "; expected a path without line breaks, which #SBATCH lines cannot contain");
   std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, context)) +
-                     "\nset -u\n" + job_variables(submit) + "\n";
+                     preparation(submit) + "\nset -u\n" + job_variables(submit) + grid(submit) + "\n";
   if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_line(submit, context) + "\n";
   text += (submit.requeue ? "ended=no\n" : "") + run_line(submit, context) + " &\nranks=$!\n\n";
   if (submit.signal_before > 0) text += kSignalForwarding;

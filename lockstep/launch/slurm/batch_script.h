@@ -21,6 +21,7 @@ struct BatchContext {
 /// 22.05 or newer. Pure.
 /// - Output: OUTPUT/JOB.out for the job, OUTPUT/JOB/rank.N.out and .err for the ranks; after K requeues OUTPUT/JOB.K/.
 ///   JOB is the job id; in a job array it is ARRAY_INDEX.
+/// - The commands of --before run first, in the script's shell, on the first node; the ranks inherit its environment.
 /// - SLURM sends SIGUSR1 only to the shell, which forwards it to `lockstep run`.
 /// - When SLURM ends a job, it sends SIGTERM to every process. The shell does not forward it, because `lockstep run`
 ///   kills its ranks on a second SIGTERM. After SIGTERM the job is not requeued.

@@ -9,6 +9,13 @@
 #include "lockstep/launch/protocol/frames.h"
 
 namespace lockstep::launcher::supervise {
+namespace {
+
+constexpr int kWindowSteps = 20;
+constexpr int kWindowLooks = 20;
+
+}  // namespace
+
 std::vector<protocol::RankLocation> rank_locations(const std::vector<plan::Node>& nodes) {
   std::vector<protocol::RankLocation> locations;
   for (const plan::Node& node : nodes)
@@ -55,6 +62,25 @@ std::optional<job::health::HangFinding> RankStates::find_hang() const {
   const auto finding = job::health::find_hang(all, world_size_, limits_);
   const bool just_left = last_left_ && Clock::now() - *last_left_ < limits_.hang;
   return finding && finding->kind == job::health::HangKind::kHang && just_left ? std::nullopt : finding;
+}
+
+std::optional<job::health::Straggler> RankStates::find_straggler() {
+  std::vector<std::uint64_t> work;  // parts per million of the looks that found no operation pending
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto now = health_.find(rank);
+    if (now == health_.end() || !now->second.is_in_world || now->second.looks == 0) {
+      window_begin_.clear();
+      return std::nullopt;
+    }
+    const job::health::RankHealth& begin = window_begin_.try_emplace(rank, now->second).first->second;
+    const std::int64_t looks = now->second.looks - begin.looks;
+    if (looks < kWindowLooks || now->second.steps - begin.steps < kWindowSteps) continue;
+    const std::int64_t pending = now->second.pending_looks - begin.pending_looks;
+    work.push_back(static_cast<std::uint64_t>(1'000'000 * std::max<std::int64_t>(looks - pending, 0) / looks));
+  }
+  if (work.size() < static_cast<std::size_t>(world_size_)) return std::nullopt;
+  window_begin_ = health_;
+  return straggler_detector_.add_window(work);
 }
 
 std::vector<base::telemetry::RankSnapshot> RankStates::snapshots() const {

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
+#include "lockstep/job/health/straggler_detector.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
@@ -24,7 +25,8 @@ std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>
 /// Collects the health reports and snapshots of all ranks. Not thread-safe.
 class RankStates {
  public:
-  RankStates(int world_size, const job::health::HealthLimits& limits) : world_size_(world_size), limits_(limits) {}
+  RankStates(int world_size, const job::health::HealthLimits& limits)
+      : world_size_(world_size), limits_(limits), straggler_detector_(world_size) {}
 
   /// Stores a health report. Returns whether the caller should print a warning: the rank has had no heartbeat for 5 s,
   /// and there was no warning yet since its last heartbeat.
@@ -36,6 +38,10 @@ class RankStates {
   /// Calls job::health::find_hang() with the last health reports. Does not return kHang within the limit after a
   /// rank has left its world: it has just released the other ranks, whose last reports may be older.
   std::optional<job::health::HangFinding> find_hang() const;
+
+  /// Returns a rank that the others wait for, step by step, in a program that is watched from outside: once after three
+  /// windows, each of at least 20 steps and 20 looks of all ranks. Call it after add().
+  std::optional<job::health::Straggler> find_straggler();
 
   const std::map<int, job::health::RankHealth>& health() const { return health_; }
   std::vector<base::telemetry::RankSnapshot> snapshots() const;
@@ -51,6 +57,8 @@ class RankStates {
   std::optional<Clock::time_point> last_left_;     // when a rank last left its world
   std::set<int> warned_;                           // ranks for which add() has returned true
   std::map<int, base::telemetry::RankSnapshot> snapshots_;
+  job::health::StragglerDetector straggler_detector_;
+  std::map<int, job::health::RankHealth> window_begin_;  // the reports with which the window of find_straggler() began
 };
 
 }  // namespace lockstep::launcher::supervise

@@ -224,6 +224,12 @@ void Supervisor::on_rank_health(const job::health::RankHealth& health) {
     output_->print_note(job::format_warning(warning));
   }
   if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
+  if (const auto straggler = rank_states_.find_straggler()) {
+    job::Fatal warning = job::health::warning_of(*straggler, straggler->rank, generation_);
+    set_rank(warning, straggler->rank, locations_);
+    warning.step = rank_states_.health().at(straggler->rank).steps;
+    output_->print_note(job::format_warning(warning));
+  }
   finding_ = rank_states_.find_hang();
   if (finding_) request_snapshots();
 }

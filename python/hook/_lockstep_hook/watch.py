@@ -155,6 +155,7 @@ def _load():
     library.lockstep_watch_begin.argtypes = (text, number, text, text, number)
     library.lockstep_watch_begin.restype = number
     library.lockstep_watch_end.argtypes = (number,)
+    library.lockstep_watch_look.argtypes = (ctypes.c_int,)
     return library if library.lockstep_watch_attach() else None
 
 
@@ -213,20 +214,25 @@ class _Watch:
     @_guarded
     def run(self, stop):
         while not stop.wait(_INTERVAL_S):
-            for dump in self.dumps:
-                self.look_at_recorder(dump)
+            pending = [self.look_at_recorder(dump) for dump in self.dumps]
+            self.library.lockstep_watch_look(any(pending))
             now = next(iter(_calls), None)
             if now is not None or "calls" in self.seen:
                 self.look("calls", now, 1, lambda now=now: now and (b"Python calls", now[1], now[0].encode(), b"", 0))
 
     def look_at_recorder(self, dump):
+        """Returns whether an operation is not complete."""
         recorded = json.loads(dump(False, False) or "{}")
+        is_pending = False
         for group, status in recorded.get("pg_status", {}).items():
             enqueued, completed = (int(status[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
             # With several threads, Gloo completes them in any order, so that the numbers only make a wait likely. To
             # read the operations takes up to 30 ms, which only a rank that makes no progress should spend.
-            looks_needed = _LOOKS_IF_PENDING if enqueued > max(completed, 0) else _LOOKS_IF_COMPLETE  # -1: none
+            is_group_pending = enqueued > max(completed, 0)  # -1: none
+            is_pending |= is_group_pending
+            looks_needed = _LOOKS_IF_PENDING if is_group_pending else _LOOKS_IF_COMPLETE
             self.look((dump, group), (enqueued, completed), looks_needed, lambda g=group: _pending_operation(dump, g))
+        return is_pending
 
     def look(self, place, state, looks_needed, describe):
         """Compares the state of a place with that of the last look. If it has been the same for some looks, the rank

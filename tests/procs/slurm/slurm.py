@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -269,6 +270,31 @@ def mnist_losses_match(cluster):
         )
 
 
+def trainer_starts_its_ranks(cluster):
+    """A program with Trainer({.nodes = 2, .devices = 2}), under salloc, srun, submit, and on one host."""
+    folder = pathlib.Path(cluster.folder)
+
+    def words(name, nodes):
+        (folder / name).mkdir()
+        places = [f"folder={folder / name}", f"history={folder / name}"]
+        return [ARGUMENTS.training, "model=mlp", "plain=1", "steps=20", f"nodes={nodes}", "devices=2", *places]
+
+    ends = {}
+    starts = {
+        "host": [ARGUMENTS.lockstep, "run", "-n", 4],
+        "salloc": ["salloc", "--quiet", "-N2", "-n4"],
+        "srun": ["srun", "-N2", "--ntasks-per-node=1"],
+        "submit": [ARGUMENTS.lockstep, "submit", "--nodes=2", "--ranks-per-node=2", "--follow", f"--output={folder}"],
+    }
+    for name, start in starts.items():
+        separator = ["--"] if name == "submit" else []
+        out = run_ok(cluster, *start, *separator, *words(name, 1 if name == "host" else 2))
+        ends[name] = [line[line.index("end=") :] for line in out if "end=" in line]
+        hosts = sorted(path.name for path in (folder / name).glob("rank.*.jsonl"))
+        check(len(hosts) == 4 and len(ends[name]) == 1, f"{name}: {hosts} {ends[name]}")
+    check(len({re.sub("hash=.*", "", one[0]) for one in ends.values()}) == 1, f"the losses are equal: {ends}")
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -282,6 +308,7 @@ CASES = {
         signal_to_all_processes_is_handled_by_ranks,
         no_processes_left_after_any_death,
         mnist_losses_match,
+        trainer_starts_its_ranks,
     )
 }
 
@@ -291,6 +318,7 @@ def main():
     parser.add_argument("--lockstep", required=True)
     parser.add_argument("--probe", default="")
     parser.add_argument("--mnist", default="")
+    parser.add_argument("--training", default="")
     parser.add_argument("cases", nargs="*")
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()

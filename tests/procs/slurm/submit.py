@@ -175,6 +175,25 @@ def code_75_is_requeued(workspace):
     check(workspace.requeued()[1:] == ["requeue 42_3"], f"one task of an array {workspace.requeued()}")
 
 
+def environment_is_prepared(workspace):
+    program = ("--", "bash", "-c", 'echo "$prepared" >said')
+    code = workspace.run("--before", "prepared=$unset_is_no_error; export prepared=yes", *program)
+    check(code == 0 and (workspace.folder / "said").read_text() == "yes\n", "the program has the environment")
+    (workspace.folder / "said").unlink()
+    code = workspace.run("--before", "true", "--before=(exit 3)", *program)
+    check(code == 3 and not (workspace.folder / "said").exists(), f"a command that fails ends the job: {code}")
+
+
+def tasks_of_a_grid_have_their_arguments(workspace):
+    options = ("--grid", "lr=0.1,0.01", "--grid", "note=a b,$c", "--", "true", "first")
+    found = []
+    for task in range(4):
+        workspace.run(*options, SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID=str(task))
+        found.append(workspace.words()[-2:])
+    expected = [[b"--lr=" + lr, b"--note=" + note] for lr in (b"0.1", b"0.01") for note in (b"a b", b"$c")]
+    check(found == expected, f"{found}")
+
+
 def log_folder_is_named_after_job(workspace):
     def output():
         return workspace.words()[1]
@@ -347,6 +366,8 @@ CASES = {
         example_scripts_parse,
         exit_code_is_kept,
         code_75_is_requeued,
+        environment_is_prepared,
+        tasks_of_a_grid_have_their_arguments,
         log_folder_is_named_after_job,
         arguments_are_unchanged,
         usr1_reaches_the_program,

@@ -143,6 +143,26 @@ def array_task_is_requeued(workspace):
     )
 
 
+def tasks_of_a_grid_run_with_their_environment(workspace):
+    job = workspace.submit_job(
+        "--nodes=2",
+        "--ranks-per-node=1",
+        "--before",
+        "export prepared=yes",
+        "--grid",
+        "lr=0.1,0.01",
+        "--",
+        "bash",
+        "-c",
+        'echo "$prepared $0 on $SLURMD_NODENAME"',
+    )
+    for task, rate in ((0, "0.1"), (1, "0.01")):
+        workspace.until_state(f"{job}_{task}", "COMPLETED")
+        log = workspace.log(f"{job}_{task}")
+        ran = [f"yes --lr={rate} on n{node}" for node in (1, 2)]
+        check(all(line in log for line in ran) and f"{job}_{task}: --lr={rate}" in log, f"task {task}: {log!r}")
+
+
 def cancelled_job_stays_cancelled(workspace):
     job = workspace.submit_job(
         "--", "bash", "-c", 'trap "echo asked; exit 75" TERM; echo ready; while :; do sleep 0.05; done'
@@ -250,6 +270,7 @@ CASES = {
         job_is_followed_to_its_end,
         signal_before_the_limit_and_requeue,
         array_task_is_requeued,
+        tasks_of_a_grid_run_with_their_environment,
         cancelled_job_stays_cancelled,
         script_submitted_manually_is_the_same_job,
         interrupt_ends_only_follow,

@@ -80,6 +80,10 @@ def main():
         misbehave()
     elif WHAT == "spinning":  # as a rank that waits for NCCL uses its core
         threading.Thread(target=spin, args=(time.monotonic() + SECONDS,), daemon=True).start()
+    if WHAT == "straggler":
+        for _ in range(int(SECONDS / 0.2)):
+            time.sleep(0.2 if rank == last else 0.01)
+            step()
     if WHAT == "recv":
         if rank == 0:
             dist.recv(torch.ones(3, device=ARGS.device), last)

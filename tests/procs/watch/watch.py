@@ -98,6 +98,14 @@ def test_hang(args, what):
     check(since < LIMIT_S + END_S, f"{what}: ended {since:.1f} s later")
 
 
+def test_straggler(args):
+    """A rank for which the others wait in every step is named in a warning, and the job goes on."""
+    code, output, _ = run(args, "straggler", 45)
+    warnings = [line for line in output.splitlines() if "cause=STRAGGLER" in line]
+    good = code == 0 and len(warnings) == 1 and re.search(r"rank=2 host=\S+ pid=\d+ .* times as long", warnings[0])
+    check(good, f"straggler: {warnings or output}")
+
+
 class SlowServer:
     """Sends 10 KB per second for WORK_S seconds."""
 
@@ -209,7 +217,10 @@ def main():
         sys.exit(77)
     for _ in range(args.runs):
         with concurrent.futures.ThreadPoolExecutor(3) as pool:  # their ranks sleep most of the time
-            for job in [pool.submit(test_hang, args, what) for what in HANGS if not args.only or what in args.only]:
+            jobs = [pool.submit(test_hang, args, what) for what in HANGS if not args.only or what in args.only]
+            if not args.only or "straggler" in args.only:
+                jobs.append(pool.submit(test_straggler, args))
+            for job in jobs:
                 job.result()
         test_work(args)
     if not args.only:

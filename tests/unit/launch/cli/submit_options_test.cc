@@ -245,5 +245,25 @@ TEST(SubmitOptions, SubmitPassesItsArgumentsOn) {
   EXPECT_THAT(command.arguments, ElementsAre("--nodes", "2", "p"));
 }
 
+TEST(SubmitOptions, GridHasATaskForEachCombination) {
+  const SubmitOptions submit = options_of({"--grid", "lr=0.1,0.01", "--grid=seed=1,2,3", "p"});
+  EXPECT_EQ(submit.array, "0-5");
+  ASSERT_EQ(submit.grid.size(), 6U);
+  EXPECT_EQ(submit.grid[0], (std::vector<std::string>{"--lr=0.1", "--seed=1"}));
+  EXPECT_EQ(submit.grid[5], (std::vector<std::string>{"--lr=0.01", "--seed=3"}));
+}
+
+TEST(SubmitOptions, BadGridsMailsAndCommandsAreRejected) {
+  for (const std::string bad : {"lr", "=1", "lr=", "lr=1,,2", "-x=1", "1=2", "a b=1"})
+    EXPECT_THAT(submit_error_of({"--grid=" + bad, "p"}), HasSubstr("expected NAME=VALUE,VALUE")) << bad;
+  std::string hundred = "=0";
+  for (int i = 1; i < 100; ++i) hundred += "," + std::to_string(i);
+  EXPECT_THAT(submit_error_of({"--grid=a" + hundred, "--grid=b" + hundred, "p"}), HasSubstr("at most 1000"));
+  EXPECT_THAT(submit_error_of({"--grid=a=1", "--array=0-3", "p"}), HasSubstr("both --grid and --array"));
+  EXPECT_THAT(submit_error_of({"--grid=a=1", "--follow", "p"}), HasSubstr("both --follow and --grid"));
+  EXPECT_THAT(submit_error_of({"--mail", "a b", "p"}), HasSubstr("--mail is \"a b\""));
+  EXPECT_THAT(submit_error_of({"--before=a\nb", "p"}), HasSubstr("one command on one line"));
+}
+
 }  // namespace
 }  // namespace lockstep::launcher::cli

@@ -147,9 +147,9 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::health::RankHealth health =
-      decode_rank_health(encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T',
-                                             std::chrono::milliseconds(8), std::chrono::milliseconds(9), true}));
+  const job::health::RankHealth health = decode_rank_health(
+      encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T',
+                          std::chrono::milliseconds(8), std::chrono::milliseconds(9), true, 10, 11, 12}));
   EXPECT_EQ(health.rank, 3);
   EXPECT_EQ(health.since_heartbeat.count(), 5);
   EXPECT_EQ(health.since_progress.count(), 7);
@@ -158,6 +158,9 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_EQ(health.since_report.count(), 8);
   EXPECT_EQ(health.since_activity.count(), 9);
   EXPECT_TRUE(health.is_waiting);
+  EXPECT_EQ(health.steps, 10);
+  EXPECT_EQ(health.looks, 11);
+  EXPECT_EQ(health.pending_looks, 12);
   EXPECT_EQ(decode_ranks(encode_ranks({4, 0, 7})), (std::vector<int>{4, 0, 7}));
   EXPECT_TRUE(decode_ranks("").empty());
   EXPECT_THROW(decode_ranks("123"), base::Error);

@@ -62,6 +62,9 @@ TEST(BatchScript, MatchesStoredExamples) {
                                                     "0.1"}));
   expect_stored_script("array.sh",
                        script_of({"--array=0-15%4", "--ranks=8", "--time=30", "python3", "train.py", "--epochs", "3"}));
+  expect_stored_script("grid.sh", script_of({"--before", "module load cuda/12", "--before=source 'my env/bin/activate'",
+                                             "--grid", "lr=0.1,0.01", "--grid=note=a b,$c", "--mail", "ada@example.org",
+                                             "--nodes=2", "--time=30", "--", "python3", "train.py", "--epochs", "3"}));
   expect_stored_script("no_requeue.sh", script_of({"--no-requeue", "--time=90", "./train"}));
   expect_stored_script("no_signal.sh", script_of({"--signal-before=0", "--time=90", "./train"}));
   expect_stored_script("neither.sh", script_of({"--no-requeue", "--signal-before=0", "./train"}));

@@ -1,8 +1,8 @@
-#include "lockstep/comm/reducers/straggler_detector.h"
+#include "lockstep/job/health/straggler_detector.h"
 
 #include <gtest/gtest.h>
 
-namespace lockstep::comm::reducers {
+namespace lockstep::job::health {
 namespace {
 
 /// Adds `count` windows with these times. Returns the reports as "rank:window".
@@ -54,13 +54,14 @@ TEST(StragglerDetector, WarningHasSlowdownAndWaitShare) {
   for (int i = 0; i < 60; ++i)
     if (const auto one = stragglers.add({50000, 50000, 200000})) found = one;
   ASSERT_TRUE(found);
+  Fatal warning = warning_of(*found, 7, 2);
+  warning.step = 60;
   EXPECT_EQ(
-      describe(*found, 7, 2, 60),
+      format_warning(warning),
       "WARN cause=STRAGGLER rank=7 host=- pid=- gen=2 step=60 op=- detail=\"it takes 4.0 times as long as the median "
       "rank, and the other ranks wait for it 75 % of the time\" hint=\"look for other work on its cores, a slower "
-      "machine "
-      "or larger batches there; the job continues\"");
+      "machine or larger batches there; the job continues\"");
 }
 
 }  // namespace
-}  // namespace lockstep::comm::reducers
+}  // namespace lockstep::job::health

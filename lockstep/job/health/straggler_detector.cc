@@ -1,11 +1,9 @@
-#include "lockstep/comm/reducers/straggler_detector.h"
+#include "lockstep/job/health/straggler_detector.h"
 
 #include <algorithm>
 #include <cstdio>
 
-#include "lockstep/job/fatal.h"
-
-namespace lockstep::comm::reducers {
+namespace lockstep::job::health {
 namespace {
 
 constexpr int kWindow = 20;
@@ -22,36 +20,40 @@ std::optional<Straggler> StragglerDetector::add(const std::vector<std::uint32_t>
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += work_us[rank];
   const std::uint64_t most = *std::max_element(sums_.begin(), sums_.end());
   if (++num_reductions_ < kWindow || most < kWindowUs) return std::nullopt;
-  std::vector<std::uint64_t> sorted = sums_;
-  // With an even number of ranks the lower median, so that one of two ranks can be slow.
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  const auto median = std::max(1.0, static_cast<double>(*middle));
-  std::optional<Straggler> found;
-  for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
-    const double slowdown = static_cast<double>(sums_[rank]) / median;
-    if (slowdown < kSlowdownFactor)
-      slow_windows_[rank] = 0;
-    else if (++slow_windows_[rank] == kWindowsInARow)
-      found = Straggler{static_cast<int>(rank), slowdown, 1 - median / static_cast<double>(most)};
-  }
+  const auto found = add_window(sums_);
   std::fill(sums_.begin(), sums_.end(), 0);
   num_reductions_ = 0;
   return found;
 }
 
-std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step) {
+std::optional<Straggler> StragglerDetector::add_window(const std::vector<std::uint64_t>& work) {
+  std::vector<std::uint64_t> sorted = work;
+  // With an even number of ranks the lower median, so that one of two ranks can be slow.
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  const auto median = std::max(1.0, static_cast<double>(*middle));
+  const auto most = static_cast<double>(*std::max_element(work.begin(), work.end()));
+  std::optional<Straggler> found;
+  for (std::size_t rank = 0; rank < work.size(); ++rank) {
+    const double slowdown = static_cast<double>(work[rank]) / median;
+    if (slowdown < kSlowdownFactor)
+      slow_windows_[rank] = 0;
+    else if (++slow_windows_[rank] == kWindowsInARow)
+      found = Straggler{static_cast<int>(rank), slowdown, 1 - median / most};
+  }
+  return found;
+}
+
+Fatal warning_of(const Straggler& straggler, int rank, int generation) {
   char detail[160];
   std::snprintf(detail, sizeof detail,
                 "it takes %.1f times as long as the median rank, and the other ranks wait for it %.0f %% of the time",
                 straggler.slowdown, straggler.wait_share * 100);
-  return job::format_warning(
-      {.cause = base::Cause::kStraggler,
-       .rank = rank,
-       .gen = generation,
-       .step = step,
-       .detail = detail,
-       .hint = "look for other work on its cores, a slower machine or larger batches there; the job continues"});
+  return {.cause = base::Cause::kStraggler,
+          .rank = rank,
+          .gen = generation,
+          .detail = detail,
+          .hint = "look for other work on its cores, a slower machine or larger batches there; the job continues"};
 }
 
-}  // namespace lockstep::comm::reducers
+}  // namespace lockstep::job::health
