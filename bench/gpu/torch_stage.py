@@ -1,5 +1,5 @@
-"""Stage torch: Python programs on the GPU: over the backend "lockstep", over the package lockstep, and unchanged ones over
-NCCL that lockstep run watches. Ranks that share the GPU need NCCL of 2.30 or later."""
+"""Stage torch: Python programs on the GPU: over the backend "lockstep", over the package lockstep, and unchanged ones
+over NCCL that lockstep run watches. Ranks that share the GPU need NCCL of 2.30 or later."""
 
 import json
 import os

@@ -71,8 +71,9 @@ struct GroupAccess {
   static Group make_group(const Group& group, std::string name, std::vector<int> world_ranks);
 
   /// Returns at once. The thread of the group's asynchronous operations compares `call` with those of the other ranks,
-  /// and then waits until `done` is. Call it before the other library, which may block until all ranks have called it. An error of either closes the group, as that of an operation. The returned Work
-  /// need not be waited for. No two calls of a group may overlap.
+  /// and then waits until `done` is. Call it before the other library, which may block until all ranks have called it.
+  /// An error of either closes the group, as that of an operation. The returned Work need not be waited for. No two
+  /// calls of a group may overlap.
   static Work watch(const Group& group, WatchedCall call, PendingPtr done);
   /// Closes the group on all ranks, because of `why`.
   static void abandon(const Group& group, const std::string& why) noexcept;

@@ -35,6 +35,7 @@ from lockstep.errors import (
 )
 from lockstep.group import Group, Work, init
 from lockstep.host_shared import HostShared, host_shared
+from lockstep.host_sync import HostSync
 
 __version__ = _C.version()
 _lockstep_backend.register()
@@ -48,6 +49,7 @@ __all__ = [
     "FormatError",
     "Group",
     "HostShared",
+    "HostSync",
     "PeerLostError",
     "SystemError",
     "TimeoutError",

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from lockstep import _C
+from lockstep import _horovod_elastic as elastic
 from lockstep._horovod_operations import (
     Adasum,
     Average,
@@ -346,20 +347,6 @@ def DistributedOptimizer(
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = step.__get__(optimizer)
     return optimizer
-
-
-class _Elastic:
-    """Horovod's elastic mode changes the number of ranks while they run. Lockstep starts the job again."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"hvd.elastic.{name} is not supported: ranks cannot join or leave a running job",
-            hint="save checkpoints with lockstep.checkpoint, and start with lockstep run --max-restarts N, and "
-            "--min-hosts M to go on with fewer hosts",
-        )
-
-
-elastic = _Elastic()
 
 
 def run(*arguments: Any, **options: Any) -> Any:

@@ -163,6 +163,18 @@ WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
                });
 }
 
+WorkPtr LockstepBackend::allreduce_rounded(const at::Tensor& tensor, at::ScalarType wire_dtype) {
+  Tensors tensors{tensor};
+  if (on_device(tensor)) throw base::UsageError("allreduce_rounded: the tensor is on a GPU; expected one on the CPU");
+  const FlatResult line(tensor);
+  return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, c10d::AllreduceOptions(),
+               [this, line, wire_dtype](CallOptions options) {
+                 options.wire_dtype = wire_dtype;
+                 group_->all_reduce(line.flat_tensor(), comm::ReduceOp::kSum, options);
+                 line.finish();
+               });
+}
+
 WorkPtr LockstepBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& given) {
   if (on_device(only(tensors, "all_reduce")))
     return device_->run({.kind = comm::CollectiveKind::kAllReduce, .name = "sparse"},

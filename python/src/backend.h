@@ -53,6 +53,8 @@ class LockstepBackend final : public c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& given) override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) override;
+  /// The sum of float32 tensors on the CPU, sent between hosts as `wire_dtype` (comm::CallOptions).
+  WorkPtr allreduce_rounded(const at::Tensor& tensor, at::ScalarType wire_dtype);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& given) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& given) override;
 

@@ -42,6 +42,7 @@ void check_all_have_device(const Group& group, bool mine) {
 void bind_backend(py::module_& module) {
   py::class_<LockstepBackend, c10d::Backend, c10::intrusive_ptr<LockstepBackend>>(module, "ProcessGroupLockstep")
       .def("device_backend", &LockstepBackend::device_backend)
+      .def("allreduce_rounded", &LockstepBackend::allreduce_rounded, py::call_guard<py::gil_scoped_release>())
       // torch calls it on the ranks that a group made by splitting leaves out.
       .def("perform_nocolor_split", [](const LockstepBackend& self, const at::Device& device) {
         py::cast(self.device_backend()).attr("perform_nocolor_split")(device);

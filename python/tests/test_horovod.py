@@ -3,6 +3,7 @@
 import gzip
 import os
 import pathlib
+import subprocess
 import sys
 
 import lockstep.horovod as hvd
@@ -236,7 +237,7 @@ def test_what_is_refused(world):
     p = torch.ones(2, requires_grad=True)
     for wrong, message in (
         (lambda: hvd.allreduce(p, op=hvd.Adasum), "Adasum"),
-        (lambda: hvd.elastic.run, "--max-restarts"),
+        (lambda: hvd.elastic.ElasticSampler, "--max-restarts"),
         (lambda: hvd.join(), "lockstep.join"),
         (lambda: hvd.run(None), "lockstep run"),
         (lambda: hvd.allreduce(p, process_set=hvd.ProcessSet()), "split"),
@@ -264,3 +265,55 @@ def test_not_initialized():
     with pytest.raises(ValueError, match="not been initialized"):
         hvd.rank()
     assert "horovod" not in sys.modules and "HOROVOD_RANK" not in os.environ
+
+
+ELASTIC = """\
+import os, signal, sys
+import lockstep.horovod as hvd, torch
+hvd.init()
+torch.manual_seed(hvd.rank())
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+state = hvd.elastic.TorchState(net, optimizer, schedule=schedule, epoch=0, batch=0, seen=[])
+state.register_reset_callbacks([lambda: print("continues at", state.epoch, state.batch, flush=True)])
+
+@hvd.elastic.run
+def train(state):
+    for state.epoch in range(state.epoch, 2):
+        for state.batch in range(state.batch, 6):
+            generator = torch.Generator().manual_seed(100 * state.epoch + 10 * state.batch + hvd.rank())
+            if (state.epoch, state.batch) == (1, 4) and hvd.rank() == 1 and sys.argv[1:] == ["kill"]:
+                if os.environ["LOCKSTEP_GENERATION"] == "0":
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            loss = net(torch.randn(8, 4, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if state.batch % 2:
+                state.seen = [*state.seen, state.batch]
+                state.batch += 1
+                state.commit()
+        state.batch = 0
+    return loss.item()
+
+print("ends with", repr(train(state)), state.seen, optimizer.param_groups[0]["lr"], flush=True)
+"""
+
+
+def test_elastic_state_continues_after_a_restart(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ELASTIC)
+    ends = []
+    for words in ([], ["kill"]):
+        command = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "2", "--max-restarts", "1", "--restart-pause", "0"]
+        done = subprocess.run(
+            [*command, sys.executable, script, *words], capture_output=True, text=True, timeout=120, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("continues at 1 4" in done.stdout) == bool(words), done.stdout
+        ends.append(sorted(line for line in done.stdout.splitlines() if "ends with" in line))
+        assert not list(tmp_path.glob("runs/elastic-*"))
+    assert ends[0] == ends[1] and "[1, 3, 5, 1, 3, 5]" in ends[0][0], ends

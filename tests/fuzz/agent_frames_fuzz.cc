@@ -43,6 +43,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kStarted:
     case protocol::FrameKind::kCheckpointSaved:
     case protocol::FrameKind::kUnkillable: protocol::decode_numbers(bytes, 1); break;
+    case protocol::FrameKind::kPythonLocation:  // a text
     case protocol::FrameKind::kStart:
     case protocol::FrameKind::kPrepared:
     case protocol::FrameKind::kSnapshotRequest:

@@ -113,7 +113,8 @@ void ReducerBase::detect_stragglers(const std::vector<ReductionHeader>& headers)
   if (!found) return;
   const int rank = channel_->members()[static_cast<std::size_t>(found->rank)];
   const auto generation = base::parse_int(base::Env::this_process().lockstep_generation.value_or("0"));
-  job::Fatal warning = job::health::warning_of(*found, rank, static_cast<int>(generation.value_or(0)));
+  job::Fatal warning = job::health::warning_of(*found, rank);
+  warning.gen = static_cast<int>(generation.value_or(0));
   warning.step = base::telemetry::RankPage::this_process().step();
   base::log_warning(job::format_warning(warning));
 }

@@ -44,14 +44,13 @@ std::optional<Straggler> StragglerDetector::add_window(const std::vector<std::ui
   return found;
 }
 
-Fatal warning_of(const Straggler& straggler, int rank, int generation) {
+Fatal warning_of(const Straggler& straggler, int rank) {
   char detail[160];
   std::snprintf(detail, sizeof detail,
                 "it takes %.1f times as long as the median rank, and the other ranks wait for it %.0f %% of the time",
                 straggler.slowdown, straggler.wait_share * 100);
   return {.cause = base::Cause::kStraggler,
           .rank = rank,
-          .gen = generation,
           .detail = detail,
           .hint = "look for other work on its cores, a slower machine or larger batches there; the job continues"};
 }

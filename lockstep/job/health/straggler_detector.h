@@ -32,7 +32,8 @@ class StragglerDetector {
   int num_reductions_ = 0;
 };
 
-/// Returns the warning about `straggler`, without a step, host and pid; docs/reference/fatal-causes.md shows one.
-Fatal warning_of(const Straggler& straggler, int rank, int generation);
+/// Returns the warning about `straggler`, without generation, step, host and pid; docs/reference/fatal-causes.md shows
+/// one.
+Fatal warning_of(const Straggler& straggler, int rank);
 
 }  // namespace lockstep::job::health

@@ -59,7 +59,7 @@ struct RankProcess {
 
 class Agent {
  public:
-  explicit Agent(const cli::AgentOptions& options) : staged_program_(options.staged_program) {}
+  explicit Agent(const cli::AgentOptions& options) : options_(options) {}
   int run();
 
  private:
@@ -112,7 +112,7 @@ class Agent {
   bool any_failed_ = false;  // a rank has failed
   const ErrorFiles error_files_;
   std::chrono::milliseconds fail_grace_{0};
-  const std::string staged_program_;
+  const cli::AgentOptions options_;
   std::string run_dir_;
   bool measures_activity_ = false;
   std::vector<process::StackDump> dumps_;  // in progress
@@ -133,11 +133,11 @@ std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
-    if (!staged_program_.empty()) job.program = staged_program_;
+    use_staged_files(job, options_);
     if (job.extends_own_environment)
       job.environment = process::remove_variables(
           process::merge_environment(process::current_environment(), job.environment), job.ranks.front().environment);
-    add_python_hook(job);
+    add_python_hook(job, options_.staged_hook);
     if (liveness_fd_) check_interfaces(job.environment);
     process::check_startable(job.program);
     std::string warnings;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/environment.h"
 
@@ -17,9 +18,13 @@ std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPla
 process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page,
                                       const std::string& error_file);
 
+/// Replaces the program, or the Python script, of the job by the copies that the launcher has sent, if it has.
+void use_staged_files(plan::JobPlan& job, const cli::AgentOptions& staged);
+
 /// Adds the folder of the Python hook to PYTHONPATH, so that a program with torch.distributed is watched. No effect if
-/// the interpreter has the hook: the package is installed there; if the hook is not beside this program; or if
-/// LOCKSTEP_WATCH is "off". Any program may start an interpreter, so what the program is does not matter.
-void add_python_hook(plan::JobPlan& job);
+/// the interpreter has the hook: the package is installed there; if the hook is neither `staged_hook` nor
+/// installed with this program; or if LOCKSTEP_WATCH is "off". Any program may start an interpreter, so what the
+/// program is does not matter.
+void add_python_hook(plan::JobPlan& job, const std::string& staged_hook);
 
 }  // namespace lockstep::launcher::agent

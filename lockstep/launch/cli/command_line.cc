@@ -95,8 +95,8 @@ void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run)
 void declare_run_host_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
   declare_host_options(app, raw.hosts);
   app.add_flag("--ship", run.ship,
-               "copy lockstep, and a program given as a path, to hosts that lack them: to ~/.cache/lockstep, compared "
-               "by content");
+               "copy lockstep, and the folder of a Python script or else a program given as a path, to hosts that lack "
+               "them: to ~/.cache/lockstep, compared by content");
   app.add_option("--slurm-step", run.slurm_step)->group("");  // set by launch() only
 }
 
@@ -310,6 +310,10 @@ CommandLine parse_agent(const std::vector<std::string>& words) {
       command.agent.slurm_step = words[++i];
     else if (words[i] == "--staged-program" && i + 1 < words.size())
       command.agent.staged_program = words[++i];
+    else if (words[i] == "--staged-script" && i + 1 < words.size())
+      command.agent.staged_script = words[++i];
+    else if (words[i] == "--staged-hook" && i + 1 < words.size())
+      command.agent.staged_hook = words[++i];
     else if (words[i] == "--wait-in-step" && i + 1 < words.size())
       command.agent.waits_in_step = words[++i];
     else

@@ -67,6 +67,8 @@ enum class Subcommand {
 struct AgentOptions {
   bool guarded = false;             ///< a guard process kills the agent's processes if the agent dies
   std::string staged_program = {};  ///< path of the program to run instead of the job's; empty: the job's
+  std::string staged_script = {};   ///< folder of the Python script to run instead of the job's; empty: the job's
+  std::string staged_hook = {};     ///< folder of the Python hook; empty: the installed one
   std::string slurm_step = {};      ///< a task of this SLURM step waits until the agent ends; empty: none
   std::string waits_in_step = {};   ///< this process is the waiting task of this SLURM step; empty: it is an agent
 };

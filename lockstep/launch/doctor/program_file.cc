@@ -16,6 +16,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/host_facts.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/python_program.h"
 
 namespace lockstep::launcher::doctor {
 namespace {
@@ -75,10 +76,6 @@ std::vector<std::string> shebang_words(const std::string& head) {
   return words;
 }
 
-bool is_python(const std::string& path) {
-  return std::filesystem::path(path).filename().string().rfind("python", 0) == 0;
-}
-
 std::string file_error(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
@@ -93,9 +90,9 @@ std::string resolve_below(const std::string& directory, const std::string& path)
 /// Inspects the script of a command that starts a Python interpreter.
 void inspect_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
   file.python = file.path;
-  if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
-    return;  // an option, a module or -c: there is no script to inspect
-  file.path = resolve_below(directory, command[1]);
+  const auto script = process::python_script_index(command);
+  if (!script) return;  // a module or -c
+  file.path = resolve_below(directory, command[*script]);
   file.error = file_error(file.path);
   if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
 }
@@ -109,7 +106,7 @@ void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& inte
                                                                     : "";
   if (path.empty())
     file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " does not exist";
-  else if (is_python(by_env ? interpreter[1] : path))
+  else if (process::is_python(by_env ? interpreter[1] : path))
     file.python = path;
 }
 
@@ -132,7 +129,7 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
   if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
   if (!file.error.empty()) return file;
   const std::string head = read_head(file.path, 1 << 16);
-  if (is_python(file.path))
+  if (process::is_python(file.path))
     inspect_script(file, command, directory);
   else if (const auto interpreter = shebang_words(head); !interpreter.empty())
     inspect_interpreter(file, interpreter, environment);

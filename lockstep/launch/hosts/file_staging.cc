@@ -9,16 +9,20 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/process/tools.h"
 
 namespace lockstep::launcher::hosts {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxFolderBytes = std::size_t{256} << 20;
+constexpr const char* kFolderName = "files";  // beside its archive
 
 bool is_plain(const std::string& name) {
   return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' &&
@@ -26,7 +30,63 @@ bool is_plain(const std::string& name) {
                      [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
 }
 
+/// Throws UsageError if a folder has more than kMaxFolderBytes, before anything is copied.
+void check_folder_size(const std::filesystem::path& folder) {
+  std::uintmax_t bytes = 0;
+  std::error_code error;
+  for (std::filesystem::recursive_directory_iterator one(folder, error), end; !error && one != end;
+       one.increment(error)) {
+    const std::string name = one->path().filename().string();
+    if (name[0] == '.' || name == "__pycache__" || name == "runs") {
+      one.disable_recursion_pending();
+      continue;
+    }
+    if (one->is_regular_file(error)) bytes += one->file_size(error);
+    if (bytes > kMaxFolderBytes)
+      throw base::UsageError("--ship: the folder of the script, " + base::quoted(folder.string(), 256) +
+                                 ", has more than " + std::to_string(kMaxFolderBytes >> 20) + " MiB",
+                             "put the script and what it imports in a folder of their own, without data");
+  }
+}
+
+/// A file that is removed at the end.
+class TemporaryFile {
+ public:
+  TemporaryFile() : path_((std::filesystem::temp_directory_path() / "lockstep-ship-XXXXXX").string()) {
+    const base::Fd fd(::mkostemp(path_.data(), O_CLOEXEC));
+    if (!fd) throw base::SystemError("--ship: cannot create " + base::quoted(path_, 256), errno);
+  }
+  ~TemporaryFile() { ::unlink(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 }  // namespace
+
+StagedFile read_staged_folder(const std::string& path, const std::string& inside) {
+  check_folder_size(path);
+  const TemporaryFile archive;
+  const process::Environment environment = process::current_environment();
+  const process::ToolResult result = process::run_tool(
+      {.path = process::find_tool("tar", environment),
+       .argv = {"tar", "--create", "--file=" + archive.path(), "--directory=" + path, "--dereference", "--sort=name",
+                "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--exclude=*/.*", "--exclude=__pycache__",
+                "--exclude=runs", "--transform=s,^\\.," + inside + ",", "."},
+       .environment = environment,
+       .directory = {},
+       .limit = std::chrono::seconds(60)});
+  if (!result.succeeded())
+    throw base::UsageError("--ship: tar cannot pack " + base::quoted(path, 256) + ": " +
+                           base::quoted(result.message().empty() ? "not found" : result.message(), 256));
+  StagedFile file = read_staged_file(archive.path());
+  file.name = "files.tar";
+  file.is_folder = true;
+  return file;
+}
 
 std::uint32_t posix_checksum(std::string_view bytes) {
   static const auto table = [] {
@@ -76,15 +136,24 @@ std::string staging_script(const std::vector<StagedFile>& files, const std::vect
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; }; "
-      "put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; "
+      "put() { f=$c/$1/$2; n=; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; n=new; "
       "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && "
-      "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
-  for (const StagedFile& one : files)
+      "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; "
+      "unpack() { d=$c/$1/" +
+      std::string(kFolderName) +
+      "; [ -z \"$n\" ] && [ -d \"$d\" ] && return; t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$c/$1/$2\" -C \"$t\" "
+      "&& "
+      "rm -rf \"$d\" && { mv \"$t\" \"$d\" || rm -rf \"$t\"; } || { rm -rf \"$t\"; exit 125; }; }; ";
+  for (const StagedFile& one : files) {
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
               std::to_string(posix_checksum(one.content)) + "; ";
+    if (one.is_folder) script += "unpack " + one.hash + " " + one.name + "; ";
+  }
   script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;
-  if (files.size() > 1) script += " --staged-program \"$c/" + files[1].hash + "/" + files[1].name + "\"";
+  for (const StagedFile& one : files)
+    if (!one.option.empty())
+      script += " " + one.option + " \"$c/" + one.hash + "/" + (one.is_folder ? kFolderName : one.name) + "\"";
   return script;
 }
 

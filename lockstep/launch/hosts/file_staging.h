@@ -1,5 +1,5 @@
-// Implements --ship: copies programs to a host through the connection that starts its agent, into a directory named
-// after the hash of their content, so that the next run finds them there.
+// Implements --ship: copies programs and folders to a host through the connection that starts its agent, into a
+// directory named after the hash of their content, so that the next run finds them there.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,8 @@ struct StagedFile {
   std::string name;  ///< a plain word: the file's own name, or "program"
   std::string hash;  ///< hash of the content (XXH3, 128 bits), hexadecimal
   std::string content;
+  std::string option = {};  ///< of the agent, which gets the path on its host; empty: none
+  bool is_folder = false;   ///< the content is an archive of tar, which is unpacked there
 };
 
 /// Returns the checksum that the program cksum prints (IEEE Std 1003.1, CRC-32 with the length appended). Pure.
@@ -23,11 +25,16 @@ std::uint32_t posix_checksum(std::string_view bytes);
 /// Reads a file and computes its hash. Throws UsageError if the file cannot be read or is larger than 1 GiB.
 StagedFile read_staged_file(const std::string& path);
 
+/// Packs a folder with tar, as the folder `inside` of the archive, without files and folders whose names begin with a
+/// dot, and without __pycache__ and runs; symbolic links become what they refer to. The same files give the same
+/// archive. Throws UsageError if tar fails or the files have more than 256 MiB. Call it from the main thread.
+StagedFile read_staged_folder(const std::string& path, const std::string& inside = ".");
+
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
 /// "y" if the file is already there and has the same checksum; otherwise it prints "n" and copies the file from stdin
-/// to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone. Then it executes the first file
-/// with `agent_arguments` as the agent, which runs the second file as the ranks' program. The script exits with code
-/// 125 if a file cannot be written. Pure.
+/// to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone; an archive is unpacked beside
+/// it when it has been copied. Then it executes the first file with `agent_arguments` as the agent, followed by the
+/// options of the other files with their paths there. The script exits with code 125 if a file cannot be written. Pure.
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments);
 
 /// The launcher's side of that script: a state machine without I/O.

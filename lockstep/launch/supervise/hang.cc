@@ -68,6 +68,15 @@ job::Fatal stall_warning(const job::health::RankHealth& health, const std::vecto
   return fatal;
 }
 
+job::Fatal straggler_warning(const job::health::Straggler& straggler,
+                             const std::map<int, job::health::RankHealth>& health,
+                             const std::vector<protocol::RankLocation>& locations) {
+  job::Fatal fatal = job::health::warning_of(straggler, straggler.rank);
+  set_rank(fatal, straggler.rank, locations);
+  fatal.step = health.at(straggler.rank).steps;
+  return fatal;
+}
+
 void add_python_location(Verdict& verdict, int rank, const std::string& location) {
   constexpr std::size_t kMaxLength = 300;
   if (verdict.fatal.rank == rank)

@@ -9,6 +9,7 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/health/rank_health.h"
+#include "lockstep/job/health/straggler_detector.h"
 #include "lockstep/launch/supervise/verdict.h"
 
 namespace lockstep::launcher::supervise {
@@ -30,5 +31,9 @@ void add_python_location(Verdict& verdict, int rank, const std::string& location
 /// Returns a kRankStalled warning about a rank that may still recover. Pure.
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
                          const job::health::HealthLimits& limits);
+/// Returns the warning about a rank for which the others wait in every step. Pure.
+job::Fatal straggler_warning(const job::health::Straggler& straggler,
+                             const std::map<int, job::health::RankHealth>& health,
+                             const std::vector<protocol::RankLocation>& locations);
 
 }  // namespace lockstep::launcher::supervise

@@ -22,6 +22,7 @@
 #include "lockstep/launch/process/environment.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/slurm/allocation.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/error_texts.h"
@@ -47,15 +48,29 @@ std::string default_run_name(const std::string& program) {
   return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
 }
 
-/// Returns lockstep itself, and the user's program if it was given by a path. A program found in PATH must exist on all
-/// hosts.
+/// Returns lockstep itself, its Python hook, and the folder of a Python script, or else the user's program if it was
+/// given by a path. A program found in PATH, and every interpreter, must exist on all hosts.
 hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
   if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), hosts::is_local_host)) return nullptr;
   std::vector<hosts::StagedFile> files = {hosts::read_staged_file(process::executable_path())};
+  const auto add = [&](hosts::StagedFile file, const char* option) {
+    file.option = option;
+    files.push_back(std::move(file));
+  };
+  const auto path_of = [&](const std::string& word) {
+    return word[0] == '/' || options.directory.empty() ? word : options.directory + "/" + word;
+  };
+  if (const std::string hook = process::python_hook_folder(); !hook.empty())
+    add(hosts::read_staged_folder(hook, process::kPythonHook), "--staged-hook");
   const std::string& program = options.command.front();
-  if (program.find('/') != std::string::npos)
-    files.push_back(hosts::read_staged_file(
-        program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
+  if (const auto script = process::python_script_index(options.command)) {
+    const std::string path = path_of(options.command[*script]);
+    if (!std::filesystem::is_regular_file(path))
+      throw base::UsageError("--ship: " + base::quoted(path, 256) + " is not a file");
+    add(hosts::read_staged_folder(std::filesystem::absolute(path).parent_path().string()), "--staged-script");
+  } else if (program.find('/') != std::string::npos && !process::is_python(program)) {
+    add(hosts::read_staged_file(path_of(program)), "--staged-program");
+  }
   return std::make_shared<const std::vector<hosts::StagedFile>>(std::move(files));
 }
 

@@ -54,6 +54,7 @@ class Supervisor {
   void decide();
   void request_snapshots();
   void on_snapshots();
+  void print_warning(job::Fatal warning);
   void on_rank_health(const job::health::RankHealth& health);
   Verdict exit_verdict(const protocol::RankExit& end);
   Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
@@ -217,19 +218,16 @@ void Supervisor::on_snapshots() {
   send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
 }
 
+void Supervisor::print_warning(job::Fatal warning) {
+  warning.gen = generation_;
+  output_->print_note(job::format_warning(warning));
+}
+
 void Supervisor::on_rank_health(const job::health::RankHealth& health) {
-  if (rank_states_.add(health) && !verdict_) {
-    job::Fatal warning = stall_warning(health, locations_, limits_);
-    warning.gen = generation_;
-    output_->print_note(job::format_warning(warning));
-  }
+  if (rank_states_.add(health) && !verdict_) print_warning(stall_warning(health, locations_, limits_));
   if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
-  if (const auto straggler = rank_states_.find_straggler()) {
-    job::Fatal warning = job::health::warning_of(*straggler, straggler->rank, generation_);
-    set_rank(warning, straggler->rank, locations_);
-    warning.step = rank_states_.health().at(straggler->rank).steps;
-    output_->print_note(job::format_warning(warning));
-  }
+  if (const auto straggler = rank_states_.find_straggler())
+    print_warning(straggler_warning(*straggler, rank_states_.health(), locations_));
   finding_ = rank_states_.find_hang();
   if (finding_) request_snapshots();
 }

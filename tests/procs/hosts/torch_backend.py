@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the backend "lockstep" of torch.distributed on two hosts, which are network namespaces, with two ranks each.
+"""Tests the backend "lockstep" of torch.distributed on two hosts, which are network namespaces, with two ranks each; and
+how much of the gradients lockstep.HostSync sends between them.
 
 Usage: torch_backend.py --python INTERPRETER --package FOLDER. The folder is added to PYTHONPATH. The exit code is 77 if
 the machine lacks what the test requires.
@@ -15,6 +16,15 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 
 BYTES = 32 << 20
+STEPS = 8
+# Backend, every, wire_dtype, and what crosses the network, beside the bytes of all gradients.
+SYNCS = (
+    ("lockstep", 4, "float32", 0.25),
+    ("lockstep", 4, "bfloat16", 0.125),
+    ("lockstep", 1, "bfloat16", 0.5),
+    ("gloo", 4, "float32", 0.25),
+    ("gloo", 4, "bfloat16", 0.125),
+)
 
 
 def rank_main():
@@ -60,6 +70,36 @@ def rank_main():
     dist.destroy_process_group()
 
 
+def sync_main():
+    """What each rank runs: STEPS steps with lockstep.HostSync, whose traffic is measured."""
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    dist.init_process_group(
+        sys.argv[2], init_method="env://", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    net = torch.nn.Linear(1024, BYTES // 4096, bias=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    dtype = getattr(torch, sys.argv[4])
+    hosts = lockstep.HostSync(ddp, every=int(sys.argv[3]), wire_dtype=dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if dist.get_rank() == 0:
+        print("ready", flush=True)
+        sys.stdin.readline()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        ddp(torch.full((2, 1024), 1.0 + step + dist.get_rank())).mean().backward()
+        optimizer.step()
+    hosts.sync()
+    weights = [None] * dist.get_world_size()
+    dist.all_gather_object(weights, net.weight.sum().item())
+    if dist.get_rank() == 0:
+        print(json.dumps({"weights": weights}), flush=True)
+    dist.destroy_process_group()
+
+
 def check(good, text):
     print(("ok: " if good else "FAILED: ") + text, flush=True)
     if not good:
@@ -99,7 +139,14 @@ def main():
             check(answer["received"] == [7.0, 7.0], f"{what}: rank 0 received {answer['received']} from any rank")
             check(answer["difference"] < 1e-6, f"{what}: the weights differ by {answer['difference']:.1e}")
             check(0.95 < crossed / BYTES <= 1.06, f"{what}: the traffic is {crossed / BYTES:.3f} of the tensor")
+        for backend, every, dtype, share in SYNCS:
+            where = hosts_of_ranks(2, 2, "contiguous")
+            words = [*in_debian, args.python, __file__, "sync", backend, every, dtype]
+            answer, crossed = run(cluster, Job, where, words, {**env, "GLOO_SOCKET_IFNAME": "eth0"})
+            what, part = f"{backend}, every {every}, {dtype}", crossed / (STEPS * BYTES)
+            check(len(set(answer["weights"])) == 1, f"{what}: the weights are {answer['weights']}")
+            check(0.95 * share < part <= 1.1 * share, f"{what}: the traffic is {part:.3f} of the gradients")
 
 
 if __name__ == "__main__":
-    rank_main() if sys.argv[1:2] == ["rank"] else main()
+    {"rank": rank_main, "sync": sync_main}.get(sys.argv[1], main)()

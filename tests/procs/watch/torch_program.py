@@ -1,5 +1,6 @@
-"""A program that uses torch.distributed and not Lockstep. Usage: torch_program.py WHAT SECONDS [--address HOST:PORT] [--device cuda]
+"""A program that uses torch.distributed and not Lockstep.
 
+Usage: torch_program.py WHAT SECONDS [--address HOST:PORT] [--device cuda]
 All ranks make some steps. Then the last rank does WHAT while the others wait for it."""
 
 import argparse

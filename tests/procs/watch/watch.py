@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
-Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--runs N] [--only NAME,...]
-With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is 77
-if there is no Python with torch.
+Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--runs N]
+                [--only NAME,...]
+With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is
+77 if there is no Python with torch.
 """
 
 import argparse

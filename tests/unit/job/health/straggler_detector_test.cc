@@ -54,7 +54,8 @@ TEST(StragglerDetector, WarningHasSlowdownAndWaitShare) {
   for (int i = 0; i < 60; ++i)
     if (const auto one = stragglers.add({50000, 50000, 200000})) found = one;
   ASSERT_TRUE(found);
-  Fatal warning = warning_of(*found, 7, 2);
+  Fatal warning = warning_of(*found, 7);
+  warning.gen = 2;
   warning.step = 60;
   EXPECT_EQ(
       format_warning(warning),

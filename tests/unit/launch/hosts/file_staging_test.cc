@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "lockstep/base/error.h"
@@ -111,14 +112,46 @@ TEST(FileStaging, DamagedFilesAreReplaced) {
   }
 }
 
+TEST(FileStaging, FoldersAreUnpackedBesideTheirArchive) {
+  const tests::TempDir folder;
+  const std::string cache = folder / "cache", source = folder / "source";
+  std::filesystem::create_directories(source + "/part/__pycache__");
+  std::filesystem::create_directories(source + "/.git");
+  for (const char* name : {"/train.py", "/part/x.py", "/part/__pycache__/x.pyc", "/.git/config"})
+    std::ofstream(source + name) << name;
+  std::filesystem::create_symlink("train.py", source + "/link.py");
+  StagedFile archive = read_staged_folder(source, "inside");
+  EXPECT_EQ(archive.hash, read_staged_folder(source, "inside").hash);
+  archive.option = "--staged-script";
+  const StagedFile agent = {.name = "agent", .hash = "0123", .content = "#!/bin/sh\necho $*\n"};
+  const auto run = [&](const std::string& bytes) {
+    return process::run_tool({.path = "/bin/sh",
+                              .argv = {"sh", "-c", staging_script({agent, archive}, {"word"})},
+                              .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
+                              .directory = {},
+                              .input = bytes});
+  };
+  const std::string there = cache + "/lockstep/" + archive.hash + "/files";
+  EXPECT_EQ(run(agent.content + archive.content).out, "n\nn\nword --staged-script " + there + "\n");
+  EXPECT_EQ(tests::read_file(there + "/inside/part/x.py"), "/part/x.py");
+  EXPECT_EQ(tests::read_file(there + "/inside/link.py"), "/train.py");
+  EXPECT_FALSE(std::filesystem::exists(there + "/inside/.git"));
+  EXPECT_FALSE(std::filesystem::exists(there + "/inside/part/__pycache__"));
+  EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
+  std::filesystem::remove_all(there);
+  EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
+  EXPECT_EQ(tests::read_file(there + "/inside/train.py"), "/train.py") << "what is missing is unpacked again";
+}
+
 TEST(FileStaging, ChecksumIsThatOfCksum) {
   EXPECT_EQ(posix_checksum(""), 4294967295u);
   EXPECT_EQ(posix_checksum("123456789"), 930766865u);
 }
 
 TEST(FileStaging, ScriptContainsNoSingleQuote) {
-  const std::string script =
-      staging_script({staged_file("lockstep", "12345"), staged_file("train", "")}, {"agent", "--guarded"});
+  StagedFile program = staged_file("train", "");
+  program.option = "--staged-program";
+  const std::string script = staging_script({staged_file("lockstep", "12345"), program}, {"agent", "--guarded"});
   EXPECT_THAT(script, Not(HasSubstr("'")));
   EXPECT_THAT(script, HasSubstr("put " + std::string(32, 'a') + " lockstep 5 " +
                                 std::to_string(posix_checksum("12345")) + "; "));

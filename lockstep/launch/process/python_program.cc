@@ -1,0 +1,53 @@
+#include "lockstep/launch/process/python_program.h"
+
+#include <glob.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::launcher::process {
+namespace {
+
+std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+/// Returns the first file that matches; empty if there is none.
+std::string first_match(const std::string& pattern) {
+  ::glob_t found = {};
+  const std::string first = ::glob(pattern.c_str(), 0, nullptr, &found) == 0 ? found.gl_pathv[0] : "";
+  ::globfree(&found);
+  return first;
+}
+
+}  // namespace
+
+bool is_python(const std::string& program) { return program.substr(program.rfind('/') + 1).starts_with("python"); }
+
+std::optional<std::size_t> python_script_index(const std::vector<std::string>& command) {
+  if (command.empty()) return std::nullopt;
+  if (command[0].find('/') != std::string::npos && command[0].ends_with(".py")) return 0;
+  if (!is_python(command[0])) return std::nullopt;
+  for (std::size_t i = 1; i < command.size(); ++i) {
+    const std::string& word = command[i];
+    if (word.empty() || word == "-" || word.starts_with("-c") || word.starts_with("-m")) return std::nullopt;
+    if (word[0] != '-') return i;
+    if (word == "-W" || word == "-X") ++i;  // their values
+  }
+  return std::nullopt;
+}
+
+std::string python_hook_folder() {
+  try {
+    const std::string prefix = folder_of(folder_of(executable_path()));
+    for (const char* const place : {"/lib/lockstep", "/lib/python3*/*-packages"})
+      if (const std::string folder = first_match(prefix + place + "/" + kPythonHook); !folder.empty()) return folder;
+  } catch (const base::Error&) {
+    // without the hook
+  }
+  return "";
+}
+
+bool has_installed_hook(const std::string& program) {
+  return !first_match(folder_of(folder_of(program)) + "/lib/python3*/*-packages/lockstep_hook.pth").empty();
+}
+
+}  // namespace lockstep::launcher::process

@@ -1,0 +1,153 @@
+"""The part of Horovod's elastic mode that a job which starts again can have: a state that is committed and continued."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lockstep import _horovod_operations as operations
+from lockstep.checkpoint import TrainingState
+from lockstep.errors import UsageError
+
+_HANDLED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+class _Values:
+    """The members of a state that are plain values."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.values.update(saved)
+
+
+class TorchState:
+    """A training's state, as that of horovod.torch.elastic: commit() saves it, and after `lockstep run --max-restarts`
+    has started the job again, run() continues from the last commit.
+
+    >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
+
+    A commit is a checkpoint in runs/elastic-JOB, relative to the working directory, which all hosts must share; it takes
+    as long as the disk needs. The folder is removed when the function of run() returns.
+
+    Args:
+        model, optimizer: a module and an optimizer of torch; both or none.
+        members: schedules, further modules and objects with state_dict() and load_state_dict(); all others are values:
+            numbers, strings, tensors, and lists and dicts of numbers and strings. They are attributes of the state.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **members: Any
+    ) -> None:
+        if (model is None) != (optimizer is None):
+            raise UsageError("TorchState: expected both model and optimizer, or none")
+        handled = {name: one for name, one in members.items() if _is_handled(one)}
+        self.__dict__["model"], self.__dict__["optimizer"] = model, optimizer
+        self.__dict__["_handled"] = handled
+        self.__dict__["_values"] = _Values({name: one for name, one in members.items() if name not in handled})
+        self.__dict__["_callbacks"] = []
+        self.__dict__["_checkpoints"] = None
+        self.__dict__["_num_commits"] = 0
+
+    def __getattr__(self, name: str) -> Any:
+        for members in (self.__dict__["_handled"], self.__dict__["_values"].values):
+            if name in members:
+                return members[name]
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._handled:
+            raise UsageError(f"TorchState: {name} cannot be replaced; change it, or make a state with the new one")
+        self._values.values[name] = value
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
+        """run() calls them when it continues after a restart."""
+        self._callbacks.extend(callbacks)
+
+    def commit(self) -> None:
+        """Saves the state, and returns when it is on the disk. Collective."""
+        self.__dict__["_num_commits"] += 1
+        self._open().save(self._num_commits)
+
+    save = commit
+
+    def check_host_updates(self) -> None:
+        """Does nothing: hosts do not join a running job."""
+
+    def sync(self) -> None:
+        """Copies rank 0's modules, optimizers and values to all ranks. Collective."""
+        from lockstep import horovod
+
+        for member in (self.model, self.optimizer, *self._handled.values()):
+            if isinstance(member, torch.nn.Module):
+                horovod.broadcast_parameters(member.state_dict(), 0)
+            elif isinstance(member, torch.optim.Optimizer):
+                horovod.broadcast_optimizer_state(member, 0)
+        self._values.values.update(operations.broadcast_object(dict(self._values.values), 0))
+
+    def _open(self) -> TrainingState:
+        if self._checkpoints is None:
+            world = operations.joined()
+            job = os.environ.get("LOCKSTEP_JOB") or world.broadcast_object(os.getpid(), 0)
+            self.__dict__["_folder"] = f"runs/elastic-{job}"
+            state = TrainingState(world, self._folder)
+            if self.model is not None:
+                state.add("model", self.model).add("optimizer", self.optimizer, self.model)
+            for name, member in self._handled.items():
+                state.add(name, member, self.model if isinstance(member, torch.optim.Optimizer) else None)
+            self.__dict__["_checkpoints"] = state.add("members", self._values)
+        return self._checkpoints
+
+    def _begin(self) -> None:
+        """Continues from the last commit of this job, or synchronizes a new training."""
+        state = self._open()
+        if not state.resume():
+            self.sync()
+            return
+        self.__dict__["_num_commits"] = state.step
+        for callback in self._callbacks:
+            callback()
+
+    def _end(self) -> None:
+        self.__dict__["_checkpoints"] = None
+        world = operations.joined()
+        world.barrier()
+        if world.rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_handled(member: Any) -> bool:
+    return isinstance(member, _HANDLED) or (hasattr(member, "state_dict") and hasattr(member, "load_state_dict"))
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator for the function that trains, whose first argument is a state. The function begins at the last commit
+    if the job was started again, and otherwise with rank 0's state."""
+
+    @functools.wraps(function)
+    def call(state: TorchState, *arguments: Any, **options: Any) -> Any:
+        state._begin()
+        result = function(state, *arguments, **options)
+        state._end()
+        return result
+
+    return call
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UsageError(
+        f"hvd.elastic.{name} is not supported: ranks cannot join or leave a running job",
+        hint="use hvd.elastic.TorchState and hvd.elastic.run, and start with lockstep run --max-restarts N, and "
+        "--min-hosts M to go on with fewer hosts",
+    )

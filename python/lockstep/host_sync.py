@@ -1,0 +1,181 @@
+"""Less traffic between hosts for torch's DistributedDataParallel."""
+
+import os
+import pathlib
+import platform
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lockstep import _C
+from lockstep.errors import UsageError
+
+_BUCKET_BYTES = 32 << 20
+_WIRE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class HostSync:
+    """Lets hosts exchange less in a training with torch's DistributedDataParallel, over any backend.
+
+    >>> net = torch.nn.parallel.DistributedDataParallel(Net())
+    >>> hosts = lockstep.HostSync(net, every=8, wire_dtype=torch.bfloat16)
+    >>> ...                        # the loop stays as it is
+    >>> hosts.sync()               # before evaluating or saving
+
+    Registers a communication hook, so no other can be registered. All ranks of the default group must construct it, with
+    equal arguments, before the first forward; `ddp` must use the default group. Every rank has the same weight, so a host
+    with more ranks weighs more. Threads: that of the training.
+
+    Args:
+        every: N > 1: gradients are averaged within each host only. At the next forward in training after N backward
+            passes (those under no_sync() do not count), parameters and floating-point buffers are averaged between
+            hosts: 1/N of the traffic. The states of the optimizer remain those of each host (Local SGD: Lin, Stich,
+            Patel, Jaggi, 2018, https://arxiv.org/abs/1808.07217).
+        wire_dtype: torch.bfloat16 or torch.float16: what is sent between hosts is rounded to it, and added in float32;
+            within a host nothing is rounded. With `every=1` it requires the backend "lockstep" and parameters on the
+            CPU; over Gloo and NCCL, torch's bf16_compress_hook rounds gradients between all ranks.
+
+    Raises:
+        UsageError: an argument is wrong, or both are the defaults, which would change nothing.
+    """
+
+    def __init__(
+        self, ddp: nn.parallel.DistributedDataParallel, *, every: int = 1, wire_dtype: torch.dtype = torch.float32
+    ) -> None:
+        _check(ddp, every, wire_dtype)
+        self.every, self.wire_dtype = every, wire_dtype
+        self._ddp = weakref.ref(ddp)  # which keeps this object
+        self._size = dist.get_world_size()
+        self._num_reductions = 0  # since sync()
+        self._backend = _lockstep_backend(ddp)
+        if every == 1:
+            if self._backend is None:
+                raise UsageError(
+                    'HostSync: wire_dtype without every needs the backend "lockstep" and parameters on the CPU; over Gloo '
+                    "and NCCL, register torch's default_hooks.bf16_compress_hook"
+                )
+            ddp.register_comm_hook(self, _reduce_between_hosts)
+            return
+        hosts = _ranks_of_hosts()
+        self._own = next(ranks for ranks in hosts if dist.get_rank() in ranks)
+        # All ranks make all groups.
+        groups = [dist.new_group(ranks) for ranks in hosts]
+        self._inside = groups[hosts.index(self._own)]
+        self._leaders = dist.new_group([ranks[0] for ranks in hosts]) if self._backend is None else None
+        self._has_several_hosts = len(hosts) > 1
+        ddp.register_comm_hook(self, _reduce_inside)
+        ddp.register_forward_pre_hook(lambda ddp, _: self._sync_if_due(ddp))
+
+    def sync(self) -> None:
+        """Makes parameters and floating-point buffers equal on all hosts, with `every` above 1. Collective; blocks."""
+        self._num_reductions = 0
+        ddp = self._ddp()
+        if self.every == 1 or not self._has_several_hosts or ddp is None:
+            return
+        tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
+        with torch.no_grad():
+            for bucket in _buckets(one.data for one in tensors if one.is_floating_point()):
+                flat = torch.cat([one.reshape(-1) for one in bucket])
+                self._average(flat)
+                for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                    one.copy_(part.view_as(one))
+
+    def _sync_if_due(self, ddp: nn.Module) -> None:
+        if ddp.training and torch.is_grad_enabled() and self._num_reductions >= self.every:
+            self.sync()
+
+    def _average(self, flat: torch.Tensor) -> None:
+        """Replaces `flat`, which is equal on all ranks of a host, by its mean over all ranks."""
+        if self._backend is not None:
+            flat.div_(self._size)
+            if flat.dtype == torch.float32:
+                self._backend.allreduce_rounded(flat, self.wire_dtype).wait()
+            else:
+                dist.all_reduce(flat)
+            return
+        if dist.get_rank() == self._own[0]:
+            flat.mul_(len(self._own) / self._size)
+            self._add_leaders(flat)
+        dist.broadcast(flat, self._own[0], group=self._inside)
+
+    def _add_leaders(self, flat: torch.Tensor) -> None:
+        if flat.dtype != torch.float32 or self.wire_dtype == torch.float32:
+            dist.all_reduce(flat, group=self._leaders)
+            return
+        own = flat.to(self.wire_dtype)
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._leaders))]
+        dist.all_gather(parts, own, group=self._leaders)
+        flat.zero_()
+        for part in parts:  # in the same order on all hosts, so that all get the same bits
+            flat.add_(part)
+
+
+# Communication hooks, whose annotations torch compares with its own. Their results are the means of the buckets.
+
+
+def _reduce_inside(state: HostSync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if bucket.is_last():
+        state._num_reductions += 1
+    flat = bucket.buffer().div_(len(state._own))
+    work = dist.all_reduce(flat, group=state._inside, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _reduce_between_hosts(state: HostSync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    flat = bucket.buffer().div_(state._size)
+    if flat.dtype == torch.float32:
+        work = state._backend.allreduce_rounded(flat, state.wire_dtype)
+    else:
+        work = dist.all_reduce(flat, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _check(ddp: Any, every: int, wire_dtype: torch.dtype) -> None:
+    if not isinstance(ddp, nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            f"HostSync: ddp is a {type(ddp).__name__}; expected a torch.nn.parallel.DistributedDataParallel. That of "
+            "lockstep has the options average_hosts_every and wire_dtype"
+        )
+    if ddp.process_group != dist.group.WORLD:
+        raise UsageError("HostSync: ddp has a process group of its own; expected the default one")
+    if not isinstance(every, int) or every < 1:
+        raise UsageError(f"HostSync: every is {every!r}; expected an integer of at least 1")
+    if wire_dtype not in _WIRE_DTYPES:
+        raise UsageError(f"HostSync: wire_dtype is {wire_dtype}; expected float32, bfloat16 or float16 of torch")
+    if every == 1 and wire_dtype == torch.float32:
+        raise UsageError(
+            "HostSync: every is 1 and wire_dtype is torch.float32, which changes nothing; expected another"
+        )
+
+
+def _lockstep_backend(ddp: nn.Module) -> Any:
+    """The backend lockstep of the default group, if it reduces the module's tensors itself."""
+    if any(one.device.type != "cpu" for one in ddp.parameters()):
+        return None
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    return backend if isinstance(backend, _C.ProcessGroupLockstep) else None
+
+
+def _ranks_of_hosts() -> list[list[int]]:
+    """The ranks of each host: as the launcher numbers them, else by its name and the start of its kernel."""
+    own = next((f"{name}{os.environ[name]}" for name in ("GROUP_RANK", "SLURM_NODEID") if name in os.environ), None)
+    if own is None:
+        own = platform.node() + pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, own)
+    return [[rank for rank, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors of one dtype and device together, of about _BUCKET_BYTES."""
+    buckets: dict[Any, list[list[torch.Tensor]]] = {}
+    for one in tensors:
+        lists = buckets.setdefault((one.dtype, one.device), [[]])
+        if sum(other.nbytes for other in lists[-1]) >= _BUCKET_BYTES:
+            lists.append([])
+        lists[-1].append(one)
+    return [bucket for lists in buckets.values() for bucket in lists if bucket]
