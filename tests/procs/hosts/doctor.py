@@ -31,11 +31,12 @@ def check(good, text):
         raise SystemExit(1)
 
 
-def run(*words):
+def run(*words, **variables):
     """Runs `lockstep doctor`. Returns (exit code, stdout, stderr)."""
     begun = time.monotonic()
     done = subprocess.run(
         [ARGUMENTS.lockstep, "doctor", *map(str, words)],
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -46,9 +47,9 @@ def run(*words):
     return done.returncode, done.stdout, done.stderr
 
 
-def findings(*words, code):
+def findings(*words, code, **variables):
     """Runs `lockstep doctor`, which must exit with `code`. Returns {(host, check): finding}."""
-    got, out, err = run("--json", *words)
+    got, out, err = run("--json", *words, **variables)
     found = json.loads(out) if out else {"findings": []}
     for one in found["findings"]:
         if one["state"] != "ok":
@@ -178,6 +179,44 @@ def healthy_hosts_have_no_bad_findings(cluster):
     check(all(len(line) <= 80 for line in out.splitlines() if "/" not in line), "80 columns")
 
 
+def python_environments_are_compared(cluster):
+    """A real interpreter whose packages differ between the hosts."""
+    environment, other = (pathlib.Path(cluster.folder, name) for name in ("env", "other_env"))
+    for one in (environment, other):
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", one], check=True)
+    packages = next(environment.glob("lib/python3*/site-packages"))
+
+    def plant(folder, name, version, text=""):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(text)
+        information = folder / f"{name}-{version}.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (information / "top_level.txt").write_text(name + "\n")
+
+    torch = (
+        "__version__ = '2.11.0'\nclass version: cuda = None\nclass cuda: is_available = staticmethod(lambda: False)\n"
+    )
+    on_two = pathlib.Path(cluster.folder, "packages of h2")
+    for folder, numpy in ((packages, "1.26.4"), (on_two, "2.1.0")):
+        plant(folder, "torch", "2.11.0", torch)
+        plant(folder, "numpy", numpy)
+    plant(packages, "einops", "0.8.0")
+    train = pathlib.Path(cluster.folder, "train.py")
+    train.write_text("import os, torch\nimport numpy as np\nfrom einops import rearrange\n")
+    cluster.run_on_host(2, "mount", "--bind", on_two, packages)
+    python = environment / "bin/python3"
+    try:
+        found = findings("-H", "h1,h2,h3", python, "-u", train, code=1, VIRTUAL_ENV=str(other))
+    finally:
+        cluster.run_on_host(2, "umount", "-l", packages)
+    has = ["numpy is 2.1.0, h1 has 1.26.4", "einops is not installed, h1 has 0.8.0"]
+    expect_finding(found, "h2", "packages", "bad", has, f"for {python}")
+    expect_finding(found, "h1", "packages", "ok", ["einops 0.8.0, numpy 1.26.4"], "")
+    expect_finding(found, "h1", "environment", "warn", [str(environment), str(other)], f"start {other}/bin/python")
+    check(found["h3", "packages"]["state"] == "ok" and found["h2", "Python"]["state"] == "ok", "nothing else is bad")
+
+
 def unreachable_host_does_not_stop_others(cluster):
     cluster.cut(3)
     found = findings("-H", "nohost,h1,h3", "--connect-timeout", 2, code=1)
@@ -255,6 +294,7 @@ CASES = {
     for case in (
         eight_faults_are_reported,
         healthy_hosts_have_no_bad_findings,
+        python_environments_are_compared,
         unreachable_host_does_not_stop_others,
         dead_agent_is_reported,
         killed_doctor_leaves_no_processes,
