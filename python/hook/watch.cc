@@ -129,6 +129,7 @@ std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const
     const std::uint16_t index = found != own.channels.end()
                                     ? found->second
                                     : own.channels.emplace(channel, own.page.flight.add_channel(channel)).first->second;
+    own.page.alive_count.fetch_sub(1, std::memory_order_relaxed);  // the next line counts progress, which a wait is not
     number = own.page.flight.begin(
         {.channel = index, .seq = seq, .kind = kind, .dtype = dtype, .bytes = bytes, .step = own.page.step()});
     own.page.waiting = ++own.num_waits > 0;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
-Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--runs N]
-                [--only NAME,...]
+Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--limit SECONDS]
+                [--runs N] [--only NAME,...]
 With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is
 77 if there is no Python with torch.
 """
@@ -21,7 +21,6 @@ import threading
 import time
 
 PROGRAM = pathlib.Path(__file__).with_name("torch_program.py")
-LIMIT_S = 5
 END_S = 7  # from the limit to the end of the job
 # What the last rank does: option, cause, the operation in which the FATAL line says that others wait, the function in
 # which the last rank is.
@@ -74,7 +73,7 @@ def fatal_of(output):
 def test_hang(args, what):
     """The job ends, and the rank, the collective and the line of the program are named."""
     option, cause, operation, function = HANGS[what]
-    last, options = args.ranks - 1, [option, LIMIT_S, "--name", "it"]
+    last, options = args.ranks - 1, [option, args.limit, "--name", "it"]
     if args.device == "cuda":
         options.append("--share-gpus")
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +95,7 @@ def test_hang(args, what):
     listed = re.search(rf"{waiting}, step [56]: waits in {operation}", output)
     # Over NCCL, backward() and the step after it return before the sum.
     check(listed or what == "recv", f"{what}: all are listed: {output if not listed else ''}")
-    check(since < LIMIT_S + END_S, f"{what}: ended {since:.1f} s later")
+    check(since < args.limit + END_S, f"{what}: ended {since:.1f} s later")
 
 
 def test_straggler(args):
@@ -139,7 +138,7 @@ def test_work(args):
         concurrent.futures.ThreadPoolExecutor() as pool,
         tempfile.TemporaryDirectory() as folder,
     ):
-        options = ("--hang-timeout", LIMIT_S)
+        options = ("--hang-timeout", WORK_S // 3)
         jobs = {
             what: pool.submit(run, args, what, WORK_S, "--address", address, ranks=2, options=options, folder=folder)
             for what in WORKS
@@ -210,6 +209,7 @@ def main():
     parser.add_argument("--python", default="")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=3, help="of the cases of HANGS")
+    parser.add_argument("--limit", type=int, default=5, help="of the cases of HANGS")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
