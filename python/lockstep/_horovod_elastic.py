@@ -1,4 +1,4 @@
-"""The part of Horovod's elastic mode that a job which starts again can have: a state that is committed and continued."""
+"""The part of Horovod's elastic mode that fits a job which starts again: a state that is committed, and continued."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _Values:
 
 
 class TorchState:
-    """A training's state, as that of horovod.torch.elastic: commit() saves it, and after `lockstep run --max-restarts`
-    has started the job again, run() continues from the last commit.
+    """A training's state, as that of horovod.torch.elastic: commit() saves it. After `lockstep run --max-restarts` has
+    started the job again, run() continues from the last commit.
 
     >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
 
-    A commit is a checkpoint in runs/elastic-JOB, relative to the working directory, which all hosts must share; it takes
-    as long as the disk needs. The folder is removed when the function of run() returns.
+    A commit is a checkpoint in runs/elastic-JOB, relative to the working directory, which all hosts must share; it
+    takes as long as the disk needs. The folder is removed when the function of run() returns.
 
     Args:
         model, optimizer: a module and an optimizer of torch; both or none.

@@ -26,9 +26,9 @@ class HostSync:
     >>> ...                        # the loop stays as it is
     >>> hosts.sync()               # before evaluating or saving
 
-    Registers a communication hook, so no other can be registered. All ranks of the default group must construct it, with
-    equal arguments, before the first forward; `ddp` must use the default group. Every rank has the same weight, so a host
-    with more ranks weighs more. Threads: that of the training.
+    Registers a communication hook, so no other can be registered. All ranks of the default group must construct it,
+    with equal arguments, before the first forward; `ddp` must use the default group. Every rank has the same weight, so
+    a host with more ranks weighs more. Threads: that of the training.
 
     Args:
         every: N > 1: gradients are averaged within each host only. At the next forward in training after N backward
@@ -55,8 +55,8 @@ class HostSync:
         if every == 1:
             if self._backend is None:
                 raise UsageError(
-                    'HostSync: wire_dtype without every needs the backend "lockstep" and parameters on the CPU; over Gloo '
-                    "and NCCL, register torch's default_hooks.bf16_compress_hook"
+                    'HostSync: wire_dtype without every needs the backend "lockstep" and parameters on the CPU; over '
+                    "Gloo and NCCL, register torch's default_hooks.bf16_compress_hook"
                 )
             ddp.register_comm_hook(self, _reduce_between_hosts)
             return

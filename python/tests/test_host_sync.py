@@ -1,5 +1,5 @@
-"""Less traffic between hosts for torch's DistributedDataParallel. The hosts are those that a variable names; on real ones
-tests/procs/hosts/torch_backend.py counts the bytes."""
+"""Less traffic between hosts for torch's DistributedDataParallel. The hosts are those that a variable names; on real
+ones tests/procs/hosts/torch_backend.py counts the bytes."""
 
 import copy
 import tempfile
@@ -65,8 +65,8 @@ def train(rank, net, steps=STEPS):
 
 
 def with_each_backend(world, test):
-    """Calls test(backend, rank, size) within a default group of each backend, on two hosts. Each has a store of its own:
-    that of env:// may still have the keys of the group before."""
+    """Calls test(backend, rank, size) within a default group of each backend, on two hosts. Each has a store of its
+    own: that of env:// may still have the keys of the group before."""
     for backend in ("gloo", "lockstep"):
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
             store = "file://" + world.broadcast_object(folder, 0) + "/store"

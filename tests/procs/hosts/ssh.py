@@ -6,7 +6,6 @@ code is 77 if the machine lacks what they require.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
@@ -220,80 +219,6 @@ def gpu_list_per_host(cluster):
     )
 
 
-@contextlib.contextmanager
-def hidden(cluster, *folders):
-    """On all hosts, other folders are mounted over these and over the home, which later has what was copied."""
-    home = cluster.run_on_host(1, "sh", "-c", "echo $HOME").strip()
-    places = [*folders, "/root" if home in ("", "/") else home]
-    for host in (1, 2):
-        for place in places:
-            cluster.run_on_host(host, "mount", "-t", "tmpfs", "tmpfs", place)
-    try:
-        yield places[-1]
-    finally:
-        for host in (1, 2):
-            for place in reversed(places):
-                cluster.run_on_host(host, "umount", "-l", place)
-
-
-def ship_stages_missing_files(cluster):
-    folder = pathlib.Path(cluster.folder, "only here")
-    folder.mkdir()
-    program = folder / "my train"
-    program.write_text('#!/bin/sh\necho "$0" $RANK "$1"\n', encoding="ascii")
-    program.chmod(0o755)
-    with hidden(cluster, folder) as home:
-        for host in (1, 2):
-            cluster.run_on_host(host, "mount", "--bind", "/dev/null", ARGUMENTS.lockstep)
-        for _ in range(2):  # the second run finds the staged file
-            out = sorted_lines(run_ok("-H", "h1:1,h2:1", "--ship", "--cwd", "/", program, "a b"))
-            check(
-                len(out) == 2
-                and out[0].startswith("[h1:0] ")
-                and out[0].endswith("/program 0 a b")
-                and "/.cache/lockstep/" in out[0],
-                str(out),
-            )
-        listed = cluster.run_on_host(2, "find", home, "-type", "f")
-        files = [one for one in listed.splitlines() if "files" not in one.rpartition("lockstep/")[2]]
-        check(len(files) == 2 and listed.count("/program") == 1, listed)
-        expect_fatal("-H", "h1:1,h2:1", "--cwd", "/", program, code=64, has=["cannot be executed there"])
-        for host in (1, 2):
-            cluster.run_on_host(host, "umount", "-l", ARGUMENTS.lockstep)
-
-
-def ship_takes_the_folder_of_a_script(cluster):
-    folder = pathlib.Path(cluster.folder, "scripts")
-    (folder / "package").mkdir(parents=True)
-    (folder / ".hidden").mkdir()
-    (folder / ".hidden/large").write_text("not copied")
-    script = folder / "train.py"
-    script.write_text(
-        "import os, sys\nimport package\n"
-        "here = os.path.dirname(os.path.abspath(__file__))\n"
-        "print(package.answer, sys.argv[1:], here, os.path.exists(here + '/.hidden'),\n"
-        "      '_lockstep_hook' in sys.modules)\n"
-    )
-    said = []
-    with hidden(cluster, folder):
-        for answer in (42, 42, 43):  # copied, found, and copied again after a change
-            (folder / "package/__init__.py").write_text(f"answer = {answer}\n")
-            words = ("python3", "-u", "-W", "ignore", script, "a b")
-            out = sorted_lines(run_ok("-H", "h1:1,h2:1", "--ship", "--cwd", "/", *words))
-            good = all(
-                line.startswith(f"[h{rank + 1}:{rank}] {answer} ['a b'] ")
-                and "/.cache/lockstep/" in line
-                and line.endswith(" False True")
-                for rank, line in enumerate(out)
-            )
-            check(len(out) == 2 and good, str(out))
-            said.append(out)
-        check(said[0] == said[1] != said[2], "each content has a folder of its own")
-        with open(folder / "large", "wb") as file:
-            file.truncate(300 << 20)
-        expect_fatal("-H", "h1:1,h2:1", "--ship", "python3", script, code=64, has=["has more than 256 MiB"])
-
-
 # Output.
 
 
@@ -490,8 +415,6 @@ CASES = {
         secrets_are_not_forwarded,
         same_python_on_all_hosts,
         gpu_list_per_host,
-        ship_stages_missing_files,
-        ship_takes_the_folder_of_a_script,
         output_lines_and_files_are_complete,
         duplicate_host_is_rejected,
         ssh_errors_are_explained,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the backend "lockstep" of torch.distributed on two hosts, which are network namespaces, with two ranks each; and
-how much of the gradients lockstep.HostSync sends between them.
+"""Tests the backend "lockstep" of torch.distributed on two hosts, which are network namespaces, with two ranks each,
+and how much of the gradients lockstep.HostSync sends between them.
 
 Usage: torch_backend.py --python INTERPRETER --package FOLDER. The folder is added to PYTHONPATH. The exit code is 77 if
 the machine lacks what the test requires.
