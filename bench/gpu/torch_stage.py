@@ -17,7 +17,7 @@ TRAININGS = ("ddp", "fsdp", "checkpoint", "groups", "own", "own-fused", "own-amp
 APART = {"own-amp": 1e-2}  # the largest difference of a loss from that without ranks; else 1e-4
 FAILURES = {"desync": "DESYNC", "absent": "RANK_STUCK"}
 HANGS = ("barrier", "backward", "loop", "stop")
-TURNS = 5
+TURNS = 3
 
 
 def command(context, ranks, *words, options=(), more=()):

@@ -72,7 +72,8 @@ def check_rows(args, rows):
     for (stage, name), row in rows.items():
         if row["outcome"] == "refused" and not row["why"]:
             fail(f"{stage}: {name} was refused without a reason")
-        refused = name.startswith(("compute-sanitizer", "overlap of ")) or name == "losses of 2 ranks over NCCL"
+        needs_gpu = ("compute-sanitizer", "overlap of ", "losses of 2 ranks over NCCL", "CUDA graph")
+        refused = name.startswith(needs_gpu)
         if row["outcome"] != ("refused" if refused else "done"):
             fail(f"{stage}: {name}: {row['outcome']}: {row.get('why')}")
     steps = [row for (stage, _), row in rows.items() if stage == "step"]
