@@ -2,7 +2,7 @@
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
 Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--limit SECONDS]
-                [--runs N] [--only NAME,...]
+                [--jobs N] [--runs N] [--only NAME,...]
 With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is
 77 if there is no Python with torch.
 """
@@ -210,6 +210,7 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=3, help="of the cases of HANGS")
     parser.add_argument("--limit", type=int, default=5, help="of the cases of HANGS")
+    parser.add_argument("--jobs", type=int, default=3, help="cases of HANGS at a time")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
@@ -217,7 +218,7 @@ def main():
         print("skipped: no Python with torch (scripts/setup.sh installs one)")
         sys.exit(77)
     for _ in range(args.runs):
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:  # their ranks sleep most of the time
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:  # their ranks sleep most of the time
             jobs = [pool.submit(test_hang, args, what) for what in HANGS if not args.only or what in args.only]
             if not args.only or "straggler" in args.only:
                 jobs.append(pool.submit(test_straggler, args))
