@@ -78,6 +78,8 @@ inline constexpr std::chrono::seconds kSnapshotTimeout{1};
 inline constexpr std::chrono::seconds kFailureNotice{1};
 /// An agent allows this time for stack dumps. eu-stack takes 0.2 to 1 s for a rank with libtorch.
 inline constexpr std::chrono::seconds kStackDumpTimeout{4};
+/// The same where the stacks of Python are there already, which say more: eu-stack takes longer for an interpreter.
+inline constexpr std::chrono::seconds kPythonDumpTimeout{2};
 /// Of this time, the Python interpreters of all ranks get this part, which write their stacks within some 25 ms each.
 inline constexpr std::chrono::milliseconds kPythonStackTimeout{1500};
 /// The launcher allows this time for stack dumps, before the times of a stop begin.

@@ -315,7 +315,7 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
-  dumps_end_at_ = Deadline::in(base::kStackDumpTimeout);
+  bool all_have_python = true;
   const auto python_deadline = Deadline::in(base::kPythonStackTimeout);
   const std::vector<pid_t> descendant_pids = process::descendants();
   const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
@@ -329,10 +329,12 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
     try {
       process::StackDump dump(process.rank, is_ours ? page_pid : process.pid, run_dir_, python);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
+      all_have_python &= !python.empty();
     } catch (const base::Error&) {
       // The hint in the FATAL line then names a missing file. The job ends nevertheless.
     }
   }
+  dumps_end_at_ = Deadline::in(all_have_python ? base::kPythonDumpTimeout : base::kStackDumpTimeout);
 }
 
 void Agent::on_launcher_lost() {
