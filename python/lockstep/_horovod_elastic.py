@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +39,9 @@ class TorchState:
     >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
 
     A commit is a checkpoint in runs/elastic-JOB, relative to the working directory, which all hosts must share; it
-    takes as long as the disk needs. The folder is removed when the function of run() returns.
+    takes as long as the disk needs. JOB is SLURM's number and the script's name, so that a job that SLURM requeues
+    continues too, else that of `lockstep run`. The folder is removed when the function of run() returns, and stays
+    after a failure.
 
     Args:
         model, optimizer: a module and an optimizer of torch; both or none.
@@ -65,7 +69,7 @@ class TorchState:
         raise AttributeError(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._handled:
+        if name in ("model", "optimizer") or name in self._handled:
             raise UsageError(f"TorchState: {name} cannot be replaced; change it, or make a state with the new one")
         self._values.values[name] = value
 
@@ -97,8 +101,10 @@ class TorchState:
     def _open(self) -> TrainingState:
         if self._checkpoints is None:
             world = operations.joined()
-            job = os.environ.get("LOCKSTEP_JOB") or world.broadcast_object(os.getpid(), 0)
-            self.__dict__["_folder"] = f"runs/elastic-{job}"
+            self.__dict__["_folder"] = f"runs/elastic-{_job() or world.broadcast_object(os.getpid(), 0)}"
+            if _job() is None and world.rank == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier process with this number
+            world.barrier()
             state = TrainingState(world, self._folder)
             if self.model is not None:
                 state.add("model", self.model).add("optimizer", self.optimizer, self.model)
@@ -123,6 +129,13 @@ class TorchState:
         world.barrier()
         if world.rank == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _job() -> str | None:
+    """What identifies this job, also after SLURM has requeued it; None without a launcher, which would restart it."""
+    if slurm := os.environ.get("SLURM_JOB_ID"):
+        return f"{slurm}-{pathlib.Path(sys.argv[0]).stem}"
+    return os.environ.get("LOCKSTEP_JOB")
 
 
 def _is_handled(member: Any) -> bool:

@@ -76,20 +76,20 @@ class HostSync:
         ddp = self._ddp()
         if self.every == 1 or not self._has_several_hosts or ddp is None:
             return
-        tensors = [*ddp.module.parameters(), *ddp.module.buffers()]
         with torch.no_grad():
-            for bucket in _buckets(one.data for one in tensors if one.is_floating_point()):
-                flat = torch.cat([one.reshape(-1) for one in bucket])
-                self._average(flat)
-                for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-                    one.copy_(part.view_as(one))
+            for tensors, is_equal in ((ddp.module.parameters(), True), (ddp.module.buffers(), False)):
+                for bucket in _buckets(one.data for one in tensors if one.is_floating_point()):
+                    flat = torch.cat([one.reshape(-1) for one in bucket])
+                    self._average(flat, is_equal)
+                    for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                        one.copy_(part.view_as(one))
 
     def _sync_if_due(self, ddp: nn.Module) -> None:
         if ddp.training and torch.is_grad_enabled() and self._num_reductions >= self.every:
             self.sync()
 
-    def _average(self, flat: torch.Tensor) -> None:
-        """Replaces `flat`, which is equal on all ranks of a host, by its mean over all ranks."""
+    def _average(self, flat: torch.Tensor, is_equal: bool) -> None:
+        """Replaces `flat` by its mean over all ranks. `is_equal`: it is equal on all ranks of a host."""
         if self._backend is not None:
             flat.div_(self._size)
             if flat.dtype == torch.float32:
@@ -97,6 +97,8 @@ class HostSync:
             else:
                 dist.all_reduce(flat)
             return
+        if not is_equal:
+            dist.all_reduce(flat.div_(len(self._own)), group=self._inside)
         if dist.get_rank() == self._own[0]:
             flat.mul_(len(self._own) / self._size)
             self._add_leaders(flat)

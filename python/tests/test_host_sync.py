@@ -91,10 +91,10 @@ def check_training(backend, rank, size):
     hosts = lockstep.HostSync(ddp, every=EVERY)
     train(rank, ddp)
     assert distance(net, before[int(rank > 1)]) < 1e-5, backend
-    net[1].running_mean.fill_(int(rank > 1))
+    net[1].running_mean.fill_(rank)
     hosts.sync()
     assert distance(net, after) < 1e-5, backend
-    assert torch.allclose(net[1].running_mean, torch.tensor((size - 2) / size)), backend
+    assert torch.allclose(net[1].running_mean, torch.tensor((size - 1) / 2)), backend
     check_equal(net)
 
 

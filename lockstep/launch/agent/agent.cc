@@ -315,6 +315,7 @@ void Agent::send_saved_checkpoint(const RankProcess& process) {
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
+  const Deadline short_end = Deadline::in(base::kPythonDumpTimeout), long_end = Deadline::in(base::kStackDumpTimeout);
   bool all_have_python = true;
   const auto python_deadline = Deadline::in(base::kPythonStackTimeout);
   const std::vector<pid_t> descendant_pids = process::descendants();
@@ -334,7 +335,7 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
       // The hint in the FATAL line then names a missing file. The job ends nevertheless.
     }
   }
-  dumps_end_at_ = Deadline::in(all_have_python ? base::kPythonDumpTimeout : base::kStackDumpTimeout);
+  dumps_end_at_ = all_have_python ? short_end : long_end;
 }
 
 void Agent::on_launcher_lost() {

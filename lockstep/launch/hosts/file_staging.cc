@@ -34,7 +34,8 @@ bool is_plain(const std::string& name) {
 void check_folder_size(const std::filesystem::path& folder) {
   std::uintmax_t bytes = 0;
   std::error_code error;
-  for (std::filesystem::recursive_directory_iterator one(folder, error), end; !error && one != end;
+  constexpr auto kFollow = std::filesystem::directory_options::follow_directory_symlink;  // as tar does
+  for (std::filesystem::recursive_directory_iterator one(folder, kFollow, error), end; !error && one != end;
        one.increment(error)) {
     const std::string name = one->path().filename().string();
     if (name[0] == '.' || name == "__pycache__" || name == "runs") {
@@ -75,13 +76,15 @@ StagedFile read_staged_folder(const std::string& path, const std::string& inside
       {.path = process::find_tool("tar", environment),
        .argv = {"tar", "--create", "--file=" + archive.path(), "--directory=" + path, "--dereference", "--sort=name",
                 "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--exclude=*/.*", "--exclude=__pycache__",
-                "--exclude=runs", "--transform=s,^\\.," + inside + ",", "."},
+                "--exclude=runs", "--ignore-failed-read", "--transform=s,^\\.," + inside + ",", "."},
        .environment = environment,
        .directory = {},
        .limit = std::chrono::seconds(60)});
   if (!result.succeeded())
     throw base::UsageError("--ship: tar cannot pack " + base::quoted(path, 256) + ": " +
-                           base::quoted(result.message().empty() ? "not found" : result.message(), 256));
+                           (result.path.empty()                             ? "it is not installed"
+                            : result.code == process::ToolResult::kTimedOut ? "it did not end within 60 s"
+                                                                            : base::quoted(result.message(), 256)));
   StagedFile file = read_staged_file(archive.path());
   file.name = "files.tar";
   file.is_folder = true;
@@ -132,22 +135,21 @@ StagedFile read_staged_file(const std::string& path) {
 
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments) {
   // Concurrent copies write to temporary files of their own; whichever is renamed last has the same content. A file
-  // that is there already may be damaged, so its checksum is compared.
+  // that is there already may be damaged, so its checksum is compared. Of folders the first stays: others may use it.
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; }; "
-      "put() { f=$c/$1/$2; n=; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; n=new; "
+      "put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; "
       "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && "
       "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; "
       "unpack() { d=$c/$1/" +
       std::string(kFolderName) +
-      "; [ -z \"$n\" ] && [ -d \"$d\" ] && return; t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$c/$1/$2\" -C \"$t\" "
-      "&& "
-      "rm -rf \"$d\" && { mv \"$t\" \"$d\" || rm -rf \"$t\"; } || { rm -rf \"$t\"; exit 125; }; }; ";
+      "; [ -d \"$d\" ] && return; t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$c/$1/$2\" -C \"$t\" && "
+      "mv -T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
   for (const StagedFile& one : files) {
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
               std::to_string(posix_checksum(one.content)) + "; ";
-    if (one.is_folder) script += "unpack " + one.hash + " " + one.name + "; ";
+    if (one.is_folder) script += "unpack " + one.hash + " " + one.name + (one.is_optional ? "; " : " || exit 125; ");
   }
   script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;

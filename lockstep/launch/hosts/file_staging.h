@@ -15,8 +15,9 @@ struct StagedFile {
   std::string name;  ///< a plain word: the file's own name, or "program"
   std::string hash;  ///< hash of the content (XXH3, 128 bits), hexadecimal
   std::string content;
-  std::string option = {};  ///< of the agent, which gets the path on its host; empty: none
-  bool is_folder = false;   ///< the content is an archive of tar, which is unpacked there
+  std::string option = {};   ///< of the agent, which gets the path on its host; empty: none
+  bool is_folder = false;    ///< the content is an archive of tar, which is unpacked there
+  bool is_optional = false;  ///< the agent starts although the archive cannot be unpacked
 };
 
 /// Returns the checksum that the program cksum prints (IEEE Std 1003.1, CRC-32 with the length appended). Pure.

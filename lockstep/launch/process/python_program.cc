@@ -18,6 +18,17 @@ std::string first_match(const std::string& pattern) {
   return first;
 }
 
+/// How many words an option of the interpreter has; 0 if it ends the options: -c and -m, also behind other letters.
+std::size_t count_option_words(const std::string& word) {
+  if (word == "--check-hash-based-pycs") return 2;
+  if (word.starts_with("--")) return 1;
+  for (std::size_t i = 1; i < word.size(); ++i) {
+    if (word[i] == 'c' || word[i] == 'm') return 0;
+    if (word[i] == 'W' || word[i] == 'X') return i + 1 == word.size() ? 2 : 1;  // the rest is its value
+  }
+  return 1;
+}
+
 }  // namespace
 
 bool is_python(const std::string& program) { return program.substr(program.rfind('/') + 1).starts_with("python"); }
@@ -26,11 +37,13 @@ std::optional<std::size_t> python_script_index(const std::vector<std::string>& c
   if (command.empty()) return std::nullopt;
   if (command[0].find('/') != std::string::npos && command[0].ends_with(".py")) return 0;
   if (!is_python(command[0])) return std::nullopt;
-  for (std::size_t i = 1; i < command.size(); ++i) {
+  for (std::size_t i = 1; i < command.size();) {
     const std::string& word = command[i];
-    if (word.empty() || word == "-" || word.starts_with("-c") || word.starts_with("-m")) return std::nullopt;
+    if (word.empty() || word == "-") return std::nullopt;
     if (word[0] != '-') return i;
-    if (word == "-W" || word == "-X") ++i;  // their values
+    const std::size_t words = count_option_words(word);
+    if (words == 0) return std::nullopt;
+    i += words;
   }
   return std::nullopt;
 }

@@ -100,7 +100,8 @@ std::string run_line(const cli::SubmitOptions& submit, const BatchContext& conte
 /// The commands of --before. `set -u` comes after them, because scripts of environments use unset variables.
 std::string preparation(const cli::SubmitOptions& submit) {
   std::string text;
-  for (const std::string& command : submit.before) text += command + " || exit\n";
+  for (const std::string& command : submit.before)
+    text += "{ " + command + "\n} || exit\n";  // the line may end with a comment
   return text.empty() ? text : "\n# --before: the job ends if one of them fails.\n" + text;
 }
 

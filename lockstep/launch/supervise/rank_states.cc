@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kWindowSteps = 20;
 constexpr int kWindowLooks = 20;
+/// Parts per million. Over NCCL, an operation may be pending at every look; a few looks at which none is say little.
+constexpr std::int64_t kLeastWork = 100'000;
 
 }  // namespace
 
@@ -76,7 +78,7 @@ std::optional<job::health::Straggler> RankStates::find_straggler() {
     const std::int64_t looks = now->second.looks - begin.looks;
     if (looks < kWindowLooks || now->second.steps - begin.steps < kWindowSteps) continue;
     const std::int64_t pending = now->second.pending_looks - begin.pending_looks;
-    work.push_back(static_cast<std::uint64_t>(1'000'000 * std::max<std::int64_t>(looks - pending, 0) / looks));
+    work.push_back(static_cast<std::uint64_t>(std::max(kLeastWork, 1'000'000 * (looks - pending) / looks)));
   }
   if (work.size() < static_cast<std::size_t>(world_size_)) return std::nullopt;
   window_begin_ = health_;

@@ -60,8 +60,14 @@ hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
   const auto path_of = [&](const std::string& word) {
     return word[0] == '/' || options.directory.empty() ? word : options.directory + "/" + word;
   };
-  if (const std::string hook = process::python_hook_folder(); !hook.empty())
-    add(hosts::read_staged_folder(hook, process::kPythonHook), "--staged-hook");
+  if (const std::string hook = process::python_hook_folder(); !hook.empty()) {
+    try {
+      add(hosts::read_staged_folder(hook, process::kPythonHook), "--staged-hook");
+      files.back().is_optional = true;
+    } catch (const base::UsageError&) {
+      // Without tar, Python programs on other hosts are not watched.
+    }
+  }
   const std::string& program = options.command.front();
   if (const auto script = process::python_script_index(options.command)) {
     const std::string path = path_of(options.command[*script]);

@@ -13,7 +13,7 @@ import threading
 from _lockstep_hook import give_up
 
 _INTERVAL_S = 0.5
-_LOOKS_IF_PENDING, _LOOKS_IF_COMPLETE = 2, 20  # intervals without progress after which the operations are read
+_LOOKS_IF_PENDING, _LOOKS_IF_COMPLETE = 1, 20  # intervals without progress after which the operations are read
 _DTYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),

@@ -180,7 +180,7 @@ def environment_is_prepared(workspace):
     code = workspace.run("--before", "prepared=$unset_is_no_error; export prepared=yes", *program)
     check(code == 0 and (workspace.folder / "said").read_text() == "yes\n", "the program has the environment")
     (workspace.folder / "said").unlink()
-    code = workspace.run("--before", "true", "--before=(exit 3)", *program)
+    code = workspace.run("--before", "true # or", "--before=(exit 3) # not", *program)
     check(code == 3 and not (workspace.folder / "said").exists(), f"a command that fails ends the job: {code}")
 
 

@@ -100,7 +100,8 @@ def test_hang(args, what):
 
 def test_straggler(args):
     """A rank for which the others wait in every step is named in a warning, and the job goes on."""
-    code, output, _ = run(args, "straggler", 45)
+    with tempfile.TemporaryDirectory() as folder:
+        code, output, _ = run(args, "straggler", 45, folder=folder)
     warnings = [line for line in output.splitlines() if "cause=STRAGGLER" in line]
     good = code == 0 and len(warnings) == 1 and re.search(r"rank=2 host=\S+ pid=\d+ .* times as long", warnings[0])
     check(good, f"straggler: {warnings or output}")

@@ -10,6 +10,7 @@ using Words = std::vector<std::string>;
 TEST(PythonProgram, FindsTheScript) {
   EXPECT_EQ(python_script_index({"python3", "train.py", "--x"}), 1U);
   EXPECT_EQ(python_script_index({"/venv/bin/python3.11", "-u", "-W", "ignore", "-Xdev", "a/train", "-m"}), 5U);
+  EXPECT_EQ(python_script_index({"python", "-uX", "dev", "--check-hash-based-pycs", "never", "x"}), 5U);
   EXPECT_EQ(python_script_index({"./train.py", "--x"}), 0U);
   for (const Words& words : {Words{},
                              {"python3"},
@@ -19,7 +20,9 @@ TEST(PythonProgram, FindsTheScript) {
                              {"train.py"},
                              {"./train", "x.py"},
                              {"bash", "x.py"},
-                             {"python", "-X"}})
+                             {"python", "-X"},
+                             {"python", "-um", "x.py"},
+                             {"python", "-Ic", "x.py"}})
     EXPECT_FALSE(python_script_index(words)) << (words.empty() ? "" : words.front());
 }
 

@@ -56,11 +56,12 @@ std::vector<int> find_stragglers(RankStates& rank_states, const std::vector<int>
 }
 
 TEST(RankStates, FindsTheRankForWhichOthersWait) {
-  RankStates slow(3, {}), balanced(3, {}), evaluating(3, {}), two(2, {});
+  RankStates slow(3, {}), balanced(3, {}), evaluating(3, {}), two(2, {}), logging(3, {});
   EXPECT_EQ(find_stragglers(slow, {25, 2, 24}, 5), std::vector<int>{1});
   EXPECT_EQ(find_stragglers(balanced, {25, 20, 24}, 5), std::vector<int>{});
   EXPECT_EQ(find_stragglers(evaluating, {25, 2, 24}, 5, 1), std::vector<int>{}) << "without steps it is no straggler";
   EXPECT_EQ(find_stragglers(two, {29, 0}, 5), std::vector<int>{1});
+  EXPECT_EQ(find_stragglers(logging, {30, 28, 30}, 5), std::vector<int>{}) << "ranks with a GPU run ahead of it";
 }
 
 TEST(RankStates, WithoutLooksThereIsNoStraggler) {

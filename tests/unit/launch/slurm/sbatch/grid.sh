@@ -13,8 +13,10 @@
 #SBATCH --mail-type=END,FAIL,REQUEUE
 
 # --before: the job ends if one of them fails.
-module load cuda/12 || exit
-source 'my env/bin/activate' || exit
+{ module load cuda/12
+} || exit
+{ source 'my env/bin/activate'
+} || exit
 
 set -u
 job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
