@@ -38,9 +38,10 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::this_process();
   constexpr int kMaxRanks = 4096;
   if (options.nodes < 1 || options.ranks < 0 || options.ranks > kMaxRanks / options.nodes)
-    throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) + " and nodes is " +
-                           std::to_string(options.nodes) +
-                           "; expected an integer from 0 to 4096, also as their product");
+    throw base::UsageError(std::string("launch: ") +
+                           (options.nodes == 1 ? "" : "nodes is " + std::to_string(options.nodes) + ", ") +
+                           "ranks is " + std::to_string(options.ranks) +
+                           "; expected an integer from 0 to 4096, also multiplied by a positive number of nodes");
   const std::string_view source = job::identity::identity_source(env);
   const auto task = source == "slurm" ? slurm::task_arguments(options.ranks, env) : std::nullopt;
   if (!source.empty() && !task) return;
