@@ -15,30 +15,37 @@ from stage import LATER, Row, last_words
 HERE = ROOT / "bench/gpu"
 TRAININGS = ("ddp", "fsdp", "checkpoint", "groups", "own", "own-fused", "own-amp")
 APART = {"own-amp": 1e-2}  # the largest difference of a loss from that without ranks; else 1e-4
+WITHOUT_PACKAGE = ("steps", "capture")
 FAILURES = {"desync": "DESYNC", "absent": "RANK_STUCK"}
 HANGS = ("barrier", "backward", "loop", "stop")
 TURNS = 3
 
 
-def command(context, ranks, *words, options=(), more=()):
-    """Returns the words and the environment of a job of Python ranks."""
-    package = context.build / "python"
+def rank_environment(context, ranks, more=()):
+    """Returns the environment of a job of Python ranks."""
     if not context.python:
         raise Refused("there is no Python with torch")
-    if words[:1] not in (("steps",), ("capture",), ()) and not list((package / "lockstep").glob("_C.*")):
-        raise Refused("the Python package has not been built: CMake found no Python with torch and its headers")
     environment = dict(more)
     if context.device == "cuda" and ranks > 1:
         environment.update(environment_of(context))
+    path = (str(context.build / "python"), os.environ.get("PYTHONPATH"))
+    return context.environment(**environment, PYTHONPATH=os.pathsep.join(filter(None, path)))
+
+
+def command(context, ranks, mode, options=(), more=()):
+    """Returns the words and the environment of a job that runs torch_script.py."""
+    environment = rank_environment(context, ranks, more)
+    if mode not in WITHOUT_PACKAGE and not list((context.build / "python/lockstep").glob("_C.*")):
+        raise Refused("the Python package has not been built: CMake found no Python with torch and its headers")
+    if context.device == "cuda" and ranks > 1:
         options = [*options, "--share-gpus"]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
     start = [context.program("lockstep"), "run", "-n", ranks, "--bind", "none", *options, "--", context.python]
-    return [*start, HERE / "torch_script.py", *words], context.environment(**environment)
+    return [*start, HERE / "torch_script.py", mode, context.device], environment
 
 
-def answer_of(context, log, ranks, *words, **how):
+def answer_of(context, log, ranks, mode, **how):
     """Runs a job and returns what rank 0 prints as JSON."""
-    words, environment = command(context, ranks, *words, **how)
+    words, environment = command(context, ranks, mode, **how)
     _, text = context.run(log, words, timeout=120, env=environment)
     found = re.search(r"^(?:\[0\] )?(\{.*\})$", text, re.MULTILINE)
     if not found:
@@ -47,7 +54,7 @@ def answer_of(context, log, ranks, *words, **how):
 
 
 def train(context, mode, ranks):
-    answer = answer_of(context, f"torch-{mode}-{ranks}", ranks, mode, context.device)
+    answer = answer_of(context, f"torch-{mode}-{ranks}", ranks, mode)
     answer["apart"] = max(abs(one - two) for one, two in zip(answer["losses"], answer["alone"], strict=True))
     if not answer["apart"] <= APART.get(mode, 1e-4) or not answer.get("same", True):
         raise Failed("the training differs from that without ranks", **answer)
@@ -57,7 +64,7 @@ def train(context, mode, ranks):
 def check_failure(context, mode):
     """The error of a backend's operation on the device ends the job, with the rank named."""
     options = ["--hang-timeout", "5"]
-    words, environment = command(context, 2, mode, context.device, options=options)
+    words, environment = command(context, 2, mode, options=options)
     code, text = context.run(f"torch-{mode}", words, timeout=60, env=environment, check=False)
     fatal = re.search(r"^FATAL .*$", text, re.MULTILINE)
     cause = re.search(r"cause=(\w+) .*rank=(\d+)", fatal[0]) if fatal else None
@@ -68,11 +75,10 @@ def check_failure(context, mode):
 
 def check_hang(context, what, ranks):
     """tests/procs/watch, over NCCL."""
-    _, environment = command(context, ranks)
     hook = context.program("lockstep").parents[1] / "lib/lockstep/_lockstep_hook"
     words = [sys.executable, ROOT / "tests/procs/watch/watch.py", "--lockstep", context.program("lockstep")]
     words += ["--hook", hook, "--python", context.python, "--device", context.device, "--ranks", ranks, "--only", what]
-    _, text = context.run(f"watch-{what}-{ranks}", words, timeout=60, env=environment)
+    _, text = context.run(f"watch-{what}-{ranks}", words, timeout=60, env=rank_environment(context, ranks))
     ended = re.search(r"ended ([\d.]+) s later", text)
     return {"fatal": re.search(r"ok: .*?(\{.*\})", text)[1], "seconds_after_the_fault": float(ended[1])}
 
@@ -81,7 +87,7 @@ def check_graph(context, ranks):
     """A job that replays a graph is not taken for one that hangs."""
     if context.device == "cpu":
         raise Refused("CUDA graphs: there is no GPU")
-    return answer_of(context, f"watch-graph-{ranks}", ranks, "capture", "cuda", options=["--hang-timeout", "5"])
+    return answer_of(context, f"watch-graph-{ranks}", ranks, "capture", options=["--hang-timeout", "5"])
 
 
 def measure_watch(context):
@@ -90,7 +96,7 @@ def measure_watch(context):
     for turn in range(1 if context.tiny else TURNS):
         for watch in ("on", "off") if turn % 2 else ("off", "on"):
             more = {"LOCKSTEP_WATCH": "off"} if watch == "off" else {}
-            times[watch].append(answer_of(context, f"watch-steps-{watch}", 1, "steps", context.device, more=more)["ms"])
+            times[watch].append(answer_of(context, f"watch-steps-{watch}", 1, "steps", more=more)["ms"])
     ratios = [one / two for one, two in zip(times["on"], times["off"], strict=True)]
     return {"ms": times, "ratio": round(statistics.median(ratios), 4)}
 

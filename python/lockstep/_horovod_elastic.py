@@ -54,24 +54,29 @@ class TorchState:
     ) -> None:
         if (model is None) != (optimizer is None):
             raise UsageError("TorchState: expected both model and optimizer, or none")
-        handled = {name: one for name, one in members.items() if _is_handled(one)}
-        self.__dict__["model"], self.__dict__["optimizer"] = model, optimizer
-        self.__dict__["_handled"] = handled
-        self.__dict__["_values"] = _Values({name: one for name, one in members.items() if name not in handled})
-        self.__dict__["_callbacks"] = []
-        self.__dict__["_checkpoints"] = None
-        self.__dict__["_num_commits"] = 0
+        if model is not None:
+            members = {"model": model, "optimizer": optimizer, **members}
+        self._handled = {name: one for name, one in members.items() if _is_handled(one)}
+        self._values = _Values({name: one for name, one in members.items() if name not in self._handled})
+        self._callbacks: list[Callable[[], object]] = []
+        self._checkpoints: TrainingState | None = None
+        self._folder = ""
+        self._num_commits = 0
 
     def __getattr__(self, name: str) -> Any:
-        for members in (self.__dict__["_handled"], self.__dict__["_values"].values):
-            if name in members:
-                return members[name]
+        if not name.startswith("_"):
+            for members in (self._handled, self._values.values):
+                if name in members:
+                    return members[name]
         raise AttributeError(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("model", "optimizer") or name in self._handled:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        elif name in self._handled:
             raise UsageError(f"TorchState: {name} cannot be replaced; change it, or make a state with the new one")
-        self._values.values[name] = value
+        else:
+            self._values.values[name] = value
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
         """run() calls them when it continues after a restart."""
@@ -79,7 +84,7 @@ class TorchState:
 
     def commit(self) -> None:
         """Saves the state, and returns when it is on the disk. Collective."""
-        self.__dict__["_num_commits"] += 1
+        self._num_commits += 1
         self._open().save(self._num_commits)
 
     save = commit
@@ -91,7 +96,7 @@ class TorchState:
         """Copies rank 0's modules, optimizers and values to all ranks. Collective."""
         from lockstep import horovod
 
-        for member in (self.model, self.optimizer, *self._handled.values()):
+        for member in self._handled.values():
             if isinstance(member, torch.nn.Module):
                 horovod.broadcast_parameters(member.state_dict(), 0)
             elif isinstance(member, torch.optim.Optimizer):
@@ -101,16 +106,15 @@ class TorchState:
     def _open(self) -> TrainingState:
         if self._checkpoints is None:
             world = operations.joined()
-            self.__dict__["_folder"] = f"runs/elastic-{_job() or world.broadcast_object(os.getpid(), 0)}"
+            self._folder = f"runs/elastic-{_job() or world.broadcast_object(os.getpid(), 0)}"
             if _job() is None and world.rank == 0:
                 shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier process with this number
             world.barrier()
             state = TrainingState(world, self._folder)
-            if self.model is not None:
-                state.add("model", self.model).add("optimizer", self.optimizer, self.model)
             for name, member in self._handled.items():
-                state.add(name, member, self.model if isinstance(member, torch.optim.Optimizer) else None)
-            self.__dict__["_checkpoints"] = state.add("members", self._values)
+                is_optimizer = isinstance(member, torch.optim.Optimizer)
+                state.add(name, member, self._handled.get("model") if is_optimizer else None)
+            self._checkpoints = state.add("members", self._values)
         return self._checkpoints
 
     def _begin(self) -> None:
@@ -119,12 +123,12 @@ class TorchState:
         if not state.resume():
             self.sync()
             return
-        self.__dict__["_num_commits"] = state.step
+        self._num_commits = state.step
         for callback in self._callbacks:
             callback()
 
     def _end(self) -> None:
-        self.__dict__["_checkpoints"] = None
+        self._checkpoints = None
         world = operations.joined()
         world.barrier()
         if world.rank == 0:

@@ -3,6 +3,7 @@
 #include "lockstep/launch/process/python_program.h"
 
 namespace lockstep::launcher::agent {
+
 std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPlan& plan) {
   std::vector<std::string> all = job.arguments;
   all.insert(all.end(), plan.arguments.begin(), plan.arguments.end());

@@ -244,6 +244,11 @@ bool is_memory(std::string_view text) {
   return is_number(text, 12);
 }
 
+/// Returns whether `text` has no control characters.
+bool has_no_controls(std::string_view text) {
+  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
 /// Returns whether `text` is not empty and has no spaces and no control characters.
 bool is_word(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
@@ -294,19 +299,13 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
     check(is_plain_name(submit.name), "--name", submit.name,
           "1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
   if (given("--mail")) check(is_word(submit.mail), "--mail", submit.mail, "an address without spaces");
-  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   for (const std::string& command : submit.before)
-    check(
-        std::none_of(command.begin(), command.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
-        "--before", command, "one command on one line");
+    check(has_no_controls(command), "--before", command, "one command on one line");
   // A backslash in a file name makes SLURM ignore the patterns in it.
-  check(std::none_of(submit.output.begin(), submit.output.end(),
-                     [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
-        "--output", submit.output, "a directory name without line breaks and backslashes");
+  check(has_no_controls(submit.output) && submit.output.find('\\') == std::string::npos, "--output", submit.output,
+        "a directory name without line breaks and backslashes");
   for (const auto& words : submit.sbatch_options)
-    for (const std::string& word : words)
-      check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
-            "an sbatch option", word, "one line");
+    for (const std::string& word : words) check(has_no_controls(word), "an sbatch option", word, "one line");
 }
 
 void check_numbers(const RawSubmitOptions& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {

@@ -34,7 +34,7 @@ StagedFile read_staged_folder(const std::string& path, const std::string& inside
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
 /// "y" if the file is already there and has the same checksum; otherwise it prints "n" and copies the file from stdin
 /// to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone; an archive is unpacked beside
-/// it when it has been copied. Then it executes the first file with `agent_arguments` as the agent, followed by the
+/// it, once. Then it executes the first file with `agent_arguments` as the agent, followed by the
 /// options of the other files with their paths there. The script exits with code 125 if a file cannot be written. Pure.
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments);
 

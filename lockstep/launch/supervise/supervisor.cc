@@ -226,7 +226,8 @@ void Supervisor::print_warning(job::Fatal warning) {
 void Supervisor::on_rank_health(const job::health::RankHealth& health) {
   if (rank_states_.add(health) && !verdict_) print_warning(stall_warning(health, locations_, limits_));
   if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
-  if (const auto straggler = rank_states_.find_straggler())
+  const bool is_last = health.rank == static_cast<int>(locations_.size()) - 1;  // each second, all ranks report
+  if (const auto straggler = is_last ? rank_states_.find_straggler() : std::nullopt)
     print_warning(straggler_warning(*straggler, rank_states_.health(), locations_));
   finding_ = rank_states_.find_hang();
   if (finding_) request_snapshots();

@@ -290,8 +290,8 @@ def trainer_starts_its_ranks(cluster):
         separator = ["--"] if name == "submit" else []
         out = run_ok(cluster, *start, *separator, *words(name, 1 if name == "host" else 2))
         ends[name] = [line[line.index("end=") :] for line in out if "end=" in line]
-        hosts = sorted(path.name for path in (folder / name).glob("rank.*.jsonl"))
-        check(len(hosts) == 4 and len(ends[name]) == 1, f"{name}: {hosts} {ends[name]}")
+        records = sorted(path.name for path in (folder / name).glob("rank.*.jsonl"))
+        check(len(records) == 4 and len(ends[name]) == 1, f"{name}: {records} {ends[name]}")
     check(len({re.sub("hash=.*", "", one[0]) for one in ends.values()}) == 1, f"the losses are equal: {ends}")
 
 
