@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <mutex>
 #include <thread>
 
@@ -180,6 +181,10 @@ std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& w
   return detector;
 }
 
+/// C buffers stdout by the block if it is a pipe, as that to the launcher: a user would see no line for minutes, and none
+/// of a rank that is killed.
+void show_lines_at_once() { std::setvbuf(stdout, nullptr, _IOLBF, 0); }
+
 job::identity::Identity identity_of(const ExternalRendezvous& rendezvous) {
   job::identity::Identity id{.source = "c10d", .rank = rendezvous.rank, .world_size = rendezvous.world_size};
   if (id.world_size > 1) id.store = StoreKind::kRankZero;
@@ -242,6 +247,7 @@ std::shared_ptr<World> make_world(const InitOptions& options, const ExternalRend
   if (id.store != StoreKind::kLocal || base::telemetry::RankPage::this_process().agent_pid != 0)
     world->heartbeat =
         std::make_unique<job::health::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
+  if (base::telemetry::RankPage::this_process().agent_pid != 0) show_lines_at_once();
   log_world(*world, reason);
   return world;
 }

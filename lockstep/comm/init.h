@@ -47,7 +47,8 @@ struct InitOptions {
 /// Reads this process's rank from the variables of its launcher (docs/guide/01-first-run.md), connects to the job's
 /// store, and compares the protocol, the library versions and the program with the other ranks. If the rank uses MPI,
 /// init() also compares the loaded MPI library with the one of the build. A program without a launcher becomes a world
-/// of one rank. Rank 0 prints one line on stderr that describes the job.
+/// of one rank. Rank 0 prints one line on stderr that describes the job. Under `lockstep run`, init() makes stdout
+/// write each line when it ends, as on a terminal.
 ///
 /// If the rank has a GPU, init() loads libtorch's CUDA library and makes the GPU the calling thread's current one.
 /// Therefore call init() before torch::manual_seed(), torch::cuda::is_available() and other functions that query GPUs,
