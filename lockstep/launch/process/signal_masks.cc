@@ -3,9 +3,11 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 
 namespace lockstep::launcher::process {
 namespace {
@@ -19,11 +21,21 @@ bool is_in_mask(pid_t pid, const std::string& name, int signal) {
   return false;
 }
 
+/// fork(), vfork() and posix_spawn() block all signals for the moment in which they make a process.
+bool keeps_blocked(pid_t pid, int signal) {
+  constexpr int kLooks = 5;
+  for (int look = 0; look < kLooks; ++look) {
+    if (look != 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (!is_in_mask(pid, "SigBlk", signal)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool catches_signal(pid_t pid, int signal) { return is_in_mask(pid, "SigCgt", signal); }
 
-bool expects_signal(pid_t pid, int signal) { return catches_signal(pid, signal) || is_in_mask(pid, "SigBlk", signal); }
+bool expects_signal(pid_t pid, int signal) { return catches_signal(pid, signal) || keeps_blocked(pid, signal); }
 
 void signal_first_expecting(const std::vector<pid_t>& pids, int signal) {
   const auto found = std::find_if(pids.begin(), pids.end(), [&](pid_t pid) { return expects_signal(pid, signal); });

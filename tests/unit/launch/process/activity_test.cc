@@ -91,15 +91,15 @@ TEST(Activity, BytesOnConnectionsAreWork) {
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
   ASSERT_EQ(::listen(listener.get(), 1), 0);
   ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const int listening = listener.get();
+  const Grandchild receives([listening] {
+    static const int connection = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+    char bytes[2048];
+    [[maybe_unused]] const auto size = ::recv(connection, bytes, sizeof bytes, 0);
+  });
+  // Made after the fork: only the other end of the connection is that process's.
   const base::Fd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::connect(client.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
-  base::Fd server(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  const int received = server.get();
-  const Grandchild receives([received] {
-    char bytes[2048];
-    [[maybe_unused]] const auto size = ::recv(received, bytes, sizeof bytes, 0);
-  });
-  server.reset();
   std::jthread sender([&](const std::stop_token& stop) {
     const std::string block(2048, 'x');
     while (!stop.stop_requested() && ::send(client.get(), block.data(), block.size(), MSG_NOSIGNAL) > 0)

@@ -5,20 +5,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
 namespace lockstep::launcher::process {
 namespace {
 
-/// A child that has called `prepare` before this is constructed.
+using namespace std::chrono_literals;
+
+/// A child that has called `prepare` before this is constructed, and then calls `work` again and again.
 class Child {
  public:
-  explicit Child(void (*prepare)()) {
+  explicit Child(void (*prepare)(), void (*work)() = [] { ::pause(); }) {
     int ready[2];
     if (::pipe(ready) != 0) return;
     pid_ = ::fork();
     if (pid_ == 0) {
       prepare();
       [[maybe_unused]] const auto written = ::write(ready[1], "x", 1);
-      for (;;) ::pause();
+      for (;;) work();
     }
     char byte;
     [[maybe_unused]] const auto got = ::read(ready[0], &byte, 1);
@@ -55,6 +60,19 @@ TEST(SignalMasks, HandledBlockedIgnoredAndDefault) {
   EXPECT_FALSE(expects_signal(ignores.pid(), SIGUSR1));
   EXPECT_FALSE(expects_signal(plain.pid(), SIGUSR1));
   EXPECT_FALSE(expects_signal(1 << 30, SIGUSR1));
+}
+
+void set_all(int how, std::chrono::microseconds time) {
+  sigset_t set;
+  ::sigfillset(&set);
+  ::sigprocmask(how, &set, nullptr);
+  std::this_thread::sleep_for(time);
+}
+
+// As a process does that starts many others.
+TEST(SignalMasks, ProcessThatBlocksItForMomentsDoesNotExpectIt) {
+  const Child starts([] { ::signal(SIGUSR1, SIG_DFL); }, [] { set_all(SIG_BLOCK, 500us), set_all(SIG_UNBLOCK, 6ms); });
+  for (int i = 0; i < 80; ++i, std::this_thread::sleep_for(1ms)) ASSERT_FALSE(expects_signal(starts.pid(), SIGUSR1));
 }
 
 TEST(SignalMasks, TheFirstThatExpectsItGetsIt) {
