@@ -181,8 +181,8 @@ std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& w
   return detector;
 }
 
-/// C buffers stdout by the block if it is a pipe, as that to the launcher: a user would see no line for minutes, and none
-/// of a rank that is killed.
+/// C buffers stdout by the block if it is a pipe, as that to the launcher: a user would see no line for minutes, and
+/// none of a rank that is killed.
 void show_lines_at_once() { std::setvbuf(stdout, nullptr, _IOLBF, 0); }
 
 job::identity::Identity identity_of(const ExternalRendezvous& rendezvous) {
