@@ -64,7 +64,10 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   result.looks = static_cast<std::int64_t>(page.looks);
   result.pending_looks = static_cast<std::int64_t>(page.pending_looks);
   health_ = result;
-  if (!needs_activity()) base::telemetry::rank_page_in(memory_).works.store(0);
+  if (!needs_activity()) {
+    needed_activity_ = false;
+    base::telemetry::rank_page_in(memory_).works.store(0);
+  }
   return result;
 }
 
@@ -77,10 +80,12 @@ void RankMonitor::add_activity(pid_t pid, const process::HostActivity& activity,
   const process::Usage usage = process::usage_of_tree(pid, activity);
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(now - usage_time_);
   if (elapsed <= base::kMaxSampleGap) {  // else this is the first sample
-    const bool works = needs_activity() && process::has_worked(usage_, usage, elapsed);
+    // What it did before it stopped to report is no work that goes on.
+    const bool works = needed_activity_ && process::has_worked(usage_, usage, elapsed);
     base::telemetry::rank_page_in(memory_).works.store(works ? 1 : 0);
     if (usage.cpu_time - usage_.cpu_time >= process::kActiveCpuTime) ++num_active_samples_;
   }
+  needed_activity_ = needs_activity();
   usage_ = usage;
   usage_time_ = now;
   activity_timer_.sample(num_active_samples_, now);

@@ -68,6 +68,7 @@ class RankMonitor {
   job::health::RankHealth health_;  // the last result of health()
   process::Usage usage_;            // at usage_time_
   job::health::StallTimer::Clock::time_point usage_time_{};
+  bool needed_activity_ = false;  // at usage_time_, and since then
   std::uint64_t num_active_samples_ = 0;
   process::ProcessSample last_sample_, earlier_sample_;  // of the last two calls of health()
   std::uint64_t polls_ = 0;

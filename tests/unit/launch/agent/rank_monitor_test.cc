@@ -1,0 +1,72 @@
+#include "lockstep/launch/agent/rank_monitor.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+
+namespace lockstep::launcher::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using base::telemetry::RankPage;
+
+/// A rank that does nothing, whose page and CPU time the tests write.
+class FakeRank {
+ public:
+  FakeRank()
+      : pid_(::fork()),
+        page_(static_cast<RankPage*>(
+            ::mmap(nullptr, sizeof(RankPage), PROT_READ | PROT_WRITE, MAP_SHARED, monitor_.descriptor(), 0))) {
+    if (pid_ == 0)
+      for (;;) ::pause();
+    base::telemetry::publish_to(*page_, {.rank = 0, .world_size = 2, .job = "job", .transport = "shm"});
+    page_->pid.store(pid_);
+  }
+  ~FakeRank() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    ::munmap(page_, sizeof(RankPage));
+  }
+  FakeRank(const FakeRank&) = delete;
+  FakeRank& operator=(const FakeRank&) = delete;
+
+  RankPage& page() { return *page_; }
+  /// As the agent does once per second. Returns whether the rank works.
+  bool works(std::chrono::seconds at, std::chrono::milliseconds cpu_time) {
+    const auto now = start_ + at;
+    job::health::RankHealth health = monitor_.health(pid_, now);
+    if (monitor_.needs_activity()) monitor_.add_activity(pid_, {{{pid_, {1, cpu_time}}}, {}}, now, health);
+    return page_->works != 0;
+  }
+
+ private:
+  RankMonitor monitor_{0, job::JobKey()};
+  const pid_t pid_;
+  RankPage* const page_;
+  const job::health::StallTimer::Clock::time_point start_ = job::health::StallTimer::Clock::now();
+};
+
+TEST(RankMonitor, WorksIfItUsesTheCpuWithoutAReport) {
+  FakeRank rank;
+  for (int second = 0; second < 3; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), second * 900ms));
+  EXPECT_TRUE(rank.works(3s, 2700ms));
+  EXPECT_FALSE(rank.works(4s, 2710ms));
+  EXPECT_TRUE(rank.works(5s, 3600ms));
+  rank.page().steps.store(1);
+  EXPECT_FALSE(rank.works(6s, 4500ms));
+}
+
+// A rank that was measured just before it reported a step, and hangs after it: the step is no work that goes on.
+TEST(RankMonitor, WorkBeforeAReportDoesNotCount) {
+  FakeRank rank;
+  for (int second = 0; second < 3; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), 0ms));
+  rank.page().steps.store(1);
+  for (int second = 3; second < 8; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), 900ms)) << second;
+}
+
+}  // namespace
+}  // namespace lockstep::launcher::agent
