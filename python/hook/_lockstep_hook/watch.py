@@ -13,6 +13,7 @@ import threading
 from _lockstep_hook import give_up
 
 _INTERVAL_S = 0.5
+_END_S = 10  # to read the flight recorder takes milliseconds, and seconds where many processes share a core
 _LOOKS_IF_PENDING, _LOOKS_IF_COMPLETE = 1, 20  # intervals without progress after which the operations are read
 _DTYPES = {
     "Float": ("float32", 4),
@@ -142,10 +143,13 @@ def _left():
         _watch.leave()
 
 
+@_guarded
 def _ended():
     """At the end of the program. After an exception the rank stays in the world, whose other ranks miss it."""
-    if not hasattr(sys, "last_type"):
-        _left()
+    if _watch is not None:
+        _watch.end_thread()
+        if not hasattr(sys, "last_type"):
+            _watch.leave()
 
 
 def _load():
@@ -202,11 +206,15 @@ class _Watch:
             self.thread = threading.Thread(target=self.run, args=(self.stop,), name="lockstep-watch", daemon=True)
             self.thread.start()
 
-    def leave(self):
+    def end_thread(self):
+        """Waits for the thread. One that returns from C++ while the interpreter ends is unwound: the process aborts."""
         self.stop.set()
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(2 * _INTERVAL_S)
+            self.thread.join(_END_S)
         self.thread = None
+
+    def leave(self):
+        self.end_thread()
         self.seen.clear()
         self.begun.clear()
         self.library.lockstep_watch_leave()

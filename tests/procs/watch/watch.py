@@ -169,6 +169,39 @@ def test_other_programs(args):
     check(code == 0 and "lockstep" not in output, f"switched off: {output}")
 
 
+SLOW_RECORDER = """
+import atexit, sys, threading, time
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+def end():
+    print("thread", any(thread.name == "lockstep-watch" for thread in threading.enumerate()), flush=True)
+
+def dump(*_):
+    looks.release()
+    time.sleep(3)
+    return "{}"
+
+looks = threading.Semaphore(0)
+atexit.register(end)
+_distributed_c10d._dump_fr_trace_json = _distributed_c10d._dump_nccl_trace_json = dump
+dist.init_process_group("gloo")
+looks.acquire()
+if sys.argv[1] == "raise":
+    raise SystemError("it has failed")
+"""
+
+
+def test_end(args):
+    """The hook's thread reads the recorder at the end of the program: it ends before the interpreter does."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "slow.py")
+        program.write_text(SLOW_RECORDER)
+        for what, expected in (("return", 0), ("raise", 1)):
+            code, output, _ = run(args, what, program=program, ranks=1, folder=folder)
+            check(code == expected and "thread False" in output, f"end, {what}: {code}, {output}")
+
+
 def test_broken_hook(args):
     """An error in the hook is one warning, and the program goes on."""
     with tempfile.TemporaryDirectory() as folder:
@@ -228,6 +261,7 @@ def main():
         test_work(args)
     if not args.only:
         test_other_programs(args)
+        test_end(args)
         test_broken_hook(args)
 
 
