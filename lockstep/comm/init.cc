@@ -183,7 +183,10 @@ std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& w
 
 /// C buffers stdout by the block if it is a pipe, as that to the launcher: a user would see no line for minutes, and
 /// none of a rank that is killed.
-void show_lines_at_once() { std::setvbuf(stdout, nullptr, _IOLBF, 0); }
+void show_lines_at_once() {
+  static char buffer[BUFSIZ];  // glibc only sets a flag without one, which puts() ignores if stdout was used before
+  std::setvbuf(stdout, buffer, _IOLBF, sizeof buffer);
+}
 
 job::identity::Identity identity_of(const ExternalRendezvous& rendezvous) {
   job::identity::Identity id{.source = "c10d", .rank = rendezvous.rank, .world_size = rendezvous.world_size};

@@ -46,7 +46,8 @@ class TorchState:
     Args:
         model, optimizer: a module and an optimizer of torch; both or none.
         members: schedules, further modules and objects with state_dict() and load_state_dict(); all others are values:
-            numbers, strings, tensors, and lists and dicts of numbers and strings. They are attributes of the state.
+            numbers, strings, tensors, and lists and dicts of numbers and strings. They are attributes of the state;
+            a new attribute becomes a value, unless its name begins with "_".
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class TorchState:
     ) -> None:
         if (model is None) != (optimizer is None):
             raise UsageError("TorchState: expected both model and optimizer, or none")
-        if model is not None:
-            members = {"model": model, "optimizer": optimizer, **members}
-        self._handled = {name: one for name, one in members.items() if _is_handled(one)}
-        self._values = _Values({name: one for name, one in members.items() if name not in self._handled})
+        if wrong := [name for name in members if name.startswith("_")]:
+            raise UsageError(f'TorchState: "{wrong[0]}" begins with "_"; such attributes are not saved')
+        handled = {name: one for name, one in members.items() if _is_handled(one)}
+        self._handled = {"model": model, "optimizer": optimizer, **handled}
+        self._values = _Values({name: one for name, one in members.items() if name not in handled})
         self._callbacks: list[Callable[[], object]] = []
         self._checkpoints: TrainingState | None = None
         self._folder = ""
@@ -112,8 +114,8 @@ class TorchState:
             world.barrier()
             state = TrainingState(world, self._folder)
             for name, member in self._handled.items():
-                is_optimizer = isinstance(member, torch.optim.Optimizer)
-                state.add(name, member, self._handled.get("model") if is_optimizer else None)
+                if member is not None:
+                    state.add(name, member, self.model if isinstance(member, torch.optim.Optimizer) else None)
             self._checkpoints = state.add("members", self._values)
         return self._checkpoints
 

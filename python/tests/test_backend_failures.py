@@ -30,14 +30,12 @@ def process_group(**options):
 def test_calls_run_in_their_order(world):
     """Also a blocking call after one that was started."""
     with process_group() as (rank, size):
-        tensor, expected = torch.ones(200_000), 1.0
         for _ in range(20):
-            work = dist.all_reduce(tensor, async_op=True)
-            dist.all_reduce(tensor, dist.ReduceOp.AVG)
+            tensor = torch.full((200_000,), rank + 1.0)
+            work = dist.broadcast(tensor, 0, async_op=True)
+            dist.all_reduce(tensor)
             work.wait()
-            expected *= size
-            assert tensor[0] == tensor[-1] == expected
-            tensor, expected = tensor.fill_(1), 1.0
+            assert tensor[0] == tensor[-1] == size
 
 
 @on_ranks(2, fresh=True)
@@ -48,14 +46,15 @@ def test_tags_are_told_apart(world):
 
 @on_ranks(2, fresh=True)
 def test_timeout_of_the_group_ends_a_wait(world):
-    with process_group(timeout=datetime.timedelta(seconds=2)) as (rank, _):
+    world.barrier()  # the timeout is also that of the store in which the ranks wait for each other
+    with process_group(timeout=datetime.timedelta(seconds=3)) as (rank, _):
         begin = time.monotonic()
         if rank == 0:
             with pytest.raises(lockstep.TimeoutError):
                 dist.all_reduce(torch.ones(3))
-            assert 1 < time.monotonic() - begin < 30
+            assert 2 < time.monotonic() - begin < 30
         else:
-            time.sleep(4)
+            time.sleep(5)
 
 
 @on_ranks(2, fresh=True)
@@ -85,7 +84,8 @@ def test_abort_ends_a_wait(world):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.5)
+        while dist.group.WORLD._get_sequence_number_for_group() == 0:
+            time.sleep(0.01)
         dist.distributed_c10d._abort_process_group()
         thread.join(20)
         assert not thread.is_alive()

@@ -218,10 +218,11 @@ void Agent::handle_frame(const protocol::Frame& frame) {
   } else if (frame.kind == protocol::FrameKind::kWriteStacks) {
     write_stacks(protocol::decode_ranks(frame.payload));
   } else if (frame.kind == protocol::FrameKind::kSignal) {
-    const int signal = static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]);
     const auto processes = process::read_activity().processes;
+    std::vector<std::vector<pid_t>> trees;
     for (const RankProcess& rank : ranks_)
-      if (rank.pid > 0) process::signal_first_expecting(process::tree_of(rank.pid, processes), signal);
+      if (rank.pid > 0) trees.push_back(process::tree_of(rank.pid, processes));
+    process::signal_first_expecting(trees, static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]));
   } else if (frame.kind == protocol::FrameKind::kOutputAck) {
     const auto numbers = protocol::decode_numbers(frame.payload, 2);
     output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1]));

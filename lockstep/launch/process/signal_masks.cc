@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -21,25 +22,29 @@ bool is_in_mask(pid_t pid, const std::string& name, int signal) {
   return false;
 }
 
-/// fork(), vfork() and posix_spawn() block all signals for the moment in which they make a process.
-bool keeps_blocked(pid_t pid, int signal) {
-  constexpr int kLooks = 5;
-  for (int look = 0; look < kLooks; ++look) {
-    if (look != 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    if (!is_in_mask(pid, "SigBlk", signal)) return false;
+/// Returns those of the processes that keep the signal blocked for 0.2 s. fork(), vfork() and posix_spawn() block all
+/// signals for the moment in which they make a process.
+std::set<pid_t> keep_blocked(const std::vector<std::vector<pid_t>>& trees, int signal) {
+  constexpr int kLooks = 11;
+  std::set<pid_t> blocked;
+  for (const std::vector<pid_t>& tree : trees) blocked.insert(tree.begin(), tree.end());
+  for (int look = 0; look < kLooks && !blocked.empty(); ++look) {
+    if (look != 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::erase_if(blocked, [&](pid_t pid) { return !is_in_mask(pid, "SigBlk", signal); });
   }
-  return true;
+  return blocked;
 }
 
 }  // namespace
 
 bool catches_signal(pid_t pid, int signal) { return is_in_mask(pid, "SigCgt", signal); }
 
-bool expects_signal(pid_t pid, int signal) { return catches_signal(pid, signal) || keeps_blocked(pid, signal); }
-
-void signal_first_expecting(const std::vector<pid_t>& pids, int signal) {
-  const auto found = std::find_if(pids.begin(), pids.end(), [&](pid_t pid) { return expects_signal(pid, signal); });
-  if (found != pids.end()) ::kill(*found, signal);
+void signal_first_expecting(const std::vector<std::vector<pid_t>>& trees, int signal) {
+  const std::set<pid_t> blocked = keep_blocked(trees, signal);
+  for (const std::vector<pid_t>& tree : trees) {
+    const auto expects = [&](pid_t pid) { return catches_signal(pid, signal) || blocked.contains(pid); };
+    if (const auto found = std::find_if(tree.begin(), tree.end(), expects); found != tree.end()) ::kill(*found, signal);
+  }
 }
 
 }  // namespace lockstep::launcher::process

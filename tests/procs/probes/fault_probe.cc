@@ -5,7 +5,8 @@
 //   loop | deadlock | short_deadline   forever; with short_deadline, the fourth all_reduce has a deadline of SECONDS
 //   kernel                             forever, in the kernel (state D), where no debugger can attach
 //   stop                               stops itself with SIGSTOP
-//   after                              loops after all ranks have finished the fourth all_reduce
+//   after                              loops after all ranks have finished the fourth all_reduce; prints a line before
+//                                      init(), and another one before the loop
 //   work | alive | busy                works for SECONDS: without reports, with calls of world.alive(), or under
 //                                      world.busy()
 //   throw | odd | usage | memory | allocate  an exception under lockstep::main()
@@ -104,6 +105,10 @@ int run(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   const int rank = argc > 2 ? std::atoi(argv[2]) : 0;
   const double seconds = argc > 3 ? std::atof(argv[3]) : 0;
+  if (what == "after") {
+    std::puts("begins");
+    std::fflush(stdout);
+  }
   Group world = lockstep::comm::init();
   const at::Tensor tensor = at::ones({1024});
   try {
@@ -113,7 +118,10 @@ int run(int argc, char** argv) {
     if (what == "short_deadline") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
     world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
     std::printf("sum %g\n", tensor.sum().item<double>());
-    if (what == "after" && world.rank() == rank) loop_forever();
+    if (what == "after" && world.rank() == rank) {
+      std::puts("loops");
+      loop_forever();
+    }
     return 0;
   } catch (const lockstep::base::CommError& error) {
     std::printf("error: %s %s\n", std::string(name(error.cause())).c_str(), error.what());

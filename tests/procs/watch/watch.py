@@ -179,7 +179,7 @@ def end():
 
 def dump(*_):
     looks.release()
-    time.sleep(3)
+    time.sleep(1)  # and once more for the other recorder
     return "{}"
 
 looks = threading.Semaphore(0)

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace lockstep::launcher::process {
 namespace {
@@ -49,19 +50,6 @@ void block() {
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
 }
 
-TEST(SignalMasks, HandledBlockedIgnoredAndDefault) {
-  const Child handles([] { ::signal(SIGUSR1, [](int) { ::_exit(7); }); });
-  const Child blocks(block), ignores([] { ::signal(SIGUSR1, SIG_IGN); }), plain([] { ::signal(SIGUSR1, SIG_DFL); });
-  EXPECT_TRUE(catches_signal(handles.pid(), SIGUSR1));
-  EXPECT_FALSE(catches_signal(handles.pid(), SIGUSR2));
-  EXPECT_TRUE(expects_signal(handles.pid(), SIGUSR1));
-  EXPECT_FALSE(catches_signal(blocks.pid(), SIGUSR1));
-  EXPECT_TRUE(expects_signal(blocks.pid(), SIGUSR1));
-  EXPECT_FALSE(expects_signal(ignores.pid(), SIGUSR1));
-  EXPECT_FALSE(expects_signal(plain.pid(), SIGUSR1));
-  EXPECT_FALSE(expects_signal(1 << 30, SIGUSR1));
-}
-
 void set_all(int how, std::chrono::microseconds time) {
   sigset_t set;
   ::sigfillset(&set);
@@ -69,23 +57,43 @@ void set_all(int how, std::chrono::microseconds time) {
   std::this_thread::sleep_for(time);
 }
 
+bool has_ended(pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) == pid; }
+
+TEST(SignalMasks, Handlers) {
+  const Child handles([] { ::signal(SIGUSR1, [](int) { ::_exit(7); }); }), blocks(block);
+  EXPECT_TRUE(catches_signal(handles.pid(), SIGUSR1));
+  EXPECT_FALSE(catches_signal(handles.pid(), SIGUSR2));
+  EXPECT_FALSE(catches_signal(blocks.pid(), SIGUSR1));
+  EXPECT_FALSE(catches_signal(1 << 30, SIGUSR1));
+}
+
 // As a process does that starts many others.
-TEST(SignalMasks, ProcessThatBlocksItForMomentsDoesNotExpectIt) {
-  const Child starts([] { ::signal(SIGUSR1, SIG_DFL); }, [] { set_all(SIG_BLOCK, 500us), set_all(SIG_UNBLOCK, 6ms); });
-  for (int i = 0; i < 80; ++i, std::this_thread::sleep_for(1ms)) ASSERT_FALSE(expects_signal(starts.pid(), SIGUSR1));
+TEST(SignalMasks, ProcessThatBlocksItForMomentsDoesNotGetIt) {
+  const Child starts([] { ::signal(SIGUSR1, SIG_DFL); }, [] { set_all(SIG_BLOCK, 1ms), set_all(SIG_UNBLOCK, 6ms); });
+  for (int i = 0; i < 100; ++i, std::this_thread::sleep_for(1ms)) {
+    signal_first_expecting({{starts.pid()}}, SIGUSR1);
+    ASSERT_FALSE(has_ended(starts.pid()));
+  }
 }
 
 TEST(SignalMasks, TheFirstThatExpectsItGetsIt) {
-  const Child plain([] { ::signal(SIGUSR1, SIG_DFL); });
+  const Child plain([] { ::signal(SIGUSR1, SIG_DFL); }), ignores([] { ::signal(SIGUSR1, SIG_IGN); });
   const Child first([] { ::signal(SIGUSR1, [](int) { ::_exit(7); }); });
   const Child second([] { ::signal(SIGUSR1, [](int) { ::_exit(8); }); });
-  signal_first_expecting({plain.pid(), first.pid(), second.pid()}, SIGUSR1);
-  int status = 0;
-  ASSERT_EQ(::waitpid(first.pid(), &status, 0), first.pid());
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-  for (const pid_t pid : {plain.pid(), second.pid()}) EXPECT_EQ(::waitpid(pid, nullptr, WNOHANG), 0);
-  signal_first_expecting({plain.pid()}, SIGUSR1);
-  EXPECT_EQ(::waitpid(plain.pid(), nullptr, WNOHANG), 0);
+  const Child blocks(block, [] {
+    sigset_t pending;
+    ::sigpending(&pending);
+    if (::sigismember(&pending, SIGUSR1) == 1) ::_exit(9);
+    ::usleep(1000);
+  });
+  signal_first_expecting({{plain.pid(), ignores.pid(), first.pid(), second.pid()}, {plain.pid(), blocks.pid()}, {}},
+                         SIGUSR1);
+  for (const auto& [pid, code] : {std::pair(first.pid(), 7), std::pair(blocks.pid(), 9)}) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == code) << status;
+  }
+  for (const pid_t pid : {plain.pid(), ignores.pid(), second.pid()}) EXPECT_FALSE(has_ended(pid));
 }
 
 }  // namespace
