@@ -84,7 +84,8 @@ def test_abort_ends_a_wait(world):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        while dist.group.WORLD._get_sequence_number_for_group() == 0:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        while backend._get_sequence_number_for_group() == 0:
             time.sleep(0.01)
         dist.distributed_c10d._abort_process_group()
         thread.join(20)
