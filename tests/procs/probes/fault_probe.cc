@@ -117,11 +117,11 @@ int run(int argc, char** argv) {
     lockstep::comm::CallOptions last{.name = "votes"};
     if (what == "short_deadline") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
     world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
-    std::printf("sum %g\n", tensor.sum().item<double>());
     if (what == "after" && world.rank() == rank) {
       std::puts("loops");
       loop_forever();
     }
+    std::printf("sum %g\n", tensor.sum().item<double>());
     return 0;
   } catch (const lockstep::base::CommError& error) {
     std::printf("error: %s %s\n", std::string(name(error.cause())).c_str(), error.what());
