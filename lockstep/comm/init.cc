@@ -181,8 +181,8 @@ std::shared_ptr<channel::DeadlockDetector> make_deadlock_detector(const World& w
   return detector;
 }
 
-/// C buffers stdout by the block if it is a pipe, as that to the launcher: a user would see no line for minutes, and
-/// none of a rank that is killed.
+/// C buffers stdout in blocks if it is a pipe, such as the one to the launcher: a user would see no line for minutes,
+/// and would lose the last lines of a rank that is killed.
 void show_lines_at_once() {
   static char buffer[BUFSIZ];  // glibc only sets a flag without one, which puts() ignores if stdout was used before
   std::setvbuf(stdout, buffer, _IOLBF, sizeof buffer);

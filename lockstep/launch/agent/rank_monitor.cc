@@ -80,7 +80,7 @@ void RankMonitor::add_activity(pid_t pid, const process::HostActivity& activity,
   const process::Usage usage = process::usage_of_tree(pid, activity);
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(now - usage_time_);
   if (elapsed <= base::kMaxSampleGap) {  // else this is the first sample
-    // What it did before it stopped to report is no work that goes on.
+    // What it did before it stopped reporting is not work that goes on.
     const bool works = needed_activity_ && process::has_worked(usage_, usage, elapsed);
     base::telemetry::rank_page_in(memory_).works.store(works ? 1 : 0);
     if (usage.cpu_time - usage_.cpu_time >= process::kActiveCpuTime) ++num_active_samples_;

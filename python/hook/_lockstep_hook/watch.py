@@ -148,8 +148,8 @@ def _ended():
     """At the end of the program. After an exception the rank stays in the world, whose other ranks miss it."""
     if _watch is not None:
         _watch.end_thread()
-        if not hasattr(sys, "last_type"):
-            _watch.leave()
+    if not hasattr(sys, "last_type"):
+        _left()
 
 
 def _load():

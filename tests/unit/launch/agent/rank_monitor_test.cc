@@ -60,7 +60,7 @@ TEST(RankMonitor, WorksIfItUsesTheCpuWithoutAReport) {
   EXPECT_FALSE(rank.works(6s, 4500ms));
 }
 
-// A rank that was measured just before it reported a step, and hangs after it: the step is no work that goes on.
+// A rank that was measured just before it reported a step, and hangs after it: the step is not work that goes on.
 TEST(RankMonitor, WorkBeforeAReportDoesNotCount) {
   FakeRank rank;
   for (int second = 0; second < 3; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), 0ms));
