@@ -1,13 +1,14 @@
-"""Lightning over Lockstep: importing this module adds the strategy "lockstep".
+"""Lightning over Lockstep: importing this module adds the strategy "lockstep" to Trainer and Fabric.
 
 >>> import lockstep.lightning
 >>> trainer = lightning.pytorch.Trainer(strategy="lockstep", accelerator="cpu", devices=2)
+>>> fabric = lightning.fabric.Fabric(strategy="lockstep", accelerator="cpu", devices=2)
 
 $ lockstep run -n 2 python train.py
 
 Scripts with strategy="ddp" run under `lockstep run` unchanged. This strategy averages gradients by
-lockstep.DistributedDataParallel instead of torch's, so the LightningModule is not wrapped. It serves the packages
-lightning and pytorch_lightning, whichever are installed.
+lockstep.DistributedDataParallel instead of torch's, so that wraps no module. It serves the packages lightning,
+pytorch_lightning and lightning_fabric, whichever are installed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ from lockstep.ddp import DistributedDataParallel
 from lockstep.errors import UsageError
 
 _PACKAGES = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
+# The options of Lightning's own strategies; all others are those of lockstep.DistributedDataParallel.
+_OWN_OPTIONS = (
+    "accelerator",
+    "parallel_devices",
+    "cluster_environment",
+    "checkpoint_io",
+    "precision_plugin",
+    "precision",
+    "timeout",
+    "start_method",
+)
 
 
 def _environment(fabric: str) -> Any:
@@ -51,6 +63,49 @@ def _environment(fabric: str) -> Any:
     return LockstepEnvironment
 
 
+def _take_own(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+
+
+def _make_ddp(model: Any, options: dict[str, Any]) -> DistributedDataParallel:
+    world = group.world()
+    if world is None:
+        raise UsageError('LockstepStrategy: the default process group has not the backend "lockstep"')
+    try:
+        return lockstep.DistributedDataParallel(model, world, **options)
+    except TypeError as error:
+        raise UsageError(
+            f"LockstepStrategy: {error}", hint="the options are those of lockstep.DistributedDataParallel"
+        ) from error
+
+
+def _fabric_strategy(fabric: str) -> Any:
+    base = importlib.import_module(f"{fabric}.strategies").DDPStrategy
+
+    class LockstepFabricStrategy(base):  # type: ignore[valid-type, misc]
+        """Fabric's DDPStrategy with lockstep.DistributedDataParallel, one for each module that Fabric.setup() gets.
+
+        Args:
+            options: of lockstep.DistributedDataParallel. Fabric's own, such as timeout, go to DDPStrategy.
+        """
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**_take_own(options), process_group_backend="lockstep")
+            self._options = options
+            self._backward_sync_control = self
+            self.ddp_of: dict[Any, DistributedDataParallel] = {}  # by module
+
+        def setup_module(self, module: Any) -> Any:
+            self.ddp_of[module] = _make_ddp(module, self._options)
+            return module
+
+        def no_backward_sync(self, module: Any, enabled: bool) -> Any:
+            """What Fabric.no_backward_sync() enters, for accumulating gradients over several batches."""
+            return self.ddp_of[module].no_sync() if enabled else contextlib.nullcontext()
+
+    return LockstepFabricStrategy
+
+
 def _strategy(lightning: str) -> Any:
     base = importlib.import_module(f"{lightning}.strategies").DDPStrategy
 
@@ -63,33 +118,14 @@ def _strategy(lightning: str) -> Any:
         """
 
         strategy_name = "lockstep"
-        _OWN = (
-            "accelerator",
-            "parallel_devices",
-            "cluster_environment",
-            "checkpoint_io",
-            "precision_plugin",
-            "timeout",
-            "start_method",
-        )
 
         def __init__(self, **options: Any) -> None:
-            super().__init__(
-                **{name: options.pop(name) for name in self._OWN if name in options}, process_group_backend="lockstep"
-            )
+            super().__init__(**_take_own(options), process_group_backend="lockstep")
             self._options = options
             self.ddp: DistributedDataParallel | None = None  # for optimizers of lockstep.optim, in configure_optimizers
 
         def _setup_model(self, model: Any) -> Any:
-            world = group.world()
-            if world is None:
-                raise UsageError('LockstepStrategy: the default process group has not the backend "lockstep"')
-            try:
-                self.ddp = lockstep.DistributedDataParallel(model, world, **self._options)
-            except TypeError as error:
-                raise UsageError(
-                    f"LockstepStrategy: {error}", hint="the options are those of lockstep.DistributedDataParallel"
-                ) from error
+            self.ddp = _make_ddp(model, self._options)
             return model
 
         def _register_ddp_hooks(self) -> None:
@@ -109,20 +145,25 @@ def _strategy(lightning: str) -> Any:
 
 
 def _register() -> None:
-    """Registers the strategy with every package of Lightning that is installed."""
-    found = False
+    """Registers the strategies with every package of Lightning that is installed."""
     for lightning, fabric in _PACKAGES:
-        if importlib.util.find_spec(lightning.partition(".")[0]) is None:
+        if importlib.util.find_spec(fabric.partition(".")[0]) is None:
             continue
-        found = True
-        strategy = _strategy(lightning)
-        registry = importlib.import_module(f"{lightning}.strategies").StrategyRegistry
-        registry.register("lockstep", strategy, description="DDP over Lockstep", override=True)
-        globals().setdefault("LockstepStrategy", strategy)
         globals().setdefault("LockstepEnvironment", _environment(fabric))
-    if not found:
+        for package, name, make in (
+            (lightning, "LockstepStrategy", _strategy),
+            (fabric, "LockstepFabricStrategy", _fabric_strategy),
+        ):
+            if importlib.util.find_spec(package.partition(".")[0]) is None:
+                continue
+            strategies = importlib.import_module(f"{package}.strategies")
+            registry = getattr(strategies, "StrategyRegistry", None) or strategies.STRATEGY_REGISTRY
+            strategy = make(package)
+            globals().setdefault(name, strategy)
+            registry.register("lockstep", strategy, description="DDP over Lockstep", override=True)
+    if "LockstepEnvironment" not in globals():
         raise UsageError(
-            "lockstep.lightning: neither lightning nor pytorch_lightning is installed",
+            "lockstep.lightning: none of lightning, pytorch_lightning and lightning_fabric is installed",
             hint="pip install lightning",
         )
 

@@ -18,12 +18,10 @@ using std::chrono::milliseconds;
 
 /// `call` with the reduction `op`; one that Group does not have is compared by its number.
 comm::WatchedCall reduction(comm::WatchedCall call, const c10d::ReduceOp& op) {
-  const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
-  const auto plain = type == c10d::ReduceOp::PREMUL_SUM ? std::nullopt : to_reduce_op(op, "reduce");
-  if (plain)
+  if (const auto plain = to_reduce_op(op))
     call.op = *plain;
   else
-    call.name += " reduction " + std::to_string(type);
+    call.name += " reduction " + std::to_string(static_cast<c10d::ReduceOp::RedOpType>(op));
   return call;
 }
 
@@ -70,14 +68,6 @@ CallOptions LockstepBackend::point_to_point_options(int tag) const {
   CallOptions options = call_options(c10d::kUnsetTimeout);
   if (tag != 0) options.name = "tag " + std::to_string(tag);
   return options;
-}
-
-void LockstepBackend::reduce_scatter_flat(const FlatResult& to, const at::Tensor& from, const c10d::ReduceOp& op,
-                                          const CallOptions& options) {
-  const auto plain = to_reduce_op(op, "reduce_scatter");
-  if (!plain) throw base::UsageError("reduce_scatter: expected SUM, AVG, PRODUCT, MIN or MAX");
-  group_->reduce_scatter(to.flat_tensor(), from, *plain, options);
-  to.finish();
 }
 
 bool LockstepBackend::on_device(const at::Tensor& tensor) const {
@@ -208,16 +198,11 @@ WorkPtr LockstepBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& giv
                         [&](c10d::Backend& inner) { return inner.reduce(tensors, given); });
   check_reducible(only(tensors, "reduce"), given.reduceOp, "reduce");
   const FlatResult line(tensors[0]);
-  const auto plain = to_reduce_op(given.reduceOp, "reduce");
-  return start(
-      OpType::REDUCE, "lockstep:reduce", tensors, tensors, given,
-      [this, line, plain, op = given.reduceOp, root = static_cast<int>(given.rootRank)](const CallOptions& options) {
-        if (plain)
-          group_->reduce(line.flat_tensor(), root, *plain, options);
-        else
-          all_reduce_bits(*group_, line.flat_tensor(), op, options);
-        line.finish();
-      });
+  return start(OpType::REDUCE, "lockstep:reduce", tensors, tensors, given,
+               [this, line, op = given.reduceOp, root = static_cast<int>(given.rootRank)](const CallOptions& options) {
+                 python::reduce(*group_, line.flat_tensor(), root, op, options);
+                 line.finish();
+               });
 }
 
 WorkPtr LockstepBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& given) {
@@ -332,7 +317,8 @@ WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                 all = Concatenated("reduce_scatter", only(inputs, "reduce_scatter", size_), true),
                 op = given.reduceOp](const CallOptions& options) mutable {
                  all.copy_from_tensors();
-                 reduce_scatter_flat(line, all.flat_tensor(), op, options);
+                 python::reduce_scatter(*group_, line.flat_tensor(), all.flat_tensor(), op, options);
+                 line.finish();
                });
 }
 
@@ -344,7 +330,8 @@ WorkPtr LockstepBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
   check_reducible(output, given.reduceOp, "reduce_scatter");
   return start(OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter", {input}, {output}, given,
                [this, line = FlatResult(output), from = flat(input), op = given.reduceOp](const CallOptions& options) {
-                 reduce_scatter_flat(line, from, op, options);
+                 python::reduce_scatter(*group_, line.flat_tensor(), from, op, options);
+                 line.finish();
                });
 }
 
@@ -360,8 +347,11 @@ WorkPtr LockstepBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   check_reducible(outputs.at(0), given.reduceOp, "reduce_scatter");
   return start(OpType::COALESCED, "lockstep:reduce_scatter", inputs, outputs, given,
                [this, outputs, inputs, op = given.reduceOp](const CallOptions& options) {
-                 for (std::size_t i = 0; i < outputs.size(); ++i)
-                   reduce_scatter_flat(FlatResult(outputs[i]), flat(inputs[i]), op, options);
+                 for (std::size_t i = 0; i < outputs.size(); ++i) {
+                   const FlatResult to(outputs[i]);
+                   python::reduce_scatter(*group_, to.flat_tensor(), flat(inputs[i]), op, options);
+                   to.finish();
+                 }
                });
 }
 

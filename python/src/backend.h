@@ -94,9 +94,6 @@ class LockstepBackend final : public c10d::Backend {
   void check_open() const;
   comm::CallOptions point_to_point_options(int tag) const;
 
-  void reduce_scatter_flat(const FlatResult& to, const at::Tensor& from, const c10d::ReduceOp& op,
-                           const comm::CallOptions& options);
-
   /// Runs `operation`: on this thread if the caller waits for it at once and nothing is queued, else on the executor's.
   /// `inputs` are for the profiler.
   template <typename Given, typename Operation>

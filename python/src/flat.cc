@@ -10,14 +10,14 @@
 namespace lockstep::python {
 namespace {
 
-bool is_accepted(at::ScalarType dtype) { return comm::name(dtype) != "?"; }
+at::Tensor as_accepted(const at::Tensor& line) {
+  const at::ScalarType dtype = at::toRealValueType(line.scalar_type());
+  return line.view(comm::name(dtype) == "?" ? at::kByte : dtype);
+}
 
 }  // namespace
 
-at::Tensor flat(const at::Tensor& tensor) {
-  const at::Tensor line = tensor.contiguous().view({-1});
-  return is_accepted(line.scalar_type()) ? line : line.view(at::kByte);
-}
+at::Tensor flat(const at::Tensor& tensor) { return as_accepted(tensor.contiguous().view({-1})); }
 
 void FlatResult::finish() const {
   if (tensor_.is_contiguous()) return;  // flat() has made a view
@@ -35,9 +35,8 @@ Concatenated::Concatenated(const char* call, std::vector<at::Tensor> tensors, bo
                              (are_equal ? " and numbers of elements" : ""));
     count += tensor.numel();
   }
-  flat_ =
-      at::empty({count}, tensors_.empty() ? at::TensorOptions() : tensors_[0].options().memory_format(std::nullopt));
-  if (!is_accepted(flat_.scalar_type())) flat_ = flat_.view(at::kByte);
+  flat_ = as_accepted(
+      at::empty({count}, tensors_.empty() ? at::TensorOptions() : tensors_[0].options().memory_format(std::nullopt)));
 }
 
 void Concatenated::copy_from_tensors() {

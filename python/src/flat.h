@@ -7,8 +7,9 @@
 
 namespace lockstep::python {
 
-/// Returns the elements of `tensor` as a tensor of one dimension, a copy if it is not contiguous. Elements of dtypes
-/// that Group does not accept, such as int16 and complex, become bytes.
+/// Returns the elements of `tensor` as a tensor of one dimension, a copy if it is not contiguous. Complex
+/// numbers become their real and imaginary parts, and elements of other dtypes that Group does not accept, such as
+/// int16, become bytes.
 at::Tensor flat(const at::Tensor& tensor);
 
 /// A tensor that receives the result of an operation.

@@ -4,6 +4,7 @@
 #include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 
 #include <algorithm>
@@ -18,31 +19,41 @@ using comm::CallOptions;
 using comm::Group;
 using comm::ReduceOp;
 
-std::optional<ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call) {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG: return ReduceOp::kMean;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-    case c10d::ReduceOp::BOR:
-    case c10d::ReduceOp::BXOR: return std::nullopt;
-    case c10d::ReduceOp::PREMUL_SUM:
-    case c10d::ReduceOp::UNUSED: break;
+namespace {
+
+/// What surrounds the reduction of a Group in one of c10d.
+struct Steps {
+  ReduceOp op = ReduceOp::kSum;
+  at::Tensor factor;         ///< what each rank's elements are multiplied by before; undefined: nothing
+  std::int64_t divisor = 1;  ///< what integers are divided by afterwards, toward zero as NCCL does
+  CallOptions options;
+
+  void begin(at::Tensor line) const {
+    if (factor.defined()) line.mul_(factor);
   }
-  throw base::UsageError(std::string(call) +
-                         ": the backend lockstep does not have this reduction; expected SUM, AVG, " +
-                         "PRODUCT, MIN, MAX, BAND, BOR or BXOR");
+  void finish(at::Tensor line) const {
+    if (divisor != 1) line.div_(divisor, "trunc");
+  }
+};
+
+Steps steps_of(const Group& group, const c10d::ReduceOp& op, at::ScalarType dtype, CallOptions options) {
+  if (const auto plain = to_reduce_op(op); plain && (plain != ReduceOp::kMean || at::isFloatingType(dtype)))
+    return {.op = *plain, .factor = {}, .options = std::move(options)};
+  Steps steps{.factor = {}, .options = std::move(options)};
+  if (op == c10d::ReduceOp::AVG) {
+    steps.divisor = group.size();
+    steps.options.name = "AVG";  // for the comparison with other ranks
+    return steps;
+  }
+  const auto* supplement = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  steps.factor = supplement->tensor_factor.defined() ? supplement->tensor_factor.to(at::kCPU, dtype)
+                                                     : at::scalar_tensor(supplement->double_factor, dtype);
+  steps.options.name = "PREMUL_SUM";
+  return steps;
 }
 
-void check_reducible(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call) {
-  const bool plain = to_reduce_op(op, call).has_value();
-  const at::ScalarType dtype = tensor.scalar_type();
-  if (plain ? comm::name(dtype) != "?" : at::isIntegralType(dtype, /*includeBool=*/true)) return;
-  throw base::UsageError(std::string(call) + ": the dtype is " + c10::toString(dtype) + "; expected " +
-                         (plain ? "float64, float32, float16, bfloat16, int64, int32, int8, uint8 or bool"
-                                : "integers for BAND, BOR and BXOR"));
+bool is_on_bits(const c10d::ReduceOp& op) {
+  return op == c10d::ReduceOp::BAND || op == c10d::ReduceOp::BOR || op == c10d::ReduceOp::BXOR;
 }
 
 void all_reduce_bits(const Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op, const CallOptions& options) {
@@ -59,9 +70,71 @@ void all_reduce_bits(const Group& group, at::Tensor line, c10d::ReduceOp::RedOpT
   }
 }
 
+}  // namespace
+
+std::optional<ReduceOp> to_reduce_op(const c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kMean;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR:
+    case c10d::ReduceOp::PREMUL_SUM:
+    case c10d::ReduceOp::UNUSED: break;
+  }
+  return std::nullopt;
+}
+
+void check_reducible(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  const auto check = [&](bool good, const char* expected) {
+    if (!good)
+      throw base::UsageError(std::string(call) + ": the dtype is " + c10::toString(dtype) + "; expected " + expected);
+  };
+  if (op == c10d::ReduceOp::UNUSED)
+    throw base::UsageError(std::string(call) + ": the backend lockstep does not have this reduction; expected SUM, " +
+                           "AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM");
+  if (is_on_bits(op)) return check(at::isIntegralType(dtype, /*includeBool=*/true), "integers for BAND, BOR and BXOR");
+  if (op == c10d::ReduceOp::PREMUL_SUM && op.supplement_)
+    return check(at::isFloatingType(at::toRealValueType(dtype)) && comm::name(at::toRealValueType(dtype)) != "?",
+                 "floating-point numbers for PREMUL_SUM");
+  if (at::isComplexType(dtype) && c10d::isComplexViewAsRealAllowed(op)) return;
+  if (op == c10d::ReduceOp::AVG) check(dtype != at::kBool, "numbers for AVG");
+  check(comm::name(dtype) != "?", "float64, float32, float16, bfloat16, int64, int32, int8, uint8 or bool");
+}
+
 void all_reduce(const Group& group, const at::Tensor& line, const c10d::ReduceOp& op, const CallOptions& options) {
-  if (const auto plain = to_reduce_op(op, "all_reduce")) return group.all_reduce(line, *plain, options);
-  all_reduce_bits(group, line, op, options);
+  if (is_on_bits(op)) return all_reduce_bits(group, line, op, options);
+  const Steps steps = steps_of(group, op, line.scalar_type(), options);
+  steps.begin(line);
+  group.all_reduce(line, steps.op, steps.options);
+  steps.finish(line);
+}
+
+void reduce(const Group& group, const at::Tensor& line, int root, const c10d::ReduceOp& op,
+            const CallOptions& options) {
+  if (is_on_bits(op)) return all_reduce_bits(group, line, op, options);
+  const Steps steps = steps_of(group, op, line.scalar_type(), options);
+  steps.begin(line);
+  group.reduce(line, root, steps.op, steps.options);
+  if (group.rank() == root) steps.finish(line);
+}
+
+void reduce_scatter(const Group& group, const at::Tensor& to, const at::Tensor& from, const c10d::ReduceOp& op,
+                    const CallOptions& options) {
+  const at::Tensor source = is_on_bits(op) || op == c10d::ReduceOp::PREMUL_SUM ? from.clone() : from;
+  if (is_on_bits(op)) {
+    all_reduce_bits(group, source, op, options);
+    at::Tensor(to).copy_(source.narrow(0, group.rank() * to.numel(), to.numel()));
+    return;
+  }
+  const Steps steps = steps_of(group, op, to.scalar_type(), options);
+  steps.begin(source);
+  group.reduce_scatter(to, source, steps.op, steps.options);
+  steps.finish(to);
 }
 
 void all_reduce_sparse(const Group& group, at::Tensor& tensor, const c10d::ReduceOp& op, const CallOptions& options) {

@@ -15,19 +15,21 @@ namespace lockstep::python {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
-/// A reduction of c10d as one of Group, or none for those on bits. Throws UsageError for others.
-std::optional<comm::ReduceOp> to_reduce_op(const c10d::ReduceOp& op, const char* call);
+/// A reduction of c10d as one of Group; none for those that Group does not have.
+std::optional<comm::ReduceOp> to_reduce_op(const c10d::ReduceOp& op);
 
 /// Throws UsageError unless elements of this dtype can be reduced by `op`: other dtypes move as bytes, and are no
 /// numbers.
 void check_reducible(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call);
 
-/// all_reduce() of the bits of integers.
-void all_reduce_bits(const comm::Group& group, at::Tensor line, c10d::ReduceOp::RedOpType op,
-                     const comm::CallOptions& options);
-/// all_reduce() with any reduction of c10d.
+/// Group's functions of these names, with any reduction that check_reducible() accepts. The tensors are flat and
+/// contiguous. The mean of integers is their sum, divided and rounded toward zero, as NCCL does.
 void all_reduce(const comm::Group& group, const at::Tensor& line, const c10d::ReduceOp& op,
                 const comm::CallOptions& options);
+void reduce(const comm::Group& group, const at::Tensor& line, int root, const c10d::ReduceOp& op,
+            const comm::CallOptions& options);
+void reduce_scatter(const comm::Group& group, const at::Tensor& to, const at::Tensor& from, const c10d::ReduceOp& op,
+                    const comm::CallOptions& options);
 /// Sums sparse tensors, whose ranks may have different numbers of elements.
 void all_reduce_sparse(const comm::Group& group, at::Tensor& tensor, const c10d::ReduceOp& op,
                        const comm::CallOptions& options);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Tests that scripts of Lightning, Accelerate and transformers run unchanged, with torchrun's losses.
+"""Tests that scripts of Lightning, Fabric, Accelerate and transformers run unchanged, with torchrun's losses.
 
 Usage: frameworks.py --lockstep PROGRAM --package FOLDER [--python INTERPRETER] host|ssh|slurm
-host: two ranks, beside torchrun, and Lightning's strategy "lockstep". ssh and slurm: two hosts of a sandbox with two
+host: two ranks, beside torchrun, over Gloo and Lockstep, and Lightning's strategy "lockstep". ssh and slurm: two hosts of a sandbox with two
 ranks each, beside four ranks of one host; they require root. The exit code is 77 if the machine lacks what the test
 requires.
 """
@@ -18,7 +18,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
-FRAMEWORKS = ("lightning", "accelerate", "transformers")
+STRATEGIES = {
+    "lightning": ("ddp", "lockstep", "lockstep-fused", "backend"),
+    "fabric": ("ddp", "lockstep", "backend"),
+    "accelerate": ("ddp", "backend"),
+    "transformers": ("ddp", "backend"),
+}
 
 
 def check(good, text):
@@ -46,17 +51,16 @@ def output_of(command, environment):
 
 def losses_of(text):
     """Returns the line of rank 0, without a prefix."""
-    found = [line[line.index(name) :] for line in text.splitlines() for name in FRAMEWORKS if f"{name}: " in line]
+    found = [line[line.index(name) :] for line in text.splitlines() for name in STRATEGIES if f"{name}: " in line]
     check(len(found) == 1, f"one line of losses {found if len(found) == 1 else text}")
     return found[0]
 
 
 def on_one_host(args):
     torchrun = pathlib.Path(args.python).with_name("torchrun")
-    for name in FRAMEWORKS:
+    for name, strategies in STRATEGIES.items():
         words = [PROGRAM, name, 2, 1]
         expected = losses_of(output_of([torchrun, "--nproc-per-node", 2, *words], os.environ))
-        strategies = ("ddp", "lockstep", "lockstep-fused") if name == "lightning" else ("ddp",)
         for strategy in strategies:
             environment = {**os.environ, "PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet"}
             command = [args.lockstep, "run", "-n", 2, "--", args.python, *words, strategy]
@@ -84,7 +88,7 @@ def over_ssh(args):
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
 
     def unchanged_scripts(cluster):
-        for name in FRAMEWORKS:
+        for name in STRATEGIES:
             command = [args.lockstep, "run", "-H", "h1:2,h2:2", "--", args.python, PROGRAM, name, 2, 2]
             found, expected = losses_of(output_of(command, os.environ)), expected_on_one_host(args, name)
             check(are_close(found, expected), f"{found}; on one host {expected}")
@@ -98,7 +102,7 @@ def in_slurm(args):
     host_cluster.enter_sandbox((*slurm_cluster.TOOLS, "salloc"))
     with tempfile.TemporaryDirectory() as folder:
         cluster = slurm_cluster.SlurmCluster(folder)
-        for name in FRAMEWORKS:
+        for name in STRATEGIES:
             words = ["--", args.python, PROGRAM, name, 2, 2]
             expected = expected_on_one_host(args, name)
             command = ["salloc", "--quiet", "-N2", "-n4", args.lockstep, "run", *words]
