@@ -25,7 +25,7 @@ $_lockstep_host_options
 --gpus value
 --isolate-gpus
 --share-gpus
---bind choice cores none
+--bind choice auto cores none
 --stdin choice none 0 all
 --output directory
 --quiet-ranks

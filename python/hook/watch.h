@@ -1,8 +1,9 @@
 // A C interface to the page of this process, for the Python hook, which watches ranks that do not use Lockstep.
 //
 // The library liblockstep_watch.so needs no libtorch, so one file serves every interpreter and every torch. No function
-// throws. All have no effect in a child made by fork(), and before lockstep_watch_attach() has succeeded; they may be
-// called from any thread, except that one thread at a time joins, leaves, begins and ends.
+// throws. All but lockstep_watch_guard_forks() have no effect in a child made by fork(), and before
+// lockstep_watch_attach() has succeeded; they may be called from any thread, except that one thread at a time joins,
+// leaves, begins and ends.
 #pragma once
 
 #include <cstdint>
@@ -34,5 +35,12 @@ std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const
                                    std::uint64_t bytes);
 /// The wait has ended. No effect for 0.
 void lockstep_watch_end(std::uint64_t number);
+
+/// From now on, fork() waits until no other thread holds the lock of the interpreter's list of thread states. CPython
+/// before 3.10.15 and 3.11.10 takes this lock in the child before it makes it anew, so a child that is forked while
+/// another thread holds it blocks forever in os.fork() (github.com/python/cpython/issues/112275). A thread holds it
+/// without the GIL while it makes a thread state, as a thread of torch does that drops the last reference to a tensor.
+/// For an interpreter of one of these versions only. Returns the lock; null, without any effect, if it was not found.
+void* lockstep_watch_guard_forks();
 
 }  // extern "C"

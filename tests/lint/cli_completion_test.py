@@ -61,7 +61,7 @@ class Completion(unittest.TestCase):
     def test_fixed_values(self):
         self.assertEqual(complete("lockstep run --transport s"), ["self", "shm"])
         self.assertEqual(complete("lockstep run --transport=s"), ["self", "shm"])
-        self.assertEqual(complete("lockstep run --bind="), ["cores", "none"])
+        self.assertEqual(complete("lockstep run --bind="), ["auto", "cores", "none"])
         self.assertEqual(complete("lockstep run --grace "), [])
 
     def test_lists_keep_their_beginning(self):

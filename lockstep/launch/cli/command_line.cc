@@ -107,7 +107,9 @@ void declare_device_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) 
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
   app.add_flag("--share-gpus", run.share_gpus,
                "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
-  declare_option(app, "--bind", raw.bind, "MODE", "cores (default): each rank has its own cores; none: no binding");
+  declare_option(app, "--bind", raw.bind, "MODE",
+                 "cores of its own for each rank: auto (default): unless a Python program would get only one; cores: "
+                 "always; none: never");
 }
 
 void declare_output_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
@@ -242,7 +244,10 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
   if (given("--transport"))
     run.transport =
         check_one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"});
-  if (given("--bind")) run.bind = check_one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
+  if (given("--bind")) {
+    const std::string bind = check_one_of("--bind", raw.bind, {"auto", "cores", "none"});
+    run.bind = bind == "cores" ? Bind::kCores : bind == "none" ? Bind::kNone : Bind::kAuto;
+  }
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
   if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);
   const auto keep = [&](const char* name, const std::string& text, std::string& kept) {

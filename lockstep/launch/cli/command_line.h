@@ -12,6 +12,12 @@
 namespace lockstep::launcher::cli {
 
 /// The ranks that read the launcher's standard input; the others read /dev/null.
+/// Which ranks are bound to cores of their own.
+enum class Bind {
+  kAuto,   ///< all, except programs in Python that would get a single core, which their workers would inherit
+  kCores,  ///< all
+  kNone
+};
 enum class StdinRanks { kNone, kRankZero, kAll };
 
 /// The options of `lockstep run`.
@@ -39,7 +45,7 @@ struct RunOptions : HostOptions {
   std::string name = {};    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time
   bool trace = false;       ///< LOCKSTEP_TRACE for the ranks
   std::string inject = {};  ///< LOCKSTEP_INJECT for the ranks: a fault to inject; empty: none
-  bool bind = true;         ///< bind every rank to cores of its own
+  Bind bind = Bind::kAuto;
   std::string local_rank_argument = {};  ///< if not empty, every rank gets --NAME=<local rank> as its last argument
   StdinRanks stdin_ranks = StdinRanks::kNone;
   std::string output_dir = {};                    ///< directory for rank.N.out and rank.N.err; empty: none

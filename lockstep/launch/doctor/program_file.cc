@@ -8,7 +8,6 @@
 #include <climits>
 #include <cstring>
 #include <filesystem>
-#include <sstream>
 
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/deadline.h"
@@ -67,15 +66,6 @@ std::string elf_loader(const std::string& head) {
   return "";
 }
 
-/// Returns the words after "#!" in the first line; none if it does not begin with "#!".
-std::vector<std::string> shebang_words(const std::string& head) {
-  if (head.rfind("#!", 0) != 0) return {};
-  std::istringstream line(head.substr(2, head.find('\n') - 2));
-  std::vector<std::string> words;
-  for (std::string word; line >> word;) words.push_back(word);
-  return words;
-}
-
 std::string file_error(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
@@ -131,7 +121,7 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
   const std::string head = read_head(file.path, 1 << 16);
   if (process::is_python(file.path))
     inspect_script(file, command, directory);
-  else if (const auto interpreter = shebang_words(head); !interpreter.empty())
+  else if (const auto interpreter = process::shebang_words(head); !interpreter.empty())
     inspect_interpreter(file, interpreter, environment);
   else
     file.loader = elf_loader(head);

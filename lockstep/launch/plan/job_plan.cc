@@ -159,16 +159,18 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
   plan.rank = rank;
   plan.environment = {"LOCKSTEP_RANK=" + number, "LOCKSTEP_LOCAL_RANK=" + local, "RANK=" + number,
                       "LOCAL_RANK=" + local, "ROLE_RANK=" + number};
+  std::vector<Cpu> own;
+  for (const Cpu& cpu : node.info.cpus)
+    if (std::find(cpus.begin(), cpus.end(), cpu.id) != cpus.end()) own.push_back(cpu);
+  const int num_own = num_cores(own);
   const auto threads = process::find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
-    std::vector<Cpu> own;
-    for (const Cpu& cpu : node.info.cpus)
-      if (std::find(cpus.begin(), cpus.end(), cpu.id) != cpus.end()) own.push_back(cpu);
     const bool shared = node.ranks > num_cores(node.info.cpus);
-    plan.environment.push_back("OMP_NUM_THREADS=" + std::to_string(shared ? 1 : std::max(1, num_cores(own))));
+    plan.environment.push_back("OMP_NUM_THREADS=" + std::to_string(shared ? 1 : std::max(1, num_own)));
   }
   if (!options.local_rank_argument.empty()) plan.arguments = {"--" + options.local_rank_argument + "=" + local};
-  if (options.bind) plan.cpus = std::move(cpus);
+  if (options.bind == cli::Bind::kCores || (options.bind == cli::Bind::kAuto && !(context.runs_python && num_own == 1)))
+    plan.cpus = std::move(cpus);
   plan.reads_stdin =
       options.stdin_ranks == cli::StdinRanks::kAll || (options.stdin_ranks == cli::StdinRanks::kRankZero && rank == 0);
   return plan;

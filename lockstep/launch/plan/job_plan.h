@@ -54,6 +54,7 @@ struct JobPlan {
 struct LaunchContext {
   process::Environment environment;   ///< environment of the launcher
   std::string program;                ///< path at which the program was found
+  bool runs_python = false;           ///< `program` is an interpreter of Python, or a script for one
   std::string directory;              ///< working directory of the ranks, absolute; empty: the launcher's
   std::string launcher_directory;     ///< working directory of the launcher
   std::vector<std::string> exported;  ///< names of the variables given with -x, which all hosts get

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
@@ -118,12 +119,18 @@ void check_startable(const std::string& path) {
                              "start the script with a line such as #!/bin/sh");
     return;
   }
-  const std::string line = head.substr(2, std::min(head.find('\n'), head.size()) - 2);
-  const std::size_t begin = std::min(line.find_first_not_of(" \t"), line.size());
-  const std::string interpreter = line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
-  if (interpreter.starts_with('/') && !is_executable(interpreter))
-    throw base::UsageError(subject + "its first line names the interpreter " + base::quoted(interpreter, 256) +
+  const std::vector<std::string> words = shebang_words(head);
+  if (!words.empty() && words[0].starts_with('/') && !is_executable(words[0]))
+    throw base::UsageError(subject + "its first line names the interpreter " + base::quoted(words[0], 256) +
                            ", which is not an executable file on this host");
+}
+
+std::vector<std::string> shebang_words(const std::string& head) {
+  if (!head.starts_with("#!")) return {};
+  std::istringstream line(head.substr(2, head.find('\n') - 2));
+  std::vector<std::string> words;
+  for (std::string word; line >> word;) words.push_back(word);
+  return words;
 }
 
 std::string executable_path() {

@@ -19,6 +19,10 @@ void check_startable(const std::string& path);
 /// The directories in which programs are looked up if PATH is not set.
 inline constexpr const char* kDefaultSearchPath = "/usr/local/bin:/usr/bin:/bin";
 
+/// Returns the words after "#!" in the first line of a file that begins with `head`; none if it does not begin with
+/// "#!". Pure.
+std::vector<std::string> shebang_words(const std::string& head);
+
 /// Returns whether `path` is a regular file that this process may execute.
 bool is_executable(const std::string& path);
 

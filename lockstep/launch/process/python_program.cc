@@ -2,6 +2,9 @@
 
 #include <glob.h>
 
+#include <algorithm>
+#include <fstream>
+
 #include "lockstep/base/error.h"
 #include "lockstep/launch/process/program.h"
 
@@ -32,6 +35,14 @@ std::size_t count_option_words(const std::string& word) {
 }  // namespace
 
 bool is_python(const std::string& program) { return program.substr(program.rfind('/') + 1).starts_with("python"); }
+
+bool runs_python(const std::string& program) {
+  if (is_python(program)) return true;
+  char head[256] = {};
+  std::ifstream(program).read(head, sizeof head - 1);
+  const std::vector<std::string> words = shebang_words(head);
+  return std::any_of(words.begin(), words.end(), is_python);
+}
 
 std::optional<std::size_t> python_script_index(const std::vector<std::string>& command) {
   if (command.empty()) return std::nullopt;

@@ -11,6 +11,9 @@ namespace lockstep::launcher::process {
 /// Returns whether `program`, a name or a path, is an interpreter of Python by its name. Pure.
 bool is_python(const std::string& program);
 
+/// Returns whether the file `program` is an interpreter of Python by its name, or a script whose first line names one.
+bool runs_python(const std::string& program);
+
 /// Returns which word of `command` is a Python script: the program, if it is a path that ends with .py, or the first
 /// argument of an interpreter that is not an option. Returns nullopt for other programs, and for -c and -m. Pure.
 std::optional<std::size_t> python_script_index(const std::vector<std::string>& command);

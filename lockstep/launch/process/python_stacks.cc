@@ -103,6 +103,13 @@ struct ProcessCalls {
   const std::optional<Call>& best() const { return own ? own : newest; }
 };
 
+/// Returns whether a child has not returned from the os.fork() that made it: multiprocessing calls it in this function,
+/// which then calls others.
+bool is_in_fork(const ProcessCalls& child) {
+  return child.newest && child.newest->file.ends_with("/multiprocessing/popen_fork.py") &&
+         child.newest->function == "_launch";
+}
+
 /// Python lists the main thread last.
 std::vector<ProcessCalls> last_threads(const std::vector<std::string>& lines) {
   std::vector<ProcessCalls> processes;
@@ -141,6 +148,10 @@ std::string python_location(std::string_view stacks) {
   const std::vector<ProcessCalls> processes = last_threads(base::split(stacks, '\n'));
   if (processes.empty() || !processes[0].best()) return "";
   std::string text = to_text(*processes[0].best());
+  for (std::size_t i = 1; i < processes.size(); ++i)
+    if (is_in_fork(processes[i]))
+      return text + "; its " + processes[i].name +
+             " hangs in os.fork(), as CPython before 3.10.15 and 3.11.10 may: " + "use a newer Python, or --bind none";
   // A program that waits for a worker says nothing about why.
   for (std::size_t i = 1; i < processes.size(); ++i)
     if (processes[i].own) return text + "; its " + processes[i].name + " is at " + to_text(*processes[i].own);

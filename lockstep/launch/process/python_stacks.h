@@ -23,7 +23,7 @@ std::string read_python_stacks(const std::vector<pid_t>& pids, base::Deadline de
 
 /// Returns where the first process in `stacks` is: "/home/me/train.py:42 in main", the newest call in its main thread
 /// that is in no installed package; if all are in packages, the newest. Appends "; its process 4712 (pt_data_worker) is
-/// at ..." for the first other process that is in no package. Empty if there is none. Pure.
+/// at ..." for the first other process that is in no package, or that hangs in os.fork(). Empty if there is none. Pure.
 std::string python_location(std::string_view stacks);
 
 }  // namespace lockstep::launcher::process

@@ -277,6 +277,7 @@ int run(cli::RunOptions options) {
   context.launcher_directory = current_directory();
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   context.program = hosts::resolve_program(options, options.command.front());
+  context.runs_python = process::runs_python(context.program);
   context.environment = plan::apply_exports(process::current_environment(), options.exports);
   for (const std::string& variable : options.exports) context.exported.emplace_back(process::variable_name(variable));
   context.columns = output::terminal_columns();

@@ -51,6 +51,8 @@ _COLLECTIVES = (
     "all_to_all_single",
     "barrier",
 )
+# The releases from which a child does not take locks of its parent's threads.
+_FORK_FIXED = {(3, 10): (3, 10, 15), (3, 11): (3, 11, 10)}
 _watch = None
 
 
@@ -74,6 +76,7 @@ def _guarded(function):
 
 def wrap(c10d):
     """Wraps functions of torch.distributed.distributed_c10d, before others have imported them."""
+    _guard_forks()
     calls = _CALLS if _recorder("_dump_fr_trace_json") else _CALLS + _COLLECTIVES
     for name in calls:
         if hasattr(c10d, name):
@@ -152,8 +155,20 @@ def _ended():
         _left()
 
 
+@_guarded
+def _guard_forks():
+    """Workers of a DataLoader are forked while threads of torch run. See lockstep_watch_guard_forks()."""
+    if sys.implementation.name == "cpython" and sys.version_info < _FORK_FIXED.get(sys.version_info[:2], (0,)):
+        _open_library().lockstep_watch_guard_forks()
+
+
+@functools.cache
+def _open_library():
+    return ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "liblockstep_watch.so"))
+
+
 def _load():
-    library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "liblockstep_watch.so"))
+    library = _open_library()
     text, number = ctypes.c_char_p, ctypes.c_uint64
     library.lockstep_watch_join.argtypes = (ctypes.c_int, ctypes.c_int, text, text)
     library.lockstep_watch_begin.argtypes = (text, number, text, text, number)

@@ -202,6 +202,57 @@ def test_end(args):
             check(code == expected and "thread False" in output, f"end, {what}: {code}, {output}")
 
 
+FORKS = """
+import ctypes, multiprocessing, os, sys, time
+import torch.distributed as dist
+from _lockstep_hook import watch
+
+def lock(c, of_threads):
+    c.PyThread_acquire_lock.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    c.PyThread_acquire_lock(of_threads, 1)
+
+dist.init_process_group("gloo")
+guard, c = watch._open_library().lockstep_watch_guard_forks, ctypes.CDLL(None)
+guard.restype = ctypes.c_void_p
+of_threads = ctypes.c_void_p(guard())
+assert of_threads, "the lock was not found"
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the thread that releases the lock begins after the fork
+if sys.argv[1] == "guarded":
+    for _ in range(20):
+        thread = ctypes.c_ulong()
+        lock(c, of_threads)
+        c.pthread_create(ctypes.byref(thread), None, c.PyThread_release_lock, of_threads)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        c.pthread_join(thread, None)
+else:
+    worker = multiprocessing.get_context("fork").Process(target=print)
+    lock(c, of_threads)
+    worker.start()
+    c.PyThread_release_lock(of_threads)
+    worker.join()
+print("finished", flush=True)
+"""
+
+
+def test_forks(args):
+    """A fork waits while another thread has the lock of CPython's thread states, which older versions of CPython need
+    in the child; a child that hangs for it all the same is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "forks.py")
+        program.write_text(FORKS)
+        version = subprocess.run([args.python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+        if tuple(map(int, version.split("."))) >= (3, 11, 10):
+            print("skipped: forks, which need no guard with CPython", version)
+            return
+        code, output, _ = run(args, "guarded", program=program, ranks=2, options=("--hang-timeout", 5), folder=folder)
+        check(code == 0 and output.count("finished") == 2, f"guarded forks: {output}")
+        code, output, _ = run(args, "hang", program=program, ranks=2, options=("--hang-timeout", 5), folder=folder)
+        check(code == 124 and "hangs in os.fork()" in fatal_of(output)["detail"], f"a fork that hangs: {output}")
+
+
 def test_broken_hook(args):
     """An error in the hook is one warning, and the program goes on."""
     with tempfile.TemporaryDirectory() as folder:
@@ -262,6 +313,7 @@ def main():
     if not args.only:
         test_other_programs(args)
         test_end(args)
+        test_forks(args)
         test_broken_hook(args)
 
 

@@ -30,7 +30,7 @@ std::string error_of(Words words) {
 TEST(CommandLineOptions, DefaultsMatchTheHeader) {
   const RunOptions run = run_of({"prog"});
   EXPECT_EQ(run.ranks, 0);
-  EXPECT_TRUE(run.bind);
+  EXPECT_EQ(run.bind, Bind::kAuto);
   EXPECT_EQ(run.grace, std::chrono::seconds(10));
   EXPECT_EQ(run.fail_grace, std::chrono::seconds(2));
   EXPECT_EQ(run.transport + run.name + run.local_rank_argument + run.output_dir, "");
@@ -111,7 +111,7 @@ TEST(CommandLineOptions, AllOptionsTogether) {
                                  "p",
                                  "a"});
   EXPECT_EQ(run.transport, "gloo");
-  EXPECT_FALSE(run.bind);
+  EXPECT_EQ(run.bind, Bind::kNone);
   EXPECT_EQ(run.local_rank_argument, "rank_here");
   EXPECT_EQ(run.output_dir, "out");
   EXPECT_TRUE(run.quiet_ranks);
@@ -141,7 +141,8 @@ TEST(CommandLineOptions, ErrorsNameArgumentValueAndExpectedValues) {
   EXPECT_THAT(error_of({"run", "-n", "two", "p"}), AllOf(HasSubstr("\"two\""), HasSubstr("1 to 4096")));
   EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}),
               AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, shm, hierarchy, gloo, mpi")));
-  EXPECT_THAT(error_of({"run", "--bind", "x", "p"}), AllOf(HasSubstr("--bind is \"x\""), HasSubstr("cores, none")));
+  EXPECT_THAT(error_of({"run", "--bind", "x", "p"}),
+              AllOf(HasSubstr("--bind is \"x\""), HasSubstr("auto, cores, none")));
   EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));
   EXPECT_THAT(error_of({"run", "--fail-grace", "inf", "p"}), HasSubstr("--fail-grace is \"inf\""));
   EXPECT_THAT(error_of({"run", "--join-timeout", "0", "p"}),

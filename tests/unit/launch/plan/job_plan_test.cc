@@ -172,10 +172,22 @@ TEST(JobPlan, MoreRanksThanCoresHaveOneThreadEach) {
 
 TEST(JobPlan, UnboundRanksShareThreads) {
   cli::RunOptions run = options(2);
-  run.bind = false;
+  run.bind = cli::Bind::kNone;
   const JobPlan job = plan_job(run, context());
   EXPECT_THAT(job.ranks[0].cpus, IsEmpty());
   EXPECT_THAT(job.ranks[0].environment, Contains("OMP_NUM_THREADS=2"));
+}
+
+TEST(JobPlan, PythonIsNotBoundToASingleCore) {
+  LaunchContext launch = context();
+  launch.runs_python = true;
+  cli::RunOptions run = options(4);
+  EXPECT_THAT(plan_job(run, launch).ranks[0].cpus, IsEmpty());
+  EXPECT_THAT(plan_job(options(2), launch).ranks[0].cpus, Not(IsEmpty()));
+  run.bind = cli::Bind::kCores;
+  EXPECT_THAT(plan_job(run, launch).ranks[0].cpus, Not(IsEmpty()));
+  launch.runs_python = false;
+  EXPECT_THAT(plan_job(options(4), launch).ranks[0].cpus, Not(IsEmpty()));
 }
 
 TEST(JobPlan, LocalRankIsTheLastArgument) {

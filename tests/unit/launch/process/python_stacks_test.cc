@@ -42,6 +42,20 @@ TEST(PythonStacks, LocationInPackagesOnly) {
   EXPECT_EQ(python_location("  File \"x\n  File \"x\", line 1\nnonsense"), "");
 }
 
+TEST(PythonStacks, ChildThatHangsInForkIsNamed) {
+  EXPECT_EQ(
+      python_location("Python stacks of process 7 (python), newest call first:\n"
+                      "Current thread 0x00007f02 (most recent call first):\n"
+                      "  File \"/home/me/train.py\", line 60 in <module>\n"
+                      "\n"
+                      "Python stacks of process 8 (python), newest call first:\n"
+                      "Current thread 0x00007f03 (most recent call first):\n"
+                      "  File \"/usr/lib/python3.11/multiprocessing/popen_fork.py\", line 66 in _launch\n"
+                      "  File \"/home/me/train.py\", line 60 in <module>\n"),
+      "/home/me/train.py:60 in <module>; its process 8 (python) hangs in os.fork(), as CPython before 3.10.15 and "
+      "3.11.10 may: use a newer Python, or --bind none");
+}
+
 TEST(PythonStacks, NoSignalToAProcessWithoutTheHandler) {
   EXPECT_EQ(read_python_stacks({::getpid(), ::getppid()}, base::Deadline::in(100ms)), "");  // would end them
 }
