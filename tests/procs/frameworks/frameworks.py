@@ -2,9 +2,9 @@
 """Tests that scripts of Lightning, Fabric, Accelerate and transformers run unchanged, with torchrun's losses.
 
 Usage: frameworks.py --lockstep PROGRAM --package FOLDER [--python INTERPRETER] host|ssh|slurm
-host: two ranks, beside torchrun, over Gloo and Lockstep, and Lightning's strategy "lockstep". ssh and slurm: two hosts of a sandbox with two
-ranks each, beside four ranks of one host; they require root. The exit code is 77 if the machine lacks what the test
-requires.
+host: two ranks, beside torchrun, over Gloo and Lockstep, and Lightning's strategy "lockstep". ssh and
+slurm: two hosts of a sandbox with two ranks each, beside four ranks of one host; they require root. The exit code is 77
+if the machine lacks what the test requires.
 """
 
 import argparse
