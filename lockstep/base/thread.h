@@ -1,13 +1,22 @@
-// Starts threads that receive no signals.
+// Starts threads that receive no signals, and names threads.
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
 
+#include <string>
 #include <thread>
 #include <utility>
 
 namespace lockstep::base {
+
+/// The names of Lockstep's own threads begin with this: what they do is no work of the program (launch/process).
+inline constexpr const char* kOwnThreadPrefix = "lockstep-";
+
+/// Names the calling thread kOwnThreadPrefix and `role`, which has at most six characters.
+inline void name_own_thread(const char* role) {
+  ::pthread_setname_np(::pthread_self(), (std::string(kOwnThreadPrefix) + role).c_str());
+}
 
 /// Starts a thread that blocks all signals, so that the kernel delivers them to the program's own threads.
 template <typename Run>

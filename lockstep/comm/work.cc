@@ -1,6 +1,9 @@
 #include "lockstep/comm/work.h"
 
+#include <optional>
+
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/channel/interrupt.h"
@@ -13,7 +16,9 @@ void Work::wait() {
 }
 
 void Work::wait(base::Deadline deadline) {
+  std::optional<base::telemetry::BlockedThread> blocked;
   while (!pending_->wait_until(earlier(deadline, base::Deadline::in(base::kFailureCheckInterval)))) {
+    channel::DeadlockDetector::show_blocked(blocked);
     if (deadline.expired())
       throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1,
                                label_ + ": not done before the deadline of wait()");

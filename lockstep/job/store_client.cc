@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/local_store.h"
 #include "lockstep/job/store_protocol.h"
@@ -223,13 +224,16 @@ class StoreClient final : public Store {
 
   /// Sends one request and returns the reply. Throws SystemError if the connection ends.
   std::optional<std::string> exchange_on(ClientConnection connection, const std::string& body, Deadline limit) {
-    base::net::send_all(connection.fd.get(), connection.requests.make_frame(body), limit);
+    const std::string frame = connection.requests.make_frame(body);
+    base::net::send_all(connection.fd.get(), frame, limit);
     std::string length(store_protocol::kLengthBytes, '\0');
     receive_all(connection.fd, length.data(), length.size(), limit);
     const std::size_t size = store_protocol::parse_length(length).value_or(0);
     if (size == 0) throw_lost(address_, "its reply has an invalid length");
     std::string reply(size + store_protocol::kMacBytes, '\0');
     receive_all(connection.fd, reply.data(), reply.size(), limit);
+    base::telemetry::RankPage::this_process().store_bytes.fetch_add(frame.size() + length.size() + reply.size(),
+                                                                    std::memory_order_relaxed);
     const std::string mac = reply.substr(size);
     reply.resize(size);
     if (!connection.replies.verify(reply, mac)) throw_lost(address_, "its reply was corrupted in transit");

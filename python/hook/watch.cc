@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/thread.h"
@@ -16,6 +16,7 @@
 
 namespace {
 
+using lockstep::base::telemetry::BlockedThread;
 using lockstep::base::telemetry::RankPage;
 
 /// A thread that calls RankPage::beat() once per second.
@@ -36,6 +37,7 @@ class Heartbeat {
 
  private:
   void run() {
+    lockstep::base::name_own_thread("beat");
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, lockstep::base::kHeartbeatInterval, [this] { return stop_; })) page_.beat();
   }
@@ -52,7 +54,7 @@ struct Watch {
   pid_t pid;
   int rank = -1;
   std::map<std::string, std::uint16_t> channels = {};
-  int num_waits = 0;  // operations that have begun and not ended
+  std::map<std::uint64_t, std::unique_ptr<BlockedThread>> waits = {};  // operations that have begun and not ended
   std::unique_ptr<Heartbeat> heartbeat = {};
 };
 
@@ -80,29 +82,33 @@ int lockstep_watch_attach() {
   return watch() ? 1 : 0;
 }
 
-void lockstep_watch_join(int rank, int world_size, const char* job, const char* transport) {
+void lockstep_watch_join(int rank, int world_size, const char* job, const char* transport, int has_heartbeat) {
   guarded([&](Watch& own) {
-    if (!own.page.is_published()) {
-      own.rank = rank;
-      publish_to(own.page, {rank, world_size, job, transport});
-    }
-    if (own.rank != rank || own.page.world_size != world_size) return;
+    const bool is_published = own.page.is_published();
+    if (is_published && (own.page.rank != rank || own.page.world_size != world_size)) return;
+    if (is_published && own.rank < 0 && !has_heartbeat) return;  // by a program that uses Lockstep itself
+    own.rank = has_heartbeat ? -1 : rank;
+    publish_to(own.page, {rank, world_size, job, transport});
     own.page.has_left = 0;
-    if (!own.heartbeat) own.heartbeat = std::make_unique<Heartbeat>(own.page);
+    if (has_heartbeat)
+      own.heartbeat.reset();
+    else if (!own.heartbeat)
+      own.heartbeat = std::make_unique<Heartbeat>(own.page);
   });
 }
 
 void lockstep_watch_leave() {
   guarded([](Watch& own) {
+    own.waits.clear();
     if (own.rank < 0) return;
-    own.num_waits = 0;
-    own.page.waiting = 0;
     own.page.has_left = 1;
     own.heartbeat.reset();
   });
 }
 
 void lockstep_watch_look(int is_pending) {
+  thread_local bool is_named = false;
+  if (!std::exchange(is_named, true)) lockstep::base::name_own_thread("watch");
   guarded([&](Watch& own) {
     own.page.looks.fetch_add(1, std::memory_order_relaxed);
     if (is_pending) own.page.pending_looks.fetch_add(1, std::memory_order_relaxed);
@@ -132,7 +138,7 @@ std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const
     own.page.alive_count.fetch_sub(1, std::memory_order_relaxed);  // the next line counts progress, which a wait is not
     number = own.page.flight.begin(
         {.channel = index, .seq = seq, .kind = kind, .dtype = dtype, .bytes = bytes, .step = own.page.step()});
-    own.page.waiting = ++own.num_waits > 0;
+    own.waits[number] = std::make_unique<BlockedThread>(/*is_main=*/true);
   });
   return number;
 }
@@ -141,7 +147,6 @@ void lockstep_watch_end(std::uint64_t number) {
   guarded([&](Watch& own) {
     if (number == 0) return;
     own.page.flight.end(number);
-    own.num_waits = std::max(own.num_waits - 1, 0);  // it may have left meanwhile
-    own.page.waiting = own.num_waits > 0;
+    own.waits.erase(number);  // if it has not left meanwhile
   });
 }

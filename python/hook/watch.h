@@ -14,15 +14,17 @@ extern "C" {
 /// `lockstep run`, or it is a child of a rank.
 int lockstep_watch_attach();
 
-/// Publishes the identity of this rank and starts a thread that shows once per second that the process is alive. If the
-/// rank was published before, it only joins its world again. `transport` is a text for `lockstep status`.
-void lockstep_watch_join(int rank, int world_size, const char* job, const char* transport);
+/// Publishes the identity of this rank and starts a thread that shows once per second that the process is alive. With
+/// `has_heartbeat`, Lockstep itself does this in this process, and decides when the rank leaves its world: only the
+/// text for `lockstep status`, `transport`, is published anew. No effect if the process was published as another rank,
+/// or as one of a world of another size, or, without `has_heartbeat`, by Lockstep itself.
+void lockstep_watch_join(int rank, int world_size, const char* job, const char* transport, int has_heartbeat);
 
-/// The rank leaves its world: other ranks no longer wait for it. Stops the thread.
+/// The rank leaves its world: other ranks no longer wait for it. Stops the thread. All waits have ended.
 void lockstep_watch_leave();
 
 /// Counts a look at the operations, which shows how long the rank computes between them. `is_pending`: one was not
-/// complete.
+/// complete. The calling thread becomes one of Lockstep's own (base/thread.h).
 void lockstep_watch_look(int is_pending);
 /// Counts a step of an optimizer, a batch, or another sign of progress.
 void lockstep_watch_step();

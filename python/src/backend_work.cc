@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/channel/interrupt.h"
 
 namespace lockstep::python {
@@ -45,10 +48,12 @@ void CollectiveWork::execute(const std::function<void()>& operation) noexcept {
 
 bool CollectiveWork::wait(milliseconds timeout) {
   const auto limit = timeout == kNoTimeout ? base::Deadline::never() : base::Deadline::in(timeout);
+  std::optional<base::telemetry::BlockedThread> blocked;
   std::unique_lock lock(mutex_);
   // bounded: by the operation, which ends at its deadline or when the awaited ranks make no progress
   while (!cv_.wait_for(lock, std::min(kInterruptPeriod, limit.remaining()), [&] { return completed_; })) {
     lock.unlock();
+    comm::channel::DeadlockDetector::show_blocked(blocked);
     if (comm::channel::is_interrupted())
       throw base::CommError(base::Cause::kInterrupted, "wait", rank_, -1, "interrupted");
     TORCH_CHECK(!limit.expired(), "Operation timed out!");

@@ -164,6 +164,20 @@ void RankPage::beat() noexcept {
   if (works.load(std::memory_order_relaxed) != 0) work_count.fetch_add(1, std::memory_order_relaxed);
 }
 
+bool BlockedThread::is_main_thread() { return ::gettid() == ::getpid(); }
+
+BlockedThread::BlockedThread(bool is_main) : is_main_(is_main) {
+  RankPage& page = RankPage::this_process();
+  page.waiting.fetch_add(1, std::memory_order_relaxed);
+  if (is_main_) page.main_waiting.fetch_add(1, std::memory_order_relaxed);
+}
+
+BlockedThread::~BlockedThread() {
+  RankPage& page = RankPage::this_process();
+  if (is_main_) page.main_waiting.fetch_sub(1, std::memory_order_relaxed);
+  page.waiting.fetch_sub(1, std::memory_order_relaxed);
+}
+
 bool RankPage::has_agent() { return unclaimed_memory() != nullptr; }
 
 JobKeyBytes inherited_job_key() {
@@ -176,6 +190,7 @@ void publish_to(RankPage& page, const RankIdentity& identity) {
     std::memset(field, 0, sizeof field);
     copy_text(field, text);
   };
+  page.magic.store(0, std::memory_order_release);
   page.pid = ::getpid();
   // Yama's ptrace_scope 1 lets only ancestors inspect a process; this permits the agent's tools as well.
   if (page.agent_pid > 0) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(page.agent_pid), 0, 0, 0);

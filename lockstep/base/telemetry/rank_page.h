@@ -33,8 +33,8 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG8" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x384741504b434f4c;
+  /// "LOCKPAG9" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x394741504b434f4c;
   struct BusyText {
     char text[48];
   };
@@ -53,7 +53,9 @@ struct RankPage {
   /// Looks at the operations of a program that is watched from outside, and those that found one that was not complete.
   Atomic<std::uint64_t> looks, pending_looks;
   Atomic<std::uint64_t> heartbeats;      ///< of the heartbeat thread (job/health/heartbeat.h)
-  Atomic<std::uint32_t> waiting;         ///< 1 while the rank is blocked on another rank
+  Atomic<std::uint32_t> waiting;         ///< threads of the program that are blocked on other ranks; see BlockedThread
+  Atomic<std::uint32_t> main_waiting;    ///< 1 while the main thread is one of them
+  Atomic<std::uint64_t> store_bytes;     ///< sent to the job's store and received from it, which is no work
   Atomic<std::int32_t> busy_depth;       ///< long tasks that the program has announced and not yet ended
   Atomic<std::uint32_t> has_left;        ///< 1 once the rank has left its world in good order
   Atomic<std::uint32_t> output_blocked;  ///< written by the agent: the rank waits because its output is not read
@@ -92,6 +94,22 @@ struct RankPage {
   static bool has_agent();
 };
 
+/// While an instance exists, a thread of the program is blocked until other ranks act, or until a device has executed
+/// what depends on them. Not for threads of Lockstep that wait on behalf of a program that goes on. Only for waits that
+/// have lasted for some time: it writes to memory that other processes read.
+class BlockedThread {
+ public:
+  explicit BlockedThread(bool is_main);
+  ~BlockedThread();
+  BlockedThread(const BlockedThread&) = delete;
+  BlockedThread& operator=(const BlockedThread&) = delete;
+  /// Returns whether the calling thread is the main thread of the process.
+  static bool is_main_thread();
+
+ private:
+  const bool is_main_;
+};
+
 /// Returns the job key in the page that the agent created for this process, or for one of its ancestors: a program
 /// between agent and rank may have closed the descriptor. Returns zeros if there is no page.
 JobKeyBytes inherited_job_key();
@@ -108,7 +126,7 @@ struct RankIdentity {
   std::string job, transport;
 };
 /// Writes `identity` and the pid of this process to `page`, then the magic, from which readers recognise a published
-/// page.
+/// page. If the page was published before, it is not while this function writes.
 void publish_to(RankPage& page, const RankIdentity& identity);
 
 /// A validated copy of a page, which may belong to an untrusted process.
@@ -119,7 +137,7 @@ struct RankSnapshot {
   std::string job, transport;
   std::int64_t steps = 0, batches = 0;
   std::uint64_t gradient_reductions = 0;
-  bool waiting = false;         ///< blocked on another rank for some time
+  bool waiting = false;         ///< one of its threads has been blocked on another rank for some time
   bool has_left = false;        ///< left its world in good order
   bool output_blocked = false;  ///< waits because its output is not read
   std::string busy_with;        ///< the long task that the program has announced; empty if there is none

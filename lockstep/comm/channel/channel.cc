@@ -131,7 +131,10 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
   if (SerialExecutor::current()) return wait_on_host(*end, op, text);
   end->block_current_stream();
   if (!gpu_waiter_) gpu_waiter_ = std::make_unique<SerialExecutor>();
-  gpu_waiter_->post([this, end, op, text] { wait_on_host(*end, op, text); });
+  gpu_waiter_->post([this, end, op, text] {
+    const DeadlockDetector::DeviceThread thread;
+    wait_on_host(*end, op, text);
+  });
 }
 
 void Channel::end_after_gpu(std::uint64_t flight_id) {

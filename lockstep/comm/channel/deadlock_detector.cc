@@ -52,6 +52,9 @@ std::string join_ranks(const std::vector<int>& ranks) {
   for (const int rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
   return text;
 }
+/// The main thread, which usually loads this library; else none.
+const std::thread::id main_thread =
+    base::telemetry::BlockedThread::is_main_thread() ? std::this_thread::get_id() : std::thread::id();
 std::string abandoned_key(const std::string& channel) { return "abandoned/" + channel; }
 
 }  // namespace
@@ -104,10 +107,11 @@ bool DeadlockDetector::is_blocked_locked() const {
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
-/// Requires mutex_ to be held.
-void DeadlockDetector::show_in_page() const {
-  base::telemetry::RankPage::this_process().waiting.store(blocking_wait_ || num_device_waits_ > 0,
-                                                          std::memory_order_relaxed);
+void DeadlockDetector::show_blocked(std::optional<base::telemetry::BlockedThread>& blocked) {
+  if (blocked || is_background_thread_ || (SerialExecutor::current() && !is_device_thread_)) return;
+  const bool is_main = acting_for_ ? *acting_for_ == main_thread || main_thread == std::thread::id()
+                                   : base::telemetry::BlockedThread::is_main_thread();
+  blocked.emplace(is_device_thread_ || is_main);
 }
 
 /// Returns the text of this rank's WaitRecord. Requires mutex_ to be held.
@@ -135,10 +139,9 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
     }
     if (!blocked) poll_state.peer_beats.clear();
     poll_state.is_blocking = blocked;
-    if (is_device_thread_ && !std::exchange(poll_state.is_of_device, true)) ++num_device_waits_;
-    show_in_page();
     text = record();
   }
+  show_blocked(poll_state.blocked);
   store_->set(wait_key(rank_), text, store_limit(wait_info));
   poll_state.is_published = true;
 }
@@ -235,15 +238,13 @@ std::string DeadlockDetector::read_awaited_progress(const WaitInfo& wait_info) {
 }
 
 void DeadlockDetector::end_wait(PollState& poll_state) noexcept {
-  if (!poll_state.is_published) return;
-  poll_state.is_published = false;
+  poll_state.blocked.reset();
+  if (!std::exchange(poll_state.is_published, false)) return;
   try {
     std::string text;
     {
       const std::lock_guard lock(mutex_);
       if (poll_state.is_blocking) blocking_wait_.reset();
-      if (std::exchange(poll_state.is_of_device, false)) --num_device_waits_;
-      show_in_page();
       text = record();
     }
     store_->set(wait_key(rank_), text, store_deadline());

@@ -18,6 +18,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/channel/wait_record.h"
 #include "lockstep/comm/interface/pending.h"
 #include "lockstep/job/store.h"
@@ -73,6 +74,10 @@ class DeadlockDetector {
   /// The number of operations that this rank has started on a channel. Valid as long as the DeadlockDetector exists.
   using StartCounter = std::atomic<std::uint64_t>;
   StartCounter& start_counter(const std::string& channel);
+  /// For the page while this thread is blocked in a wait that has lasted for some time; see BlockedThread. Empty for
+  /// threads whose waits do not block the program: those of a SerialExecutor and a BackgroundThread.
+  static void show_blocked(std::optional<base::telemetry::BlockedThread>& blocked);
+
   /// Records that this thread has started operation `seq` of the channel that `count` belongs to. The store has release
   /// order; threads that publish the counters load them with acquire order.
   void record_start(StartCounter& count, std::uint64_t seq) {
@@ -138,9 +143,9 @@ class DeadlockDetector {
     std::map<int, base::Deadline::Clock::time_point> closed_since;    // when a connection was first found closed
     std::optional<base::Deadline::Clock::time_point> all_left_since;  // of a wait for any member
     bool is_published = false;
-    bool is_blocking = false;   // the published record says that this wait blocks the process
-    bool is_of_device = false;  // this wait is one of num_device_waits_
-    bool poll_soon = false;     // a peer may be in a deadlock with this rank; one more poll decides
+    bool is_blocking = false;  // the published record says that this wait blocks the process
+    std::optional<base::telemetry::BlockedThread> blocked = {};  // while this wait blocks a thread of the program
+    bool poll_soon = false;  // a peer may be in a deadlock with this rank; one more poll decides
   };
   /// A long wait calls it repeatedly. Returns if the wait may continue. Throws DesyncError, CommError (kUnevenInput),
   /// TimeoutError, or the job's first cause if there is one. May block for a store request.
@@ -184,7 +189,6 @@ class DeadlockDetector {
   base::Deadline store_limit(const WaitInfo& wait_info) const;
   std::optional<WaitRecord> read_record(const std::string& key, const WaitInfo& wait_info);
   bool is_blocked_locked() const;
-  void show_in_page() const;
   std::string record();
   void publish_record(const WaitInfo& wait_info, PollState& poll_state);
   void throw_first_cause(const WaitInfo& wait_info);
@@ -215,7 +219,6 @@ class DeadlockDetector {
   PendingPtr pending_waited_for_;
   std::optional<WaitRecord> blocking_wait_;  // the wait that blocks the process, as published; without `started`
   std::uint64_t beat_ = 0;
-  int num_device_waits_ = 0;  // published waits of DeviceThreads
 };
 
 }  // namespace lockstep::comm::channel

@@ -1,6 +1,7 @@
 #include "lockstep/comm/channel/serial_executor.h"
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::comm::channel {
 namespace {
@@ -31,6 +32,7 @@ PendingPtr SerialExecutor::post(std::function<void()> task) {
 }
 
 void SerialExecutor::run_loop() {
+  base::name_own_thread("exec");
   current_executor = this;
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -27,6 +27,7 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::run() {
+  base::name_own_thread("beat");
   base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   std::uint64_t last_published = 0;
   std::unique_lock lock(mutex_);

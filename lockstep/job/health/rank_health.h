@@ -32,13 +32,20 @@ class StallTimer {
   Clock::time_point last_sample_{};
 };
 
+/// Where a rank is between its start and its end.
+enum class RankPhase : std::uint8_t {
+  kBeforeWorld,  ///< it has not joined a world; perhaps it never will, because the program has none
+  kInWorld,      ///< init() has returned and the rank has not left, so other ranks may wait for it
+  kAfterWorld,   ///< it has left its world, and its process has not ended
+};
+
 /// The health of one rank, which its agent reports about once per second.
 struct RankHealth {
   int rank = -1;
   std::chrono::milliseconds since_heartbeat{0};  ///< 0 while a debugger has stopped the process
   std::chrono::milliseconds since_progress{0};   ///< reported by the program, or work that the agent has seen
-  bool is_in_world = true;   ///< init() has returned and the rank has not left, so other ranks may wait for it
-  char process_state = '?';  ///< state of its process in /proc: R, S, D, T ...
+  RankPhase phase = RankPhase::kInWorld;
+  char process_state = '?';                     ///< state of its process in /proc: R, S, D, T ...
   std::chrono::milliseconds since_report{0};    ///< since_progress without the work that the agent has seen
   std::chrono::milliseconds since_activity{0};  ///< use of CPU time by any of its processes; 0 if it is not measured
   bool is_waiting = false;                      ///< blocked on another rank
@@ -74,9 +81,10 @@ struct HangFinding {
 /// `limits.stall`. Otherwise returns kHang with all ranks in the world if none of them has made progress for
 /// `limits.hang`; culprit_ranks() then finds the culprits. So ranks that wait for a slow rank are not stuck as long as
 /// that rank makes progress, or works; but if it works for `limits.work` without reporting progress while another rank
-/// waits, returns kWork with it. Returns kIdle if no process of any rank has used CPU time for `limits.idle`, and
-/// nullopt in all other cases. A rank that is alone or the last in its world blocks no other rank; its progress is
-/// checked only if `limits.judge_last_rank` is set. Pure.
+/// waits, returns kWork with it. A rank that has not joined its world counts like the others while one of these waits.
+/// Ranks that have left their world are judged by both limits once no rank is in it. Returns kIdle if no process of any
+/// rank has used CPU time for `limits.idle`, and nullopt in all other cases. A rank that is alone or the last in its
+/// world blocks no other rank; its progress is checked only if `limits.judge_last_rank` is set. Pure.
 std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
 }  // namespace lockstep::job::health

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -41,25 +42,28 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
   const pid_t page_pid = this->pid(pid);
   earlier_sample_ = std::exchange(last_sample_, process::sample_process(page_pid));
-  job::health::RankHealth result{.rank = rank_, .is_in_world = is_in_world(), .process_state = last_sample_.state};
+  using job::health::RankPhase;
+  job::health::RankHealth result{.rank = rank_,
+                                 .phase = is_in_world()         ? RankPhase::kInWorld
+                                          : page.is_published() ? RankPhase::kAfterWorld
+                                                                : RankPhase::kBeforeWorld,
+                                 .process_state = last_sample_.state};
   // The page has the pid of a child of the rank's process, and the child has exited without leaving its world.
-  if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z')) result.is_in_world = false;
+  if (page_pid != pid && (result.process_state == '?' || result.process_state == 'Z'))
+    result.phase = RankPhase::kAfterWorld;
   const bool held = result.process_state == 't' || process::is_dumping_core(page_pid);
   ++polls_;
   // A count that grows with every sample never stalls.
-  if (result.is_in_world && !held) {
-    beat_timer_.sample(page.heartbeats, now);
-    progress_timer_.sample(page.progress(), now);
-    report_timer_.sample(page.reported_progress(), now);
-  } else {
-    beat_timer_.sample(result.process_state == 'T' ? 0 : polls_, now);
-    progress_timer_.sample(polls_, now);
-    report_timer_.sample(polls_, now);
-  }
+  const bool in_world = result.phase == RankPhase::kInWorld;
+  beat_timer_.sample(in_world && !held ? page.heartbeats.load() : result.process_state == 'T' ? 0 : polls_, now);
+  const auto phase = static_cast<std::uint64_t>(result.phase);  // to join or leave the world is progress
+  progress_timer_.sample(held ? polls_ : phase + page.progress() + (in_world ? 0 : num_work_samples_), now);
+  report_timer_.sample(held ? polls_ : phase + page.reported_progress(), now);
   result.since_heartbeat = beat_timer_.stalled_for(now);
   result.since_progress = progress_timer_.stalled_for(now);
   result.since_report = report_timer_.stalled_for(now);
-  result.is_waiting = page.waiting != 0;
+  // A thread that waits for requests, for example, does not keep the main thread from working.
+  result.is_waiting = page.main_waiting != 0 || (page.waiting != 0 && page.works == 0);
   result.steps = page.step();
   result.looks = static_cast<std::int64_t>(page.looks);
   result.pending_looks = static_cast<std::int64_t>(page.pending_looks);
@@ -72,17 +76,19 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
 }
 
 bool RankMonitor::needs_activity() const {
-  return health_.is_in_world && !health_.is_waiting && health_.since_report >= kUnreportedTime;
+  return base::telemetry::rank_page_in(memory_).main_waiting == 0 && health_.since_report >= kUnreportedTime;
 }
 
 void RankMonitor::add_activity(pid_t pid, const process::HostActivity& activity,
                                job::health::StallTimer::Clock::time_point now, job::health::RankHealth& health) {
-  const process::Usage usage = process::usage_of_tree(pid, activity);
+  process::Usage usage = process::usage_of_tree(pid, activity);
+  usage.bytes -= std::min(usage.bytes, base::telemetry::rank_page_in(memory_).store_bytes.load());
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(now - usage_time_);
   if (elapsed <= base::kMaxSampleGap) {  // else this is the first sample
     // What it did before it stopped reporting is not work that goes on.
     const bool works = needed_activity_ && process::has_worked(usage_, usage, elapsed);
     base::telemetry::rank_page_in(memory_).works.store(works ? 1 : 0);
+    if (works) ++num_work_samples_;
     if (usage.cpu_time - usage_.cpu_time >= process::kActiveCpuTime) ++num_active_samples_;
   }
   needed_activity_ = needs_activity();

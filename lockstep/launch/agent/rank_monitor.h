@@ -26,12 +26,12 @@ class RankMonitor {
   int descriptor() const { return memory_.fd().get(); }
 
   /// Samples the page and returns the health of the rank. Call it about once per second. `pid` is the process that was
-  /// started. A rank that has not joined its world, or has left it, counts as making progress, but as having no
-  /// heartbeat while its process is stopped (T). A rank that a debugger has stopped (t), or whose core is being dumped,
-  /// counts as healthy.
+  /// started. A rank that has not joined its world, or has left it, makes progress while it works, and has no heartbeat
+  /// while its process is stopped (T). A rank that a debugger has stopped (t), or whose core is being dumped, counts as
+  /// healthy.
   job::health::RankHealth health(pid_t pid, job::health::StallTimer::Clock::time_point now);
 
-  /// Returns whether add_activity() is needed to judge the rank: it is in its world, waits for no other rank, and has
+  /// Returns whether add_activity() is needed to judge the rank: its main thread waits for no other rank, and it has
   /// reported no progress for some seconds. Call it after health().
   bool needs_activity() const;
   /// Sets in the page whether the rank works, and updates `health`. Call it once per second while it is needed.
@@ -69,7 +69,7 @@ class RankMonitor {
   process::Usage usage_;            // at usage_time_
   job::health::StallTimer::Clock::time_point usage_time_{};
   bool needed_activity_ = false;  // at usage_time_, and since then
-  std::uint64_t num_active_samples_ = 0;
+  std::uint64_t num_active_samples_ = 0, num_work_samples_ = 0;
   process::ProcessSample last_sample_, earlier_sample_;  // of the last two calls of health()
   std::uint64_t polls_ = 0;
 };

@@ -14,11 +14,13 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::launcher::process {
 namespace {
@@ -100,27 +102,54 @@ void add_connections(int family, std::map<std::uint32_t, std::uint64_t>& connect
   }
 }
 
+/// Of a process, or of a thread of one.
+struct Stat {
+  std::string name;
+  pid_t parent = 0;
+  std::chrono::milliseconds cpu_time{0};  // also of children that have ended
+};
+
+std::optional<Stat> read_stat(const std::string& path) {
+  static const auto tick = std::chrono::milliseconds(1000 / std::max(::sysconf(_SC_CLK_TCK), 1L));
+  std::string text;
+  std::getline(std::ifstream(path), text, '\0');
+  // The format is "PID (NAME) STATE PARENT ...": the name may contain any character, including ')'.
+  const std::size_t name = text.find(" ("), name_end = text.rfind(") ");
+  if (name_end == std::string::npos || name > name_end) return std::nullopt;
+  const std::vector<std::string> words = base::split(text.substr(name_end + 2), ' ');
+  if (words.size() < kFirstTime + kTimes) return std::nullopt;
+  std::int64_t ticks = 0;
+  for (std::size_t i = 0; i < kTimes; ++i) ticks += base::parse_int(words[kFirstTime + i]).value_or(0);
+  return Stat{text.substr(name + 2, name_end - name - 2),
+              static_cast<pid_t>(base::parse_int(words[kParent]).value_or(0)), ticks * tick};
+}
+
+/// Calls `visit` with the name of each entry of a folder that is a number.
+template <typename Visit>
+void for_each_number(const std::string& folder, const Visit& visit) {
+  const Directory entries(::opendir(folder.c_str()), ::closedir);
+  if (!entries) return;
+  while (const dirent* entry = ::readdir(entries.get()))
+    if (const auto number = base::parse_int(entry->d_name)) visit(static_cast<pid_t>(*number));
+}
+
 std::map<pid_t, ProcessCounters> read_processes() {
   std::map<pid_t, ProcessCounters> all;
-  const Directory entries(::opendir("/proc"), ::closedir);
-  if (!entries) return all;
-  const auto tick = std::chrono::milliseconds(1000 / std::max(::sysconf(_SC_CLK_TCK), 1L));
-  while (const dirent* entry = ::readdir(entries.get())) {
-    const auto pid = base::parse_int(entry->d_name);
-    if (!pid) continue;
-    std::string text;
-    std::getline(std::ifstream(path_of(static_cast<pid_t>(*pid), "stat")), text, '\0');
-    // The format is "PID (NAME) STATE PARENT ...": the name may contain any character, including ')'.
-    const std::size_t name_end = text.rfind(") ");
-    if (name_end == std::string::npos) continue;
-    const std::vector<std::string> words = base::split(text.substr(name_end + 2), ' ');
-    if (words.size() < kFirstTime + kTimes) continue;
-    std::int64_t ticks = 0;
-    for (std::size_t i = 0; i < kTimes; ++i) ticks += base::parse_int(words[kFirstTime + i]).value_or(0);
-    all[static_cast<pid_t>(*pid)] = {.parent = static_cast<pid_t>(base::parse_int(words[kParent]).value_or(0)),
-                                     .cpu_time = ticks * tick};
-  }
+  for_each_number("/proc", [&](pid_t pid) {
+    if (const auto stat = read_stat(path_of(pid, "stat"))) all[pid] = {stat->parent, stat->cpu_time};
+  });
   return all;
+}
+
+/// The CPU time of Lockstep's own threads in a process.
+std::chrono::milliseconds cpu_time_of_own_threads(pid_t pid) {
+  std::chrono::milliseconds sum{0};
+  const std::string folder = path_of(pid, "task/");
+  for_each_number(folder, [&](pid_t thread) {
+    const auto stat = read_stat(folder + std::to_string(thread) + "/stat");
+    if (stat && stat->name.starts_with(base::kOwnThreadPrefix)) sum += stat->cpu_time;
+  });
+  return sum;
 }
 
 }  // namespace
@@ -146,7 +175,7 @@ Usage usage_of_tree(pid_t root, const HostActivity& all) {
   for (const pid_t pid : tree_of(root, all.processes)) {
     const auto found = all.processes.find(pid);
     if (found == all.processes.end()) continue;
-    usage.cpu_time += found->second.cpu_time;
+    usage.cpu_time += found->second.cpu_time - cpu_time_of_own_threads(pid);
     usage.bytes += file_bytes(pid);
     add_sockets(pid, sockets);
   }

@@ -33,8 +33,8 @@ struct Usage {
   std::chrono::milliseconds cpu_time{0};
   std::uint64_t bytes = 0;  ///< read and written, also those of disks by mapped files, and those of TCP connections
 };
-/// Sums up the counters of `root` and its descendants. A process whose files cannot be read counts with its CPU time
-/// only.
+/// Sums up the counters of `root` and its descendants, without those of Lockstep's own threads (base/thread.h). A
+/// process whose files cannot be read counts with its CPU time only.
 Usage usage_of_tree(pid_t root, const HostActivity& all);
 
 /// A process that has used this much CPU time in a second works: a twentieth of a core.

@@ -85,15 +85,18 @@ StopRequest decode_stop(std::string_view bytes) {
 std::string encode_rank_health(const job::health::RankHealth& health) {
   return encode_numbers({health.rank, health.since_heartbeat.count(), health.since_progress.count(),
                          health.since_report.count(), health.since_activity.count(), health.is_waiting,
-                         health.is_in_world, health.process_state, health.steps, health.looks, health.pending_looks});
+                         static_cast<std::int64_t>(health.phase), health.process_state, health.steps, health.looks,
+                         health.pending_looks});
 }
 
 job::health::RankHealth decode_rank_health(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 11);
+  const auto phase = static_cast<job::health::RankPhase>(numbers[6]);
+  if (numbers[6] < 0 || phase > job::health::RankPhase::kAfterWorld) throw_protocol_error("an unknown phase of a rank");
   return {.rank = static_cast<int>(numbers[0]),
           .since_heartbeat = std::chrono::milliseconds(numbers[1]),
           .since_progress = std::chrono::milliseconds(numbers[2]),
-          .is_in_world = numbers[6] != 0,
+          .phase = phase,
           .process_state = static_cast<char>(numbers[7]),
           .since_report = std::chrono::milliseconds(numbers[3]),
           .since_activity = std::chrono::milliseconds(numbers[4]),

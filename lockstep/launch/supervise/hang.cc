@@ -1,6 +1,9 @@
 #include "lockstep/launch/supervise/hang.h"
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "lockstep/job/health/progress_report.h"
 
@@ -8,6 +11,9 @@ namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr std::size_t kMaxStacks = 8;
+constexpr std::string_view kPythonCalls = "Python calls";  // the channel of the hook's watch.py for calls of one rank
+constexpr const char* kDesyncHint =
+    "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
 
 std::string seconds(std::chrono::milliseconds time) {
   return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
@@ -20,6 +26,51 @@ std::string process_state_text(char state) {
     case '?': return "";
     default: return std::string("; the process is in state ") + state;
   }
+}
+
+/// Returns whether the rank's program uses torch.distributed, also over Lockstep.
+bool is_watched(const base::telemetry::RankSnapshot& rank) { return rank.transport.starts_with("torch.distributed"); }
+
+/// Operations of these kinds have the same size on all ranks.
+bool is_same_size(const std::string& kind) {
+  return kind == "all_reduce" || kind == "broadcast" || kind == "reduce" || kind == "all_gather" ||
+         kind == "reduce_scatter";
+}
+
+/// A rank whose waiting call differs from that of other ranks in the same operation, and both calls.
+struct DifferentCalls {
+  int rank = -1;
+  std::string detail;
+};
+
+/// Compares the calls in which ranks wait for each other. Lockstep compares its own before data move; this is for
+/// programs that are watched from outside. The minority is at fault, or the higher rank where there is none.
+std::optional<DifferentCalls> find_different_calls(const std::vector<base::telemetry::RankSnapshot>& ranks) {
+  using Call = std::pair<std::string, std::vector<int>>;  // the call, and the ranks that wait in it
+  std::map<std::pair<std::string, std::uint64_t>, std::vector<Call>> operations;
+  for (const base::telemetry::RankSnapshot& rank : ranks) {
+    const auto* now = job::health::current_operation(rank);
+    if (!rank.has_left && (!now || !rank.waiting)) return std::nullopt;  // the others wait for this one
+    if (rank.has_left || !is_watched(rank) || now->channel == kPythonCalls) continue;
+    const std::string call = now->kind + (!is_same_size(now->kind) || now->bytes == 0
+                                              ? "()"
+                                              : "(" + std::to_string(now->bytes) + " bytes of " + now->dtype + ")");
+    std::vector<Call>& calls = operations[{now->channel, now->seq}];
+    auto found = std::find_if(calls.begin(), calls.end(), [&](const Call& one) { return one.first == call; });
+    if (found == calls.end()) found = calls.insert(calls.end(), {call, {}});
+    found->second.push_back(rank.rank);
+  }
+  for (auto& [position, calls] : operations) {
+    if (calls.size() < 2) continue;
+    std::stable_sort(calls.begin(), calls.end(),
+                     [](const Call& a, const Call& b) { return a.second.size() > b.second.size(); });
+    DifferentCalls result{.rank = calls.back().second.back()};
+    for (const auto& [call, callers] : calls)
+      result.detail += (result.detail.empty() ? "" : ", ") + job::health::format_ranks(callers) + " called " + call;
+    result.detail += " as operation " + std::to_string(position.second) + " of " + position.first;
+    return result;
+  }
+  return std::nullopt;
 }
 
 /// Describes the largest group of ranks that wait in one operation: "ranks 0,1 wait in all_reduce(fc)#12 of world".
@@ -35,7 +86,7 @@ std::string waiting_text(const std::vector<base::telemetry::RankSnapshot>& ranks
          most->first;
 }
 
-/// `is_ours`: the rank uses Lockstep, and not only the launcher.
+/// `is_ours`: the program uses Lockstep, and not torch.distributed.
 std::string hint_text(job::health::HangKind kind, bool is_ours) {
   switch (kind) {
     case job::health::HangKind::kStall: return "";
@@ -49,11 +100,26 @@ std::string hint_text(job::health::HangKind kind, bool is_ours) {
 }
 
 std::string location_text(const base::telemetry::RankSnapshot& rank) {
+  if (rank.has_left)
+    return "; rank " + std::to_string(rank.rank) + " has left its world, and its process has not ended";
   const auto* now = job::health::current_operation(rank);
   std::string text = "; rank " + std::to_string(rank.rank) + " finished " + std::to_string(rank.steps) +
                      (rank.steps == 1 ? " step" : " steps") + " and ";
   if (rank.waiting && now) return text + "waits in " + job::health::describe(*now);
   return text + "is in user code" + (rank.busy_with.empty() ? "" : ", busy with " + rank.busy_with);
+}
+
+/// The ranks that keep the others from continuing: those that have not joined the world, or else the culprits.
+std::vector<int> hanging_ranks(const job::health::HangFinding& finding,
+                               const std::map<int, job::health::RankHealth>& health,
+                               const std::vector<base::telemetry::RankSnapshot>& ranks) {
+  std::vector<int> absent;
+  for (const int rank : finding.ranks)
+    if (const auto one = health.find(rank);
+        one != health.end() && one->second.phase == job::health::RankPhase::kBeforeWorld)
+      absent.push_back(rank);
+  if (absent.empty()) absent = job::health::culprit_ranks(ranks);
+  return absent.empty() ? finding.ranks : absent;
 }
 
 }  // namespace
@@ -88,9 +154,15 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
   using job::health::HangKind;
   Verdict verdict;
   verdict.exit_code = base::exit_code(finding.cause());
-  verdict.stacks = finding.kind != HangKind::kHang || ranks.empty() ? finding.ranks : job::health::culprit_ranks(ranks);
-  if (verdict.stacks.empty()) verdict.stacks = finding.ranks;
+  verdict.stacks = finding.kind == HangKind::kHang ? hanging_ranks(finding, health, ranks) : finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
+  const auto different = finding.kind == HangKind::kHang ? find_different_calls(ranks) : std::nullopt;
+  if (different) {
+    verdict.exit_code = base::exit_code(base::Cause::kDesync);
+    verdict.fatal = {.cause = base::Cause::kDesync, .detail = different->detail, .hint = kDesyncHint};
+    set_rank(verdict.fatal, different->rank, evidence.locations);
+    return verdict;
+  }
   const int rank = verdict.stacks.front();
   verdict.fatal.cause = finding.cause();
   set_rank(verdict.fatal, rank, evidence.locations);
@@ -112,12 +184,13 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
       break;
   }
   verdict.fatal.detail += waiting_text(ranks);
+  if (rank_health != health.end() && rank_health->second.phase == job::health::RankPhase::kBeforeWorld)
+    verdict.fatal.detail += "; rank " + std::to_string(rank) + " has not joined the world";
   const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
                                      [&](const base::telemetry::RankSnapshot& one) { return one.rank == rank; });
   if (snapshot != ranks.end() && finding.kind != HangKind::kStall) verdict.fatal.detail += location_text(*snapshot);
-  verdict.fatal.hint =
-      "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
-      hint_text(finding.kind, snapshot == ranks.end() || !snapshot->transport.starts_with("torch.distributed"));
+  verdict.fatal.hint = "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
+                       hint_text(finding.kind, std::none_of(ranks.begin(), ranks.end(), is_watched));
   return verdict;
 }
 

@@ -11,6 +11,8 @@
 namespace lockstep::launcher::supervise {
 namespace {
 
+using enum job::health::RankPhase;
+
 constexpr int kWindowSteps = 20;
 constexpr int kWindowLooks = 20;
 /// Parts per million. Over NCCL, an operation may be pending at every look; a few looks at which none is say little.
@@ -41,7 +43,8 @@ std::vector<std::string> rank_prefixes(const std::vector<protocol::RankLocation>
 
 bool RankStates::add(const job::health::RankHealth& health) {
   const auto before = health_.find(health.rank);
-  if (before != health_.end() && before->second.is_in_world && !health.is_in_world) last_left_ = Clock::now();
+  if (before != health_.end() && before->second.phase == kInWorld && health.phase != kInWorld)
+    last_left_ = Clock::now();
   health_[health.rank] = health;
   if (health.since_heartbeat >= base::kSilenceWarning)
     return limits_.stall.count() > 0 && warned_.insert(health.rank).second;
@@ -70,7 +73,7 @@ std::optional<job::health::Straggler> RankStates::find_straggler() {
   std::vector<std::uint64_t> work;  // parts per million of the looks that found no operation pending
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto now = health_.find(rank);
-    if (now == health_.end() || !now->second.is_in_world || now->second.looks == 0) {
+    if (now == health_.end() || now->second.phase != kInWorld || now->second.looks == 0) {
       window_begin_.clear();
       return std::nullopt;
     }

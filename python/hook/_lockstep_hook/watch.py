@@ -53,6 +53,7 @@ _COLLECTIVES = (
 )
 # The releases from which a child does not take locks of its parent's threads.
 _FORK_FIXED = {(3, 10): (3, 10, 15), (3, 11): (3, 11, 10)}
+_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _watch = None
 
 
@@ -81,10 +82,14 @@ def wrap(c10d):
     for name in calls:
         if hasattr(c10d, name):
             setattr(c10d, name, _noting(name, getattr(c10d, name)))
-    begin, end = c10d.init_process_group, c10d.destroy_process_group
+    for kind, name in ((c10d.Store, "get"), (c10d.Store, "wait"), (c10d.Work, "wait")):
+        setattr(kind, name, _noting(f"{kind.__name__}.{name}", getattr(kind, name)))
+    begin, end = _noting("init_group", c10d.init_process_group), c10d.destroy_process_group
 
     @functools.wraps(begin)
     def init_process_group(*args, **kwargs):
+        if not c10d.is_initialized() and os.environ.get("RANK") == os.environ.get("LOCKSTEP_RANK"):
+            _joining()
         result = begin(*args, **kwargs)
         _joined(c10d)
         return result
@@ -106,15 +111,16 @@ def _recorder(name):
 
 
 _calls = []  # that have not returned
-_call_numbers = itertools.count(1)
 
 
 def _noting(name, function):
+    numbers = itertools.count(1)
+
     @functools.wraps(function)
     def call(*args, **kwargs):
         if threading.current_thread() is not threading.main_thread():  # as one that listens for requests
             return function(*args, **kwargs)
-        note = (name, next(_call_numbers))
+        note = (name, next(numbers))
         _calls.append(note)
         try:
             return function(*args, **kwargs)
@@ -125,19 +131,28 @@ def _noting(name, function):
 
 
 @_guarded
+def _joining():
+    """Before the program joins its world: ranks that wait for one that does not come are seen."""
+    if _start_watch():
+        _watch.join(os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE"), "joining")
+
+
+@_guarded
 def _joined(c10d):
+    if _start_watch():
+        _watch.join(c10d.get_rank(), c10d.get_world_size(), str(c10d.get_backend()))
+
+
+def _start_watch():
     global _watch
-    backend = str(c10d.get_backend())
-    if "lockstep" in backend:  # it shows all this by itself, and more
-        return
     if _watch is None:
         library = _load()
         if library is None:
-            return
+            return False
         _watch = _Watch(library)
         _count_steps_and_batches(library)
         atexit.register(_ended)
-    _watch.join(c10d.get_rank(), c10d.get_world_size(), backend)
+    return True
 
 
 @_guarded
@@ -170,7 +185,7 @@ def _open_library():
 def _load():
     library = _open_library()
     text, number = ctypes.c_char_p, ctypes.c_uint64
-    library.lockstep_watch_join.argtypes = (ctypes.c_int, ctypes.c_int, text, text)
+    library.lockstep_watch_join.argtypes = (ctypes.c_int, ctypes.c_int, text, text, ctypes.c_int)
     library.lockstep_watch_begin.argtypes = (text, number, text, text, number)
     library.lockstep_watch_begin.restype = number
     library.lockstep_watch_end.argtypes = (number,)
@@ -185,8 +200,8 @@ def _count_steps_and_batches(library):
 
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
-    def count_step(*_):
-        if not is_compiling():
+    def count_step(stepped, *_):
+        if not is_compiling() and not type(stepped).__module__.startswith("lockstep."):  # which count their own
             library.lockstep_watch_step()
 
     optimizer.register_optimizer_step_post_hook(count_step)
@@ -207,15 +222,19 @@ class _Watch:
         self.library = library
         self.stop = threading.Event()
         self.thread = None
-        self.dumps = [dump for dump in map(_recorder, ("_dump_fr_trace_json", "_dump_nccl_trace_json")) if dump]
+        self.dumps = []
         self.seen = {}  # what each group, and the calls of Python, were at when they were looked at last
         self.begun = {}  # operations in which the rank has been seen to wait: their numbers in the page
 
     def join(self, rank, size, backend):
         if (str(rank), str(size)) != (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE")):
-            return  # a world of the program's own, such as that of mp.spawn()
-        job = os.environ.get("LOCKSTEP_JOB", "")
-        self.library.lockstep_watch_join(rank, size, job.encode(), f"torch.distributed, {backend}".encode())
+            self.leave()  # a world of the program's own, such as that of mp.spawn()
+            return
+        job, label = os.environ.get("LOCKSTEP_JOB", ""), f"torch.distributed, {backend}"
+        # The backend lockstep shows its own operations, and those of the NCCL that it uses.
+        is_ours = "lockstep" in backend
+        self.dumps = [dump for dump in map(_recorder, _RECORDERS[: 1 if is_ours else None]) if dump]
+        self.library.lockstep_watch_join(int(rank), int(size), job.encode(), label.encode(), is_ours)
         if self.thread is None:
             self.stop = threading.Event()
             self.thread = threading.Thread(target=self.run, args=(self.stop,), name="lockstep-watch", daemon=True)
@@ -282,7 +301,8 @@ def _pending_operation(dump, group):
         return None
     first = min(pending, key=lambda entry: entry.get("record_id", 0))
     name, description = (*first["process_group"], "", "")[:2]
-    channel = "world" if description == "default_pg" else f"group {description or name}"
+    is_named = description not in ("", "undefined")
+    channel = "world" if description == "default_pg" else f"group {description if is_named else name}"
     dtype, size = _DTYPES.get((first["input_dtypes"] or [""])[0], ("", 0))
     num_bytes = size * sum(math.prod(sizes) for sizes in first["input_sizes"])
     kind = first["profiling_name"].rpartition(":")[2]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
-Usage: watch.py --lockstep PROGRAM --hook FOLDER [--python INTERPRETER] [--device cuda] [--ranks N] [--limit SECONDS]
-                [--jobs N] [--runs N] [--only NAME,...]
+Usage: watch.py --lockstep PROGRAM --hook FOLDER [--package FOLDER] [--python INTERPRETER] [--device cuda] [--ranks N]
+                [--limit SECONDS] [--jobs N] [--runs N] [--only NAME,...] [--groups NAME,...]
 With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is
 77 if there is no Python with torch.
 """
@@ -37,8 +37,14 @@ HANGS = {
     "spinning": ("--hang-timeout", "RANK_STUCK", r"barrier#11 of world", "misbehave"),
     "stop": ("--stall-timeout", "RANK_STALLED", r"barrier#11 of world", ""),
     "loop": ("--work-timeout", "RANK_STUCK", r"barrier#11 of world", "spin"),
+    "async": ("--hang-timeout", "RANK_STUCK", r"all_reduce#11 of world, 12 bytes of float32", "misbehave"),
+    "store": ("--hang-timeout", "RANK_STUCK", r"Store.wait#\d+ of Python calls", "misbehave"),
+    "init": ("--hang-timeout", "RANK_STUCK", r"init_group#1 of Python calls", "misbehave"),
 }
-WORKS = ("evaluate", "compile", "download")
+# Beside the backend "lockstep", whose own group has other numbers, in a group of its own.
+GROUPS = {"gloo": ("gloo", None), "lockstep": ("lockstep", None), "beside": ("lockstep", "gloo")}
+IN_DEFAULT_GROUP = ("backward", "store", "init")
+WORKS = ("evaluate", "compile", "download", "save")
 WORK_S = 15
 
 
@@ -54,7 +60,7 @@ def run(args, what, *words, program=PROGRAM, ranks=3, options=(), folder=None, e
     done = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **dict(env)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": args.package, **dict(env)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -70,32 +76,66 @@ def fatal_of(output):
     return dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', lines[-1])) if lines else {}
 
 
-def test_hang(args, what):
+def operation_in(group, operation):
+    """A regular expression for an operation of HANGS in a group of GROUPS."""
+    if group == "gloo" or "Python calls" in operation and not operation.startswith("recv"):
+        return operation
+    channel = r"c10d\.\S+" if group == "lockstep" else r"(group \d+|Python calls)"
+    return re.sub(r"#\d+ of (world|Python calls)", rf"#\\d+ of {channel}", operation)
+
+
+def test_hang(args, what, group="gloo"):
     """The job ends, and the rank, the collective and the line of the program are named."""
     option, cause, operation, function = HANGS[what]
+    operation, (backend, own_group) = operation_in(group, operation), GROUPS[group]
     last, options = args.ranks - 1, [option, args.limit, "--name", "it"]
     if args.device == "cuda":
         options.append("--share-gpus")
     with tempfile.TemporaryDirectory() as folder:
-        words = (300, "--device", args.device)
+        words = (300, "--device", args.device, "--backend", backend, *(("--group", own_group) if own_group else ()))
         code, output, _ = run(args, what, *words, ranks=args.ranks, options=options, folder=folder)
         fatal = fatal_of(output)
         since = time.monotonic() - float(pathlib.Path(folder, "begun").read_text())
         file = pathlib.Path(folder, f"runs/it/stack.{last}.txt")
         stacks = file.read_text() if file.exists() else ""
-    good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, str(last), "5")
-    check(good and re.search(rf"waits? in {operation}", fatal["detail"]), f"{what}: {output if not good else fatal}")
+    step = "-" if what == "init" else "5"
+    good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, str(last), step)
+    what = f"{what} in {group}"
+    check(good and re.search(rf"waits? in {operation}", fatal["detail"]), f"{what}: {output}")
     at = re.search(r"it is at (\S+):(\d+) in (\w+)", fatal["detail"])
     if function:
         check(at and at[1] == str(PROGRAM) and at[3] == function, f"{what}: the Python line in {fatal['detail']}")
         check("Python stacks of process" in stacks and "misbehave" in stacks, f"{what}: the stacks are in the file")
-    if what == "worker":
+    if what.startswith("worker"):
         check("(pt_data_worker) is at" in fatal["detail"] and "__getitem__" in stacks, "worker: its line is named too")
     waiting = "rank 0" if last == 1 else f"ranks {','.join(map(str, range(last)))}"
     listed = re.search(rf"{waiting}, step [56]: waits in {operation}", output)
     # Over NCCL, backward() and the step after it return before the sum.
-    check(listed or what == "recv", f"{what}: all are listed: {output if not listed else ''}")
+    check(listed or what.startswith(("recv", "init")), f"{what}: all are listed: {output if not listed else ''}")
     check(since < args.limit + END_S, f"{what}: ended {since:.1f} s later")
+
+
+def test_desync(args):
+    """Ranks that wait for each other in different collectives: both calls are in the line."""
+    for group in args.groups:
+        backend, own_group = GROUPS[group]
+        words = (300, "--backend", backend, *(("--group", own_group) if own_group else ()))
+        with tempfile.TemporaryDirectory() as folder:
+            options = ("--hang-timeout", args.limit)
+            _, output, _ = run(args, "desync", *words, options=options, folder=folder)
+        fatal = fatal_of(output)
+        good = fatal.get("cause") == "DESYNC" and "barrier" in fatal["detail"] and "all_reduce" in fatal["detail"]
+        # Lockstep compares two ranks, and names one of them.
+        check(good and (group == "lockstep" or fatal["rank"] == "2"), f"desync in {group}: {output}")
+
+
+def test_left(args):
+    """A rank that has left its world, and does not end, is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        code, output, _ = run(args, "left", 300, options=("--hang-timeout", args.limit), folder=folder)
+    fatal = fatal_of(output)
+    good = code == 124 and fatal["rank"] == "2" and "rank 2 has left its world" in fatal["detail"]
+    check(good and output.count("finished") == 2 + fatal["detail"].count("finished"), f"left: {output}")
 
 
 def test_straggler(args):
@@ -140,9 +180,13 @@ def test_work(args):
         tempfile.TemporaryDirectory() as folder,
     ):
         options = ("--hang-timeout", WORK_S // 3)
+        backends = [("--backend", "gloo"), *([("--backend", "lockstep", "--pending")] if args.package else [])]
         jobs = {
-            what: pool.submit(run, args, what, WORK_S, "--address", address, ranks=2, options=options, folder=folder)
+            f"{what} {backend}": pool.submit(
+                run, args, what, WORK_S, "--address", address, *backend, ranks=2, options=options, folder=folder
+            )
             for what in WORKS
+            for backend in backends
             if not args.only or what in args.only
         }
         for what, job in jobs.items():
@@ -291,22 +335,33 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", required=True, type=os.path.abspath)
     parser.add_argument("--hook", required=True, type=os.path.abspath)
+    parser.add_argument("--package", default="", help="with the backend lockstep; without it, only Gloo is tested")
     parser.add_argument("--python", default="")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=3, help="of the cases of HANGS")
     parser.add_argument("--limit", type=int, default=5, help="of the cases of HANGS")
     parser.add_argument("--jobs", type=int, default=3, help="cases of HANGS at a time")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--groups", type=lambda text: text.split(","), default=list(GROUPS), help="of GROUPS")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if not args.python:
         print("skipped: no Python with torch (scripts/setup.sh installs one)")
         sys.exit(77)
+    if not args.package:
+        args.groups = ["gloo"]
+    hangs = [
+        (what, group)
+        for group in args.groups
+        for what in HANGS
+        if (not args.only or what in args.only) and not (group == "beside" and what in IN_DEFAULT_GROUP)
+    ]
     for _ in range(args.runs):
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:  # their ranks sleep most of the time
-            jobs = [pool.submit(test_hang, args, what) for what in HANGS if not args.only or what in args.only]
-            if not args.only or "straggler" in args.only:
-                jobs.append(pool.submit(test_straggler, args))
+            jobs = [pool.submit(test_hang, args, what, group) for what, group in hangs]
+            for test in (test_straggler, test_desync, test_left):
+                if not args.only or test.__name__.removeprefix("test_") in args.only:
+                    jobs.append(pool.submit(test, args))
             for job in jobs:
                 job.result()
         test_work(args)

@@ -7,6 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr RankPhase kBefore = RankPhase::kBeforeWorld, kLeft = RankPhase::kAfterWorld;
 const HealthLimits kLimits{.stall = 30s, .hang = 300s};
 
 std::vector<int> ranks_of(const std::optional<HangFinding>& finding, HangKind kind) {
@@ -48,11 +49,35 @@ TEST(RankHealth, NoHangWhileOneMakesProgress) {
 }
 
 TEST(RankHealth, RanksThatLeftAreIgnored) {
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), HangKind::kHang),
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, kLeft}, {2, 0s, 301s}}, 3, kLimits), HangKind::kHang),
             (std::vector<int>{0, 2}));
   EXPECT_FALSE(
-      find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last rank in the world has no time limit
-  EXPECT_FALSE(find_hang({{0, 0s, 900s, false}, {1, 0s, 900s, false}}, 2, kLimits));
+      find_hang({{0, 0s, 300s}, {1, 0s, 0s, kLeft}}, 2, kLimits));  // the last rank in the world has no time limit
+}
+
+TEST(RankHealth, RanksThatHaveLeftAndDoNotEndAreJudgedOnceNoRankIsInTheWorld) {
+  EXPECT_FALSE(find_hang({{0, 0s, 299s, kLeft}, {1, 0s, 900s, kLeft}}, 2, kLimits));
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s, kLeft}, {1, 0s, 900s, kLeft}}, 2, kLimits), HangKind::kHang),
+            (std::vector<int>{0, 1}));
+  EXPECT_EQ(ranks_of(find_hang({{1, 0s, 300s, kLeft}}, 2, kLimits), HangKind::kHang), std::vector<int>{1});
+  HealthLimits limits = kLimits;
+  limits.work = 1800s;
+  RankHealth works{.rank = 1, .phase = kLeft, .since_report = 1799s};
+  EXPECT_FALSE(find_hang({works}, 2, limits));
+  works.since_report = 1800s;
+  EXPECT_EQ(ranks_of(find_hang({works}, 2, limits), HangKind::kWork), std::vector<int>{1});
+  EXPECT_FALSE(find_hang({works}, 1, limits));
+}
+
+TEST(RankHealth, RankThatHasNotJoinedIsJudgedWhileOthersWait) {
+  const auto rank = [](int number, std::chrono::milliseconds time, RankPhase phase, bool is_waiting) {
+    return RankHealth{.rank = number, .since_progress = time, .phase = phase, .is_waiting = is_waiting};
+  };
+  EXPECT_FALSE(find_hang({rank(0, 900s, RankPhase::kInWorld, true), rank(1, 10s, kBefore, false)}, 2, kLimits));
+  EXPECT_EQ(ranks_of(find_hang({rank(0, 900s, RankPhase::kInWorld, true), rank(1, 300s, kBefore, false)}, 2, kLimits),
+                     HangKind::kHang),
+            (std::vector<int>{0, 1}));
+  EXPECT_FALSE(find_hang({rank(0, 900s, kBefore, false), rank(1, 900s, kBefore, false)}, 2, kLimits));
 }
 
 TEST(RankHealth, WorldSizeOneCannotHang) { EXPECT_FALSE(find_hang({{0, 0s, 5000s}}, 1, kLimits)); }
@@ -61,9 +86,9 @@ TEST(RankHealth, ExplicitLimitAppliesToTheLastRank) {
   HealthLimits limits = kLimits;
   limits.judge_last_rank = true;
   EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}}, 1, limits), HangKind::kHang), std::vector<int>{0});
-  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, limits), HangKind::kHang), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 300s}, {1, 0s, 0s, kLeft}}, 2, limits), HangKind::kHang), std::vector<int>{0});
   EXPECT_FALSE(find_hang({{0, 0s, 299s}}, 1, limits));
-  EXPECT_FALSE(find_hang({{0, 0s, 900s, false}}, 1, limits));
+  EXPECT_EQ(ranks_of(find_hang({{0, 0s, 900s, kLeft}}, 1, limits), HangKind::kHang), std::vector<int>{0});
 }
 
 RankHealth working(int rank, std::chrono::milliseconds since_report, bool is_waiting) {
@@ -84,7 +109,7 @@ TEST(RankHealth, RankThatWorksForTooLongWhileAnotherWaits) {
 
 TEST(RankHealth, NoProcessUsesCpuTime) {
   const auto idle = [](int rank, std::chrono::milliseconds time) {
-    return RankHealth{.rank = rank, .is_in_world = false, .since_activity = time};
+    return RankHealth{.rank = rank, .phase = RankPhase::kAfterWorld, .since_activity = time};
   };
   HealthLimits limits = kLimits;
   EXPECT_FALSE(find_hang({idle(0, 900s), idle(1, 900s)}, 2, limits));

@@ -35,6 +35,7 @@ class FakeRank {
   FakeRank& operator=(const FakeRank&) = delete;
 
   RankPage& page() { return *page_; }
+  job::health::RankHealth health(std::chrono::seconds at) { return monitor_.health(pid_, start_ + at); }
   /// As the agent does once per second. Returns whether the rank works.
   bool works(std::chrono::seconds at, std::chrono::milliseconds cpu_time) {
     const auto now = start_ + at;
@@ -66,6 +67,36 @@ TEST(RankMonitor, WorkBeforeAReportDoesNotCount) {
   for (int second = 0; second < 3; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), 0ms));
   rank.page().steps.store(1);
   for (int second = 3; second < 8; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), 900ms)) << second;
+}
+
+TEST(RankMonitor, MainThreadThatWaitsDoesNotWorkWhateverCpuTimeItUses) {
+  FakeRank rank;
+  rank.page().waiting.store(1);
+  rank.page().main_waiting.store(1);
+  for (int second = 0; second < 6; ++second) EXPECT_FALSE(rank.works(std::chrono::seconds(second), second * 900ms));
+  EXPECT_TRUE(rank.health(6s).is_waiting);
+}
+
+TEST(RankMonitor, ThreadThatWaitsDoesNotKeepTheOthersFromWorking) {
+  FakeRank rank;
+  rank.page().waiting.store(1);
+  for (int second = 0; second < 4; ++second) rank.works(std::chrono::seconds(second), second * 900ms);
+  EXPECT_TRUE(rank.page().works != 0);
+  EXPECT_FALSE(rank.health(4s).is_waiting);
+  rank.works(5s, 2700ms);
+  rank.works(6s, 2700ms);
+  EXPECT_TRUE(rank.health(7s).is_waiting);
+}
+
+TEST(RankMonitor, RankThatHasLeftItsWorldMakesProgressWhileItWorks) {
+  FakeRank rank;
+  rank.page().has_left.store(1);
+  for (int second = 0; second < 6; ++second) rank.works(std::chrono::seconds(second), second * 900ms);
+  EXPECT_EQ(rank.health(6s).phase, job::health::RankPhase::kAfterWorld);
+  EXPECT_LE(rank.health(6s).since_progress, 1s);
+  EXPECT_GE(rank.health(6s).since_report, 5s);
+  for (int second = 7; second < 12; ++second) rank.works(std::chrono::seconds(second), 4500ms);
+  EXPECT_GE(rank.health(12s).since_progress, 4s);
 }
 
 }  // namespace

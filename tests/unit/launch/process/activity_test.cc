@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "lockstep/base/fd.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::launcher::process {
 namespace {
@@ -53,6 +54,17 @@ bool works(pid_t pid) {
     if (has_worked(before, usage_of_tree(pid, read_activity()), 250ms)) return true;
   }
   return false;
+}
+
+TEST(Activity, OwnThreadsDoNoWork) {
+  const Grandchild spins([] {
+    std::thread([] {
+      base::name_own_thread("test");
+      for (;;) {
+      }
+    }).join();
+  });
+  EXPECT_FALSE(works(spins.pid()));
 }
 
 TEST(Activity, SleepIsNoWork) {

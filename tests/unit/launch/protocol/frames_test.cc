@@ -147,13 +147,13 @@ TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::health::RankHealth health = decode_rank_health(
-      encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T',
-                          std::chrono::milliseconds(8), std::chrono::milliseconds(9), true, 10, 11, 12}));
+  const job::health::RankHealth health = decode_rank_health(encode_rank_health(
+      {3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), job::health::RankPhase::kBeforeWorld, 'T',
+       std::chrono::milliseconds(8), std::chrono::milliseconds(9), true, 10, 11, 12}));
   EXPECT_EQ(health.rank, 3);
   EXPECT_EQ(health.since_heartbeat.count(), 5);
   EXPECT_EQ(health.since_progress.count(), 7);
-  EXPECT_FALSE(health.is_in_world);
+  EXPECT_EQ(health.phase, job::health::RankPhase::kBeforeWorld);
   EXPECT_EQ(health.process_state, 'T');
   EXPECT_EQ(health.since_report.count(), 8);
   EXPECT_EQ(health.since_activity.count(), 9);

@@ -57,6 +57,51 @@ TEST(Hang, AllRanksAreBlamedWhenAllWaitInOneOperation) {
   EXPECT_THAT(verdict.fatal.detail, HasSubstr("rank 0 finished 30 steps and waits in all_reduce(fc)#2"));
 }
 
+/// A rank that is watched from outside.
+RankSnapshot watched(int number, const std::string& kind, std::uint64_t bytes, const std::string& channel = "world") {
+  RankSnapshot snapshot{.rank = number, .world_size = 3, .transport = "torch.distributed, gloo", .waiting = true};
+  snapshot.operations.push_back(
+      {.number = 1, .seq = 7, .bytes = bytes, .started = 3, .channel = channel, .kind = kind, .dtype = "float32"});
+  return snapshot;
+}
+
+TEST(Hang, DifferentCallsOfRanksThatAreWatchedAreADesync) {
+  const auto judge = [](const std::vector<RankSnapshot>& ranks) {
+    return judge_hang({HangKind::kHang, {0, 1, 2}}, {}, ranks, kEvidence);
+  };
+  const Verdict kinds = judge({watched(0, "barrier", 0), watched(1, "all_reduce", 8), watched(2, "all_reduce", 8)});
+  EXPECT_EQ(kinds.exit_code, base::exit_code(Cause::kDesync));
+  EXPECT_EQ(kinds.fatal.cause, Cause::kDesync);
+  EXPECT_EQ(kinds.fatal.rank, 0);
+  EXPECT_EQ(kinds.fatal.detail,
+            "ranks 1,2 called all_reduce(8 bytes of float32), rank 0 called barrier() as operation 7 of world");
+  const Verdict sizes = judge({watched(0, "all_reduce", 8), watched(1, "all_reduce", 16)});
+  EXPECT_EQ(sizes.fatal.cause, Cause::kDesync);
+  EXPECT_EQ(sizes.fatal.rank, 1);
+  // Not comparable: another size of an all_to_all, other groups, other calls of Python, and a rank that waits for none.
+  EXPECT_EQ(judge({watched(0, "all_to_all", 8), watched(1, "all_to_all", 16)}).fatal.cause, Cause::kRankStuck);
+  EXPECT_EQ(judge({watched(0, "barrier", 0, "a"), watched(1, "all_reduce", 8, "b")}).fatal.cause, Cause::kRankStuck);
+  EXPECT_EQ(judge({watched(0, "send", 0, "Python calls"), watched(1, "recv", 0, "Python calls")}).fatal.cause,
+            Cause::kRankStuck);
+  EXPECT_EQ(judge({watched(0, "barrier", 0), watched(1, "all_reduce", 8), rank(2, false)}).fatal.rank, 2);
+}
+
+TEST(Hang, RankThatHasNotJoinedIsBlamed) {
+  const std::map<int, job::health::RankHealth> health = {
+      {0, {.rank = 0}}, {1, {.rank = 1, .phase = job::health::RankPhase::kBeforeWorld}}};
+  const Verdict verdict = judge_hang({HangKind::kHang, {0, 1}}, health, {rank(0, true)}, kEvidence);
+  EXPECT_EQ(verdict.fatal.rank, 1);
+  EXPECT_THAT(verdict.fatal.detail, HasSubstr("rank 1 has not joined the world"));
+}
+
+TEST(Hang, RankThatHasLeftAndDoesNotEnd) {
+  RankSnapshot left = rank(1, false);
+  left.has_left = true;
+  const Verdict verdict = judge_hang({HangKind::kHang, {1}}, {}, {left}, kEvidence);
+  EXPECT_EQ(verdict.fatal.rank, 1);
+  EXPECT_THAT(verdict.fatal.detail, HasSubstr("rank 1 has left its world, and its process has not ended"));
+}
+
 TEST(Hang, RankThatWorksForTooLongIsBlamed) {
   HangEvidence evidence = kEvidence;
   evidence.limits.work = 20s;

@@ -21,7 +21,8 @@ TEST(RankStates, LeavingRankCountsAsProgress) {
     if (by_exit)
       rank_states.on_rank_exit(0);
     else
-      rank_states.add(job::health::RankHealth{.rank = 0, .since_progress = 10ms, .is_in_world = false});
+      rank_states.add(
+          job::health::RankHealth{.rank = 0, .since_progress = 10ms, .phase = job::health::RankPhase::kAfterWorld});
     EXPECT_FALSE(rank_states.find_hang());
     std::this_thread::sleep_for(210ms);
     rank_states.add(job::health::RankHealth{.rank = 1, .since_progress = 20210ms});
