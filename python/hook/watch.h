@@ -20,6 +20,9 @@ void lockstep_watch_join(int rank, int world_size, const char* job, const char* 
 /// The rank leaves its world: other ranks no longer wait for it. Stops the thread.
 void lockstep_watch_leave();
 
+/// Records a local port of a TCP connection of this process: errors of Gloo name a peer by such a port.
+void lockstep_watch_uses_port(int port);
+
 /// Counts a look at the operations, which shows how long the rank computes between them. `is_pending`: one was not
 /// complete.
 void lockstep_watch_look(int is_pending);

@@ -33,8 +33,8 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG8" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x384741504b434f4c;
+  /// "LOCKPAG9" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x394741504b434f4c;
   struct BusyText {
     char text[48];
   };
@@ -66,6 +66,9 @@ struct RankPage {
   FlightRing flight;
   Atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
                                             ///< part; 0 if there is none
+  /// Local ports of the TCP connections that the process had when it left its world; 0: none. Errors of Gloo name a
+  /// peer by such a port. A rank with more than 64 has some of them.
+  std::array<Atomic<std::uint16_t>, 64> tcp_ports;
 
   /// Returns the step count: calls of step(), or gradient reductions in a program that never calls step().
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(gradient_reductions.load()); }

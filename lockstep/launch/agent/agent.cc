@@ -347,6 +347,7 @@ void Agent::on_rank_exit(std::size_t index, int status) {
   else
     end.code = WEXITSTATUS(status);
   end.message = error_files_.take_message(process.rank);
+  end.ports = process.monitor.tcp_ports();
   if (end.signal == SIGKILL) end.oom_kills = count_oom_kills() - initial_oom_kills_;
   // Send snapshots now: when the launcher requests them, the other ranks may have exited.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -30,6 +31,13 @@ bool RankMonitor::is_in_world() const {
 std::int64_t RankMonitor::durable_checkpoint() const {
   const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
   return page.is_published() ? page.durable_checkpoint.load() : 0;
+}
+
+std::array<std::int64_t, 64> RankMonitor::tcp_ports() const {
+  std::array<std::int64_t, 64> ports{};
+  const auto& found = base::telemetry::rank_page_in(memory_).tcp_ports;
+  std::copy(found.begin(), found.end(), ports.begin());
+  return ports;
 }
 
 pid_t RankMonitor::pid(pid_t fallback) const {

@@ -10,7 +10,6 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/activity.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/process/signal_masks.h"
 
@@ -62,11 +61,15 @@ void signal_ranks(std::vector<RankProcess>& ranks, int signal, bool also_in_worl
 
 std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& ranks) {
   constexpr int kMaxNames = 8;
+  // The manager of torch's strategy "file_system" for sharing tensors: it ends 2 s after its last client.
+  constexpr std::string_view kTorchManager = "torch_shm_manag\n";
   std::map<int, int> counts;
   std::map<int, std::string> found;
   const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
   for (const auto& [pid, counters] : processes) {
     if (counters.parent != ::getpid() || process::sample_process(pid).state == 'Z') continue;
+    std::string name = read_process_file(pid, "comm");
+    if (name == kTorchManager) continue;
     const std::optional<int> number = rank_of(pid, ranks);
     const auto rank = std::find_if(ranks.begin(), ranks.end(),
                                    [&](const RankProcess& one) { return number == one.rank && one.succeeded; });
@@ -75,7 +78,6 @@ std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& rank
     const int count = ++counts[rank->rank];
     if (count == kMaxNames + 1) text += ", ...";
     if (count > kMaxNames) continue;
-    std::string name = read_process_file(pid, "comm");
     if (name.ends_with('\n')) name.pop_back();
     text += (text.empty() ? "" : ", ") + std::to_string(pid) + " (" + name + ")";
   }

@@ -165,7 +165,7 @@ Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
                           .locations = locations_,
-                          .ended_before = ended_before(exits_, end),
+                          .early_ends = early_ends(exits_, end),
                           .own_errors = own_errors_or_none()});
 }
 
@@ -238,8 +238,7 @@ void Supervisor::on_rank_exit(protocol::RankExit end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
-  end.lost_peer =
-      (end.signal == 0 || end.signal == SIGABRT) && is_victim(output_->tail(end.rank), output_->prefix(end.rank));
+  add_lost_peer(end, output_->tail(end.rank), output_->prefix(end.rank));
   exits_.push_back(end);
   rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));

@@ -221,7 +221,7 @@ TEST(LauncherStop, ProcessesThatARankLeavesBehindAreNamed) {
 }
 
 TEST(LauncherStop, ProcessesThatEndWithTheirRankAreNotNamed) {
-  EXPECT_EQ(run_process(shell_ranks(2, "sleep 0.05 & exit 0")).err, "");
+  EXPECT_EQ(run_process(shell_ranks(2, "sleep 0.01 & exit 0")).err, "");
   // The job has failed: its cause is what matters.
   EXPECT_THAT(run_process(shell_ranks(2, "sleep 300 & exit 3")).err, Not(HasSubstr("warning")));
 }
