@@ -177,10 +177,10 @@ class Group {
 
   /// Returns whether all ranks should save and exit, because one of them has received SIGTERM, SIGUSR1 or (as
   /// Ctrl-C sends it, unless the program has a handler of its own) SIGINT since its first call of this function. The
-  /// first call installs handlers that only set a flag. The next reduction of gradients sends the flag to all ranks, so
-  /// all ranks get the same answer in the same step. When it is true, save, destroy the last Group and return
-  /// kPreemptedExitCode; `lockstep run` then returns that code too. A world of one rank reads its own flag. Does not
-  /// block.
+  /// first call installs handlers that only set a flag; children made by fork() do not have them. The next reduction of
+  /// gradients sends the flag to all ranks, so all ranks get the same answer in the same step. When it is true, save,
+  /// destroy the last Group and return kPreemptedExitCode; `lockstep run` then returns that code too. A world of one
+  /// rank reads its own flag. Does not block.
   bool stop_requested() const;
 
  private:

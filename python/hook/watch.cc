@@ -106,6 +106,16 @@ void lockstep_watch_leave() {
   });
 }
 
+void lockstep_watch_uses_port(int port) {
+  guarded([&](Watch& own) {
+    for (auto& entry : own.page.tcp_ports)
+      if (entry == 0 || entry == port) {
+        entry = static_cast<std::uint16_t>(port);
+        return;
+      }
+  });
+}
+
 void lockstep_watch_look(int is_pending) {
   thread_local bool is_named = false;
   if (!std::exchange(is_named, true)) lockstep::base::name_own_thread("watch");

@@ -23,6 +23,9 @@ void lockstep_watch_join(int rank, int world_size, const char* job, const char* 
 /// The rank leaves its world: other ranks no longer wait for it. Stops the thread. All waits have ended.
 void lockstep_watch_leave();
 
+/// Records a local port of a TCP connection of this process: errors of Gloo name a peer by such a port.
+void lockstep_watch_uses_port(int port);
+
 /// Counts a look at the operations, which shows how long the rank computes between them. `is_pending`: one was not
 /// complete. The calling thread becomes one of Lockstep's own (base/thread.h).
 void lockstep_watch_look(int is_pending);

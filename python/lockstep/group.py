@@ -336,9 +336,10 @@ class Group:
         return _Busy(self._group, what)
 
     def stop_requested(self) -> bool:
-        """Whether all ranks should save and exit, because one has received SIGTERM or SIGUSR1 since its first call of
-        this method, which installs handlers. All ranks get the same answer in the same step. Then save, and exit with
-        75 (lockstep.PREEMPTED). Ctrl-C raises KeyboardInterrupt, as always in Python."""
+        """Whether all ranks should save and exit, because one has received SIGTERM, SIGUSR1 or Ctrl-C since its first
+        call of this method, which installs handlers. All ranks get the same answer in the same step. Then save, and
+        exit with 75 (lockstep.PREEMPTED). A second Ctrl-C raises KeyboardInterrupt; so does the first one before that
+        call. A handler of the program's own for SIGINT stays. Children made by fork() do not have these handlers."""
         return self._group.stop_requested()
 
 

@@ -2,12 +2,14 @@
 #include "lockstep/comm/group.h"
 
 #include <pybind11/stl.h>
+#include <signal.h>
 
 #include <chrono>
 #include <optional>
 
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/stop_signal.h"
 #include "python/src/bindings.h"
 
 namespace lockstep::python {
@@ -234,7 +236,16 @@ void bind_group(py::module_& module) {
       .def("steps", &Group::steps)
       .def("alive", &Group::alive)
       .def("busy", [](const Group&, const std::string& what) { return std::make_unique<comm::BusyScope>(what); })
-      .def("stop_requested", &Group::stop_requested);
+      .def("stop_requested", [](const Group& self) {
+        static const bool once = [] {
+          const py::module_ signals = py::module_::import("signal");
+          const bool is_default = signals.attr("getsignal")(SIGINT).is(signals.attr("default_int_handler"));
+          comm::install_stop_signal_handlers(is_default);
+          return true;
+        }();
+        (void)once;
+        return self.stop_requested();
+      });
   bind_operations(group);
   module.def("init", init, WithoutGil(), py::arg("rank"), py::arg("world_size"), py::arg("address"),
              py::arg("env_from"), py::arg("transport"), py::arg("device"), py::arg("cross_host_transport"),

@@ -68,6 +68,9 @@ struct RankPage {
   FlightRing flight;
   Atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
                                             ///< part; 0 if there is none
+  /// Local ports of the TCP connections that the process had when it left its world; 0: none. Errors of Gloo name a
+  /// peer by such a port. A rank with more than 64 has some of them.
+  std::array<Atomic<std::uint16_t>, 64> tcp_ports;
 
   /// Returns the step count: calls of step(), or gradient reductions in a program that never calls step().
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(gradient_reductions.load()); }

@@ -28,7 +28,7 @@
 #include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_environment.h"
-#include "lockstep/launch/agent/rank_monitor.h"
+#include "lockstep/launch/agent/rank_process.h"
 #include "lockstep/launch/agent/status_responder.h"
 #include "lockstep/launch/agent/stdin_writer.h"
 #include "lockstep/launch/plan/variable_check.h"
@@ -36,7 +36,6 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_stacks.h"
-#include "lockstep/launch/process/signal_masks.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
@@ -49,13 +48,9 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr std::array kLibraryChecks = {2, 5, 10, 20, 40};  // numbers of health reports, which are one second apart
+/// Processes that end with their rank, such as the resource tracker of Python's multiprocessing, have this time.
+constexpr auto kSelfExitTime = 300ms;
 constexpr auto kKillRetryInterval = 50ms;  // a process may fork between the scan of /proc and the signal
-
-struct RankProcess {
-  int rank = -1;
-  pid_t pid = -1;  // -1: not started, or reaped
-  RankMonitor monitor;
-};
 
 class Agent {
  public:
@@ -78,13 +73,13 @@ class Agent {
   void on_rank_exit(std::size_t index, int status);
   void report_start_failures();
   void stop(const protocol::StopRequest& request);
-  void signal_ranks(int signal, bool also_in_world);
   void send_rank_health();
   void check_for_foreign_library();
   void send_snapshots();
   std::vector<protocol::RankStatus> rank_statuses() const;
   void send_saved_checkpoint(const RankProcess& process);
   void write_stacks(const std::vector<int>& ranks);
+  void end_left_behind();
   void check_timers();
   void on_launcher_lost();
   void queue_frame(protocol::FrameKind kind, int rank, std::string payload = {}) {
@@ -122,6 +117,7 @@ class Agent {
   Deadline rank_health_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
   Deadline signal_at_ = Deadline::never();
+  Deadline end_left_behind_at_ = Deadline::never();
   Deadline kill_at_ = Deadline::never();
   Deadline give_up_at_ = Deadline::never();
 };
@@ -167,6 +163,7 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
                                 .max_files = max_files,
                                 .failure = failures_.write.get(),
                                 .id = plan.rank});
+  process.session = process.pid;
   output_.add_rank(plan.rank, {std::move(out.read), std::move(err.read)});
   if (in.write) stdin_.add_rank(std::move(in.write), 4 * ranks_.size() + kStdinStream);
   queue_frame(protocol::FrameKind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
@@ -218,11 +215,7 @@ void Agent::handle_frame(const protocol::Frame& frame) {
   } else if (frame.kind == protocol::FrameKind::kWriteStacks) {
     write_stacks(protocol::decode_ranks(frame.payload));
   } else if (frame.kind == protocol::FrameKind::kSignal) {
-    const auto processes = process::read_activity().processes;
-    std::vector<std::vector<pid_t>> trees;
-    for (const RankProcess& rank : ranks_)
-      if (rank.pid > 0) trees.push_back(process::tree_of(rank.pid, processes));
-    process::signal_first_expecting(trees, static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]));
+    forward_signal(ranks_, static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]));
   } else if (frame.kind == protocol::FrameKind::kOutputAck) {
     const auto numbers = protocol::decode_numbers(frame.payload, 2);
     output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1]));
@@ -236,9 +229,8 @@ void Agent::write_stdin() {
   if (stdin_.flush()) queue_frame(protocol::FrameKind::kStdinTaken, -1);
 }
 
-/// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent to the process
-/// groups of the running ranks, and SIGKILL follows after the grace period. SIGINT is followed by SIGTERM after half of
-/// that time.
+/// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent by
+/// signal_ranks(), and SIGKILL follows after the grace period. SIGINT is followed by SIGTERM after half of that time.
 void Agent::stop(const protocol::StopRequest& request) {
   if (request.signal != SIGKILL && !dumps_.empty()) {
     stop_after_dumps_ = request;
@@ -248,19 +240,10 @@ void Agent::stop(const protocol::StopRequest& request) {
   if (request.signal == SIGKILL) return;
   if (request.notice_period > 0ms)
     for (RankProcess& process : ranks_) process.monitor.notify_failure();
-  signal_ranks(request.signal, request.notice_period == 0ms);
+  signal_ranks(ranks_, request.signal, request.notice_period == 0ms);
   signal_ = request.signal == SIGINT ? SIGTERM : request.signal;
   if (request.signal == SIGINT) signal_at_ = Deadline::in(request.grace / 2);
   if (request.notice_period > 0ms) signal_at_ = Deadline::in(request.notice_period);
-}
-
-void Agent::signal_ranks(int signal, bool also_in_world) {
-  for (const RankProcess& process : ranks_) {
-    if (process.pid <= 0 || (!also_in_world && process.monitor.is_in_world())) continue;
-    // The process group does not exist until the child has called setsid().
-    if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
-    ::kill(-process.pid, SIGCONT);
-  }
 }
 
 void Agent::send_rank_health() {
@@ -364,11 +347,14 @@ void Agent::on_rank_exit(std::size_t index, int status) {
   else
     end.code = WEXITSTATUS(status);
   end.message = error_files_.take_message(process.rank);
+  end.ports = process.monitor.tcp_ports();
   if (end.signal == SIGKILL) end.oom_kills = count_oom_kills() - initial_oom_kills_;
   // Send snapshots now: when the launcher requests them, the other ranks may have exited.
   if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
   send_saved_checkpoint(process);
   queue_frame(protocol::FrameKind::kRankExited, process.rank, protocol::encode_rank_exit(end));
+  if (process.deferred_signal != 0) ::kill(-process.session, process.deferred_signal);
+  process.succeeded = end.exit_code() == 0 || end.exit_code() == base::exit_code(base::Cause::kPreempted);
   process.pid = -1;
   --num_running_;
 }
@@ -383,8 +369,18 @@ void Agent::reap_children() {
     std::erase_if(dumps_, [&](const process::StackDump& dump) { return dump.tool() == reaped->pid; });
   }
   if (num_running_ > 0 || !has_children_ || lingering_) return;
-  // End the processes that the ranks have left behind. Some of them exit by themselves, so send SIGTERM first.
   lingering_ = true;
+  const bool any_succeeded =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& process) { return process.succeeded; });
+  end_left_behind_at_ = Deadline::in(any_succeeded && kill_at_.is_never() ? kSelfExitTime : 0ms);
+}
+
+/// Ends the processes that the ranks have left behind.
+void Agent::end_left_behind() {
+  end_left_behind_at_ = Deadline::never();
+  if (kill_at_.is_never())
+    for (const auto& [rank, processes] : find_left_behind(ranks_))
+      queue_frame(protocol::FrameKind::kLeftBehind, rank, processes);
   for (const pid_t pid : process::descendants()) ::kill(pid, SIGTERM);
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
 }
@@ -401,9 +397,10 @@ void Agent::check_timers() {
   }
   if (dumps_.empty() && stop_after_dumps_) stop(*std::exchange(stop_after_dumps_, std::nullopt));
   if (signal_at_.expired()) {
-    signal_ranks(signal_, true);
+    signal_ranks(ranks_, signal_, true);
     signal_at_ = Deadline::never();
   }
+  if (end_left_behind_at_.expired()) end_left_behind();
   if (kill_at_.expired()) {
     for (const pid_t pid : process::descendants()) ::kill(pid, SIGKILL);
     if (give_up_at_.is_never()) give_up_at_ = Deadline::in(base::kUnkillableTimeout);
@@ -422,8 +419,8 @@ void Agent::check_timers() {
 
 void Agent::poll_once() {
   std::array<epoll_event, 64> events;
-  const Deadline next =
-      earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, earlier(dumps_end_at_, rank_health_at_)));
+  const Deadline next = earlier(earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, end_left_behind_at_)),
+                                earlier(dumps_end_at_, rank_health_at_));
   const int wait_ms = next.poll_ms();
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
   bool signalled = false;

@@ -33,6 +33,13 @@ std::int64_t RankMonitor::durable_checkpoint() const {
   return page.is_published() ? page.durable_checkpoint.load() : 0;
 }
 
+std::array<std::int64_t, 64> RankMonitor::tcp_ports() const {
+  std::array<std::int64_t, 64> ports{};
+  const auto& found = base::telemetry::rank_page_in(memory_).tcp_ports;
+  std::copy(found.begin(), found.end(), ports.begin());
+  return ports;
+}
+
 pid_t RankMonitor::pid(pid_t fallback) const {
   const pid_t page_pid = base::telemetry::rank_page_in(memory_).pid;
   return page_pid > 0 ? page_pid : fallback;

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -40,6 +41,8 @@ class RankMonitor {
 
   /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
   std::int64_t durable_checkpoint() const;
+  /// Returns RankPage::tcp_ports, also after the rank's exit.
+  std::array<std::int64_t, 64> tcp_ports() const;
   /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it.
   std::optional<base::telemetry::RankSnapshot> snapshot() const {
     return base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));

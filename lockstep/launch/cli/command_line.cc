@@ -131,8 +131,9 @@ void declare_output_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) 
 void declare_failure_options(CLI::App& app, RawRunOptions& raw) {
   begin_option_group(app, kFailureGroup);
   declare_option(app, "--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
-  declare_option(app, "--fail-grace", raw.fail_grace, "SECONDS",
-                 "from SIGTERM to SIGKILL after a rank has failed (default 2)");
+  declare_option(
+      app, "--fail-grace", raw.fail_grace, "SECONDS",
+      "from SIGTERM to SIGKILL after a rank has failed, and for processes that outlive their rank (default 2)");
   declare_option(app, "--max-restarts", raw.max_restarts, "N",
                  "restart all ranks, at most N times, after failures that may be transient, such as a killed rank or a "
                  "lost host (default 0)");

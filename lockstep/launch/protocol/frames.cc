@@ -183,22 +183,26 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
 }
 
 std::string encode_rank_exit(const RankExit& end) {
-  return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills}) + end.message;
+  return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills}) +
+         encode_numbers({end.ports.begin(), end.ports.end()}) + end.message;
 }
 
 RankExit decode_rank_exit(std::string_view bytes) {
-  constexpr std::size_t kNumberBytes = 5 * sizeof(std::int64_t);
-  const auto numbers = decode_numbers(bytes.substr(0, kNumberBytes), 5);
-  const std::string_view message = bytes.substr(kNumberBytes);
+  RankExit end;
+  const std::size_t count = 5 + end.ports.size(), size = count * sizeof(std::int64_t);
+  const auto numbers = decode_numbers(bytes.substr(0, size), count);
+  const std::string_view message = bytes.substr(size);
   if (message.size() > kMaxErrorMessageBytes)
     throw_protocol_error("an error message of " + std::to_string(message.size()) + " bytes; expected at most " +
                          std::to_string(kMaxErrorMessageBytes));
-  return {.rank = static_cast<int>(numbers[0]),
-          .pid = numbers[1],
-          .code = static_cast<int>(numbers[2]),
-          .signal = static_cast<int>(numbers[3]),
-          .oom_kills = numbers[4],
-          .message = std::string(message)};
+  end = {.rank = static_cast<int>(numbers[0]),
+         .pid = numbers[1],
+         .code = static_cast<int>(numbers[2]),
+         .signal = static_cast<int>(numbers[3]),
+         .oom_kills = numbers[4],
+         .message = std::string(message)};
+  std::copy(numbers.begin() + 5, numbers.end(), end.ports.begin());
+  return end;
 }
 
 std::string encode_host_info(const plan::HostInfo& info) {

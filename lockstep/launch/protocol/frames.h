@@ -54,6 +54,7 @@ enum class FrameKind : std::uint32_t {
   kPythonLocation,   ///< where the main thread of a rank is whose stacks were written, if it runs Python
   kUsesLibrary,      ///< the name of a library that a rank has loaded, in which it is alone. At most once
   kRankHealth,       ///< job::health::RankHealth; about once per second
+  kLeftBehind,       ///< running processes, "4711 (curl), 4712 (tee)", of `rank`, which has ended; sent before SIGTERM
   kAlive,            ///< empty; about once per second if no other frame is queued
   kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable; sent when it changes
   kSnapshot,         ///< base::telemetry::RankSnapshot

@@ -1,6 +1,7 @@
 // How the process of a rank ended.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -25,6 +26,8 @@ struct RankExit {
   int signal = 0;              ///< the signal that ended it; 0: it exited
   std::int64_t oom_kills = 0;  ///< if SIGKILL ended the rank: out-of-memory kills in the agent's cgroup since its start
   std::string message{};       ///< what it wrote to its error file before it failed; at most kMaxErrorMessageBytes
+  std::array<std::int64_t, 64> ports{};  ///< RankPage::tcp_ports
+  int lost_port = 0;                     ///< of the peer that its error names; 0: none; set by the launcher, not sent
   bool lost_peer = false;  ///< its last lines say only that another process has ended; set by the launcher, not sent
   bool preempted = false;  ///< it stopped in good order after a stop request; set by the launcher, not sent
 

@@ -169,6 +169,13 @@ std::string foreign_library_note(const std::string& library, std::size_t num_ran
          (is_horovod ? "horovodrun -np " : "mpirun -n ") + number + base::telemetry::printable(words.substr(0, 200));
 }
 
+std::string left_behind_note(int rank, const std::string& processes, std::chrono::milliseconds fail_grace) {
+  return "warning: rank " + std::to_string(rank) +
+         " ended while these processes of it still ran: " + base::telemetry::printable(processes) +
+         "; they get SIGTERM now, and SIGKILL in " + base::seconds_text(fail_grace) +
+         " (--fail-grace). Let the rank wait for them; setsid() does not detach them";
+}
+
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks) {
   Verdict verdict = make_verdict(Cause::kPreempted, {.host = host, .rank = first.rank, .pid = first.pid}, "",

@@ -69,4 +69,7 @@ Verdict judge_quit(int num_ranks, const std::string& run_dir, bool several_hosts
 std::string foreign_library_note(const std::string& library, std::size_t num_ranks,
                                  const std::vector<std::string>& command);
 
+/// Returns the warning that `rank` has ended before `processes`, which it had started and which are now ended. Pure.
+std::string left_behind_note(int rank, const std::string& processes, std::chrono::milliseconds fail_grace);
+
 }  // namespace lockstep::launcher::supervise

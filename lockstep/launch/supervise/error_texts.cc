@@ -223,4 +223,14 @@ bool is_victim(std::string_view tail, std::string_view prefix) {
   return find_known_error(exception.empty() ? tail : exception, rows) != nullptr;
 }
 
+int lost_port(std::string_view tail, std::string_view prefix) {
+  std::string text = python_exception(tail, prefix);
+  if (text.empty()) text = tail;
+  const std::size_t end = text.rfind("]:");
+  if (end == std::string::npos) return 0;
+  const std::size_t digits = end + 2, size = text.find_first_not_of("0123456789", digits) - digits;
+  const auto port = base::parse_int(text.substr(digits, size));
+  return port && *port > 0 && *port < 65536 ? static_cast<int>(*port) : 0;
+}
+
 }  // namespace lockstep::launcher::supervise

@@ -40,4 +40,7 @@ const KnownError* find_known_error(std::string_view lines, const std::vector<Kno
 /// connection; without an exception, whether any of the lines does. Pure.
 bool is_victim(std::string_view tail, std::string_view prefix);
 
+/// Returns the port in such an exception of Gloo, "Connection closed by peer [127.0.0.1]:7087"; 0 if it has none. Pure.
+int lost_port(std::string_view tail, std::string_view prefix);
+
 }  // namespace lockstep::launcher::supervise

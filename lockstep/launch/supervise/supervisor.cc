@@ -165,7 +165,7 @@ Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
                           .prefix = output_->prefix(end.rank),
                           .published = published_cause(),
                           .locations = locations_,
-                          .ended_before = ended_before(exits_, end),
+                          .early_ends = early_ends(exits_, end),
                           .own_errors = own_errors_or_none()});
 }
 
@@ -238,8 +238,7 @@ void Supervisor::on_rank_exit(protocol::RankExit end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
-  end.lost_peer =
-      (end.signal == 0 || end.signal == SIGABRT) && is_victim(output_->tail(end.rank), output_->prefix(end.rank));
+  add_lost_peer(end, output_->tail(end.rank), output_->prefix(end.rank));
   exits_.push_back(end);
   rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
@@ -307,6 +306,8 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   } else if (frame.kind == Kind::kUsesLibrary) {
     if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
       output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
+  } else if (frame.kind == Kind::kLeftBehind) {
+    output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
   } else if (frame.kind == Kind::kCheckpointSaved) {
     outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
   } else if (frame.kind == Kind::kSnapshot) {
@@ -383,7 +384,7 @@ void Supervisor::on_reader_closed() {
   stop_ranks(SIGINT);
 }
 
-/// Stops the job, because no process monitors the ranks of this agent or reads their output.
+/// Stops the job: no process monitors the ranks of this agent or reads their output.
 void Supervisor::on_agent_silent(std::size_t index) {
   mark_host_lost(index);
   conclude(judge_silent_agent(agents_[index].host(), agents_[index].pid(), agent_silence_limit(limits_)));
@@ -399,9 +400,8 @@ void Supervisor::on_host_unreachable(std::size_t index) {
   send_stop({.signal = SIGKILL});
 }
 
-/// Called at the end of an agent's output. Without a kDone frame, the agent was killed or its host is unreachable. If
-/// the agent was on this host, the kernel has killed its ranks, and their children have become children of this
-/// process, which kills them. On other hosts, they are killed when the agent's connection ends.
+/// Called at the end of an agent's output. Without kDone, the agent was killed or its host is unreachable. The kernel
+/// has killed the ranks of an agent on this host; their children are now this process's, which kills them.
 void Supervisor::on_agent_lost(std::size_t index) {
   const protocol::RankExit end = agents_[index].reap();
   awaited_snapshots_.erase(index);
@@ -469,8 +469,8 @@ void Supervisor::poll_once() {
 JobOutcome Supervisor::run() {
   while (has_agent()) poll_once();
   conclude_preemption();
-  if (verdict_) use_own_exit_code(*verdict_, exits_);
   if (verdict_) {
+    use_own_exit_code(*verdict_, exits_);
     verdict_->fatal.gen = generation_;
     outcome_.failure_report = failure_report(verdict_->fatal, rank_states_.text(), output_->tail(verdict_->fatal.rank));
   }

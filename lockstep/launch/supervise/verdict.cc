@@ -65,13 +65,24 @@ std::string detail_for(const protocol::RankExit& end, const ExitEvidence& eviden
   return detail;
 }
 
+/// Whether the error of `failure` names a port of `end`. Gloo, up to that of torch 2.11 at least, prints the two bytes
+/// of a port in the order in which they are sent.
+bool is_named(const protocol::RankExit& end, const protocol::RankExit& failure) {
+  const std::int64_t swapped = (failure.lost_port >> 8) | (failure.lost_port & 0xff) << 8;
+  return failure.lost_port != 0 && std::any_of(end.ports.begin(), end.ports.end(), [&](std::int64_t port) {
+           return port == failure.lost_port || port == swapped;
+         });
+}
+
 Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evidence) {
   Verdict verdict;
   job::Fatal& fatal = verdict.fatal;
   fatal.cause = base::Cause::kUnevenInput;
-  set_rank(fatal, *evidence.ended_before, evidence.locations);
+  const bool is_known = evidence.early_ends.size() == 1;
+  if (is_known) set_rank(fatal, evidence.early_ends[0], evidence.locations);
   const std::string other = "rank " + std::to_string(end.rank);
-  fatal.detail = "exited with code 0 while " + other + " still needed it; " + other + ": " +
+  fatal.detail = (is_known ? "" : job::health::format_ranks(evidence.early_ends) + " ") + "exited with code 0 while " +
+                 other + " still needed " + (is_known ? "it; " : "one of them; ") + other + ": " +
                  last_message(evidence.tail, evidence.prefix);
   fatal.hint = "give every rank the same number of batches, and let all ranks make the same calls before they end";
   verdict.exit_code = base::exit_code(fatal.cause);
@@ -95,17 +106,30 @@ const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& e
   return first;
 }
 
-std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure) {
+void add_lost_peer(protocol::RankExit& end, const std::string& tail, const std::string& prefix) {
+  end.lost_peer = (end.signal == 0 || end.signal == SIGABRT) && is_victim(tail, prefix);
+  end.lost_port = end.lost_peer ? lost_port(tail, prefix) : 0;
+}
+
+std::vector<int> early_ends(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure) {
+  std::vector<int> before, named;
+  bool has_failed = false;
   for (const protocol::RankExit& end : exits) {
-    if (end.rank == failure.rank) break;
-    if (end.code == 0 && end.signal == 0) return end.rank;
+    has_failed |= end.rank == failure.rank;
+    if (end.code != 0 || end.signal != 0) continue;
+    if (!has_failed) before.push_back(end.rank);
+    if (is_named(end, failure)) named.push_back(end.rank);
   }
-  return std::nullopt;
+  return named.empty() ? before : named;
 }
 
 bool is_culprit_missing(const std::vector<protocol::RankExit>& exits, std::size_t num_ranks) {
   const protocol::RankExit* first = first_failure(exits);
-  return first && first->lost_peer && exits.size() < num_ranks && !ended_before(exits, *first);
+  if (!first || !first->lost_peer || exits.size() >= num_ranks) return false;
+  if (early_ends(exits, *first).empty()) return true;
+  return first->lost_port != 0 && std::none_of(exits.begin(), exits.end(), [&](const protocol::RankExit& end) {
+           return end.code == 0 && end.signal == 0 && (end.ports[0] == 0 || is_named(end, *first));
+         });
 }
 
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) {
@@ -118,7 +142,7 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
     return verdict;
   }
-  if (evidence.ended_before && end.lost_peer) return judge_early_end(end, evidence);
+  if (!evidence.early_ends.empty() && end.lost_peer) return judge_early_end(end, evidence);
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
   fatal.pid = end.pid;
   set_rank(fatal, end.rank, evidence.locations);

@@ -31,8 +31,12 @@ void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocat
 /// precedence to any other. Pure.
 const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& exits);
 
-/// Returns the first rank that had ended with exit code 0 before `failure`; nullopt if there is none. Pure.
-std::optional<int> ended_before(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure);
+/// Sets lost_peer and lost_port of `end` from the last lines of its stderr. Pure.
+void add_lost_peer(protocol::RankExit& end, const std::string& tail, const std::string& prefix);
+
+/// Returns the ranks that have ended with exit code 0 although `failure` needed one of them: the one that its error
+/// names, or else all that had ended before it. Pure.
+std::vector<int> early_ends(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure);
 
 /// Returns whether all failures so far are of ranks that have lost a peer, and that peer may still be ending: Python
 /// first frees what it holds. Pure.
@@ -44,13 +48,14 @@ struct ExitEvidence {
   std::string prefix;                   ///< the prefix of each of these lines
   std::optional<job::Fatal> published;  ///< the cause that a rank has published in the store
   std::vector<protocol::RankLocation> locations;
-  std::optional<int> ended_before{};     ///< ended_before() this failure
+  std::vector<int> early_ends{};         ///< early_ends() of this failure
   std::vector<KnownError> own_errors{};  ///< rows of the user's table, before those of known_errors()
 };
 
 /// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
 /// explains more than the exit of a process. Without one, as in a program that does not use Lockstep: if the rank has
-/// lost a connection and another rank had ended before, that rank is at fault (kUnevenInput). Pure.
+/// lost a connection and another rank had ended too early, that rank is at fault (kUnevenInput); if it is one of
+/// several, the detail lists them. Pure.
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence);
 
 /// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no

@@ -1,6 +1,7 @@
 """The watch of a program that uses torch.distributed. Imported only by such programs, after torch."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -96,6 +97,7 @@ def wrap(c10d):
 
     @functools.wraps(end)
     def destroy_process_group(*args, **kwargs):
+        _record_ports()
         result = end(*args, **kwargs)
         if not c10d.is_initialized():
             _left()
@@ -162,10 +164,27 @@ def _left():
 
 
 @_guarded
+def _record_ports():
+    """The error of a peer that misses this rank names a port: where this rank listens, or from where it connected."""
+    if _watch is None:
+        return
+    sockets = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the folder
+            sockets.add(os.readlink(f"/proc/self/fd/{name}").removeprefix("socket:[").rstrip("]"))
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{name}") as connections:
+            for words in map(str.split, connections):
+                if words[9] in sockets:
+                    _watch.library.lockstep_watch_uses_port(int(words[1].rpartition(":")[2], 16))
+
+
+@_guarded
 def _ended():
     """At the end of the program. After an exception the rank stays in the world, whose other ranks miss it."""
     if _watch is not None:
         _watch.end_thread()
+    _record_ports()
     if not hasattr(sys, "last_type"):
         _left()
 

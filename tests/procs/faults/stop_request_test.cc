@@ -100,6 +100,21 @@ TEST(StopRequest, CtrlCStopsAllInSameStep) {
   EXPECT_EQ(count, 3);
 }
 
+TEST(StopRequest, ShellAndHelperOfARankOutliveTheSignal) {
+  for (const char* ranks : {"1", "2", "3"}) {
+    Process process(lockstep_run({"-n", ranks, "--bind", "none", "sh", "-c",
+                                  "sleep 300 & \"$@\"; code=$?; kill -0 $! && echo the helper lives; exit $code", "sh",
+                                  LOCKSTEP_TRAIN_PROBE_PATH, "until_stop"}));
+    for (int rank = 0; rank < std::atoi(ranks); ++rank)
+      ASSERT_TRUE(process.wait_for("rank " + std::to_string(rank) + " pid ", Deadline::in(20s)));
+    ::kill(process.pid(), SIGTERM);
+    const ProcessResult exit = process.wait(Deadline::in(20s));
+    EXPECT_EQ(exit.code, 75) << exit.err;
+    for (int rank = 0; rank < std::atoi(ranks); ++rank)
+      EXPECT_THAT(exit.out, HasSubstr("[" + std::to_string(rank) + "] the helper lives"));
+  }
+}
+
 TEST(StopRequest, ExitCode75WithoutLeavingIsAFailure) {
   const ProcessResult exit = run_process(shell_ranks(2, "[ $RANK = 1 ] && exit 75; sleep 100"));
   EXPECT_EQ(exit.code, 75);

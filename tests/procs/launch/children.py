@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests that children which ranks fork, and which then throw, return from main() or exit, do not affect the job.
+"""Tests that children which ranks fork, and which then throw, return from main() or exit, do not affect the job, and
+that signals end them although the ranks handle these.
 
 Usage: children.py --lockstep PATH --program PATH_OF_FORK_PROBE [--count N] [--transport NAME] [KIND...]
 """
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-KINDS = ["return", "exec", "throw", "bare", "exit", "crash", "calls"]
+KINDS = ["return", "exec", "throw", "bare", "exit", "crash", "calls", "signals"]
 RANKS = 2
 TIMEOUT = 100
 

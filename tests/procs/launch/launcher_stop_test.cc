@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "tests/support/lockstep_run.h"
 #include "tests/support/temp_dir.h"
@@ -10,7 +11,9 @@
 namespace lockstep::tests {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Each rank starts a child in its own process group, a child in a new session, and a child in a new session that has
 // children of its own.
@@ -164,6 +167,63 @@ TEST(LauncherStop, UserSignalsEndNoProgramThatDoesNotHandleThem) {
   const ProcessResult exit = process.wait(Deadline::in(10s));
   EXPECT_EQ(exit.code, 0) << exit.err;
   for (const char* line : {"[0] done\n", "[1] got\n", "[1] end\n"}) EXPECT_THAT(exit.out, HasSubstr(line));
+}
+
+// A program that needs a helper, `cat`, to save when it is asked to stop. Its other helper writes a file when it gets a
+// signal after the program has saved.
+const char* const kProgramWithHelpers = R"(
+import os, signal, subprocess, sys, time
+file = sys.argv[1] + '/' + os.environ['RANK']
+stop = []
+for number in signal.SIGTERM, signal.SIGINT: signal.signal(number, lambda *_: stop.append(1))
+start = lambda *words: subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+cat = start('cat')
+loop = 'echo up; while :; do sleep 0.01; done'
+start('sh', '-c', f'trap "[ -e {file}.saved ] && touch {file}.asked; exit" TERM INT; {loop}').stdout.readline()
+print('ready', flush=True)
+while not stop: time.sleep(0.01)
+assert cat.communicate(b'weights')[0] == b'weights'
+open(file + '.saved', 'w').close()
+)";
+
+TEST(LauncherStop, HelpersOfAProgramThatHandlesTheSignalGetItWhenTheRankHasEnded) {
+  const std::string python = LOCKSTEP_TEST_PYTHON[0] ? LOCKSTEP_TEST_PYTHON : "python3";
+  for (const int signal : {SIGTERM, SIGINT})
+    for (int ranks = 1; ranks <= 3; ++ranks)
+      for (const bool below_shell : {false, true}) {
+        SCOPED_TRACE(std::to_string(signal) + " " + std::to_string(ranks) + " " + std::to_string(below_shell));
+        const TempDir folder;
+        Words words = {"-n", std::to_string(ranks), "--bind", "none"};
+        if (below_shell) words.insert(words.end(), {"sh", "-c", "\"$@\"; echo end", "sh"});
+        words.insert(words.end(), {python, "-c", kProgramWithHelpers, folder.path()});
+        Process process(lockstep_run(words));
+        for (int rank = 0; rank < ranks; ++rank)
+          ASSERT_TRUE(process.wait_for("[" + std::to_string(rank) + "] ready", Deadline::in(20s))) << process.err();
+        process.signal(signal);
+        EXPECT_EQ(process.wait(Deadline::in(20s)).code, 128 + signal);
+        for (int rank = 0; rank < ranks; ++rank) {
+          EXPECT_TRUE(std::filesystem::exists(folder / (std::to_string(rank) + ".asked"))) << process.err();
+          EXPECT_EQ(process.out().find("[" + std::to_string(rank) + "] end") != std::string::npos,
+                    below_shell && signal == SIGTERM);  // a shell ends after SIGINT
+        }
+      }
+}
+
+TEST(LauncherStop, ProcessesThatARankLeavesBehindAreNamed) {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const ProcessResult exit = run_process(shell_ranks(ranks, "sleep 300 & setsid sleep 300 & exit 0"));
+    EXPECT_EQ(exit.code, 0);
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_THAT(exit.err, ContainsRegex("warning: rank " + std::to_string(rank) +
+                                          " ended while these processes of it still ran: [0-9]+ \\(sleep\\), "
+                                          "[0-9]+ \\(sleep\\); they get SIGTERM now, and SIGKILL in 2 s"));
+  }
+}
+
+TEST(LauncherStop, ProcessesThatEndWithTheirRankAreNotNamed) {
+  EXPECT_EQ(run_process(shell_ranks(2, "sleep 0.01 & exit 0")).err, "");
+  // The job has failed: its cause is what matters.
+  EXPECT_THAT(run_process(shell_ranks(2, "sleep 300 & exit 3")).err, Not(HasSubstr("warning")));
 }
 
 TEST(LauncherStop, NoProcessesLeftAfterCtrlC) {

@@ -9,6 +9,7 @@
 //   exit     exit(3)
 //   crash    a segmentation fault, without a core dump
 //   calls    collectives and a step, each of which must be refused, and returns
+//   signals  waits; the rank, which uses stop_requested(), ends it with SIGTERM, SIGUSR1 or SIGINT
 //
 // The rank checks how the child has ended, trains on, and exits with 0.
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +45,8 @@ bool ended_as_expected(const std::string& kind, int status) {
   if (kind == "return" || kind == "exec" || kind == "calls") return exited(kReturned);
   if (kind == "throw") return exited(1);
   if (kind == "bare") return killed(SIGABRT);
-  return kind == "exit" ? exited(kExited) : killed(SIGSEGV);
+  if (kind == "exit") return exited(kExited);
+  return kind == "crash" ? killed(SIGSEGV) : killed(SIGTERM) || killed(SIGUSR1) || killed(SIGINT);
 }
 
 [[noreturn]] void end_uncaught() {
@@ -82,6 +85,8 @@ int child(const std::string& kind, lockstep::comm::Group& world, torch::nn::Line
   if (kind == "throw") throw std::runtime_error("of the child");
   if (kind == "bare") end_uncaught();
   if (kind == "exit") std::exit(kExited);
+  if (kind == "signals")
+    for (;;) ::pause();
   if (kind == "crash") ::prctl(PR_SET_DUMPABLE, 0), ::signal(SIGSEGV, SIG_DFL), ::raise(SIGSEGV);
   return kReturned;
 }
@@ -103,6 +108,7 @@ int run(int argc, char** argv) {
   lockstep::comm::Work work = world.barrier_async();
   work.wait();
   int step = 0;
+  if (kind == "signals") world.stop_requested();
   for (auto& batch : loader.epoch(0)) {
     optimizer.zero_grad();
     net->forward(batch).pow(2).mean().backward();
@@ -110,6 +116,7 @@ int run(int argc, char** argv) {
     checkpoints.save_async(step, {{"net", {{"weight", net->weight.detach()}}}});
     const pid_t pid = ::fork();
     if (pid == 0) return child(kind, world, net, optimizer);
+    if (kind == "signals") ::kill(pid, std::array{SIGTERM, SIGUSR1, SIGINT}[static_cast<std::size_t>(step) % 3]);
     int status = 0;
     ::waitpid(pid, &status, 0);
     if (!ended_as_expected(kind, status)) {

@@ -108,4 +108,19 @@ def culprit():
                     time.sleep(float(sys.argv[2]))
 
 
+def early_end():
+    """Ranks 0 and 2 end, and rank 1 still needs one of them: the last to end, or the first if rank 1 is late."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    source, is_late = int(sys.argv[2]), len(sys.argv) > 3
+    if dist.get_rank() == 1:
+        time.sleep(1.5 * is_late)
+        dist.recv(torch.ones(1), src=source)
+    elif (dist.get_rank() == source) != is_late:
+        time.sleep(1)
+
+
 globals()[sys.argv[1]]()

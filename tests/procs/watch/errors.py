@@ -89,6 +89,16 @@ def test_culprit(args, seconds):
     )
 
 
+def test_early_end(args, source, *late):
+    """Of two ranks that have ended, the one is named that another still needs."""
+    fatal, output = run(args, 3, "early_end", source, *late)
+    check(
+        (fatal.get("cause"), fatal.get("rank")) == ("UNEVEN_INPUT", str(source))
+        and "exited with code 0 while rank 1 still needed it" in fatal["detail"],
+        f"early end of rank {source} {late}: {fatal or output}",
+    )
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", required=True, type=os.path.abspath)
@@ -107,6 +117,9 @@ def main():
     for _ in range(args.runs):
         test_culprit(args, [])
         test_culprit(args, ["1.5"])
+        for source in 0, 2:
+            test_early_end(args, source)
+            test_early_end(args, source, "late")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <map>
 #include <thread>
-#include <utility>
+#include <vector>
 
 namespace lockstep::launcher::process {
 namespace {
@@ -59,6 +60,11 @@ void set_all(int how, std::chrono::microseconds time) {
 
 bool has_ended(pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) == pid; }
 
+bool exits_with(pid_t pid, int code) {
+  int status = 0;
+  return ::waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == code;
+}
+
 TEST(SignalMasks, Handlers) {
   const Child handles([] { ::signal(SIGUSR1, [](int) { ::_exit(7); }); }), blocks(block);
   EXPECT_TRUE(catches_signal(handles.pid(), SIGUSR1));
@@ -88,12 +94,48 @@ TEST(SignalMasks, TheFirstThatExpectsItGetsIt) {
   });
   signal_first_expecting({{plain.pid(), ignores.pid(), first.pid(), second.pid()}, {plain.pid(), blocks.pid()}, {}},
                          SIGUSR1);
-  for (const auto& [pid, code] : {std::pair(first.pid(), 7), std::pair(blocks.pid(), 9)}) {
-    int status = 0;
-    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == code) << status;
-  }
+  EXPECT_TRUE(exits_with(first.pid(), 7) && exits_with(blocks.pid(), 9));
   for (const pid_t pid : {plain.pid(), ignores.pid(), second.pid()}) EXPECT_FALSE(has_ended(pid));
+}
+
+void handle() {
+  ::signal(SIGTERM, [](int) { ::_exit(7); });
+}
+void do_not_handle() { ::signal(SIGTERM, SIG_DFL); }
+
+// Workers of a DataLoader have a handler of torch, which ends them.
+TEST(SignalMasks, WorkersThatHandleTheSignalAreNoProgram) {
+  const Child rank(do_not_handle), worker(handle);
+  const std::map<pid_t, ProcessCounters> processes = {{rank.pid(), {.parent = 1}},
+                                                      {worker.pid(), {.parent = rank.pid()}}};
+  for (const pid_t joined : {-1, rank.pid()})
+    EXPECT_EQ(signal_programs({{rank.pid(), joined}}, processes, SIGTERM), std::vector<bool>{false});
+  EXPECT_FALSE(has_ended(rank.pid()) || has_ended(worker.pid()));
+}
+
+TEST(SignalMasks, OnlyTheProgramGetsTheSignal) {
+  for (const bool has_joined : {false, true}) {
+    const Child rank(handle), worker(handle), other(do_not_handle);
+    const std::map<pid_t, ProcessCounters> processes = {
+        {rank.pid(), {.parent = 1}}, {worker.pid(), {.parent = rank.pid()}}, {other.pid(), {.parent = 1}}};
+    EXPECT_EQ(signal_programs({{other.pid(), -1}, {rank.pid(), has_joined ? rank.pid() : -1}}, processes, SIGTERM),
+              (std::vector<bool>{false, true}));
+    EXPECT_TRUE(exits_with(rank.pid(), 7));
+    EXPECT_FALSE(has_ended(worker.pid()) || has_ended(other.pid()));
+  }
+}
+
+// A program between the agent and the rank, as uv run or conda run.
+TEST(SignalMasks, TheProcessesAboveTheProgramGetTheSignalIfTheyHandleIt) {
+  const Child plain(do_not_handle), wrapper(handle), rank(handle), worker(handle);
+  const std::map<pid_t, ProcessCounters> processes = {{plain.pid(), {.parent = 1}},
+                                                      {wrapper.pid(), {.parent = plain.pid()}},
+                                                      {rank.pid(), {.parent = wrapper.pid()}},
+                                                      {worker.pid(), {.parent = rank.pid()}}};
+  EXPECT_EQ(signal_programs({{plain.pid(), 1 << 30}}, processes, SIGTERM), std::vector<bool>{false});
+  EXPECT_EQ(signal_programs({{plain.pid(), rank.pid()}}, processes, SIGTERM), std::vector<bool>{true});
+  EXPECT_TRUE(exits_with(wrapper.pid(), 7) && exits_with(rank.pid(), 7));
+  EXPECT_FALSE(has_ended(plain.pid()) || has_ended(worker.pid()));
 }
 
 }  // namespace

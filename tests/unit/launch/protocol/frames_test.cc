@@ -233,8 +233,9 @@ TEST(Frames, EverySnapshotTruncationIsRejected) {
 }
 
 TEST(Frames, RankExitRoundTrips) {
-  const RankExit end =
-      decode_rank_exit(encode_rank_exit({.rank = 5, .pid = 4711, .signal = 9, .message = "ValueError: x"}));
+  const RankExit end = decode_rank_exit(
+      encode_rank_exit({.rank = 5, .pid = 4711, .signal = 9, .message = "ValueError: x", .ports = {7}}));
+  EXPECT_EQ(end.ports[0], 7);
   EXPECT_EQ(end.rank, 5);
   EXPECT_EQ(end.pid, 4711);
   EXPECT_EQ(end.signal, 9);

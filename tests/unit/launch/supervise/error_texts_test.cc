@@ -93,6 +93,17 @@ TEST(ErrorTexts, Victims) {
       is_victim(traceback + "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093\n", "[1] "));
 }
 
+TEST(ErrorTexts, PortOfTheLostPeer) {
+  const std::string traceback = "[1] x [::1]:5\n[1]   File \"a.py\", line 1, in f\n[1] ";
+  EXPECT_EQ(lost_port(traceback + "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093\n", "[1] "),
+            2093);
+  EXPECT_EQ(lost_port(traceback + "RuntimeError: [pair.cc:547] Read error [::1]:65535: Connection reset\n", "[1] "),
+            65535);
+  EXPECT_EQ(lost_port("Connection closed by peer [127.0.0.1]:7", ""), 7);
+  for (const char* text : {"", "RuntimeError: Broken pipe", "[a]:", "[a]:x", "[a]:0", "[a]:65536"})
+    EXPECT_EQ(lost_port(text, ""), 0) << text;
+}
+
 // Every remedy can be reached: no earlier row hides it.
 TEST(ErrorTexts, EachRowIsFoundByItsText) {
   EXPECT_GE(known_errors().size(), 25u);

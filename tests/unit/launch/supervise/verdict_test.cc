@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <vector>
 
 namespace lockstep::launcher::supervise {
 namespace {
@@ -51,16 +52,16 @@ TEST(Verdict, ExitCodeIsReturned) {
 
 TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
   const std::string lost = "[0] RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711\n";
-  const auto judge = [&](const std::string& tail, std::optional<int> ended_before) {
+  const auto judge = [&](const std::string& tail, const std::vector<int>& early_ends) {
     protocol::RankExit end = exited(0, 1);
-    end.lost_peer = is_victim(tail, "[0] ");
+    add_lost_peer(end, tail, "[0] ");
     return judge_exit(end, {.tail = tail,
                             .prefix = "[0] ",
                             .published = {},
-                            .locations = {{"a", 50}, {"b", 51}},
-                            .ended_before = ended_before});
+                            .locations = {{"a", 50}, {"b", 51}, {"b", 52}},
+                            .early_ends = early_ends});
   };
-  const Verdict verdict = judge(lost, 1);
+  const Verdict verdict = judge(lost, {1});
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kUnevenInput);
   EXPECT_EQ(verdict.fatal.rank, 1);
   EXPECT_EQ(verdict.fatal.host, "b");
@@ -68,8 +69,34 @@ TEST(Verdict, ARankThatEndedTooEarlyIsNamedInsteadOfTheOneThatLostIt) {
   EXPECT_EQ(verdict.exit_code, 70);
   EXPECT_THAT(verdict.fatal.detail, HasSubstr("exited with code 0 while rank 0 still needed it; rank 0: RuntimeError: "
                                               "[gloo/pair.cc:534] Connection closed by peer"));
-  EXPECT_EQ(judge(lost, std::nullopt).fatal.cause, base::Cause::kRankExited);
-  EXPECT_EQ(judge("[0] ValueError: x\n", 1).fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(judge(lost, {}).fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(judge("[0] ValueError: x\n", {1}).fatal.cause, base::Cause::kRankExited);
+  const Verdict unknown = judge(lost, {1, 2});
+  EXPECT_EQ(unknown.fatal.cause, base::Cause::kUnevenInput);
+  EXPECT_EQ(unknown.fatal.rank, -1);
+  EXPECT_THAT(unknown.fatal.detail, HasSubstr("ranks 1,2 exited with code 0 while rank 0 still needed one of them"));
+}
+
+TEST(Verdict, OfSeveralRanksThatEndedTheOneThatTheErrorNames) {
+  protocol::RankExit first = exited(0, 0), second = exited(2, 0), failure = exited(1, 1);
+  first.ports = {29500, 4711};
+  second.ports = {29501};
+  failure.lost_peer = true;
+  const auto ends = [&](int port) {
+    failure.lost_port = port;
+    return early_ends({first, second, failure, exited(3, 0)}, failure);
+  };
+  EXPECT_EQ(ends(4711), std::vector<int>{0});
+  EXPECT_EQ(ends(0x6712), std::vector<int>{0});  // 4711 is 0x1267
+  EXPECT_EQ(ends(29501), std::vector<int>{2});
+  EXPECT_EQ(ends(1), (std::vector<int>{0, 2}));
+  EXPECT_EQ(ends(0), (std::vector<int>{0, 2}));
+  // Rank 2 has closed its connections, but its process ends later.
+  failure.lost_port = 29501;
+  EXPECT_TRUE(is_culprit_missing({first, failure}, 3));
+  EXPECT_EQ(early_ends({first, failure, second}, failure), std::vector<int>{2});
+  first.ports = {};  // a program whose ports are not known
+  EXPECT_FALSE(is_culprit_missing({first, failure}, 3));
 }
 
 TEST(Verdict, TheRankWhoseEndOthersReportIsAwaited) {

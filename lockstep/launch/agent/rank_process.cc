@@ -1,0 +1,87 @@
+#include "lockstep/launch/agent/rank_process.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <optional>
+
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/activity.h"
+#include "lockstep/launch/process/process_sample.h"
+#include "lockstep/launch/process/signal_masks.h"
+
+namespace lockstep::launcher::agent {
+namespace {
+
+std::string read_process_file(pid_t pid, const std::string& name) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::optional<int> rank_of(pid_t pid, const std::vector<RankProcess>& ranks) {
+  for (const RankProcess& rank : ranks)
+    if (rank.session == ::getsid(pid)) return rank.rank;
+  constexpr std::string_view kVariable = "LOCKSTEP_RANK=";
+  for (const std::string& entry : base::split(read_process_file(pid, "environ"), '\0'))
+    if (entry.starts_with(kVariable))
+      if (const auto rank = base::parse_int(entry.substr(kVariable.size()))) return static_cast<int>(*rank);
+  return std::nullopt;
+}
+
+}  // namespace
+
+void forward_signal(const std::vector<RankProcess>& ranks, int signal) {
+  const auto processes = process::read_activity().processes;
+  std::vector<std::vector<pid_t>> trees;
+  for (const RankProcess& rank : ranks)
+    if (rank.pid > 0) trees.push_back(process::tree_of(rank.pid, processes));
+  process::signal_first_expecting(trees, signal);
+}
+
+void signal_ranks(std::vector<RankProcess>& ranks, int signal, bool also_in_world) {
+  std::vector<RankProcess*> signalled;
+  std::vector<process::RankPids> found;
+  for (RankProcess& rank : ranks) {
+    if (rank.pid <= 0 || (!also_in_world && rank.monitor.is_in_world())) continue;
+    signalled.push_back(&rank);
+    found.push_back({.started = rank.pid, .joined = rank.monitor.pid(-1)});
+  }
+  const std::vector<bool> handled = process::signal_programs(found, process::read_activity().processes, signal);
+  for (std::size_t i = 0; i < signalled.size(); ++i) {
+    RankProcess& rank = *signalled[i];
+    rank.deferred_signal = handled[i] ? signal : 0;
+    // The process group does not exist until the child has called setsid().
+    if (!handled[i] && ::kill(-rank.pid, signal) != 0) ::kill(rank.pid, signal);
+    ::kill(-rank.pid, SIGCONT);
+  }
+}
+
+std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& ranks) {
+  constexpr int kMaxNames = 8;
+  // The manager of torch's strategy "file_system" for sharing tensors: it ends 2 s after its last client.
+  constexpr std::string_view kTorchManager = "torch_shm_manag\n";
+  std::map<int, int> counts;
+  std::map<int, std::string> found;
+  const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
+  for (const auto& [pid, counters] : processes) {
+    if (counters.parent != ::getpid() || process::sample_process(pid).state == 'Z') continue;
+    std::string name = read_process_file(pid, "comm");
+    if (name == kTorchManager) continue;
+    const std::optional<int> number = rank_of(pid, ranks);
+    const auto rank = std::find_if(ranks.begin(), ranks.end(),
+                                   [&](const RankProcess& one) { return number == one.rank && one.succeeded; });
+    if (rank == ranks.end()) continue;
+    std::string& text = found[rank->rank];
+    const int count = ++counts[rank->rank];
+    if (count == kMaxNames + 1) text += ", ...";
+    if (count > kMaxNames) continue;
+    if (name.ends_with('\n')) name.pop_back();
+    text += (text.empty() ? "" : ", ") + std::to_string(pid) + " (" + name + ")";
+  }
+  return found;
+}
+
+}  // namespace lockstep::launcher::agent
