@@ -234,7 +234,16 @@ int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
 at::Device Group::device() const { return impl_->world->device; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
-void Group::step() const { GroupAccess::set_steps(*this, steps() + 1); }
+void Group::step() const {
+  GroupAccess::set_steps(*this, steps() + 1);
+  std::vector<std::weak_ptr<const std::function<void()>>> observers;
+  {
+    const std::lock_guard lock(impl_->steps_mutex);
+    observers = impl_->step_observers;
+  }
+  for (const auto& one : observers)
+    if (const auto observer = one.lock()) (*observer)();
+}
 std::int64_t Group::steps() const { return impl_->steps.load(std::memory_order_relaxed); }
 void Group::alive() const {
   base::telemetry::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
@@ -247,6 +256,14 @@ bool Group::stop_requested() const {
 void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
   const std::int64_t before = group.impl_->steps.exchange(steps, std::memory_order_relaxed);
   base::telemetry::RankPage::this_process().steps.fetch_add(steps - before, std::memory_order_relaxed);
+}
+
+std::shared_ptr<const void> GroupAccess::on_step(const Group& group, std::function<void()> observer) {
+  auto owned = std::make_shared<const std::function<void()>>(std::move(observer));
+  const std::lock_guard lock(group.impl_->steps_mutex);
+  std::erase_if(group.impl_->step_observers, [](const auto& one) { return one.expired(); });
+  group.impl_->step_observers.emplace_back(owned);
+  return owned;
 }
 
 void GroupAccess::set_stop_agreed(const Group& group) { group.impl_->world->stop_agreed = true; }

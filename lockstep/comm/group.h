@@ -27,6 +27,8 @@ struct InitOptions;
 struct CallOptions {
   /// Name of the operation in error messages. It must be equal on all ranks and must not contain control characters.
   std::string name = {};
+  /// The remedy that a DesyncError shows if other ranks wait in other operations. Empty: that for calls in general.
+  std::string hint = {};
   /// The operation ends with a TimeoutError at this deadline, even if the other ranks make progress. Without a
   /// deadline, only InitOptions.timeout applies.
   std::optional<base::Deadline> deadline = {};

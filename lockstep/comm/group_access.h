@@ -44,6 +44,10 @@ struct GroupAccess {
   /// that resumes.
   static void set_steps(const Group& group, std::int64_t steps);
 
+  /// Calls `observer` at the end of each Group::step() of the group, on its thread, as long as the returned object
+  /// exists.
+  [[nodiscard]] static std::shared_ptr<const void> on_step(const Group& group, std::function<void()> observer);
+
   /// Records that a finished reduction contained a stop request: Group::stop_requested() returns true from then on.
   static void set_stop_agreed(const Group& group);
 

@@ -50,7 +50,8 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
                                         const CallOptions& options) const {
   Collective op{.kind = kind,
                 .name = options.name,
-                .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the DeadlockDetector
+                .deadline = options.deadline.value_or(Deadline::never()),  // bounded: by the DeadlockDetector
+                .hint = options.hint};
   if (std::any_of(op.name.begin(), op.name.end(),
                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
@@ -261,7 +262,8 @@ std::vector<channel::CallSignature> Group::Impl::gather_signatures(const Collect
                 .input = my_signature_,
                 .output = all_signatures_,
                 .seq = request.op.seq,
-                .deadline = request.op.deadline};
+                .deadline = request.op.deadline,
+                .hint = request.op.hint};
   const PendingPtr pending = channel_.start(op);
   op.kind = request.op.kind;  // for the label: the rank waits in the user's call
   channel_.wait(*pending, op, describe(mine));

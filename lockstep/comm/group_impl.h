@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,6 +84,9 @@ struct Group::Impl {
   std::atomic<std::int64_t> batches{0};
   std::atomic<std::uint16_t> sample_order_parts{0};  // sums of their parts
   std::atomic<std::uint32_t> sample_order_hash{0};   // sum of the hashes of the orders that batches were drawn from
+
+  std::mutex steps_mutex;                                                  // guards step_observers
+  std::vector<std::weak_ptr<const std::function<void()>>> step_observers;  // of GroupAccess::on_step()
 
  private:
   struct StartedSend;

@@ -47,6 +47,12 @@ std::vector<comm::Collective> BufferSync::pack() {
   return extra_ops;
 }
 
+void BufferSync::replace(const at::Tensor& buffer, const at::Tensor& tensor) {
+  for (NamedTensors* const list : {&broadcast_buffers_, &averaged_buffers_})
+    for (auto& [name, one] : *list)
+      if (one.is_same(buffer)) one = tensor;
+}
+
 void BufferSync::unpack(int world_size) {
   const at::NoGradGuard no_grad;
   std::int64_t at = 0;

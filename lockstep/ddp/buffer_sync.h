@@ -17,6 +17,8 @@ class BufferSync {
   BufferSync(NamedTensors buffers, BufferMode mode);
   /// Copies the buffers' values into staging tensors and returns the collectives to run on them.
   std::vector<comm::Collective> pack();
+  /// From now on, synchronises `tensor` in the place of `buffer`, if that is one of the buffers.
+  void replace(const at::Tensor& buffer, const at::Tensor& tensor);
   /// Copies the results of the collectives of pack() back into the buffers.
   void unpack(int world_size);
 

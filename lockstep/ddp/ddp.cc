@@ -109,10 +109,12 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
           std::to_string(options_.gradient_predivide_factor) + " compare_replicas_every " +
           std::to_string(options_.compare_replicas_every) + " check_finite " + std::to_string(options_.check_finite) +
           " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
-  compare_models(parameters, buffers, text, group_);
+  const bool are_buffers_local = options_.buffers == BufferMode::kLocal;
+  compare_models(parameters, model.broadcast || !are_buffers_local ? buffers : NamedTensors(), text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
   if (model.broadcast) broadcast_tensors(all_tensors_, group_);
+  if (are_buffers_local) all_tensors_ = parameters;
 
   if (options_.average_hosts_every > 1) {
     reduce_group_ = group_.split_by_host();
@@ -139,6 +141,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
                                                        .check_finite = options_.check_finite});
   fused_reducer_ = reducer_->fused();
   replica_check_.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
+  step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
   add_backward_participant(this);
 }
@@ -148,6 +151,7 @@ DistributedDataParallel::Impl::~Impl() { detach_module(); }
 void DistributedDataParallel::Impl::detach_module() {
   if (detached_ || fork_guard_.is_copy_in_child()) return;
   detached_ = true;
+  step_observer_.reset();
   remove_backward_participant(this);
   for (HookedParameter& parameter : parameters_) remove_hooks(parameter);
   if (std::uncaught_exceptions() > 0) return;
@@ -316,6 +320,16 @@ void DistributedDataParallel::Impl::end_step() {
   if (all_know && stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
+void DistributedDataParallel::Impl::on_step_end() {
+  if (can_compare_replicas() && !in_reduction_) replica_check_->on_step_end(num_reductions_);
+}
+
+void DistributedDataParallel::Impl::replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor) {
+  buffers_.replace(buffer, tensor);
+  for (auto& [name, one] : all_tensors_)
+    if (one.is_same(buffer)) one = tensor;
+}
+
 void DistributedDataParallel::Impl::average_hosts() {
   if (host_averager_) host_averager_->average();
 }
@@ -391,14 +405,16 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   return true;
 }
 
-void DistributedDataParallel::Impl::finish_join() {
-  if (!std::exchange(anyone_joined_, false)) return;
+std::optional<int> DistributedDataParallel::Impl::finish_join() {
+  if (!std::exchange(anyone_joined_, false)) return std::nullopt;
   NamedTensors tensors = all_tensors_;
   for (auto& [name, tensor] : tensors) tensor = memory_of(tensor);
   broadcast_tensors(tensors, group_, first_active_rank_);
+  replica_check_->forget_step();
   const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
   group_.broadcast(steps, first_active_rank_, {.name = "steps"});
   comm::GroupAccess::set_steps(group_, steps.item<std::int64_t>());
+  return first_active_rank_;
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
@@ -406,10 +422,10 @@ void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { r
 DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
     : impl_(base::make_process_owned<Impl>(
           ModelTensors{.parameters = named_parameters(*module), .buffers = named_buffers(*module)},
-          ModuleWatch(*module, options.ignore), std::move(group), options)) {}
+          ModuleWatch(*module, options.ignore, options.buffers != BufferMode::kLocal), std::move(group), options)) {}
 DistributedDataParallel::DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options,
                                                  std::function<void()> check_model) {
-  ModuleWatch watch(model, options.ignore, std::move(check_model));
+  ModuleWatch watch(model, options.ignore, options.buffers != BufferMode::kLocal, std::move(check_model));
   impl_ = base::make_process_owned<Impl>(std::move(model), std::move(watch), std::move(group), std::move(options));
 }
 DistributedDataParallel::~DistributedDataParallel() {
@@ -417,6 +433,9 @@ DistributedDataParallel::~DistributedDataParallel() {
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
+void DistributedDataParallel::replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor) {
+  impl_->replace_buffer(buffer, tensor);
+}
 void DistributedDataParallel::compare_replicas() { impl_->compare_replicas(); }
 const comm::Group& DistributedDataParallel::group() const { return impl_->group(); }
 comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }

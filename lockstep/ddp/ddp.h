@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ class GradientSource;
 enum class BufferMode {
   kBroadcast,  ///< every rank receives the buffers of the lowest rank that has not joined (see join()); usually rank 0
   kMean,   ///< float32, float64, float16 and bfloat16 buffers become their mean; others are handled as in kBroadcast
-  kLocal,  ///< each rank keeps its own buffers
+  kLocal,  ///< each rank keeps its own buffers, which may then change their sizes
 };
 
 struct DdpOptions {
@@ -56,10 +57,11 @@ struct DdpOptions {
   /// gradients are reduced in place, because sums of bfloat16 and half are computed in float there.
   double gradient_predivide_factor = 0;
   /// Every N reductions, and in the first few after construction, the ranks compare a 64-bit hash (XXH3) of each
-  /// parameter. If one differs, a REPLICA_DIVERGED error names the parameter and the rank whose hash is in the
-  /// minority. 0: only in the first few reductions. When the DistributedDataParallel is destroyed, they are compared
-  /// once more, through the job's store, and a difference is a warning. Each comparison costs 0.1 ms per megabyte.
-  /// Skipped if all ranks are on one host and share one copy of the parameters.
+  /// parameter, as it was when the last step ended (Group::step()), or as it is in a program that does not call step().
+  /// If one differs, a REPLICA_DIVERGED error names the parameter and the rank whose hash is in the minority. 0: never.
+  /// When the DistributedDataParallel is destroyed, they are compared once more, through the job's store, and a
+  /// difference is a warning. Each comparison costs 0.1 ms per megabyte. Skipped if all ranks are on one host and share
+  /// one copy of the parameters.
   int compare_replicas_every = 100;
   /// A gradient with an infinity or a NaN raises NON_FINITE on all ranks before it is averaged; the error names the
   /// rank and the parameter. Costs one more pass over each gradient.
@@ -137,6 +139,10 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*this); }
 
+  /// For a model that is not a torch::nn::Module: the program has replaced `buffer` by `tensor`, of the same dtype,
+  /// sizes and device, which is synchronised from now on. Not with average_hosts_every. Does not block.
+  void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
+
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
   /// evaluating or saving. A collective: all ranks call it, and it blocks until they have. Throws CommError. Without
   /// average_hosts_every it does nothing.
@@ -155,8 +161,8 @@ class DistributedDataParallel {
   operator std::shared_ptr<GradientSource>() const;  // NOLINT(google-explicit-constructor)
 
  private:
-  friend void join(const std::vector<DistributedDataParallel*>&, const std::function<void()>&,
-                   const struct JoinOptions&);
+  friend std::optional<int> join(const std::vector<DistributedDataParallel*>&, const std::function<void()>&,
+                                 const struct JoinOptions&);
   class Impl;
   std::shared_ptr<Impl> impl_;  // shared with the optimizer
 };
@@ -165,18 +171,24 @@ struct JoinOptions {
   /// True: means are divided by the number of all ranks, including those that have joined. False: by the number of
   /// ranks that still have batches.
   bool divide_by_initial_world_size = true;
+  /// The optimizers of torch::optim that the loop steps: after the loop, all ranks have the state of the rank that the
+  /// parameters come from (broadcast_optimizer_state()). Those of lockstep::optim need not be listed.
+  std::vector<torch::optim::Optimizer*> optimizers = {};
 };
 
 /// Runs `loop`, a training loop whose number of batches may differ between ranks, like PyTorch's Join. A rank whose
 /// loop has ended takes part in the other ranks' reductions with zeros until every loop has ended; then all ranks
-/// receive the parameters and buffers of a rank that trained to the end. `models` must list every model that the loop
-/// trains. Blocks until all ranks are done. Rethrows an exception of `loop` unchanged; the other ranks then throw
-/// PeerLostError. Throws UsageError, before it calls `loop`, if `models` is empty, with DdpOptions.average_hosts_every,
-/// with FusedOptions.shard_state, and for a model on several hosts with an optimizer of lockstep::optim.
-void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
-          const JoinOptions& options = {});
-inline void join(DistributedDataParallel& model, const std::function<void()>& loop, const JoinOptions& options = {}) {
-  join(std::vector<DistributedDataParallel*>{&model}, loop, options);
+/// receive the parameters, the buffers (except with BufferMode::kLocal) and the state of JoinOptions.optimizers of a
+/// rank that trained to the end. Returns that rank, or nothing if all ranks trained equally long. `models` must list
+/// every model that the loop trains. Blocks until all ranks are done. Rethrows an exception of `loop` unchanged; the
+/// other ranks then throw PeerLostError. Throws UsageError, before it calls `loop`, if `models` is empty, with
+/// DdpOptions.average_hosts_every, with FusedOptions.shard_state, and for a model on several hosts with an optimizer of
+/// lockstep::optim.
+std::optional<int> join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
+                        const JoinOptions& options = {});
+inline std::optional<int> join(DistributedDataParallel& model, const std::function<void()>& loop,
+                               const JoinOptions& options = {}) {
+  return join(std::vector<DistributedDataParallel*>{&model}, loop, options);
 }
 
 }  // namespace lockstep::ddp

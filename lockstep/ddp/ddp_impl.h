@@ -45,11 +45,13 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   bool can_finish_shadow_reduction() const { return reducer_->has_begun_on_all_ranks(); }
   /// Returns true while some rank still trains.
   bool finish_shadow_reduction();
-  void finish_join();
+  /// Returns the rank whose parameters all ranks have got; nothing if no rank ran out of batches before another.
+  std::optional<int> finish_join();
   void abandon(const std::string& why) noexcept;
   /// Throws UsageError if join() cannot be used with this model's options or optimizer.
   void check_join_allowed() const;
 
+  void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
   void average_hosts();
   void compare_replicas();
 
@@ -61,9 +63,11 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   bool has_local_gradients() const override;
   std::uint64_t num_backwards() const override { return num_backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
+  void require_outside_backward() const override;
   void require_gradients_unchanged() const override;
   void detach_optimizer() noexcept override;
   void on_parameters_updated() override;
+  void on_step_end() override;
   void count_step() override { group_.step(); }
   comm::SharedAllocation allocate_shared(std::size_t bytes) override;
   void set_parameter_memory(std::vector<at::Tensor> memory) override;
@@ -158,6 +162,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   bool accumulating_ = false;
   std::int64_t num_reductions_ = 0;
   std::optional<ReplicaCheck> replica_check_;
+  std::shared_ptr<const void> step_observer_;  // of group_
   bool comparing_replicas_ = false;
   bool in_reduction_ = false;             // also after a reduction that failed
   std::int64_t compared_reduction_ = -1;  // number of reductions when compare_replicas() was called last

@@ -133,6 +133,14 @@ const at::Tensor& DistributedDataParallel::Impl::memory_of(const at::Tensor& ten
   return found == parameter_memory_.end() ? tensor : found->second;
 }
 
+void DistributedDataParallel::Impl::require_outside_backward() const {
+  if (Backward::current())
+    throw UsageError(
+        "step() was called inside backward(), before the gradients were averaged over the ranks",
+        "call step() after backward(); an optimizer of lockstep::optim updates each parameter in backward() "
+        "after update_in_backward()");
+}
+
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad()))

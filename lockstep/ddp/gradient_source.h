@@ -60,6 +60,8 @@ class GradientSource {
   /// that finds gradients of an earlier one, a nested backward(), and no_sync() then throw UsageError. Null ends this
   /// mode. Does not block. Throws UsageError under no_sync().
   virtual void update_in_backward(BackwardUpdater* updater) = 0;
+  /// Throws UsageError during a backward(), when gradients are not complete and not averaged.
+  virtual void require_outside_backward() const = 0;
   /// Throws UsageError if a gradient has changed since backward(). Checks only gradients that were recorded: local
   /// gradients, and gradients of a backward() with an updater.
   virtual void require_gradients_unchanged() const = 0;
@@ -70,6 +72,9 @@ class GradientSource {
   /// parameters between hosts, which blocks. Throws CommError.
   virtual void on_parameters_updated() = 0;
 
+  /// Parameters are those that all ranks share between two steps: an optimizer has ended its step. Called otherwise by
+  /// Group::step(). Does not block.
+  virtual void on_step_end() = 0;
   /// Counts a step of the group of the DistributedDataParallel (Group::step()).
   virtual void count_step() = 0;
 

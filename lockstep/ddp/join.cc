@@ -11,8 +11,8 @@ constexpr auto kPollInterval = std::chrono::microseconds(200);
 
 }  // namespace
 
-void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
-          const JoinOptions& options) {
+std::optional<int> join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
+                        const JoinOptions& options) {
   if (models.empty()) throw base::UsageError("join: the list of models is empty; expected one or more");
   std::vector<DistributedDataParallel::Impl*> open;
   for (DistributedDataParallel* model : models) open.push_back(model->impl_.get());
@@ -41,7 +41,12 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
     else
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(next));
   }
-  for (auto* model : all) model->finish_join();
+  std::optional<int> root;
+  for (auto* model : all)
+    if (const auto rank = model->finish_join()) root = rank;
+  for (torch::optim::Optimizer* optimizer : options.optimizers)
+    if (root) broadcast_optimizer_state(*optimizer, all.front()->group(), *root);
+  return root;
 }
 
 }  // namespace lockstep::ddp

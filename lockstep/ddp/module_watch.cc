@@ -10,9 +10,12 @@
 namespace lockstep::ddp {
 namespace {
 
-[[noreturn]] void fail(const std::string& what) {
+[[noreturn]] void fail(const std::string& what, bool is_buffer) {
   throw base::UsageError("DistributedDataParallel: " + what + " after the DistributedDataParallel was made",
-                         "change the module first and then make the DistributedDataParallel, or make a new one");
+                         is_buffer
+                             ? "assign new values in place (copy_()), name the buffer in DdpOptions.ignore, or keep "
+                               "each rank's own buffers (BufferMode::kLocal)"
+                             : "change the module first and then make the DistributedDataParallel, or make a new one");
 }
 
 auto tensors_of(torch::nn::Module& module, bool buffers) {
@@ -27,21 +30,23 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, at::Device dev
 
 }  // namespace
 
-ModuleWatch::ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored)
+ModuleWatch::ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored, bool with_buffers)
     : ignored_(std::move(ignored)), module_(module.weak_from_this()) {
   ModelTensors model;  // here a tensor is listed under each of its names
   for (const auto& item : module.named_parameters()) model.parameters.emplace_back(item.key(), item.value());
   for (const auto& item : module.named_buffers()) model.buffers.emplace_back(item.key(), item.value());
-  remember(model);
+  remember(model, with_buffers);
 }
 
-ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, std::function<void()> check_model)
+ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers,
+                         std::function<void()> check_model)
     : ignored_(std::move(ignored)), check_model_(std::move(check_model)) {
-  remember(model);
+  remember(model, with_buffers);
 }
 
-void ModuleWatch::remember(const ModelTensors& model) {
+void ModuleWatch::remember(const ModelTensors& model, bool with_buffers) {
   for (const bool is_buffer : {false, true}) {
+    if (is_buffer && !with_buffers) continue;
     Kind kind{.name = is_buffer ? "buffer" : "parameter", .is_buffer = is_buffer, .known = {}};
     for (const auto& [name, tensor] : is_buffer ? model.buffers : model.parameters)
       if (tensor.defined() && !is_ignored(name))
@@ -62,9 +67,10 @@ void ModuleWatch::check() const {
       if (known.tensor.scalar_type() != known.dtype || known.tensor.sizes() != known.sizes ||
           known.tensor.device() != known.device)
         fail(std::string(kind.name) + " " + known.name + " was changed from " +
-             describe(known.dtype, known.sizes, known.device) + " to " +
-             describe(known.tensor.scalar_type(), known.tensor.sizes(), known.tensor.device()) +
-             " (as to() and torch::load() do)");
+                 describe(known.dtype, known.sizes, known.device) + " to " +
+                 describe(known.tensor.scalar_type(), known.tensor.sizes(), known.tensor.device()) +
+                 " (as to() and torch::load() do)",
+             kind.is_buffer);
     if (module) check_names(*module, kind);
   }
 }
@@ -77,13 +83,14 @@ void ModuleWatch::check_names(torch::nn::Module& module, const Kind& kind) const
     if (i == kind.known.size() || kind.known[i].name != item.key()) {
       const bool is_known =
           std::any_of(kind.known.begin(), kind.known.end(), [&](const Known& one) { return one.name == item.key(); });
-      if (!is_known) fail(name + " was added to the module");
-      fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module");
+      if (!is_known) fail(name + " was added to the module", kind.is_buffer);
+      fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module", kind.is_buffer);
     }
-    if (!kind.known[i].tensor.is_same(item.value())) fail(name + " was replaced by another tensor");
+    if (!kind.known[i].tensor.is_same(item.value())) fail(name + " was replaced by another tensor", kind.is_buffer);
     ++i;
   }
-  if (i < kind.known.size()) fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module");
+  if (i < kind.known.size())
+    fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module", kind.is_buffer);
 }
 
 }  // namespace lockstep::ddp

@@ -20,10 +20,11 @@ namespace lockstep::ddp {
 /// devices. What is in them may change.
 class ModuleWatch {
  public:
-  /// `ignored` are names of parameters and buffers that may change.
-  ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored);
+  /// `ignored` are names of parameters and buffers that may change. Without `with_buffers`, all buffers may.
+  ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored, bool with_buffers);
   /// Without a module: `check_model`, unless it is empty, does what check() does for the names of a module's tensors.
-  ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, std::function<void()> check_model);
+  ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers,
+              std::function<void()> check_model);
 
   /// Throws UsageError, which names the first parameter or buffer that was added, removed or replaced, or has another
   /// dtype, size or device. The names in a module that is not owned by a std::shared_ptr, or that was destroyed, are
@@ -43,7 +44,7 @@ class ModuleWatch {
     bool is_buffer;
     std::vector<Known> known;
   };
-  void remember(const ModelTensors& model);
+  void remember(const ModelTensors& model, bool with_buffers);
   void check_names(torch::nn::Module& module, const Kind& kind) const;
   bool is_ignored(const std::string& name) const;
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -34,10 +35,20 @@ void ReplicaCheck::hash() {
   std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
 }
 
+bool ReplicaCheck::is_due(std::int64_t number) const {
+  return every_ > 0 && number > 0 && (number <= kInitialComparedReductions || number % every_ == 0);
+}
+
+void ReplicaCheck::on_step_end(std::int64_t next) {
+  if (next == step_end_) return;  // of several steps between two reductions, the first one is that of all ranks
+  const std::int64_t reductions_per_step = next - std::exchange(step_end_, next);
+  for (std::int64_t number = next; number < next + reductions_per_step; ++number)
+    if (is_due(number)) return hash();
+}
+
 std::optional<comm::Collective> ReplicaCheck::hashes_if_due(std::int64_t number) {
-  const bool is_due = number > 0 && (number <= kInitialComparedReductions || (every_ > 0 && number % every_ == 0));
-  if (!is_due) return std::nullopt;
-  hash();
+  if (!is_due(number)) return std::nullopt;
+  if (step_end_ == 0) hash();
   return comm::Collective{
       .kind = comm::CollectiveKind::kAllGather, .name = "hashes", .input = hashes_, .output = all_hashes_};
 }
@@ -59,7 +70,8 @@ void ReplicaCheck::check_exchanged() const {
          text,
          "use the same optimizer, learning rates and number of steps on all ranks; never write a parameter on one rank "
          "only; call lockstep::broadcast_optimizer_state() for an optimizer that was made before "
-         "DistributedDataParallel and derives state from the parameters"});
+         "DistributedDataParallel and derives state from the parameters. If parameters differ on purpose during "
+         "backward(), end each step with Group::step(), or set DdpOptions.compare_replicas_every to 0"});
 }
 
 void ReplicaCheck::compare_now() {

@@ -17,7 +17,14 @@ class ReplicaCheck {
   /// `every`: DdpOptions.compare_replicas_every.
   ReplicaCheck(NamedTensors parameters, comm::Group group, int every);
 
-  /// Returns the operation that exchanges the hashes if reduction number `number`, from 0, compares them.
+  /// A step has ended, and reduction number `next` has not begun: if that one, or another one before the next step,
+  /// compares hashes, takes them now. Between a backward() and the end of its step, ranks may hold other parameters on
+  /// purpose, as in sharpness-aware minimization. Not collective.
+  void on_step_end(std::int64_t next);
+  /// The parameters have been made equal otherwise than by a step.
+  void forget_step() { step_end_ = 0; }
+  /// Returns the operation that exchanges the hashes if reduction number `number`, from 0, compares them: those of the
+  /// end of the last step, or of now in a program whose steps are not known.
   std::optional<comm::Collective> hashes_if_due(std::int64_t number);
   /// Call it when that operation has finished. Throws CommError kReplicaDiverged, on all ranks, if hashes differ.
   void check_exchanged() const;
@@ -29,6 +36,7 @@ class ReplicaCheck {
   void compare_at_end() noexcept;
 
  private:
+  bool is_due(std::int64_t number) const;
   void hash();
   std::string describe_difference(const std::vector<std::int64_t>& hashes, int& outlier_rank) const;
 
@@ -36,6 +44,7 @@ class ReplicaCheck {
   const comm::Group group_;
   const int every_;
   const std::string store_key_;
+  std::int64_t step_end_ = 0;  // number of the reduction that followed the end of the last step; 0: none is known
   at::Tensor hashes_, all_hashes_;
 };
 

@@ -381,7 +381,11 @@ void TrainingState::load_module(torch::nn::Module& module, const std::string& na
   const auto fail = [&](const std::string& key, const std::string& what) {
     throw UsageError("resume: \"" + key + "\" of \"" + name + "\" " + what + " in " + found_->path() +
                          "; expected the tensors of the module",
-                     "", base::Cause::kBadFile);
+                     module.named_buffers().contains(key)
+                         ? "keep a buffer that the module computes anew, and whose size changes, in a plain member "
+                           "instead of register_buffer()"
+                         : "",
+                     base::Cause::kBadFile);
   };
   for (const auto& [key, tensor] : tensors) {
     if (!state.contains(key)) fail(key, "is missing");

@@ -7,6 +7,7 @@ import threading
 import traceback
 import types
 import weakref
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from lockstep import _C
@@ -22,6 +23,7 @@ class Owner(Protocol):
 
 
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_checks: list[Callable[[], None]] = []
 _failed = False
 PREEMPTED = 75
 """Exit code that asks `lockstep run` and schedulers to start the job again."""
@@ -76,9 +78,23 @@ def _exit(code: object = None) -> NoReturn:
     _previous_exit(code)  # type: ignore[arg-type]  # as in sys.exit(), any object
 
 
+def check_at_end(check: Callable[[], None]) -> None:
+    """At the end of the process, unless an exception ends it, calls check(), whose Error ends it as an uncaught one."""
+    _checks.append(check)
+
+
 def _leave() -> None:
     if _failed:
         return
+    for check in _checks if os.getpid() == _process else []:
+        try:
+            check()
+        except Error as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            code = report(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     for owner in sorted(_owners, key=lambda one: one._CLOSE_ORDER):
         owner._close()
 

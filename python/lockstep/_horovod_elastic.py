@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import pathlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +41,10 @@ class TorchState:
     >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
 
     A commit is a checkpoint in runs/elastic-JOB, relative to the working directory, which all hosts must share; it
-    takes as long as the disk needs. JOB is SLURM's number and the script's name, so that a job that SLURM requeues
-    continues too, else that of `lockstep run`. The folder is removed when the function of run() returns, and stays
-    after a failure.
+    takes as long as the disk needs. JOB is SLURM's number with the script's name and a hash of its command line, so
+    that a job that SLURM requeues continues too, and the runs of a sweep do not continue each other; else that of
+    `lockstep run`; without either, a new name. The folder is removed when the function of run() returns, and stays
+    after a failure. A line says from which commit a training continues.
 
     Args:
         model, optimizer: a module and an optimizer of torch; both or none.
@@ -108,10 +111,7 @@ class TorchState:
     def _open(self) -> TrainingState:
         if self._checkpoints is None:
             world = operations.joined()
-            self._folder = f"runs/elastic-{_job() or world.broadcast_object(os.getpid(), 0)}"
-            if _job() is None and world.rank == 0:
-                shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier process with this number
-            world.barrier()
+            self._folder = world.broadcast_object(_make_folder() if world.rank == 0 else None, 0)
             state = TrainingState(world, self._folder)
             for name, member in self._handled.items():
                 if member is not None:
@@ -126,6 +126,8 @@ class TorchState:
             self.sync()
             return
         self._num_commits = state.step
+        if operations.joined().rank == 0:
+            print(f"hvd.elastic: the training continues from commit {state.step}, {state.path}", file=sys.stderr)
         for callback in self._callbacks:
             callback()
 
@@ -137,11 +139,15 @@ class TorchState:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _job() -> str | None:
-    """What identifies this job, also after SLURM has requeued it; None without a launcher, which would restart it."""
+def _make_folder() -> str:
+    """The folder of this job, also when it starts again or SLURM has requeued it; without a launcher, which would start
+    it again, a new one."""
+    job = os.environ.get("LOCKSTEP_JOB")
     if slurm := os.environ.get("SLURM_JOB_ID"):
-        return f"{slurm}-{pathlib.Path(sys.argv[0]).stem}"
-    return os.environ.get("LOCKSTEP_JOB")
+        command = hashlib.blake2b("\0".join(sys.argv).encode(), digest_size=4).hexdigest()
+        job = f"{slurm}-{pathlib.Path(sys.argv[0]).stem}-{command}"
+    os.makedirs("runs", exist_ok=True)
+    return f"runs/elastic-{job}" if job else tempfile.mkdtemp(prefix="elastic-", dir="runs")
 
 
 def _is_handled(member: Any) -> bool:

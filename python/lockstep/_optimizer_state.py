@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from lockstep import _C
 from lockstep.errors import UsageError
+from lockstep.group import Group
 
 # The options that the C++ library has, and saves, of torch's optimizers.
 _OPTIONS = {
@@ -18,6 +20,7 @@ _OPTIONS = {
 }
 
 Names = dict[int, str]  # by id()
+_TENSOR = "lockstep.tensor"  # in the place of a tensor, its number, shape and dtype
 
 
 def names_of(optimizer: torch.optim.Optimizer, module: torch.nn.Module | None) -> Names:
@@ -113,6 +116,37 @@ def load(optimizer: torch.optim.Optimizer, names: Names, saved: dict[str, Any]) 
     packed = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": packed})
     load_options(optimizer, saved)
+
+
+def broadcast(optimizer: torch.optim.Optimizer, group: Group, root: int) -> None:
+    """Gives all ranks rank `root`'s state and options of `optimizer`. Collective."""
+    tensors: list[torch.Tensor] = []
+
+    def without_tensors(value: Any) -> Any:
+        if torch.is_tensor(value):
+            tensors.append(value.detach().cpu())  # as the other ranks receive them; loading moves them
+            return {_TENSOR: [len(tensors) - 1, list(value.shape), str(value.dtype).removeprefix("torch.")]}
+        if isinstance(value, dict):
+            return {key: without_tensors(one) for key, one in value.items()}
+        return type(value)(map(without_tensors, value)) if type(value) in (list, tuple) else value
+
+    def with_tensors(value: Any) -> Any:
+        if isinstance(value, dict) and _TENSOR in value:
+            index, shape, dtype = value[_TENSOR]
+            tensors.extend([torch.empty(0)] * (index + 1 - len(tensors)))
+            tensors[index] = torch.empty(shape, dtype=getattr(torch, dtype))
+            return tensors[index]
+        if isinstance(value, dict):
+            return {key: with_tensors(one) for key, one in value.items()}
+        return type(value)(map(with_tensors, value)) if type(value) in (list, tuple) else value
+
+    is_root = group.rank == root
+    sent = without_tensors(optimizer.state_dict()) if is_root else None
+    plain = group.broadcast_object(sent, root, name="optimizer state")
+    state = None if is_root else with_tensors(plain)
+    _C.broadcast_tensors([("optimizer state", tensor) for tensor in tensors], group._group, root)
+    if not is_root:
+        optimizer.load_state_dict(state)
 
 
 def _belongs(name: str, prefix: str) -> bool:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from lockstep import _C, _failures, _optimizer_state
-from lockstep.ddp import DistributedDataParallel
+from lockstep.ddp import DistributedDataParallel, non_persistent_buffers
 from lockstep.errors import UsageError
 from lockstep.group import Group
 from lockstep.optim import FusedOptimizer
@@ -134,7 +134,7 @@ class TrainingState:
         Args:
             name: of its part in the checkpoint.
             member: one of
-                a module: its parameters and buffers;
+                a module: its parameters, and its buffers except those that are registered with persistent=False;
                 an optimizer of lockstep.optim;
                 an optimizer of torch.optim, with the `module` that has its parameters, whose names are saved;
                 a schedule of torch.optim.lr_scheduler; the learning rates themselves belong to the optimizer;
@@ -291,12 +291,17 @@ class TrainingState:
 
 def _load_module(fused: list[FusedOptimizer], name: str, module: torch.nn.Module, saved: dict[str, Value]) -> None:
     own = _tensors_of(module)
+    left_out = non_persistent_buffers(module)  # a checkpoint of the C++ library has them
+    saved = {key: value for key, value in saved.items() if key not in left_out}
     for key, tensor in own.items():
         found = saved.get(key)
         if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
             what = "has another shape or dtype" if isinstance(found, torch.Tensor) else "is missing"
             raise UsageError(
                 f'resume: "{key}" of "{name}" {what} in the checkpoint; expected the tensors of the module',
+                hint="register a buffer that the module computes anew, and whose size changes, with persistent=False"
+                if key in dict(module.named_buffers(remove_duplicate=False))
+                else "",
                 cause="BAD_FILE",
             )
     unexpected = next((key for key in saved if key not in own), None)
@@ -322,9 +327,13 @@ def _load_module(fused: list[FusedOptimizer], name: str, module: torch.nn.Module
 
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and all buffers, as the C++ library saves them."""
+    """Parameters and persistent buffers, as state_dict() has them without the hooks of modules."""
     tensors = {name: one.detach() for name, one in module.named_parameters(remove_duplicate=False)}
-    return tensors | {name: one.detach() for name, one in module.named_buffers(remove_duplicate=False)}
+    left_out = non_persistent_buffers(module)
+    for name, one in module.named_buffers(remove_duplicate=False):
+        if name not in left_out:
+            tensors[name] = one.detach()
+    return tensors
 
 
 def _flat_dict(state: Mapping[str, Any]) -> dict[str, Value]:

@@ -10,6 +10,7 @@ The order is that of the C++ library: the same seed gives every rank the same sa
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -102,6 +103,8 @@ class DataLoader:
         options: those of torch.utils.data.DataLoader, such as num_workers, collate_fn, pin_memory and
             persistent_workers.
 
+    Workers draw other random numbers on each rank, in each epoch, and after each position at which a training resumes:
+    their seeds are a function of these and of `seed`. Without workers, samples draw from the generators of the program.
     Draw random numbers for a sample from its index and epoch, not from a generator of the worker: then a training that
     resumes inside an epoch draws the same.
     """
@@ -135,7 +138,9 @@ class DataLoader:
         )
         self._batches = _Batches()
         # A generator of its own, so that the order of the program's random numbers does not depend on this loader.
-        options.setdefault("generator", torch.Generator().manual_seed(seed))
+        self._generator = None if "generator" in options else torch.Generator()
+        options.setdefault("generator", self._generator)
+        self._seed, self._rank = seed, world.rank if world else 0
         batches: Any = self._batches
         self._loader: Any = torch.utils.data.DataLoader(dataset, batch_sampler=batches, **options)
 
@@ -157,6 +162,10 @@ class DataLoader:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self._positions.epoch())
         self._batches.next_pass = current
+        if self._generator is not None:
+            # From a string: torch's generator reads 32 bits of its seed, which a hash of it fills.
+            seed = f"{self._seed} {self._rank} {self._positions.epoch()} {self._positions.samples_drawn()}"
+            self._generator.manual_seed(random.Random(seed).getrandbits(63))
         batches = iter(self._loader)  # reads the pass at once; with workers, in this process
         return self._count(current, batches)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep import _C, _engine, _failures
-from lockstep.errors import UsageError
-from lockstep.group import Group
+from lockstep import _C, _engine, _failures, _optimizer_state
+from lockstep.errors import Error, UsageError
+from lockstep.group import Group, world
 
 
 def _check_module(module: torch.nn.Module) -> None:
@@ -48,6 +51,15 @@ def _dicts(module: torch.nn.Module) -> list[dict]:
     return found
 
 
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """The names of buffers that are not part of the module's state. Private to the package."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        for name in getattr(part, "_non_persistent_buffers_set", ())
+    }
+
+
 def _hash_of(tensor: torch.Tensor) -> str:
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return "values " + hashlib.blake2b(values.numpy().data, digest_size=16).hexdigest()
@@ -62,7 +74,112 @@ def _first_difference(one: str, other: str) -> str:
 
 def _hint_for_buffer(name: str) -> str:
     name = name.removeprefix("buffer ")
-    return f"assign new values in place, self.{name}.copy_(...), or pass ignore=[{name!r}]"
+    return (
+        f'assign new values in place, self.{name}.copy_(...), or pass ignore=[{name!r}] or buffers="local"; a cache '
+        "whose size changes is registered with persistent=False"
+    )
+
+
+_all: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+"""Optimizers in the order in which they were made, with the number of their steps."""
+
+
+def _owners_of(optimizer: torch.optim.Optimizer) -> list[DistributedDataParallel]:
+    """Those whose gradients the optimizer uses."""
+    return [one for one in list(_all) if one._ddp is not None and one._has_parameter_of(optimizer)]
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if _C.in_backward() and _owners_of(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__}: step() was called inside backward(), before the gradients were averaged over "
+            "the ranks",
+            hint="call step() after backward(); an optimizer of lockstep.optim updates each parameter in backward() "
+            "after update_in_backward()",
+        )
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    steps = _optimizers[optimizer] = _optimizers.get(optimizer, 0) + 1
+    owners = _owners_of(optimizer)
+    for ddp in owners:
+        ddp._ddp.on_step_end()
+    _unaveraged.record(optimizer, steps, bool(owners))
+
+
+def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def make_and_count(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+        make(optimizer, *args, **options)
+        _optimizers.setdefault(optimizer, 0)
+
+    return make_and_count
+
+
+_init = _count_from_the_beginning(torch.optim.Optimizer.__init__)
+torch.optim.Optimizer.__init__ = _init
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
+
+
+class _Unaveraged:
+    """Finds models that no DistributedDataParallel averages although the ranks train them: a part of a model, or one
+    that was made anew. At the end, the ranks compare what an optimizer of torch has made of them."""
+
+    def __init__(self) -> None:
+        self.averaged: set[int] = set()  # parameters of modules that have had a DistributedDataParallel, by id()
+        self.trains_averaged = False  # an optimizer has made a step with one of them
+        self._found: dict[int, tuple[bool, list[str], list[str]]] = {}  # shapes and values, by the optimizer's id()
+        self._world: Group | None = None  # kept, once there is something to compare
+
+    def record(self, optimizer: torch.optim.Optimizer, steps: int, has_averaged: bool) -> None:
+        self.trains_averaged |= has_averaged
+        if not self.averaged or steps & (steps - 1):  # after 1, 2, 4, ... steps
+            return
+        tensors = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        tensors = [p for p in tensors if id(p) not in self.averaged]
+        if tensors:
+            shapes, values = [str(p.shape) for p in tensors], [_hash_of(p) for p in tensors]
+            self._found[id(optimizer)] = (has_averaged, shapes, values)
+            self._world = world()
+
+    def check(self) -> None:
+        """Each rank that has recorded something calls it at its end. Raises UsageError on the last one."""
+        # In an optimizer of its own, a rank may have what it likes, if others train the model.
+        found = [one for one in self._found.values() if one[0] or not self.trains_averaged]
+        if self._world is None or not found:
+            return
+        digests = [hashlib.blake2b(repr([one[i] for one in found]).encode()).hexdigest() for i in (1, 2)]
+        try:
+            everyone = self._world._group.leave_value(" ".join(digests).encode())
+        except Error:
+            return  # without the store, the ranks cannot be compared
+        if len({one.split()[0] for one in everyone}) > 1 or len(set(everyone)) < 2:
+            return  # other models on each rank, or equal ones
+        what = "parameters that belong to no" if self.trains_averaged else "a model that belongs to no"
+        raise UsageError(
+            f"an optimizer of torch has trained {what} DistributedDataParallel, and they differ between the ranks",
+            hint="make the DistributedDataParallel of the whole model that is trained, after the model has been made; "
+            "give parameters of one rank an optimizer of their own",
+        )
+
+
+_unaveraged = _Unaveraged()
+_failures.check_at_end(_unaveraged.check)
+
+
+_KEPT = "_lockstep_kept"
+
+
+class _Kept:
+    """Holds what belongs to a module as long as the module exists. A copy of the module holds nothing."""
+
+    def __init__(self, held: object) -> None:
+        self._held = held
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
 class _ChangeListener:
@@ -75,13 +192,15 @@ class _ChangeListener:
         ddp = self._ddp()
         if ddp is None:
             return
+        ddp._take_over_buffers()
         if ddp._changes():
             raise _engine.ModuleChanged(ddp._take_over)
         ddp._dicts.watch(_dicts(ddp.module))  # a module without tensors was added or removed
 
 
 class DistributedDataParallel:
-    """Averages the gradients of a module's parameters over the ranks of a group, as long as it exists.
+    """Averages the gradients of a module's parameters over the ranks of a group, as long as it exists; if the program
+    drops it before the first backward(), as long as the module exists.
 
     The module is neither wrapped nor changed: call it, and any of its methods, at any time and on any number of ranks.
 
@@ -95,20 +214,24 @@ class DistributedDataParallel:
     Parameters may be frozen, unfrozen and filled with new values at any time. Parameters and buffers that are replaced,
     added, removed, or get another dtype, size or device are taken over at the next backward(), if all ranks have made
     the same change, with the same values; otherwise that backward() raises an error which names the tensor. (A
-    torch.optim optimizer keeps the parameters that it was made with; one of lockstep.optim raises the error.)
+    torch.optim optimizer keeps the parameters that it was made with; one of lockstep.optim raises the error.) Each rank
+    alone may replace a buffer by one of the same dtype and size. A buffer registered with persistent=False, such as a
+    mask, may also change its size on each rank, and is then that rank's own.
 
     Args:
         module: any torch.nn.Module, with at least one parameter that requires a gradient.
         group: the ranks, as init() returns them.
         bucket_bytes: sizes of gradient buckets in bytes, one for all or two: of the first and of all others. Empty: a
             short measurement chooses.
-        buffers: "broadcast": every rank has rank 0's buffers after each backward(); "mean": their mean; "local".
+        buffers: "broadcast": every rank has rank 0's buffers after each backward(); "mean": their mean; "local": each
+            rank keeps its own, which may be replaced and change their sizes.
         ignore: names of parameters and buffers that are neither broadcast nor averaged.
         bf16_compress: sends float32 gradients as bfloat16.
         wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
         average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps.
         gradient_predivide_factor: divides gradients before and after their sum, as Apex does.
-        compare_replicas_every: how often the ranks compare hashes of all parameters; 0: only in the first steps.
+        compare_replicas_every: how often, in reductions, the ranks compare hashes of all parameters, as they are when
+            an optimizer of torch has made a step, or after Group.step(); and in the first reductions. 0: never.
         check_finite: raises an error that names rank and parameter for a gradient with an infinity or NaN.
         overlap: False: no gradient is reduced before the end of backward().
         bucket_layout: stats()["layout"] in the run that this one resumes, so that sums have the same bits.
@@ -142,7 +265,10 @@ class DistributedDataParallel:
                 f"DistributedDataParallel: wire_dtype is {wire_dtype!r}; expected torch.float32, torch.bfloat16 or "
                 "torch.float16"
             )
-        self.module, self.group = module, group
+        if isinstance(module, torch.nn.Module):
+            module.__dict__.pop(_KEPT, None)
+        self.group = group
+        self._module: Callable[[], Any] = lambda: module
         self._options = {
             "bucket_bytes": list(bucket_bytes),
             "buffers": buffers,
@@ -157,11 +283,15 @@ class DistributedDataParallel:
             "bucket_layout": bucket_layout,
         }
         self._ignored = set(ignore)
+        self._own_buffers: set[str] = set()  # those that have become this rank's own
         self._no_sync_depth = 0
         self._accumulated_at = -1  # the number of reductions when no_sync() ended
         self._optimizer: Any = None  # a weak reference to the one of lockstep.optim
         self._dicts = _C.ModuleDicts(_ChangeListener(self))
         self._attach()
+        _all.add(self)
+        if group.size > 1:
+            _unaveraged.averaged.update(map(id, module.parameters()))
         _failures.add_owner(self)
 
     def _attach(self, broadcast: bool = True) -> None:
@@ -170,26 +300,63 @@ class DistributedDataParallel:
         self._known = self._facts()
         self._ddp: Any = _C.DistributedDataParallel(
             list(module.named_parameters()),
-            list(module.named_buffers()),
+            [(name, one) for name, one in module.named_buffers() if name not in self._own_buffers],
             self.group._group,
             self._options,
             self._dicts,
             broadcast,
         )
         self._dicts.watch(_dicts(module))
+        self._ids = {id(p) for name, p in module.named_parameters() if name not in self._ignored}
 
     def _close(self) -> None:
         self._ddp = None
+
+    def __del__(self) -> None:
+        # A function may have made this object, and its caller trains the module: from now on, that owns the object.
+        ddp = getattr(self, "_ddp", None)
+        if ddp is not None and not sys.is_finalizing() and self.group.size > 1 and ddp.stats()["reductions"] == 0:
+            module = self.module
+            self._module = weakref.ref(module)
+            module.__dict__[_KEPT] = _Kept(self)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose gradients are averaged."""
+        return self._module()
+
+    def _has_parameter_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(not self._ids.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
 
     def _facts(self) -> dict[str, tuple[torch.Tensor, str]]:
         """All tensors that are not ignored, with their description, by "parameter NAME" or "buffer NAME"."""
         module = self.module
         found = {}
-        for kind, tensors in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+        for kind, tensors, left_out in (
+            ("parameter", module.named_parameters, self._ignored),
+            ("buffer", module.named_buffers, self._ignored | self._own_buffers),
+        ):
             for name, tensor in tensors(remove_duplicate=False):
-                if name not in self._ignored:
+                if name not in left_out and (kind == "parameter" or self._options["buffers"] != "local"):
                     found[f"{kind} {name}"] = (tensor, f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
         return found
+
+    def _take_over_buffers(self) -> None:
+        """Takes over the changes of buffers for which the ranks need not agree: one that was replaced by a tensor of
+        the same dtype and size is synchronised as before, and one that is not persistent, and was replaced by another
+        tensor, added or removed, is this rank's own from now on."""
+        now, may_change = self._facts(), non_persistent_buffers(self.module)
+        for fact in [one for one in {**self._known, **now} if one.startswith("buffer ")]:
+            name = fact.removeprefix("buffer ")
+            (before, text), (tensor, new_text) = (facts.get(fact, (None, "")) for facts in (self._known, now))
+            if before is tensor:
+                continue
+            if text == new_text and self._options["average_hosts_every"] == 1:
+                self._ddp.replace_buffer(before, tensor)
+                self._known[fact] = now[fact]
+            elif name in may_change:
+                self._own_buffers.add(name)
+                self._known.pop(fact, None)
 
     def _changes(self) -> dict[str, str]:
         """What has happened to each tensor since _attach()."""
@@ -226,24 +393,19 @@ class DistributedDataParallel:
             )
         now = self._facts()
         own = "\n".join(
-            f"{name} {text}; {now[name][1]}, {self._value_of(name, now[name][0])}" if name in now else f"{name} {text}"
+            f"{name} {text}; {now[name][1]}, {_hash_of(now[name][0])}" if name in now else f"{name} {text}"
             for name, text in changes.items()
         )
-        everyone = [text.decode() for text in self.group._group.all_gather_bytes(own.encode(), f"{first} {what}", None)]
+        hint = _hint_for_buffer(first) if is_buffer else "make the same change on all ranks, with the same values"
+        gathered = self.group._group.all_gather_bytes(own.encode(), f"{first} {what}", None, hint)
+        everyone = [text.decode() for text in gathered]
         for rank, text in enumerate(everyone):
             if text != everyone[0]:
                 raise UsageError(
-                    f"{begin}, but differently on ranks 0 and {rank}{_first_difference(everyone[0], text)}",
-                    hint=_hint_for_buffer(first)
-                    if is_buffer
-                    else "make the same change on all ranks, with the same values",
+                    f"{begin}, but differently on ranks 0 and {rank}{_first_difference(everyone[0], text)}", hint=hint
                 )
         self._ddp = None
         self._attach(broadcast=False)  # the graph of this backward() needs the values as they are
-
-    def _value_of(self, name: str, tensor: torch.Tensor) -> str:
-        """What all ranks must have alike of a tensor that was replaced."""
-        return "" if name.startswith("buffer ") and self._options["buffers"] == "local" else str(_hash_of(tensor))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -288,14 +450,28 @@ def join(
 ) -> None:
     """Runs loop(), a training loop whose number of batches may differ between ranks. A rank whose loop has ended takes
     part in the reductions of the others with zeros, until all have ended; then all ranks get the parameters of one that
-    trained to the end. Collective.
+    trained to the end, and the state and options of its optimizers of torch that have them. A schedule that makes steps
+    in the loop stays behind on a rank whose loop has ended: make its steps after join(). Collective.
 
     Args:
         models: every DistributedDataParallel that the loop trains.
         divide_by_initial_world_size: whether means are over all ranks, or over those that still have batches.
     """
     listed = [models] if isinstance(models, DistributedDataParallel) else list(models)
-    _C.join([model._ddp for model in listed], lambda: (loop(), None)[1], divide_by_initial_world_size)
+    root = _C.join([model._ddp for model in listed], lambda: (loop(), None)[1], divide_by_initial_world_size)
+    if root is None:
+        return
+    fused = [model._optimizer() for model in listed if model._optimizer is not None]
+    mine = [one for one in _optimizers if one not in fused and not set(listed).isdisjoint(_owners_of(one))]
+    group = listed[0].group
+    kinds = group.all_gather_object([type(one).__name__ for one in mine], name="optimizers of join()")
+    if kinds != kinds[:1] * group.size:
+        raise UsageError(
+            f"join(): the ranks have other optimizers: {kinds}",
+            hint="import lockstep before the optimizers are made, and make the same ones on all ranks",
+        )
+    for optimizer in mine:
+        _optimizer_state.broadcast(optimizer, group, root)
 
 
 def broadcast_parameters(module: torch.nn.Module, group: Group, root: int = 0) -> None:

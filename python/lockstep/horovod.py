@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from lockstep import _C
+from lockstep import _C, _optimizer_state
 from lockstep import _horovod_elastic as elastic
 from lockstep._horovod_operations import (
     Adasum,
@@ -164,32 +164,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """Gives all ranks rank `root_rank`'s state and options of `optimizer`."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
-    tensors: list[torch.Tensor] = []
-
-    def without_tensors(value: Any) -> Any:
-        if torch.is_tensor(value):
-            tensors.append(value.detach().cpu())  # as the other ranks receive them; loading moves them
-            return {"lockstep.horovod": [len(tensors) - 1, list(value.shape), str(value.dtype).removeprefix("torch.")]}
-        if isinstance(value, dict):
-            return {key: without_tensors(one) for key, one in value.items()}
-        return type(value)(map(without_tensors, value)) if type(value) in (list, tuple) else value
-
-    def with_tensors(value: Any) -> Any:
-        if isinstance(value, dict) and "lockstep.horovod" in value:
-            index, shape, dtype = value["lockstep.horovod"]
-            tensors.extend([torch.empty(0)] * (index + 1 - len(tensors)))
-            tensors[index] = torch.empty(shape, dtype=getattr(torch, dtype))
-            return tensors[index]
-        if isinstance(value, dict):
-            return {key: with_tensors(one) for key, one in value.items()}
-        return type(value)(map(with_tensors, value)) if type(value) in (list, tuple) else value
-
-    is_root = rank() == root_rank
-    plain = broadcast_object(without_tensors(optimizer.state_dict()) if is_root else None, root_rank, "optimizer state")
-    state = None if is_root else with_tensors(plain)
-    broadcast_parameters(tensors, root_rank)
-    if not is_root:
-        optimizer.load_state_dict(state)
+    _optimizer_state.broadcast(optimizer, joined(), root_rank)
 
 
 class _DistributedOptimizer:

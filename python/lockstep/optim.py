@@ -15,13 +15,12 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from typing_extensions import Unpack  # a requirement of torch
 
-from lockstep import _C, _engine, _failures
+from lockstep import _C, _engine, _failures, _optimizer_patches
 from lockstep.ddp import DistributedDataParallel
 from lockstep.errors import UsageError
 
@@ -40,6 +39,10 @@ def _without_import(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _unless_none(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
 class Options(TypedDict, total=False):
     """Arguments that all optimizers of this module have in addition to those of torch.optim.
 
@@ -56,13 +59,28 @@ class Options(TypedDict, total=False):
     average_in_backward: bool
 
 
+class _State(dict):
+    """Stands for the `state` of an optimizer of torch: empty, and not to be changed."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise UsageError(
+            "lockstep.optim: the optimizer's `state` was used; it is not kept there",
+            hint="read state_dict()['state'], and write with load_state_dict(); to clear it, load "
+            "{'state': {}, 'param_groups': optimizer.state_dict()['param_groups']}",
+        )
+
+    __missing__ = __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """The base class of all optimizers of this module."""
 
     _CLOSE_ORDER = 0
     _STATE: tuple[str, ...] = ()
+    _state = _State()
+    _complete = False
     _add_param_group = _without_import(torch.optim.Optimizer.add_param_group)
-    _state_dict = _without_import(torch.optim.Optimizer.state_dict)
     zero_grad = _without_import(torch.optim.Optimizer.zero_grad)
 
     def __init__(
@@ -91,7 +109,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             if id(p) in self._names and id(p) not in listed and (p.is_floating_point() or p.is_complex())
         ]
         first = [{"params": others}] if others else []
-        self._complete = False
+        in_shared_memory = [
+            self._names.get(id(p), "")
+            for group in [*first, *groups]
+            for p in group["params"]
+            if p.is_cpu and p.is_shared()
+        ]
         super().__init__([*first, *groups], defaults)
         self._complete = True
         self._written = [self._options(group) for group in self.param_groups]
@@ -103,6 +126,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             shard_state,
             foreach,
         )
+        if in_shared_memory and self.shares_parameters:
+            raise UsageError(
+                f"lockstep.optim.{type(self).__name__}: parameter {in_shared_memory[0]} is in shared memory "
+                "(share_memory()), whose readers would not see the updates, because the ranks move it to a copy that "
+                "they share",
+                hint=f"use torch.optim.{type(self).__name__}, or pass foreach=True",
+            )
         ddp._optimizer = weakref.ref(self)
         self._averages_in_backward, self._updates_in_backward = average_in_backward, False
         self._backwards = ddp._ddp.num_backwards()
@@ -121,6 +151,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             f"lockstep.optim.{type(self).__name__}: copied or pickled",
             hint="copy or save its state_dict()",
         )
+
+    @property
+    def state(self) -> Any:
+        """Empty; the state is in state_dict(). Raises UsageError if it is changed."""
+        return self._state
+
+    @state.setter
+    def state(self, value: object) -> None:
+        if self._complete:  # torch.optim.Optimizer makes one
+            self._state._refuse()
 
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
         """The options of a group, with numbers in the place of tensors."""
@@ -196,6 +236,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of the state in the layout of torch.optim, which an optimizer of torch.optim loads too. With
         shard_state it is collective."""
+        for prepare in self._optimizer_state_dict_pre_hooks.values():
+            prepare(self)
         found = self._optimizer.state_dict()
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
@@ -205,12 +247,22 @@ class FusedOptimizer(torch.optim.Optimizer):
                 own["step"] = found[f"{name}.step"].to(torch.float32)
             if own:
                 state[number] = own
-        packed = self._state_dict()
-        return {"state": state, "param_groups": packed["param_groups"]}
+        groups, begin = [], 0
+        for group in self.param_groups:
+            end = begin + len(group["params"])
+            groups.append({**group, "params": list(range(begin, end))})
+            begin = end
+        result: dict[str, Any] = {"state": state, "param_groups": groups}
+        for change in self._optimizer_state_dict_post_hooks.values():
+            result = _unless_none(change(self, result), result)
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict() of this class, or of torch.optim's optimizer of the same name, returned. All ranks
         pass the same values. Raises UsageError, and changes nothing, for state that does not fit."""
+        state_dict = dict(state_dict)
+        for change in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = _unless_none(change(self, state_dict), state_dict)
         groups = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in groups]
         own = [len(group["params"]) for group in self.param_groups]
@@ -231,6 +283,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._optimizer.load_state_dict(tensors)
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update({key: copy.deepcopy(value) for key, value in loaded.items() if key != "params"})
+        for finish in self._optimizer_load_state_dict_post_hooks.values():
+            finish(self)
 
     def _numbers(self) -> dict[str, int]:
         """The number of each parameter in torch's layout, by name."""
@@ -402,90 +456,5 @@ def _average_after_backward() -> None:
             optimizer.average_gradients()
 
 
-def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
-    """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
-    ids = {id(parameter) for parameter in parameters}
-    for optimizer in list(_optimizers):
-        if optimizer._optimizer is not None and not ids.isdisjoint(optimizer._names):
-            optimizer.average_gradients()
-
-
-def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
-    ids = {id(gradient) for gradient in gradients}
-    for optimizer in list(_optimizers):
-        if not optimizer._has_local_gradients():
-            continue
-        if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            raise UsageError(
-                "torch.nn.utils.get_total_norm(): these are gradients of this rank alone",
-                hint="call the optimizer's average_gradients() before",
-            )
-
-
-def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
-    if isinstance(optimizer, FusedOptimizer):
-        return
-    for ours in list(_optimizers):
-        if not ours._has_local_gradients():
-            continue
-        ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        if not ids.isdisjoint(ours._names):
-            name = type(ours).__name__
-            raise UsageError(
-                f"torch.optim.{type(optimizer).__name__}: step() with gradients of this rank alone, because "
-                f"lockstep.optim.{name} has these parameters too",
-                hint=f"delete the lockstep.optim.{name}, and schedules that refer to it; or call its "
-                "average_gradients() before",
-            )
-
-
-def _replace_inner(function: Any, make: Callable[[Any], Any]) -> None:
-    """Replaces what one of torch's decorated functions calls, so that `from ... import` has the replaced one too."""
-    inner = function.__wrapped__
-    places = [one for one in function.__closure__ if one.cell_contents is inner]
-    if len(places) != 1:
-        raise ImportError(f"lockstep.optim: unknown torch {torch.__version__}: {function.__name__}() is another one")
-    places[0].cell_contents = make(inner)
-
-
-def _install_patches() -> None:
-    """torch's functions that read or change gradients see the mean over the ranks, as they do after a backward() of
-    torch's DistributedDataParallel."""
-
-    def averaging(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def averaged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            _average_gradients_of(listed)
-            return inner(listed, *args, **kwargs)
-
-        return averaged
-
-    def checking(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            _require_no_local_gradients(listed)
-            return inner(listed, *args, **kwargs)
-
-        return checked
-
-    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
-        _replace_inner(getattr(torch.nn.utils, name), averaging)
-    _replace_inner(torch.nn.utils.get_total_norm, checking)
-
-    unscale = torch.amp.GradScaler._unscale_grads_
-
-    @functools.wraps(unscale)
-    def unscale_averaged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(optimizer, FusedOptimizer):
-            optimizer.average_gradients()
-        return unscale(self, optimizer, *args, **kwargs)
-
-    torch.amp.GradScaler._unscale_grads_ = unscale_averaged
-    register_optimizer_step_pre_hook(_require_own_step)
-
-
-_install_patches()
+_optimizer_patches.install(_optimizers)
 _engine.around_backward(_write_before_backward, _average_after_backward)

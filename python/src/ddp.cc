@@ -142,6 +142,21 @@ py::object run_backward(const std::vector<at::Tensor>& roots, const py::function
   return result;
 }
 
+py::dict to_python(const comm::ReducerStats& stats) {
+  py::dict found;
+  found["in_place"] = stats.in_place;
+  found["reductions"] = stats.reductions;
+  found["operations"] = stats.operations;
+  found["bytes"] = stats.bytes;
+  found["copies_in"] = stats.copies_in;
+  found["copies_out"] = stats.copies_out;
+  found["started_early"] = stats.started_early;
+  found["bucket_bytes"] = stats.bucket_bytes;
+  found["order"] = stats.order;
+  found["layout"] = stats.layout;
+  return found;
+}
+
 }  // namespace
 
 void bind_ddp(py::module_& module) {
@@ -150,6 +165,7 @@ void bind_ddp(py::module_& module) {
       .def(py::init(&make_ddp))
       .def("no_sync",
            [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
+      .def("replace_buffer", &DistributedDataParallel::replace_buffer)
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
       .def("num_backwards",
@@ -160,26 +176,16 @@ void bind_ddp(py::module_& module) {
            [](const DistributedDataParallel& self) {
              return std::shared_ptr<ddp::GradientSource>(self)->has_local_gradients();
            })
+      .def(
+          "on_step_end",
+          [](const DistributedDataParallel& self) { std::shared_ptr<ddp::GradientSource>(self)->on_step_end(); },
+          WithoutGil())
       .def("belongs_to_this_thread",
            [](const DistributedDataParallel& self) {
              const auto source = std::shared_ptr<ddp::GradientSource>(self);
              return ddp::belongs_to_this_thread(dynamic_cast<const ddp::BackwardParticipant*>(source.get()));
            })
-      .def("stats", [](const DistributedDataParallel& self) {
-        const comm::ReducerStats stats = self.stats();
-        py::dict found;
-        found["in_place"] = stats.in_place;
-        found["reductions"] = stats.reductions;
-        found["operations"] = stats.operations;
-        found["bytes"] = stats.bytes;
-        found["copies_in"] = stats.copies_in;
-        found["copies_out"] = stats.copies_out;
-        found["started_early"] = stats.started_early;
-        found["bucket_bytes"] = stats.bucket_bytes;
-        found["order"] = stats.order;
-        found["layout"] = stats.layout;
-        return found;
-      });
+      .def("stats", [](const DistributedDataParallel& self) { return to_python(self.stats()); });
   py::class_<ModuleDicts, std::shared_ptr<ModuleDicts>>(module, "ModuleDicts")
       .def(py::init(&ModuleDicts::make))
       .def("watch", &ModuleDicts::watch);
@@ -194,12 +200,12 @@ void bind_ddp(py::module_& module) {
   module.def("join", [](const std::vector<DistributedDataParallel*>& models, const py::function& loop,
                         bool by_initial_world_size) {
     const py::gil_scoped_release release;
-    ddp::join(models,
-              [&] {
-                const py::gil_scoped_acquire gil;
-                loop();
-              },
-              {.divide_by_initial_world_size = by_initial_world_size});
+    return ddp::join(models,
+                     [&] {
+                       const py::gil_scoped_acquire gil;
+                       loop();
+                     },
+                     {.divide_by_initial_world_size = by_initial_world_size});
   });
 }
 

@@ -5,9 +5,11 @@
 #include <signal.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 
 #include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/group_access.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/stop_signal.h"
 #include "python/src/bindings.h"
@@ -17,6 +19,7 @@ namespace {
 
 using comm::CallOptions;
 using comm::Group;
+using comm::GroupAccess;
 using comm::ReduceOp;
 using comm::Work;
 
@@ -146,7 +149,43 @@ void bind_rooted(py::class_<Group, Holder<Group>>& group, const char* name) {
            WithoutGil());
 }
 
+/// Calls `gather` without the GIL.
+std::vector<py::bytes> to_python(const std::function<std::vector<std::string>()>& gather) {
+  std::vector<std::string> found;
+  {
+    const py::gil_scoped_release release;
+    found = gather();
+  }
+  return {found.begin(), found.end()};
+}
+
+void bind_bytes(py::class_<Group, Holder<Group>>& group) {
+  group
+      .def("broadcast_bytes",
+           [](const Group& self, const std::string& bytes, int root, std::string name, Seconds timeout) {
+             std::string found;
+             {
+               const py::gil_scoped_release release;
+               found = self.broadcast_bytes(bytes, root, call_options(std::move(name), timeout));
+             }
+             return py::bytes(found);
+           })
+      .def("leave_value",
+           [](const Group& self, const std::string& value) {
+             return to_python([&] { return GroupAccess::leave_value(self, GroupAccess::new_value_key(self), value); });
+           })
+      .def(
+          "all_gather_bytes",
+          [](const Group& self, const std::string& bytes, std::string name, Seconds timeout, std::string hint) {
+            CallOptions options = call_options(std::move(name), timeout);
+            options.hint = std::move(hint);
+            return to_python([&] { return self.all_gather_bytes(bytes, options); });
+          },
+          py::arg("bytes"), py::arg("name"), py::arg("timeout"), py::arg("hint") = "");
+}
+
 void bind_operations(py::class_<Group, Holder<Group>>& group) {
+  bind_bytes(group);
   bind_reductions(group);
   bind_one<&Group::broadcast, &Group::broadcast_async>(group, "broadcast");
   bind_one<&Group::send, &Group::send_async>(group, "send");
@@ -179,24 +218,7 @@ void bind_operations(py::class_<Group, Holder<Group>>& group) {
           [](const Group& self, std::string name, Seconds timeout) {
             return self.barrier_async(call_options(std::move(name), timeout));
           },
-          WithoutGil())
-      .def("broadcast_bytes",
-           [](const Group& self, const std::string& bytes, int root, std::string name, Seconds timeout) {
-             std::string found;
-             {
-               const py::gil_scoped_release release;
-               found = self.broadcast_bytes(bytes, root, call_options(std::move(name), timeout));
-             }
-             return py::bytes(found);
-           })
-      .def("all_gather_bytes", [](const Group& self, const std::string& bytes, std::string name, Seconds timeout) {
-        std::vector<std::string> found;
-        {
-          const py::gil_scoped_release release;
-          found = self.all_gather_bytes(bytes, call_options(std::move(name), timeout));
-        }
-        return std::vector<py::bytes>(found.begin(), found.end());
-      });
+          WithoutGil());
 }
 
 }  // namespace

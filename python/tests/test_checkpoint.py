@@ -297,3 +297,53 @@ def test_exchange_with_the_library(tmp_path, saver):
     ]
     assert said[0].returncode == 0 and said[1].returncode == 0, said
     assert said[0].stdout == said[1].stdout and "samples_drawn 2\n" in said[0].stdout
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("positions", torch.arange(8.0), persistent=False)
+
+    def forward(self, x):
+        if len(x) > len(self.positions):
+            self.register_buffer("positions", torch.arange(float(len(x))), persistent=False)
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.full((4,), 0.5), persistent=False)
+        return self.fc(x) * self.positions[: len(x), None].cos() * self.scale
+
+
+@on_ranks(1, 2, 3)
+def test_buffers_that_are_not_persistent_may_have_changed(world):
+    folder = world.broadcast_object(tempfile.mkdtemp() if world.rank == 0 else None, 0)
+    weights = []
+    for resumed in (False, True):
+        net = Cached()
+        ddp = lockstep.DistributedDataParallel(net, world)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        state = TrainingState(world, folder).add("model", net).add("optimizer", optimizer, net).add("step", 0)
+        assert state.resume() == resumed
+        weights.append(net.fc.weight.detach().clone())
+        for _ in range(4):
+            state["step"] += 1
+            optimizer.zero_grad()
+            net(torch.ones(6 + 2 * state["step"] + 3 * world.rank, 4)).pow(2).mean().backward()
+            optimizer.step()
+        state.save(state["step"])
+        weights.append(net.fc.weight.detach().clone())
+        assert state["step"] == 4 + 4 * resumed and "positions" not in state.read("model") if resumed else True
+        del state, ddp
+    assert torch.equal(weights[1], weights[2])
+    world.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder)
+
+
+@on_ranks(1)
+def test_persistent_buffer_of_another_size_is_named(world):
+    with tempfile.TemporaryDirectory() as folder:
+        net = nn.BatchNorm1d(2)
+        TrainingState(world, folder).add("model", net).save(1)
+        net.register_buffer("running_mean", torch.zeros(3))
+        with pytest.raises(lockstep.UsageError, match='"running_mean" of "model" has another .* persistent=False'):
+            TrainingState(world, folder).add("model", net).resume()

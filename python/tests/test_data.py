@@ -1,6 +1,7 @@
 """lockstep.data: each sample once, positions with workers, resuming with another number of ranks, ranks out of step."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -117,6 +118,37 @@ def test_sampler_with_a_loader_of_torch(world):
     assert len(own) == len(sampler) == 11
     same = DataLoader(Numbers(21), world, batch_size=4, seed=4)
     assert [number for batch in same.epoch(1) for number in batch.flatten().tolist()] == own
+
+
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([random.random(), torch.rand((), dtype=torch.float64).item()], dtype=torch.float64)
+
+
+@on_ranks(1, 2, 3)
+def test_random_numbers_of_workers_differ_between_ranks_epochs_and_resumes(world):
+    def drawn(epochs, state=None, **options):
+        loader = DataLoader(Drawn(), world, batch_size=1, seed=3, num_workers=2, **options)
+        if state:
+            loader.load_state_dict(state)
+        return [list(loader.epoch(epoch)) for epoch in epochs]
+
+    for persistent in (False, True):
+        epochs = drawn(range(2), persistent_workers=persistent)
+        numbers = [number for one in world.all_gather_object(epochs) for batches in one for number in batches]
+        assert len(torch.cat(numbers).unique()) == 48
+    again = drawn([1])
+    assert all(map(torch.equal, again[0], drawn([1])[0])), "a run draws the same again"
+    loader = DataLoader(Drawn(), world, batch_size=1, seed=3, num_workers=2)
+    batches = loader.epoch(1)
+    seen = [next(batches) for _ in range(2)]
+    resumed = drawn([1], loader.state_dict())[0]
+    assert len(torch.cat(seen + resumed).unique()) == 24 // world.size
+    generator = torch.Generator().manual_seed(world.rank)
+    assert not torch.equal(torch.cat(drawn([1], generator=generator)[0]), torch.cat(again[0]))
 
 
 @on_ranks(2, fresh=True)

@@ -1,5 +1,6 @@
 """DistributedDataParallel: what PyTorch's users run into, beside one rank on the whole batch."""
 
+import contextlib
 import threading
 
 import pytest
@@ -282,6 +283,98 @@ def test_join_with_uneven_batches(world):
     lockstep.join(ddp, loop)
     everyone = world.all_gather_object(net.first.weight.detach())
     assert all(torch.equal(one, everyone[0]) for one in everyone)
+
+
+@on_ranks(1, 2, 3)
+def test_join_with_optimizers_that_have_state(world):
+    """Rank r has 1 + r batches, in the first epoch rank 0 none; then all have the state of the last rank."""
+    for make in (
+        lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9),
+        lambda net: torch.optim.Adam([{"params": net.parameters(), "lr": 0.01}], amsgrad=True),
+    ):
+        net = make_net()
+        ddp = lockstep.DistributedDataParallel(net, world, compare_replicas_every=1)
+        optimizer = make(net)
+        x, y = (own(world, one) for one in data())
+
+        def loop(num_batches, optimizer=optimizer, net=net, x=x, y=y):
+            for _ in range(num_batches):
+                optimizer.zero_grad()
+                loss_of(net, x, y).backward()
+                optimizer.step()
+
+        lockstep.join(ddp, lambda loop=loop: loop(2 * world.rank))
+        for _ in range(2):
+            lockstep.join(ddp, lambda loop=loop: loop(1 + world.rank))
+        loop(10)  # compares the replicas
+        everyone = world.all_gather_object([net.state_dict(), optimizer.state_dict()["state"]])
+        for one in everyone:
+            torch.testing.assert_close(one, everyone[0], rtol=0, atol=0)
+        del ddp
+
+
+def train_with_own_moves(world, net, parts, **options):
+    """Sharpness-aware minimization: each rank moves the weights by its own gradient before the one that is averaged."""
+    ddp = lockstep.DistributedDataParallel(net, world, **options) if world else None
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for _ in range(12):
+        gradients, before = [], [p.detach().clone() for p in net.parameters()]
+        for x, y in parts:
+            with ddp.no_sync() if ddp else contextlib.nullcontext():
+                loss_of(net, x, y).backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.add_(p.grad if p.grad is not None else 0, alpha=0.1)
+            optimizer.zero_grad()
+            loss_of(net, x, y).backward()
+            gradients.append([None if p.grad is None else p.grad.clone() for p in net.parameters()])
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for p, old in zip(net.parameters(), before, strict=True):
+                    p.copy_(old)
+        for p, *all_parts in zip(net.parameters(), *gradients, strict=True):
+            p.grad = None if all_parts[0] is None else sum(all_parts) / len(all_parts)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@on_ranks(1, 2, 3)
+def test_weights_that_differ_between_ranks_during_backward(world):
+    net, other = make_net(), make_net()
+    x, y = data()
+    train_with_own_moves(world, net, [(own(world, x), own(world, y))], compare_replicas_every=1)
+    train_with_own_moves(None, other, list(zip(x.chunk(world.size), y.chunk(world.size), strict=True)))
+    for one, expected in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, rtol=2e-5, atol=2e-6)
+
+
+@on_ranks(2, 3, fresh=True)
+def test_replica_that_diverges_is_named_after_its_step(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = (own(world, one) for one in data())
+    with pytest.raises(lockstep.CommError, match="parameter third.bias differs between ranks") as caught:
+        for step in range(12):
+            loss_of(net, x, y).backward()
+            if step == 2 and world.rank == 1:
+                net.third.bias.grad.mul_(2)
+            optimizer.step()
+    assert caught.value.cause == "REPLICA_DIVERGED" and step == 3
+    del ddp
+
+
+@on_ranks(2)
+def test_replicas_are_not_compared_with_0(world):
+    net = make_net()
+    ddp = lockstep.DistributedDataParallel(net, world, compare_replicas_every=0)
+    with torch.no_grad():
+        net.third.bias.add_(world.rank)
+    for _ in range(10):
+        loss_of(net, *(own(world, one) for one in data())).backward()
+    with torch.no_grad():
+        net.third.bias.sub_(world.rank)
+    del ddp
 
 
 @on_ranks(1, 2)

@@ -317,3 +317,62 @@ def test_elastic_state_continues_after_a_restart(tmp_path):
         ends.append(sorted(line for line in done.stdout.splitlines() if "ends with" in line))
         assert not list(tmp_path.glob("runs/elastic-*"))
     assert ends[0] == ends[1] and "[1, 3, 5, 1, 3, 5]" in ends[0][0], ends
+
+
+SWEEP = """\
+import os, sys
+os.getpid = lambda: 1  # as in a container
+import lockstep.horovod as hvd, torch
+hvd.init()
+net = torch.nn.Linear(2, 2)
+state = hvd.elastic.TorchState(net, torch.optim.SGD(net.parameters(), lr=0.1), epoch=0)
+
+@hvd.elastic.run
+def train(state):
+    print("begins at", state.epoch, flush=True)
+    state.epoch += 1
+    state.commit()
+    if sys.argv[1] == "wait":
+        sys.stdin.readline()
+    elif sys.argv[1:] != ["finish"] and state.epoch < 2:
+        raise LookupError("a failure")
+
+train(state)
+"""
+
+
+def test_elastic_states_of_other_runs(tmp_path):
+    """A run neither removes the commits of another one that is running, nor continues those of another one."""
+    script = tmp_path / "script.py"
+    script.write_text(SWEEP)
+
+    def start(*words, **variables):
+        return subprocess.Popen(
+            [sys.executable, script, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+        )
+
+    waiting = start("wait")
+    assert "begins at 0" in waiting.stdout.readline()
+    while not list(tmp_path.glob("runs/elastic-*/*-step-1")):
+        assert waiting.poll() is None
+    output, _ = start("finish").communicate(timeout=60)
+    assert "begins at 0" in output
+    assert len(list(tmp_path.glob("runs/elastic-*/*-step-1"))) == 1, output
+    waiting.communicate("\n", timeout=60)
+    assert waiting.returncode == 0 and not list(tmp_path.glob("runs/elastic-*"))
+
+    launcher = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "2", sys.executable, str(script)]
+    slurm = {**os.environ, "SLURM_JOB_ID": "77"}
+    outputs = [
+        subprocess.run([*launcher, rate], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=slurm)
+        for rate in ("lr=1", "lr=2", "lr=1")
+    ]
+    assert [one.stdout.count("begins at 0") for one in outputs] == [2, 2, 0], outputs
+    assert "continues from commit 1, " in outputs[2].stderr and "continues" not in outputs[1].stderr, outputs
+    assert outputs[2].returncode == 0, outputs[2]

@@ -118,3 +118,67 @@ def test_change_on_one_rank_is_named(world):
     with pytest.raises(lockstep.DesyncError, match="parameter second.weight was replaced"):
         loss_of(net, *(own(world, one) for one in data())).backward()
     del ddp
+
+
+class Cached(nn.Module):
+    def __init__(self, persistent=False):
+        super().__init__()
+        self.fc, self.persistent = nn.Linear(4, 4), persistent
+        self.register_buffer("positions", torch.arange(2.0), persistent=persistent)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if len(x) > len(self.positions):
+            self.register_buffer("positions", torch.arange(float(len(x))), persistent=self.persistent)
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return self.fc(x) * self.positions[: len(x), None].cos() + self.mean
+
+
+def train_cached(world, net, length_of, num_steps=4):
+    for step in range(num_steps):
+        net(torch.full((length_of(step), 4), 1.0 + world.rank)).pow(2).mean().backward()
+
+
+@on_ranks(1, 2, 3)
+def test_buffers_that_each_rank_replaces(world):
+    for mode in ("broadcast", "mean", "local"):
+        net = Cached(persistent=mode == "local")
+        ddp = lockstep.DistributedDataParallel(net, world, buffers=mode)
+        train_cached(world, net, lambda step: 2 + step * (1 + world.rank))
+        assert len(net.positions) == 2 + 3 * (1 + world.rank)
+        mine = 1.0 + world.rank if mode == "local" else 1.0 if mode == "broadcast" else (1 + world.size) / 2
+        torch.testing.assert_close(net.mean, torch.full((4,), mine * (1 - 0.5**4)))
+        everyone = world.all_gather_object(net.fc.weight.grad)
+        assert all(torch.equal(one, everyone[0]) for one in everyone)
+        del ddp
+
+
+@on_ranks(2)
+def test_buffer_that_all_ranks_replace_by_one_of_another_size(world):
+    net = Cached(persistent=True)
+    ddp = lockstep.DistributedDataParallel(net, world)
+    train_cached(world, net, lambda step: 2 + step)
+    assert len(net.positions) == 5
+    del ddp
+
+
+@on_ranks(2, 3, fresh=True)
+def test_buffer_of_another_size_on_one_rank_is_named(world):
+    net = Cached(persistent=True)
+    ddp = lockstep.DistributedDataParallel(net, world)
+    with pytest.raises(
+        lockstep.DesyncError, match="buffer positions was changed|buffer positions was replaced"
+    ) as caught:
+        train_cached(world, net, lambda step: 2 + step * (world.rank == 1))
+    assert "ignore=['positions']" in caught.value.hint and "rank == 0" not in caught.value.hint
+    del ddp
+
+
+@on_ranks(2)
+def test_join_after_a_buffer_was_replaced(world):
+    net = Cached()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    lockstep.join(ddp, lambda: train_cached(world, net, lambda step: 2, 2 + world.rank))
+    everyone = world.all_gather_object(net.mean)
+    assert torch.equal(everyone[0], everyone[1])
+    del ddp

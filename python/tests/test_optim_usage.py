@@ -192,3 +192,106 @@ def test_what_is_not_supported_is_named(world):
         optimizer.step()
     with pytest.raises(lockstep.UsageError, match="wire_dtype"):
         lockstep.DistributedDataParallel(make_net(), world, wire_dtype="bf16")
+
+
+@on_ranks(2, 3)
+def test_models_in_shared_memory(world):
+    """Processes that read them see the updates of torch's optimizers, and of ours where the ranks share no copy."""
+    net = make_net().share_memory()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    with pytest.raises(lockstep.UsageError, match="first.weight is in shared memory .* use torch.optim.SGD"):
+        lockstep.optim.SGD(ddp, lr=0.1)
+    del ddp
+    net = make_net().share_memory()
+    memory = net.first.weight.data_ptr()
+    ddp = lockstep.DistributedDataParallel(net, world)
+    for optimizer in (lockstep.optim.SGD(ddp, lr=0.1, foreach=True), torch.optim.SGD(net.parameters(), lr=0.1)):
+        before = net.first.weight.detach().clone()
+        loss_of(net, *(own(world, one) for one in data())).backward()
+        optimizer.step()
+        assert net.first.weight.data_ptr() == memory and not torch.equal(net.first.weight, before)
+        if isinstance(optimizer, lockstep.optim.SGD):
+            optimizer._close()
+
+
+@on_ranks(2)
+def test_share_memory_after_the_optimizer_was_made_is_named(world):
+    net = make_net()
+    optimizer = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1)
+    loss_of(net, *(own(world, one) for one in data())).backward()
+    net.share_memory()
+    with pytest.raises(lockstep.UsageError, match="first.weight"):
+        optimizer.step()
+
+
+@on_ranks(1, 2)
+def test_state_that_a_program_changes(world):
+    net = make_net()
+    optimizer = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        loss_of(net, *(own(world, one) for one in data())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = net.first.weight
+    for change in (
+        lambda: optimizer.state.clear(),
+        lambda: setattr(optimizer, "state", {}),
+        lambda: optimizer.state[weight]["momentum_buffer"].zero_(),
+        lambda: optimizer.state.setdefault(weight, {}),
+        lambda: optimizer.state.update({weight: {}}),
+    ):
+        with pytest.raises(lockstep.UsageError, match="load_state_dict"):
+            change()
+    assert not optimizer.state and list(optimizer.state.items()) == []
+    saved = optimizer.state_dict()
+    assert saved["state"][0]["momentum_buffer"].abs().sum() > 0
+    optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
+    other = make_net()
+    other.load_state_dict(net.state_dict())
+    fresh = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    for model, one, batch in ((net, optimizer, [own(world, one) for one in data()]), (other, fresh, data())):
+        for _ in range(2):
+            one.zero_grad()
+            loss_of(model, *batch).backward()
+            one.step()
+    expect_equal(net, other)
+
+
+@on_ranks(1, 2)
+def test_hooks_of_state_dicts_run(world):
+    called = []
+
+    def with_mark(optimizer, state):
+        assert state["state"] and state["param_groups"]
+        return {**state, "mark": 1}
+
+    for make in (lockstep.optim.SGD, lambda ddp, **options: torch.optim.SGD(ddp.module.parameters(), **options)):
+        net = make_net()
+        optimizer = make(lockstep.DistributedDataParallel(net, world), lr=0.1, momentum=0.9)
+        loss_of(net, *(own(world, one) for one in data())).backward()
+        optimizer.step()
+        optimizer.register_state_dict_pre_hook(lambda _: called.append("save"))
+        optimizer.register_state_dict_post_hook(with_mark)
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: {**state, "mark": called.append(state["mark"])})
+        optimizer.register_load_state_dict_post_hook(lambda _: called.append("loaded"))
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert called == ["save", 1, "loaded"], (make, called)
+        called.clear()
+
+
+@on_ranks(2, 3)
+def test_optimizer_in_a_gradient_hook_is_named(world):
+    for make in (
+        lambda ddp, p: torch.optim.SGD([p], lr=0.1),
+        lambda ddp, p: lockstep.optim.SGD(ddp, lr=0.1) if p is ddp.module.third.bias else None,
+    ):
+        net = make_net()
+        ddp = lockstep.DistributedDataParallel(net, world)
+        optimizers = {p: make(ddp, p) for p in net.parameters()}
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(lambda p, all_of=optimizers: all_of[p] and all_of[p].step())
+        before = net.third.bias.detach().clone()
+        with pytest.raises(lockstep.UsageError, match="step.. was called inside backward.* update_in_backward"):
+            loss_of(net, *(own(world, one) for one in data())).backward()
+        assert torch.equal(before, net.third.bias)
+        world.barrier()

@@ -157,7 +157,8 @@ void Channel::wait_on_host(Pending& pending, const Collective& op, const std::st
                            .text = text,
                            .members = &members_,
                            .any_member = op.kind == CollectiveKind::kRecv && op.root == kAnySource,
-                           .deadline = op.deadline};
+                           .deadline = op.deadline,
+                           .hint = op.hint};
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(base::kFirstWaitPoll)))) {
     DeadlockDetector::PollState poll_state;
     try {

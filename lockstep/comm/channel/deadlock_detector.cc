@@ -133,7 +133,8 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
                         .seq = wait_info.seq,
                         .text = wait_info.text,
                         .awaited = *wait_info.members,
-                        .any_member = wait_info.any_member};
+                        .any_member = wait_info.any_member,
+                        .hint = wait_info.hint};
     } else if (poll_state.is_blocking) {
       blocking_wait_.reset();
     }
@@ -385,8 +386,11 @@ void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState
   const bool lower = rank_ < peer;
   const std::string here = "rank " + std::to_string(rank_) + " called " + wait_info.text;
   const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
+  std::string hint = wait_info.hint.empty() ? other->hint : wait_info.hint;
+  if (hint.empty())
+    hint = "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
   throw DesyncError(Cause::kDesync, wait_info.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
-                    "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
+                    hint);
 }
 
 std::vector<int> DeadlockDetector::find_absent_ranks(const WaitInfo& wait_info) {

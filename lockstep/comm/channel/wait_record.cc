@@ -23,6 +23,7 @@ std::string WaitRecord::to_text() const {
   for (const int rank : awaited) line += std::to_string(rank) + ",";
   line += kSeparator;
   if (any_member) line += kAnyMember;
+  line += kSeparator + hint;
   for (const auto& [name, number] : started) line += "\n" + name + kSeparator + std::to_string(number);
   return line;
 }
@@ -30,12 +31,13 @@ std::string WaitRecord::to_text() const {
 std::optional<WaitRecord> WaitRecord::parse(const std::string& text) {
   const auto lines = base::split(text, '\n');
   const auto head = base::split(lines[0], kSeparator);
-  if (head.size() != 6) return std::nullopt;
+  if (head.size() != 7) return std::nullopt;
   WaitRecord record{.beat = to_number(head[0]),
                     .channel = head[1],
                     .seq = to_number(head[2]),
                     .text = head[3],
-                    .any_member = head[5] == kAnyMember};
+                    .any_member = head[5] == kAnyMember,
+                    .hint = head[6]};
   for (const std::string& rank : base::split(head[4], ','))
     if (const auto number = base::parse_int(rank)) record.awaited.push_back(static_cast<int>(*number));
   for (std::size_t i = 1; i < lines.size(); ++i) {

@@ -17,6 +17,7 @@ struct WaitRecord {
   std::string text;                              ///< "all_reduce(float32[1024])"
   std::vector<int> awaited;                      ///< world ranks that take part in it
   bool any_member = false;                       ///< one of them, other than this one, suffices
+  std::string hint = {};                         ///< the remedy if the ranks wait in different operations; may be empty
   std::map<std::string, std::uint64_t> started;  ///< number of operations that the rank has started on each channel
 
   std::string to_text() const;

@@ -67,6 +67,7 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
     const at::AutoGradMode with_gradients(true);
     loss = closure();
   }
+  source_->require_outside_backward();
   if (updates_in_backward_) {
     source_->require_gradients_unchanged();
     updated_in_backward_ = false;

@@ -163,6 +163,31 @@ TEST(DdpModules, UntiedWeightsAndChangedBuffersAreRefused) {
       [&] { run(changed); });
 }
 
+TEST(DdpModules, LocalBuffersMayChange) {
+  Tied net;
+  DistributedDataParallel ddp(net, world(), {.buffers = ddp::BufferMode::kLocal});
+  for (int step = 0; step < 3; ++step) {
+    net->scale.set_data(torch::full({3 + step * world().rank()}, 1.0 + world().rank()));
+    join(ddp, [&] {
+      for (int i = 0; i <= world().rank(); ++i) net->forward(batch_of(world().rank(), step, {4, 3})).sum().backward();
+    });
+  }
+  EXPECT_EQ(net->scale.numel(), 3 + 2 * world().rank());
+  EXPECT_EQ(net->scale[0].item<float>(), 1.0F + static_cast<float>(world().rank()));
+}
+
+TEST(DdpModules, ReplacedBufferIsSynchronised) {
+  Mlp net;
+  const at::Tensor first = torch::zeros({3});
+  const at::Tensor second = torch::full({3}, 5.0 + world().rank());
+  DistributedDataParallel ddp(
+      ddp::ModelTensors{.parameters = ddp::named_parameters(*net), .buffers = {{"scale", first}}}, world());
+  forward_backward(net, world().rank(), 1);
+  ddp.replace_buffer(first, second);
+  forward_backward(net, world().rank(), 2);
+  EXPECT_TRUE(torch::equal(second, torch::full({3}, 5.0)));
+}
+
 TEST(DdpModules, FrozenParametersAreUnfrozenAndTheReverse) {
   Mlp net;
   net->first->weight.requires_grad_(false);

@@ -259,6 +259,51 @@ TEST(DdpJoin, EqualsLocalRunOfSummedSteps) {
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-5));
 }
 
+TEST(DdpJoin, StateOfOptimizersComesFromARankThatTrainedToTheEnd) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_replicas_every = 1});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  const auto train = [&](int steps) {
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad();
+      net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+      optimizer.step();
+    }
+  };
+  const int last = world().size() - 1;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const auto root = join(ddp, [&] { train(2 * world().rank()); }, {.optimizers = {&optimizer}});
+    EXPECT_EQ(root, last == 0 ? std::nullopt : std::optional(last));
+  }
+  train(10);  // compares the replicas
+  for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+}
+
+TEST(DdpReplicas, MayDifferBetweenBackwardAndTheEndOfTheStep) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_replicas_every = 1});
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int step = 0; step < 12; ++step) {
+    std::vector<at::Tensor> before;
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& p : net->parameters()) {
+        before.push_back(p.clone());
+        p.add_(0.01 * world().rank());
+      }
+    }
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+    {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < before.size(); ++i) net->parameters()[i].copy_(before[i]);
+    }
+    optimizer.step();
+    world().step();
+  }
+  for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+}
+
 TEST(DdpJoin, SeveralModels) {
   Mlp first, second;
   DistributedDataParallel a(first, world());

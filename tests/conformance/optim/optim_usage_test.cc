@@ -473,6 +473,17 @@ TEST(OptimUsage, SparseGradientsAreRejected) {
   EXPECT_THROW(fused.step(), base::UsageError);
 }
 
+TEST(OptimUsage, StepInsideBackwardIsRejected) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  const at::Tensor before = net->second->bias.detach().clone();
+  net->second->bias.register_hook([&](const at::Tensor&) { fused.step(); });
+  EXPECT_THROW(net->forward(batch_of(world().rank(), 0, {4, 7})).sum().backward(), base::UsageError);
+  EXPECT_TRUE(torch::equal(before, net->second->bias));
+  world().barrier();
+}
+
 TEST(OptimUsage, StepAfterDdpIsDestroyedIsRejected) {
   Mlp net;
   auto ddp = std::make_unique<DistributedDataParallel>(net, world());

@@ -13,6 +13,7 @@ TEST(WaitRecord, TextIsParsedBack) {
                           .text = "recv(float32[3]) from any rank",
                           .awaited = {0, 10, 2},
                           .any_member = true,
+                          .hint = "make the call on all ranks",
                           .started = {{"world", 12}, {"world.0", 3}}};
   const auto parsed = WaitRecord::parse(record.to_text());
   ASSERT_TRUE(parsed);
@@ -22,6 +23,7 @@ TEST(WaitRecord, TextIsParsedBack) {
   EXPECT_EQ(parsed->text, record.text);
   EXPECT_EQ(parsed->awaited, record.awaited);
   EXPECT_TRUE(parsed->any_member);
+  EXPECT_EQ(parsed->hint, record.hint);
   EXPECT_EQ(parsed->started, record.started);
 }
 

@@ -1,0 +1,102 @@
+"""torch's functions that read or change gradients see the mean over the ranks, as they do after a backward() of torch's
+DistributedDataParallel, where an optimizer of lockstep.optim has left each rank its own gradients."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lockstep.errors import UsageError
+
+_optimizers: weakref.WeakSet  # those of lockstep.optim
+
+
+def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
+    """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
+    ids = {id(parameter) for parameter in parameters}
+    for optimizer in list(_optimizers):
+        if optimizer._optimizer is not None and not ids.isdisjoint(optimizer._names):
+            optimizer.average_gradients()
+
+
+def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
+    ids = {id(gradient) for gradient in gradients}
+    for optimizer in list(_optimizers):
+        if not optimizer._has_local_gradients():
+            continue
+        if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            raise UsageError(
+                "torch.nn.utils.get_total_norm(): these are gradients of this rank alone",
+                hint="call the optimizer's average_gradients() before",
+            )
+
+
+def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
+    if optimizer in _optimizers:
+        return
+    for ours in list(_optimizers):
+        if not ours._has_local_gradients():
+            continue
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if not ids.isdisjoint(ours._names):
+            name = type(ours).__name__
+            raise UsageError(
+                f"torch.optim.{type(optimizer).__name__}: step() with gradients of this rank alone, because "
+                f"lockstep.optim.{name} has these parameters too",
+                hint=f"delete the lockstep.optim.{name}, and schedules that refer to it; or call its "
+                "average_gradients() before",
+            )
+
+
+def _replace_inner(function: Any, make: Callable[[Any], Any]) -> None:
+    """Replaces what one of torch's decorated functions calls, so that `from ... import` has the replaced one too."""
+    inner = function.__wrapped__
+    places = [one for one in function.__closure__ if one.cell_contents is inner]
+    if len(places) != 1:
+        raise ImportError(f"lockstep.optim: unknown torch {torch.__version__}: {function.__name__}() is another one")
+    places[0].cell_contents = make(inner)
+
+
+def install(optimizers: weakref.WeakSet) -> None:
+    """Takes effect once, for the optimizers of lockstep.optim, which `optimizers` contains from their beginning."""
+    global _optimizers
+    _optimizers = optimizers
+
+    def averaging(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def averaged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            _average_gradients_of(listed)
+            return inner(listed, *args, **kwargs)
+
+        return averaged
+
+    def checking(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            _require_no_local_gradients(listed)
+            return inner(listed, *args, **kwargs)
+
+        return checked
+
+    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
+        _replace_inner(getattr(torch.nn.utils, name), averaging)
+    _replace_inner(torch.nn.utils.get_total_norm, checking)
+
+    unscale = torch.amp.GradScaler._unscale_grads_
+
+    @functools.wraps(unscale)
+    def unscale_averaged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if optimizer in _optimizers:
+            optimizer.average_gradients()
+        return unscale(self, optimizer, *args, **kwargs)
+
+    torch.amp.GradScaler._unscale_grads_ = unscale_averaged
+    register_optimizer_step_pre_hook(_require_own_step)
