@@ -52,8 +52,7 @@ struct FusedOptions {
 ///    collective more), and writes that were undone have no effect; otherwise step() throws UsageError or DesyncError,
 ///    which name the parameter. Faster, and without copies of what is written: change_parameters(). A tensor that was
 ///    given other memory (set_data()) is an error of step().
-///  - A child process created by fork() can read the parameters; its writes are its own. Until it has written to a
-///    page, it sees the updates that the ranks make there.
+///  - A child process created by fork() gets a copy of the parameters and the state (comm/arena/fork_copies.h).
 ///  - Construction throws UsageError for a parameter that is part of a larger tensor.
 /// If all ranks are on one host (transport shm), the following also holds between backward() and step():
 ///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
