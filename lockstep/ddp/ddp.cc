@@ -238,6 +238,7 @@ void DistributedDataParallel::Impl::on_backward_end() {
   end_of_hooks();
   num_backwards_ += reached_parameter_;
   if (keeps_local_gradients() && !backward_updater_) {
+    local_backwards_ += reached_parameter_ && no_sync_depth_ == 0;
     for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
   } else if (reduction_open_) {
@@ -269,6 +270,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
 }
 
 void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink) {
+  step.optimizer_steps = optimizer_steps_;
+  step.local_backwards = local_backwards_;
   step.failed_backwards = failed_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
   in_reduction_ = true;
@@ -396,9 +399,12 @@ void DistributedDataParallel::Impl::finish_join() {
   NamedTensors tensors = all_tensors_;
   for (auto& [name, tensor] : tensors) tensor = memory_of(tensor);
   broadcast_tensors(tensors, group_, first_active_rank_);
-  const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
-  group_.broadcast(steps, first_active_rank_, {.name = "steps"});
-  comm::GroupAccess::set_steps(group_, steps.item<std::int64_t>());
+  const at::Tensor counts = at::empty({3}, at::kLong);
+  auto* const values = counts.mutable_data_ptr<std::int64_t>();
+  values[0] = group_.steps(), values[1] = optimizer_steps_, values[2] = local_backwards_;
+  group_.broadcast(counts, first_active_rank_, {.name = "steps"});
+  comm::GroupAccess::set_steps(group_, values[0]);
+  optimizer_steps_ = values[1], local_backwards_ = values[2];
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
@@ -418,6 +424,7 @@ DistributedDataParallel::~DistributedDataParallel() {
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
 void DistributedDataParallel::compare_replicas() { impl_->compare_replicas(); }
+void DistributedDataParallel::count_optimizer_step() { impl_->count_optimizer_step(); }
 const comm::Group& DistributedDataParallel::group() const { return impl_->group(); }
 comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }
 

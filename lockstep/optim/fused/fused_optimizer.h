@@ -57,8 +57,8 @@ struct FusedOptions {
 /// If all ranks are on one host (transport shm), the following also holds between backward() and step():
 ///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
 ///    obtain it. If a gradient is changed without that call, step() throws UsageError, unless the change cannot be
-///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate; no_sync() is not needed and has no
-///    effect.
+///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate. step() compares the number of those
+///    outside no_sync() between the ranks; no_sync() has no other effect.
 /// With every other transport, backward() averages gradients, and step() updates the parameters from them in one pass.
 /// Sparse gradients throw UsageError with every transport.
 ///
