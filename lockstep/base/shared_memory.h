@@ -52,7 +52,8 @@ class SharedMemory {
 
 /// A second mapping of the beginning of a SharedMemory, whose writes other processes do not see: a page that this
 /// process writes becomes a copy of its own, which from then on does not show what others write. Pages that were never
-/// written need no memory. A child created by fork() inherits the mapping.
+/// written need no memory. A child created by fork() inherits the mapping, whose other pages still show what is written
+/// to the shared memory.
 class PrivateView {
  public:
   /// How the pages that were written are found.

@@ -242,6 +242,7 @@ void DistributedDataParallel::Impl::on_backward_end() {
   end_of_hooks();
   num_backwards_ += reached_parameter_;
   if (keeps_local_gradients() && !backward_updater_) {
+    local_backwards_ += reached_parameter_ && no_sync_depth_ == 0;
     for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
   } else if (reduction_open_) {
@@ -273,6 +274,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
 }
 
 void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink) {
+  step.optimizer_steps = optimizer_steps_;
+  step.local_backwards = local_backwards_;
   step.failed_backwards = failed_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
   in_reduction_ = true;
@@ -411,9 +414,12 @@ std::optional<int> DistributedDataParallel::Impl::finish_join() {
   for (auto& [name, tensor] : tensors) tensor = memory_of(tensor);
   broadcast_tensors(tensors, group_, first_active_rank_);
   replica_check_->forget_step();
-  const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
-  group_.broadcast(steps, first_active_rank_, {.name = "steps"});
-  comm::GroupAccess::set_steps(group_, steps.item<std::int64_t>());
+  const at::Tensor counts = at::empty({3}, at::kLong);
+  auto* const values = counts.mutable_data_ptr<std::int64_t>();
+  values[0] = group_.steps(), values[1] = optimizer_steps_, values[2] = local_backwards_;
+  group_.broadcast(counts, first_active_rank_, {.name = "steps"});
+  comm::GroupAccess::set_steps(group_, values[0]);
+  optimizer_steps_ = values[1], local_backwards_ = values[2];
   return first_active_rank_;
 }
 
@@ -437,6 +443,7 @@ void DistributedDataParallel::replace_buffer(const at::Tensor& buffer, const at:
   impl_->replace_buffer(buffer, tensor);
 }
 void DistributedDataParallel::compare_replicas() { impl_->compare_replicas(); }
+void DistributedDataParallel::count_optimizer_step() { impl_->count_optimizer_step(); }
 const comm::Group& DistributedDataParallel::group() const { return impl_->group(); }
 comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }
 

@@ -82,8 +82,9 @@ struct DdpOptions {
 /// gradients become ready and reduces them at its end. Outside no_sync(), every rank must call backward() the same
 /// number of times: otherwise the other ranks throw DesyncError, which names the rank. To keep gradients of different
 /// steps apart, each reduction also compares between the ranks: the number of Group::step() calls, the number of
-/// batches drawn from loaders of make_loader() (both of this group), whether gradients of an earlier backward()
-/// existed, and the number of backward() calls that have failed.
+/// batches drawn from loaders of make_loader() (both of this group), the number of count_optimizer_step() calls,
+/// whether gradients of an earlier backward() existed, and the number of backward() calls that have failed; the passes
+/// of an optimizer of lockstep::optim compare the number of backward() calls.
 ///
 /// Only a backward() that reaches a parameter of the module counts. Any rank may call backward() of other graphs at any
 /// time, on any thread. The thread that calls backward() of this module may change from step to step, but two threads
@@ -153,6 +154,10 @@ class DistributedDataParallel {
   /// have. Costs 0.1 ms per megabyte. With average_hosts_every it compares the ranks of each host. Does nothing where
   /// the ranks share one copy of the parameters.
   void compare_replicas();
+
+  /// Counts a step of an optimizer that holds parameters of the module. If the ranks' counts differ, the next reduction
+  /// throws DesyncError. For optimizers that do not call Group::step(), such as those of Python. Does not block.
+  void count_optimizer_step();
 
   const comm::Group& group() const;
   comm::ReducerStats stats() const;

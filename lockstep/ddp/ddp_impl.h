@@ -69,6 +69,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void on_parameters_updated() override;
   void on_step_end() override;
   void count_step() override { group_.step(); }
+  void count_optimizer_step() { ++optimizer_steps_; }
   comm::SharedAllocation allocate_shared(std::size_t bytes) override;
   void set_parameter_memory(std::vector<at::Tensor> memory) override;
   void average_gradients() override;
@@ -149,6 +150,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, if it updates in backward()
   bool gradients_averaged_ = false;                      // with local gradients: average_gradients() was called
   std::uint64_t num_backwards_ = 0;                      // those that reached a parameter
+  std::int64_t local_backwards_ = 0;                     // StepIdentity::local_backwards
+  std::int64_t optimizer_steps_ = 0;                     // calls of count_optimizer_step()
   std::unordered_map<const void*, at::Tensor> parameter_memory_;  // set_parameter_memory(), by the tensor's address
   GradientFingerprint gradient_fingerprint_;
   bool has_leftover_gradients_ = false;          // gradients existed before this backward()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lockstep import _C, _failures, group
+from lockstep import _C, _failures, _step_counts, group
 from lockstep.errors import UsageError
 
 _world: group.Group | None = None  # of the default process group; a process has one
@@ -45,6 +46,48 @@ def create(options: Any, backend_options: Any) -> Any:
     _failures.add_owner(_backends)
     device, inner = _device_backend(options, backend_options, ranks)
     return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, options.store, seconds, device, inner)
+
+
+def _own_backends(model: Any) -> set[Any]:
+    """Those of the process group of torch's DistributedDataParallel `model`."""
+    group = model.process_group
+    found = {group._get_backend(device) for device in group._device_types}
+    return {one for one in found if isinstance(one, _C.ProcessGroupLockstep)}
+
+
+def _count_step(model: Any) -> None:
+    for backend in _own_backends(model):
+        backend.count_optimizer_step()
+
+
+def _watch_models() -> None:
+    """Counts the steps of models that torch's DistributedDataParallel makes from now on."""
+    kind: Any = torch.nn.parallel.DistributedDataParallel
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        if _own_backends(self):
+            _step_counts.watch(self, self.parameters(), _count_step)
+
+    kind.__init__ = __init__
+
+    def without_counts(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            for backend in _own_backends(self):
+                backend.stop_counting_steps()
+            return function(self, *arguments, **options)
+
+        return call
+
+    # A hook may start operations in callbacks, and a rank that has joined starts them outside backward().
+    for name in ("register_comm_hook", "_register_builtin_comm_hook", "join_hook"):
+        setattr(kind, name, without_counts(getattr(kind, name)))
+
+
+_watch_models()
 
 
 def _device_backend(options: Any, backend_options: Any, ranks: list[int]) -> tuple[str | None, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep import _C, _engine, _failures, _optimizer_state
+from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, world
 
@@ -207,8 +207,8 @@ class DistributedDataParallel:
     Construction is collective. It compares the models of all ranks, and copies rank 0's parameters and buffers to all.
     When backward() returns, each gradient that it computed on at least one rank is the mean over all ranks, with the
     same bits on each; a rank that did not compute it contributes zero. With an optimizer of lockstep.optim, all ranks
-    on one host, gradients stay each rank's own until the optimizer's step(). Every rank calls backward(), or with such
-    an optimizer step(), the same number of times: otherwise the others raise DesyncError, which names the rank. A
+    on one host, gradients stay each rank's own until the optimizer's step(). Every rank calls backward() and
+    the step() of its optimizers the same number of times: otherwise the ranks raise DesyncError, which names one. A
     backward() that reaches no parameter of the module does not count.
 
     Parameters may be frozen, unfrozen and filled with new values at any time. Parameters and buffers that are replaced,
@@ -308,6 +308,12 @@ class DistributedDataParallel:
         )
         self._dicts.watch(_dicts(module))
         self._ids = {id(p) for name, p in module.named_parameters() if name not in self._ignored}
+        own = [p for name, p in module.named_parameters() if name not in self._ignored]
+        _step_counts.watch(self, own, DistributedDataParallel._count_step)
+
+    def _count_step(self) -> None:
+        if self._ddp is not None:
+            self._ddp.count_optimizer_step()
 
     def _close(self) -> None:
         self._ddp = None

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from lockstep import _C, _optimizer_state
+from lockstep import _C, _engine, _optimizer_state
 from lockstep import _horovod_elastic as elastic
 from lockstep._horovod_operations import (
     Adasum,
@@ -167,6 +168,24 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     _optimizer_state.broadcast(optimizer, joined(), root_rank)
 
 
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _before_backward() -> None:
+    for optimizer in list(_optimizers):
+        optimizer._gradients_before = optimizer._gradient_versions()
+
+
+def _after_backward() -> None:
+    for optimizer in list(_optimizers):
+        if optimizer._gradient_versions() != optimizer._gradients_before:
+            optimizer._passes += 1
+            optimizer._surplus_passes += optimizer._passes > optimizer.backward_passes_per_step
+
+
+_engine.around_backward(_before_backward, _after_backward)
+
+
 class _DistributedOptimizer:
     """What DistributedOptimizer() adds to the class of an optimizer."""
 
@@ -179,6 +198,19 @@ class _DistributedOptimizer:
         self._predivide_factor, self._sparse_as_dense = factor, sparse_as_dense
         self.backward_passes_per_step = passes
         self._synchronized, self._should_synchronize = False, True
+        self._passes = 0  # of backward() since the last synchronize()
+        # What differs between ranks if one leaves a step out: the passes beyond backward_passes_per_step, and the calls
+        # of zero_grad(). The names of reductions contain them, and ranks compare names.
+        self._surplus_passes = self._num_zero_grads = 0
+        _optimizers.add(self)
+
+    def _gradient_versions(self) -> list[Any]:
+        gradients = [p.grad for one in self.param_groups for p in one["params"]]
+        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+
+    def zero_grad(self, *arguments: Any, **options: Any) -> None:
+        self._num_zero_grads += 1
+        super().zero_grad(*arguments, **options)  # type: ignore[misc]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         self.backward_passes_per_step = passes
@@ -211,7 +243,12 @@ class _DistributedOptimizer:
         small: list[tuple[str, torch.Tensor]] = []
         num_bytes = 0
 
+        counts = f"after {self._num_zero_grads} zero_grad() calls"
+        if self._surplus_passes:
+            counts += f", {self._surplus_passes} backward() calls without step()"
+
         def start(tensor: torch.Tensor, out: torch.Tensor, name: str) -> None:
+            name = f"{name} {counts}"
             handles.append(start_allreduce(tensor, out, self._op, name, before, after, self._compression))
 
         def flush() -> None:
@@ -239,7 +276,7 @@ class _DistributedOptimizer:
             handle.wait()
         for gradient, part in unpacked:
             gradient.copy_(part.view_as(gradient))
-        self._synchronized = True
+        self._synchronized, self._passes = True, 0
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -1,5 +1,7 @@
 #include "python/src/backend.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -49,6 +51,13 @@ WorkPtr LockstepBackend::start(OpType type, const char* title, const Tensors& in
 CallOptions LockstepBackend::call_options(milliseconds timeout) const {
   const milliseconds limit = timeout == c10d::kUnsetTimeout ? timeout_.load() : timeout;
   return limit.count() > 0 ? CallOptions{.deadline = base::Deadline::in(limit)} : CallOptions{};
+}
+
+/// The name of an operation on gradients.
+std::string LockstepBackend::step_name() const {
+  const std::uint64_t steps = optimizer_steps_;
+  if (steps == 0 || !counts_steps_ || torch::autograd::get_current_graph_task_id() < 0) return {};
+  return "in backward() after " + std::to_string(steps) + " optimizer steps";
 }
 
 WorkPtr LockstepBackend::point_to_point(OpType type, const char* title, const at::Tensor& tensor, comm::Work work,
@@ -137,7 +146,9 @@ WorkPtr LockstepBackend::broadcast(Tensors& tensors, const c10d::BroadcastOption
 WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) {
   if (on_device(only(tensors, "all_reduce")))
     return device_->run(
-        reduction({.kind = comm::CollectiveKind::kAllReduce, .tensor = only(tensors, "all_reduce")}, given.reduceOp),
+        reduction(
+            {.kind = comm::CollectiveKind::kAllReduce, .tensor = only(tensors, "all_reduce"), .name = step_name()},
+            given.reduceOp),
         [&](c10d::Backend& inner) { return inner.allreduce(tensors, given); });
   if (only(tensors, "all_reduce").is_sparse())
     return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
@@ -147,7 +158,8 @@ WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
   check_reducible(tensors[0], given.reduceOp, "all_reduce");
   const FlatResult line(tensors[0]);
   return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
-               [this, line, op = given.reduceOp](const CallOptions& options) {
+               [this, line, op = given.reduceOp, name = step_name()](CallOptions options) {
+                 options.name = name;
                  all_reduce(*group_, line.flat_tensor(), op, options);
                  line.finish();
                });

@@ -53,6 +53,11 @@ class LockstepBackend final : public c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& given) override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) override;
+  /// Counts a step of an optimizer of a DistributedDataParallel on this group. The all_reduce of its gradients, which
+  /// it starts inside backward(), compares the count between the ranks.
+  void count_optimizer_step() { ++optimizer_steps_; }
+  /// From now on, no longer: not all ranks start these operations inside backward().
+  void stop_counting_steps() { counts_steps_ = false; }
   /// The sum of float32 tensors on the CPU, sent between hosts as `wire_dtype` (comm::CallOptions).
   WorkPtr allreduce_rounded(const at::Tensor& tensor, at::ScalarType wire_dtype);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& given) override;
@@ -89,6 +94,7 @@ class LockstepBackend final : public c10d::Backend {
 
  private:
   comm::CallOptions call_options(std::chrono::milliseconds timeout) const;
+  std::string step_name() const;
   WorkPtr point_to_point(c10d::OpType type, const char* title, const at::Tensor& tensor, comm::Work work,
                          std::shared_ptr<int> source, std::function<void()> complete);
   void check_open() const;
@@ -108,6 +114,8 @@ class LockstepBackend final : public c10d::Backend {
   std::uint64_t num_monitored_ = 0;        // barriers
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> num_operations_{0};
+  std::atomic<std::uint64_t> optimizer_steps_{0};
+  std::atomic<bool> counts_steps_{true};
   std::optional<std::vector<WorkPtr>> coalesced_;  // on the CPU, since startCoalescing()
   c10::DeviceType device_type_ = c10::DeviceType::CUDA;
   std::optional<DeviceOperations> device_;

@@ -42,6 +42,8 @@ void check_all_have_device(const Group& group, bool mine) {
 void bind_backend(py::module_& module) {
   py::class_<LockstepBackend, c10d::Backend, c10::intrusive_ptr<LockstepBackend>>(module, "ProcessGroupLockstep")
       .def("device_backend", &LockstepBackend::device_backend)
+      .def("count_optimizer_step", &LockstepBackend::count_optimizer_step)
+      .def("stop_counting_steps", &LockstepBackend::stop_counting_steps)
       .def("allreduce_rounded", &LockstepBackend::allreduce_rounded, py::call_guard<py::gil_scoped_release>())
       // torch calls it on the ranks that a group made by splitting leaves out.
       .def("perform_nocolor_split", [](const LockstepBackend& self, const at::Device& device) {

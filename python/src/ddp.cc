@@ -168,6 +168,7 @@ void bind_ddp(py::module_& module) {
       .def("replace_buffer", &DistributedDataParallel::replace_buffer)
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
+      .def("count_optimizer_step", &DistributedDataParallel::count_optimizer_step)
       .def("num_backwards",
            [](const DistributedDataParallel& self) {
              return std::shared_ptr<ddp::GradientSource>(self)->num_backwards();

@@ -1,9 +1,10 @@
-// Memory that processes share until they write to it.
+// Memory that processes share until they write to it, and copies of it for children.
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 
+#include "lockstep/comm/arena/fork_copies.h"
 #include "python/src/bindings.h"
 
 namespace lockstep::python {
@@ -26,6 +27,13 @@ void bind_memory(py::module_& module) {
       py::arg("file"), py::arg("offset"), py::arg("num_bytes"),
       "Maps a part of a file as a tensor, uint8. A write copies the page, which others do not see. `offset` is a "
       "multiple of the page size, and `num_bytes` more than 0.");
+  module.def(
+      "with_shared_fork_copies",
+      [](const py::function& run) {
+        const comm::arena::SharedForkCopies scope;
+        run();
+      },
+      "Calls run(), whose children made by fork() share one copy of the tensors.");
 }
 
 }  // namespace lockstep::python

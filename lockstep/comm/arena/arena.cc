@@ -227,8 +227,8 @@ void Arena::obtain_pages(std::uint32_t page, std::uint32_t count, std::uint64_t 
   if (budget_bytes_ < bytes)
     budget_bytes_ = std::max(bytes, std::min(kPieceBytes, read_available(bytes, bytes_of_block)));
   budget_bytes_ -= bytes;
-  // A child made by fork() has copies of its own, which exist when it writes to them.
-  if (const int error = is_private_copy_ ? 0 : memory_.reserve(page * kPageBytes, count * kPageBytes))
+  if (const int error =
+          is_copy_ ? make_accessible(page, count) : memory_.reserve(page * kPageBytes, count * kPageBytes))
     throw_shortage(bytes_of_block, base::HostMemory::now(), error);
   resident_.add(page, count);
   resident_pages_ += nonresident;
@@ -269,7 +269,7 @@ void Arena::throw_shortage(std::uint64_t bytes, const base::HostMemory& host, in
 }
 
 std::size_t Arena::trim_locked() {
-  if (is_private_copy_) return 0;  // the pages are the parent's, which may use them by now
+  if (is_copy_) return 0;
   std::uint64_t pages = 0;
   for (const auto& [page, count] : pages_.free_blocks()) {
     const std::uint32_t end = std::min(page + count, pages_.high_water());
@@ -328,14 +328,35 @@ void Arena::unlock_all() {
   for (std::size_t i = kNumSizeClasses; i-- > 0;) classes_[i].mutex.unlock();
 }
 
-void Arena::make_private_after_fork() {
-  // The child does not inherit the mapping (MADV_DONTFORK). It gets a private one at the same address.
+/// Called between lock_all() and unlock_all().
+std::vector<ForkCopied::Range> Arena::used_ranges() const {
+  auto free = pages_.free_blocks();
+  std::sort(free.begin(), free.end());
+  free.emplace_back(pages_.high_water(), 0);
+  std::vector<ForkCopied::Range> used;
+  std::uint32_t begin = 0;
+  for (const auto& [page, count] : free) {
+    const std::uint32_t end = std::min(page, pages_.high_water());
+    if (begin < end) used.push_back({begin * kPageBytes, end * kPageBytes});
+    begin = page + count;
+  }
+  return used;
+}
+
+/// In a copy, memory that was not in use at the fork may be reserved only. Returns 0, or errno.
+int Arena::make_accessible(std::uint32_t page, std::uint32_t count) const {
+  return ::mprotect(page_address(page), count * kPageBytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno;
+}
+
+void Arena::become_copy() {
   published_ = nullptr;  // belongs to the parent
-  is_private_copy_ = true;
-  ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-         memory_.fd().get(), 0);
-  ::madvise(memory_.data(), memory_.size(), MADV_DONTDUMP);
-  memory_.set_dumped(0, dumped_end_ * kPageBytes, true);
+  is_copy_ = true;
+  for (const auto& [page, count] : pages_.free_blocks()) {
+    const std::uint32_t end = std::min(page + count, pages_.high_water());
+    if (end <= page) continue;
+    resident_pages_ -= resident_.count(page, end - page);
+    resident_.remove(page, end - page);
+  }
   unlock_all();
 }
 
@@ -344,8 +365,11 @@ Arena& Arena::this_process() {
     const Capacity capacity = choose_capacity();
     auto* created = new Arena(capacity.bytes, std::numeric_limits<std::size_t>::max(), capacity.limit);
     created->publish_stats_to(base::telemetry::RankPage::this_process().arena);
+    created->fork_copied_.emplace(created->memory_.data(), created->memory_.size(),
+                                  [created] { return created->used_ranges(); });
+    // Registered later than the handlers of ForkCopied, so that they run while all is locked.
     ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
-                     [] { this_process().make_private_after_fork(); });
+                     [] { this_process().become_copy(); });
     return created;
   }();
   return *arena;

@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/arena/fork_copies.h"
 #include "lockstep/comm/arena/memory_shortage.h"
 #include "lockstep/comm/arena/page_heap.h"
 #include "lockstep/comm/arena/page_set.h"
@@ -68,8 +71,7 @@ class Arena {
   void publish_stats_to(base::telemetry::ArenaCounters& counters);
 
   /// Returns the arena of this process. The first call creates it; it is never destroyed, because tensors in static
-  /// objects outlive main(). A child made by fork() keeps a private copy-on-write mapping of the contents, so its
-  /// writes do not reach this process or its peers.
+  /// objects outlive main(). A child made by fork() gets a copy of the blocks in use: see ForkCopied.
   static Arena& this_process();
 
  private:
@@ -92,7 +94,9 @@ class Arena {
   std::uint32_t page_of(const void* address) const;
   void lock_all();
   void unlock_all();
-  void make_private_after_fork();
+  int make_accessible(std::uint32_t page, std::uint32_t count) const;
+  void become_copy();
+  std::vector<ForkCopied::Range> used_ranges() const;
 
   base::SharedMemory memory_;
   const std::uint64_t limit_bytes_;
@@ -113,8 +117,9 @@ class Arena {
   std::uint32_t dumped_end_ = 0;    // core dumps contain the pages before it, except large blocks that were trimmed
   std::uint64_t budget_bytes_ = 0;  // known to be available on the host
   std::uint64_t slab_pages_ = 0;
-  bool is_private_copy_ = false;  // in a child made by fork()
+  bool is_copy_ = false;  // in a child made by fork()
   base::telemetry::ArenaCounters* published_ = nullptr;
+  std::optional<ForkCopied> fork_copied_;  // in this_process()
 };
 
 }  // namespace lockstep::comm::arena

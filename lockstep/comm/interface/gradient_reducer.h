@@ -46,6 +46,9 @@ struct StepIdentity {
   /// Four numbers of 4 bits, which are summed in the same way: of the seeds, epochs, batch sizes, and the rest. They
   /// say in which of these the sample orders differ.
   std::uint16_t sample_order_parts = 0;
+  std::int64_t optimizer_steps = 0;  ///< steps of optimizers that hold parameters of the model, where they are counted
+  /// Calls of backward() outside no_sync() that left this rank its own gradients, for the optimizer to average.
+  std::int64_t local_backwards = 0;
   std::int64_t failed_backwards = 0;  ///< backward() calls since the last reduction that failed before they began it
   bool accumulating = false;          ///< gradients existed before backward(), and not because of no_sync()
   bool joined = false;                ///< this rank has no more batches and only follows the other ranks

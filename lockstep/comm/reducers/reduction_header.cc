@@ -52,14 +52,21 @@ const HeaderField kFields[] = {
     {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.layout_hash); },
      [](std::int64_t v) { return "has the bucket layout " + std::to_string(v); },
      "build the same model, with the same options, on all ranks", true},
-    {[](const ReductionHeader& h) { return h.batches; },
+    {[](const ReductionHeader& h) { return std::int64_t{h.batches}; },
      [](std::int64_t v) { return "has drawn " + count_text(v, "batch", "batches"); }, kCountsHint},
     {[](const ReductionHeader& h) { return std::int64_t{h.sample_order_hash}; }, nullptr,
      "pass the same dataset and the same options to make_loader() on all ranks, and iterate over the same epoch", false,
      loader_text},
     {[](const ReductionHeader& h) { return h.steps; },
      [](std::int64_t v) { return "has completed " + count_text(v, "step", "steps"); }, kCountsHint},
-    {[](const ReductionHeader& h) { return h.failed_backwards; },
+    {[](const ReductionHeader& h) { return std::int64_t{h.optimizer_steps}; },
+     [](std::int64_t v) { return "has made " + count_text(v, "optimizer step", "optimizer steps"); }, kCountsHint},
+    {[](const ReductionHeader& h) { return std::int64_t{h.local_backwards}; },
+     [](std::int64_t v) { return "has called backward() " + count_text(v, "time", "times"); },
+     "every rank must call step() after the same number of backward() calls, or all must skip it; put a backward() "
+     "that "
+     "only one rank calls, or that not all call equally often, under no_sync()"},
+    {[](const ReductionHeader& h) { return std::int64_t{h.failed_backwards}; },
      [](std::int64_t v) { return "has had " + count_text(v, "backward() call", "backward() calls") + " fail"; },
      "if one rank catches an exception of backward(), the others must skip that batch as well"},
     {[](const ReductionHeader& h) { return std::int64_t{h.accumulating}; },
@@ -82,10 +89,12 @@ ReductionHeader make_header(std::uint64_t seq, std::uint64_t layout_hash, const 
   header.seq = seq;
   header.layout_hash = layout_hash;
   header.steps = step.steps;
-  header.batches = step.batches;
+  header.batches = static_cast<std::uint32_t>(step.batches);
   header.sample_order_hash = step.sample_order_hash;
   header.sample_order_parts = step.sample_order_parts;
-  header.failed_backwards = step.failed_backwards;
+  header.optimizer_steps = static_cast<std::uint32_t>(step.optimizer_steps);
+  header.local_backwards = static_cast<std::uint32_t>(step.local_backwards);
+  header.failed_backwards = static_cast<std::uint32_t>(step.failed_backwards);
   header.accumulating = step.accumulating;
   header.joined = step.joined;
   header.divide_by_active = step.divide_by_active;

@@ -15,9 +15,11 @@ struct ReductionHeader {
   std::uint64_t seq;          // of the reduction on its channel
   std::uint64_t layout_hash;  // hash of the layout of buckets
   std::int64_t steps;
-  std::int64_t batches;
-  std::int64_t failed_backwards;
   std::uint64_t options_hash;
+  std::uint32_t batches;
+  std::uint32_t optimizer_steps;
+  std::uint32_t local_backwards;
+  std::uint32_t failed_backwards;
   std::uint8_t accumulating;
   std::uint8_t joined;
   std::uint8_t divide_by_active;

@@ -1,14 +1,11 @@
 #include "lockstep/comm/shm/shared_allocation.h"
 
-#include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -35,45 +32,6 @@ enum class OfferKind : char {
 void publish_offer(job::Store& store, OfferKind kind, std::string_view text, Deadline deadline) {
   std::string value(1, static_cast<char>(kind));
   store.set(kOfferKey, value.append(text), deadline);
-}
-
-/// The allocations of this process, for the children that it forks. Never destroyed.
-struct Registry {
-  std::mutex mutex;  // guards memories
-  std::set<const SharedMemory*> memories;
-
-  static Registry& this_process() {
-    static Registry* const registry = [] {
-      ::pthread_atfork([] { this_process().mutex.lock(); }, [] { this_process().mutex.unlock(); },
-                       [] { this_process().make_private_after_fork(); });
-      return new Registry;
-    }();
-    return *registry;
-  }
-
-  /// The child does not inherit the mappings. It gets private ones at the same addresses, so that it can read the
-  /// parameters and its writes do not reach the ranks.
-  void make_private_after_fork() {
-    for (const SharedMemory* const memory : memories)
-      ::mmap(memory->data(), memory->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-             memory->fd().get(), 0);
-    mutex.unlock();
-  }
-};
-
-SharedAllocation wrap(SharedMemory memory, bool is_first) {
-  memory.set_dumped(0, memory.size(), true);
-  Registry& registry = Registry::this_process();
-  const std::shared_ptr<SharedMemory> owner(new SharedMemory(std::move(memory)), [&registry](SharedMemory* unused) {
-    {
-      const std::lock_guard lock(registry.mutex);
-      registry.memories.erase(unused);
-    }
-    delete unused;
-  });
-  const std::lock_guard lock(registry.mutex);
-  registry.memories.insert(owner.get());
-  return {.memory = owner, .is_first = is_first};
 }
 
 SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
@@ -130,9 +88,10 @@ SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, s
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t page_aligned_bytes = (bytes + page - 1) / page * page;
   try {
-    return wrap(rank == 0 ? create_or_report(store, size, page_aligned_bytes, deadline)
-                          : receive(store, rank, page_aligned_bytes, deadline),
-                rank == 0);
+    auto memory = std::make_shared<SharedMemory>(rank == 0 ? create_or_report(store, size, page_aligned_bytes, deadline)
+                                                           : receive(store, rank, page_aligned_bytes, deadline));
+    memory->set_dumped(0, memory->size(), true);
+    return {.memory = std::move(memory), .is_first = rank == 0};
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "optimizer", rank, -1,
                           std::string("cannot share memory with the ranks of this host: ") + error.what());

@@ -52,14 +52,13 @@ struct FusedOptions {
 ///    collective more), and writes that were undone have no effect; otherwise step() throws UsageError or DesyncError,
 ///    which name the parameter. Faster, and without copies of what is written: change_parameters(). A tensor that was
 ///    given other memory (set_data()) is an error of step().
-///  - A child process created by fork() can read the parameters; its writes are its own. Until it has written to a
-///    page, it sees the updates that the ranks make there.
+///  - A child process created by fork() gets a copy of the parameters and the state (comm/arena/fork_copies.h).
 ///  - Construction throws UsageError for a parameter that is part of a larger tensor.
 /// If all ranks are on one host (transport shm), the following also holds between backward() and step():
 ///  - After backward(), .grad() is this rank's own gradient. The mean is never stored; call average_gradients() to
 ///    obtain it. If a gradient is changed without that call, step() throws UsageError, unless the change cannot be
-///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate; no_sync() is not needed and has no
-///    effect.
+///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate. step() compares the number of those
+///    outside no_sync() between the ranks; no_sync() has no other effect.
 /// With every other transport, backward() averages gradients, and step() updates the parameters from them in one pass.
 /// Sparse gradients throw UsageError with every transport.
 ///

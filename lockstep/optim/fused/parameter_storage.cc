@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/arena/fork_copies.h"
 #include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
@@ -30,12 +31,17 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLineBytes - 1) / 
 
 c10::StorageImpl* impl_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-/// What a tensor in shared parameters keeps alive.
+/// What a tensor in shared parameters keeps alive. A child made by fork() gets the parameters as this rank sees them,
+/// and the state behind them.
 struct View {
   View(comm::SharedAllocation the_allocation, std::size_t bytes)
-      : allocation(std::move(the_allocation)), view(*allocation.memory, bytes) {}
+      : allocation(std::move(the_allocation)),
+        view(*allocation.memory, bytes),
+        copied_view(view.data(), view.size()),
+        copied_state(allocation.memory->data() + bytes, allocation.memory->size() - bytes) {}
   const comm::SharedAllocation allocation;
   base::PrivateView view;
+  const comm::arena::ForkCopied copied_view, copied_state;
 };
 
 /// A DataPtr at `offset` that keeps `view` alive.
@@ -177,7 +183,7 @@ void ParameterStorage::allocate_states(std::size_t num_states) {
       }
       void* data = shared_memory() + used_bytes_;
       used_bytes_ += state_bytes(index);
-      states.push_back(at::from_blob(data, sizes, strides, [memory = allocation_.memory](void*) {}, options));
+      states.push_back(at::from_blob(data, sizes, strides, [view = view_](void*) {}, options));
     }
     states_.push_back(std::move(states));
   }

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 
-KINDS = ["return", "exec", "throw", "bare", "exit", "crash", "calls", "signals"]
+KINDS = ["return", "exec", "throw", "bare", "exit", "crash", "calls", "signals", "values"]
 RANKS = 2
 TIMEOUT = 100
 
 
-def run(args, kind):
-    job = [args.lockstep, "run", "-n", str(RANKS), "--transport", args.transport, "--", args.program]
+def run(args, kind, ranks):
+    job = [args.lockstep, "run", "-n", str(ranks), "--transport", args.transport, "--", args.program]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [*job, kind, args.count],
@@ -25,11 +25,13 @@ def run(args, kind):
             text=True,
             timeout=TIMEOUT,
         )
-    wanted = [f"[{rank}] {args.count} children, {args.count} steps" for rank in range(RANKS)]
+    steps = int(args.count) * (2 if kind == "values" else 1)
+    wanted = [f"[{rank}] {args.count} children, {steps} steps" for rank in range(ranks)]
     if done.returncode == 0 and all(line in done.stdout for line in wanted) and "FATAL" not in done.stderr:
-        print(f"ok: {kind} over {args.transport}", flush=True)
+        print(f"ok: {kind} on {ranks} ranks over {args.transport}", flush=True)
         return True
-    print(f"FAILED: {kind} over {args.transport}: exit code {done.returncode}\n{done.stdout}{done.stderr}", flush=True)
+    what = f"{kind} on {ranks} ranks over {args.transport}: exit code {done.returncode}"
+    print(f"FAILED: {what}\n{done.stdout}{done.stderr}", flush=True)
     return False
 
 
@@ -41,7 +43,8 @@ def main():
     parser.add_argument("--transport", default="shm")
     parser.add_argument("kinds", nargs="*", default=KINDS)
     args = parser.parse_args()
-    sys.exit(0 if all([run(args, kind) for kind in args.kinds]) else 1)
+    jobs = [(kind, ranks) for kind in args.kinds for ranks in ((1, 2, 3) if kind == "values" else (2,))]
+    sys.exit(0 if all([run(args, *job) for job in jobs]) else 1)
 
 
 if __name__ == "__main__":

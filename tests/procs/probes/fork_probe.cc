@@ -10,6 +10,7 @@
 //   crash    a segmentation fault, without a core dump
 //   calls    collectives and a step, each of which must be refused, and returns
 //   signals  waits; the rank, which uses stop_requested(), ends it with SIGTERM, SIGUSR1 or SIGINT
+//   values   returns if parameters and state are those of the fork although the rank has made another step
 //
 // The rank checks how the child has ended, trains on, and exits with 0.
 #include <signal.h>
@@ -23,11 +24,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/data/loader.h"
@@ -42,7 +46,7 @@ constexpr int kReturned = 5, kExited = 3;
 bool ended_as_expected(const std::string& kind, int status) {
   const auto exited = [&](int code) { return WIFEXITED(status) && WEXITSTATUS(status) == code; };
   const auto killed = [&](int signal) { return WIFSIGNALED(status) && WTERMSIG(status) == signal; };
-  if (kind == "return" || kind == "exec" || kind == "calls") return exited(kReturned);
+  if (kind == "return" || kind == "exec" || kind == "calls" || kind == "values") return exited(kReturned);
   if (kind == "throw") return exited(1);
   if (kind == "bare") return killed(SIGABRT);
   if (kind == "exit") return exited(kExited);
@@ -74,6 +78,39 @@ bool refuses_calls(lockstep::comm::Group& world, torch::nn::Linear& net, lockste
          });
 }
 
+/// The sums of parameters, state and gradients.
+std::vector<double> values(torch::nn::Linear& net, lockstep::optim::SGD& optimizer) {
+  std::vector<double> sums = {net->weight.sum().item<double>(), net->weight.grad().sum().item<double>()};
+  const auto state = optimizer.state_dict();
+  sums.push_back(lockstep::checkpoint::value_of<torch::Tensor>(state, "weight.momentum_buffer").sum().item<double>());
+  return sums;
+}
+
+void train(torch::nn::Linear& net, const torch::Tensor& batch, lockstep::optim::SGD& optimizer) {
+  optimizer.zero_grad();
+  net->forward(batch).pow(2).mean().backward();
+  optimizer.step();
+}
+
+/// Forks a child that calls values() after the rank has made a step. Returns whether they are those of the fork.
+bool child_has_values_of_fork(const std::function<void()>& step, const std::function<std::vector<double>()>& values) {
+  int ends[2];
+  if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
+  const std::vector<double> before = values();
+  const pid_t pid = ::fork();
+  ::close(ends[pid == 0 ? 1 : 0]);
+  if (pid == 0) {
+    char unused = 0;
+    const bool is_after_step = ::read(ends[0], &unused, 1) == 0;  // the rank has closed its end
+    ::_exit(is_after_step && values() == before ? kReturned : 6);
+  }
+  step();
+  ::close(ends[1]);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return values() != before && WIFEXITED(status) && WEXITSTATUS(status) == kReturned;
+}
+
 /// Returns the child's result of main().
 int child(const std::string& kind, lockstep::comm::Group& world, torch::nn::Linear& net,
           lockstep::optim::SGD& optimizer) {
@@ -99,7 +136,7 @@ int run(int argc, char** argv) {
   torch::manual_seed(1);
   torch::nn::Linear net(8, 4);
   lockstep::ddp::DistributedDataParallel ddp(net, world);
-  lockstep::optim::SGD optimizer(ddp, {.lr = 0.01});
+  lockstep::optim::SGD optimizer(ddp, {.lr = 0.01, .momentum = 0.9});
   auto loader = lockstep::data::make_loader(
       1000000, [](std::size_t index) { return torch::full({8}, static_cast<double>(index % 7)); }, world,
       {.batch_size = 2, .num_workers = 2});
@@ -110,9 +147,14 @@ int run(int argc, char** argv) {
   int step = 0;
   if (kind == "signals") world.stop_requested();
   for (auto& batch : loader.epoch(0)) {
-    optimizer.zero_grad();
-    net->forward(batch).pow(2).mean().backward();
-    optimizer.step();
+    train(net, batch, optimizer);
+    if (kind == "values") {
+      const bool good =
+          child_has_values_of_fork([&] { train(net, batch, optimizer); }, [&] { return values(net, optimizer); });
+      if (!good) return 9;
+      if (++step == count) break;
+      continue;
+    }
     checkpoints.save_async(step, {{"net", {{"weight", net->weight.detach()}}}});
     const pid_t pid = ::fork();
     if (pid == 0) return child(kind, world, net, optimizer);

@@ -185,21 +185,31 @@ TEST_F(InstalledArena, OutOfMemoryThrowsC10OutOfMemoryError) {
   EXPECT_THROW(torch::empty({std::int64_t{1} << 50}, torch::kByte), c10::OutOfMemoryError);
 }
 
-TEST_F(InstalledArena, ForkedChildReadsTensorsAndWritesPrivateCopies) {
-  at::Tensor tensor = torch::full({100000}, 3.0f);
+TEST_F(InstalledArena, ForkedChildHasTensorsOfItsOwn) {
+  at::Tensor tensor = torch::full({100000}, 3.0f), freed = torch::full({100000}, 4.0f);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const bool seen = tensor.data_ptr<float>()[99999] == 3.0f;
+    char go = 0;
+    const bool seen = ::read(ends[0], &go, 1) == 1 && tensor.data_ptr<float>()[99999] == 3.0f &&
+                      freed.data_ptr<float>()[99999] == 4.0f;
     tensor.data_ptr<float>()[5] = 7.0f;
     void* block = Arena::this_process().allocate(100000);
     std::memset(block, 1, 100000);
     ::_exit(seen && tensor.data_ptr<float>()[5] == 7.0f ? 0 : 1);
   }
+  tensor.fill_(8.0f);
+  freed = at::Tensor();
+  const at::Tensor reused = torch::full({100000}, 9.0f);
+  ASSERT_EQ(::write(ends[1], "g", 1), 1);
+  ::close(ends[0]);
+  ::close(ends[1]);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  EXPECT_EQ(tensor.data_ptr<float>()[5], 3.0f);
-  EXPECT_EQ(tensor.sum().item<float>(), 300000);
+  EXPECT_EQ(tensor.data_ptr<float>()[5], 8.0f);
+  EXPECT_EQ(tensor.sum().item<float>(), 800000);
 }
 
 TEST_F(InstalledArena, ForkedChildDoesNotTrimThePagesOfItsParent) {

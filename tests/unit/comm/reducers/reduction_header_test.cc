@@ -37,6 +37,10 @@ TEST(ReductionHeader, EveryFieldHasAMismatchMessage) {
             "the loaders of rank 0 and rank 2 have different seeds, batch sizes");
   EXPECT_EQ(against([](StepIdentity& s) { s.steps = 4; }),
             "rank 0 has completed 3 steps, rank 2 has completed 4 steps");
+  EXPECT_EQ(against([](StepIdentity& s) { s.optimizer_steps = 1; }),
+            "rank 0 has made 0 optimizer steps, rank 2 has made 1 optimizer step");
+  EXPECT_EQ(against([](StepIdentity& s) { s.local_backwards = 1; }),
+            "rank 0 has called backward() 0 times, rank 2 has called backward() 1 time");
   EXPECT_EQ(against([](StepIdentity& s) { s.failed_backwards = 1; }),
             "rank 0 has had 0 backward() calls fail, rank 2 has had 1 backward() call fail");
   EXPECT_EQ(against([](StepIdentity& s) { s.accumulating = true; }),

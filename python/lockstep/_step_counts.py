@@ -1,0 +1,53 @@
+"""Counts the steps of optimizers for the models whose parameters they hold. Ranks compare these counts."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+_counters: weakref.WeakKeyDictionary[Any, tuple[set[int], Callable[[Any], None]]] = weakref.WeakKeyDictionary()
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.optimizers: list[weakref.ref[Any]] = []  # whose step() this thread is in, the outermost first
+
+
+_running = _Running()
+
+
+def watch(model: Any, parameters: Iterable[torch.Tensor], count: Callable[[Any], None]) -> None:
+    """From now on, calls count(model) after each step of an optimizer that holds one of `parameters`."""
+    _counters[model] = ({id(p) for p in parameters}, count)
+
+
+def _begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    _end_of(optimizer)  # of a step that raised an exception
+    _running.optimizers.append(weakref.ref(optimizer))
+
+
+def _end_of(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether the step was no part of another one, as that of a ZeroRedundancyOptimizer is, whose optimizer a
+    rank without parameters does not call."""
+    running = _running.optimizers
+    place = next((place for place, one in enumerate(running) if one() is optimizer), -1)
+    if place >= 0:
+        del running[place:]
+    return place == 0
+
+
+def _end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _end_of(optimizer) or torch.compiler.is_compiling():
+        return
+    for model, (ids, count) in list(_counters.items()):
+        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+            count(model)
+
+
+register_optimizer_step_pre_hook(_begin)
+register_optimizer_step_post_hook(_end)
