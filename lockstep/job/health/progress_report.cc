@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -140,8 +141,15 @@ std::vector<int> culprit_ranks(const std::vector<RankSnapshot>& ranks) {
     present.push_back(rank.rank);
     if (!rank.waiting) not_waiting.push_back(rank.rank);
   }
-  if (!not_waiting.empty()) return not_waiting;
   const auto missing = find_missing_ranks(ranks);
+  for (const MissingRanks& one : missing) {
+    std::vector<int> absent;  // of those that do not wait
+    std::copy_if(one.missing.begin(), one.missing.end(), std::back_inserter(absent), [&](int rank) {
+      return std::find(not_waiting.begin(), not_waiting.end(), rank) != not_waiting.end();
+    });
+    if (!absent.empty()) return absent;
+  }
+  if (!not_waiting.empty()) return not_waiting;
   return missing.empty() ? present : missing.front().missing;
 }
 

@@ -31,9 +31,10 @@ const base::telemetry::OperationRecord* current_operation(const base::telemetry:
 /// Returns the operation that finished last, or null if none has finished.
 const base::telemetry::OperationRecord* last_finished_operation(const base::telemetry::RankSnapshot& rank);
 
-/// Returns the culprits of a hang, in which no rank makes progress: the ranks that do not wait for another rank. If all
-/// ranks wait, returns those that have not reached the first operation in which others wait; if there are none, all
-/// ranks that have not left. Pure.
+/// Returns the culprits of a hang, in which no rank makes progress: of the ranks that do not wait for another rank,
+/// those that have not reached the first operation in which others are, or all if there are none. If all ranks wait,
+/// returns those that have not reached the first operation in which others wait; if there are none, all ranks that have
+/// not left. Pure.
 std::vector<int> culprit_ranks(const std::vector<base::telemetry::RankSnapshot>& ranks);
 
 }  // namespace lockstep::job::health

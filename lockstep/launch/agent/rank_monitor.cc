@@ -15,6 +15,11 @@ namespace {
 /// A rank that has reported no progress for this long is measured, unless it waits for another rank.
 constexpr std::chrono::seconds kUnreportedTime(2);
 
+bool has_running_operation(const base::telemetry::RankPage& page) {
+  const auto operations = base::telemetry::read_flight_ring(page.flight);
+  return std::any_of(operations.begin(), operations.end(), [](const auto& one) { return one.is_running(); });
+}
+
 }  // namespace
 
 RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::telemetry::create_rank_page()) {
@@ -69,8 +74,12 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   result.since_heartbeat = beat_timer_.stalled_for(now);
   result.since_progress = progress_timer_.stalled_for(now);
   result.since_report = report_timer_.stalled_for(now);
-  // A thread that waits for requests, for example, does not keep the main thread from working.
-  result.is_waiting = page.main_waiting != 0 || (page.waiting != 0 && page.works == 0);
+  // A thread that waits for requests, for example, does not keep the main thread from working. torch's
+  // DistributedDataParallel waits for a future, of which nothing is seen but the operation.
+  result.is_waiting =
+      page.main_waiting != 0 ||
+      (page.works == 0 &&
+       (page.waiting != 0 || (in_world && result.since_report >= kUnreportedTime && has_running_operation(page))));
   result.steps = page.step();
   result.looks = static_cast<std::int64_t>(page.looks);
   result.pending_looks = static_cast<std::int64_t>(page.pending_looks);

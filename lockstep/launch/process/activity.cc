@@ -141,15 +141,17 @@ std::map<pid_t, ProcessCounters> read_processes() {
   return all;
 }
 
-/// The CPU time of Lockstep's own threads in a process.
-std::chrono::milliseconds cpu_time_of_own_threads(pid_t pid) {
+/// The CPU time of a process, `counted` a moment ago, without that of Lockstep's own threads.
+std::chrono::milliseconds without_own_threads(pid_t pid, std::chrono::milliseconds counted) {
   std::chrono::milliseconds sum{0};
   const std::string folder = path_of(pid, "task/");
   for_each_number(folder, [&](pid_t thread) {
     const auto stat = read_stat(folder + std::to_string(thread) + "/stat");
     if (stat && stat->name.starts_with(base::kOwnThreadPrefix)) sum += stat->cpu_time;
   });
-  return sum;
+  if (sum.count() == 0) return counted;
+  const auto process = read_stat(path_of(pid, "stat"));  // at the same time as those of the threads
+  return (process ? process->cpu_time : counted) - sum;
 }
 
 }  // namespace
@@ -175,7 +177,7 @@ Usage usage_of_tree(pid_t root, const HostActivity& all) {
   for (const pid_t pid : tree_of(root, all.processes)) {
     const auto found = all.processes.find(pid);
     if (found == all.processes.end()) continue;
-    usage.cpu_time += found->second.cpu_time - cpu_time_of_own_threads(pid);
+    usage.cpu_time += without_own_threads(pid, found->second.cpu_time);
     usage.bytes += file_bytes(pid);
     add_sockets(pid, sockets);
   }

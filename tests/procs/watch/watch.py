@@ -81,7 +81,7 @@ def operation_in(group, operation):
     if group == "gloo" or "Python calls" in operation and not operation.startswith("recv"):
         return operation
     channel = r"c10d\.\S+" if group == "lockstep" else r"(group \d+|Python calls)"
-    return re.sub(r"#\d+ of (world|Python calls)", rf"#\\d+ of {channel}", operation)
+    return re.sub(r"#\d+ of (world|Python calls)", lambda _: rf"#\d+ of {channel}", operation)
 
 
 def test_hang(args, what, group="gloo"):

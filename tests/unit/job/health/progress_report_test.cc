@@ -125,6 +125,13 @@ TEST(CulpritRanks, RankThatDoesNotWait) {
   EXPECT_EQ(culprit_ranks({waits, rank(1, 1, {}), waits}), std::vector<int>{1});
 }
 
+// As with DistributedDataParallel of torch, of whose wait only the operation is seen.
+TEST(CulpritRanks, RankThatHasNotReachedTheOperationOfOthersThatAreNotSeenToWait) {
+  RankSnapshot pending = rank(0, 1, {operation(1, "all_reduce", "", 70, 0)});
+  pending.waiting = false;
+  EXPECT_EQ(culprit_ranks({pending, pending, rank(2, 1, {})}), std::vector<int>{2});
+}
+
 TEST(CulpritRanks, RankThatWaitsElsewhere) {
   const RankSnapshot waits = rank(0, 1, {operation(1, "barrier", "", 60, 61), operation(2, "barrier", "", 70, 0)});
   EXPECT_EQ(culprit_ranks(

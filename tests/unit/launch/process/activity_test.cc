@@ -64,7 +64,12 @@ TEST(Activity, OwnThreadsDoNoWork) {
       }
     }).join();
   });
-  EXPECT_FALSE(works(spins.pid()));
+  std::this_thread::sleep_for(50ms);
+  for (int i = 0; i < 3; ++i) {  // as the agent measures: ticks of 10 ms make shorter times inexact
+    const Usage before = usage_of_tree(spins.pid(), read_activity());
+    std::this_thread::sleep_for(1s);
+    EXPECT_FALSE(has_worked(before, usage_of_tree(spins.pid(), read_activity()), 1s));
+  }
 }
 
 TEST(Activity, SleepIsNoWork) {
