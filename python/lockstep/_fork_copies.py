@@ -13,7 +13,7 @@ from lockstep import _C
 
 
 def install() -> None:
-    """Takes effect once per process."""
+    """For loaders that start their workers from now on."""
     iterator: Any = dataloader._MultiProcessingDataLoaderIter
     start_workers = iterator.__init__
 
