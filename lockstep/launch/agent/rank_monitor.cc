@@ -45,6 +45,12 @@ std::array<std::int64_t, 64> RankMonitor::tcp_ports() const {
   return ports;
 }
 
+std::optional<base::telemetry::RankSnapshot> RankMonitor::snapshot() const {
+  auto snapshot = base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));
+  if (snapshot) snapshot->waiting |= health_.is_waiting;
+  return snapshot;
+}
+
 pid_t RankMonitor::pid(pid_t fallback) const {
   const pid_t page_pid = base::telemetry::rank_page_in(memory_).pid;
   return page_pid > 0 ? page_pid : fallback;

@@ -43,10 +43,9 @@ class RankMonitor {
   std::int64_t durable_checkpoint() const;
   /// Returns RankPage::tcp_ports, also after the rank's exit.
   std::array<std::int64_t, 64> tcp_ports() const;
-  /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it.
-  std::optional<base::telemetry::RankSnapshot> snapshot() const {
-    return base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));
-  }
+  /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it. It waits
+  /// also if health() has found that without the page.
+  std::optional<base::telemetry::RankSnapshot> snapshot() const;
 
   /// Returns what `lockstep status` shows of the rank: its CPU share is that since the last but one call of health(),
   /// which is 1 to 2 s ago. `pid` is the process that was started; -1 after its exit.

@@ -88,6 +88,16 @@ TEST(RankMonitor, ThreadThatWaitsDoesNotKeepTheOthersFromWorking) {
   EXPECT_TRUE(rank.health(7s).is_waiting);
 }
 
+// As with DistributedDataParallel of torch, of whose wait only the operation is seen.
+TEST(RankMonitor, RankWithARunningOperationThatDoesNoWorkWaits) {
+  FakeRank rank;
+  rank.page().flight.begin({.channel = rank.page().flight.add_channel("world"), .seq = 1, .kind = "all_reduce"});
+  for (int second = 0; second < 4; ++second) rank.works(std::chrono::seconds(second), second * 900ms);
+  EXPECT_FALSE(rank.health(4s).is_waiting);
+  for (int second = 5; second < 7; ++second) rank.works(std::chrono::seconds(second), 2700ms);
+  EXPECT_TRUE(rank.health(7s).is_waiting);
+}
+
 TEST(RankMonitor, RankThatHasLeftItsWorldMakesProgressWhileItWorks) {
   FakeRank rank;
   rank.page().has_left.store(1);
