@@ -81,7 +81,7 @@ def operation_in(group, operation):
     if group == "gloo" or "Python calls" in operation and not operation.startswith("recv"):
         return operation
     channel = r"c10d\.\S+" if group == "lockstep" else r"(group \d+|Python calls)"
-    return re.sub(r"#\d+ of (world|Python calls)", lambda _: rf"#\d+ of {channel}", operation)
+    return re.sub(r"#\d+ of (world|Python calls)", lambda _: rf"(\(.*\))?#\d+ of {channel}", operation)
 
 
 def test_hang(args, what, group="gloo"):
@@ -111,7 +111,9 @@ def test_hang(args, what, group="gloo"):
     waiting = "rank 0" if last == 1 else f"ranks {','.join(map(str, range(last)))}"
     listed = re.search(rf"{waiting}, step [56]: waits in {operation}", output)
     # Over NCCL, backward() and the step after it return before the sum.
-    check(listed or what.startswith(("recv", "init")), f"{what}: all are listed: {output if not listed else ''}")
+    check(
+        listed or what.startswith(("recv", "init", "store")), f"{what}: all are listed: {output if not listed else ''}"
+    )
     check(since < args.limit + END_S, f"{what}: ended {since:.1f} s later")
 
 
