@@ -2,7 +2,7 @@
 """Tests how `lockstep run` watches Python programs that use torch.distributed and not Lockstep.
 
 Usage: watch.py --lockstep PROGRAM --hook FOLDER [--package FOLDER] [--python INTERPRETER] [--device cuda] [--ranks N]
-                [--limit SECONDS] [--jobs N] [--runs N] [--only NAME,...] [--groups NAME,...]
+                [--limit SECONDS] [--jobs N] [--runs N] [--only NAME,...] [--group NAME]
 With --device cuda the ranks use NCCL and share the GPU. --runs repeats the cases of HANGS and WORKS. The exit code is
 77 if there is no Python with torch.
 """
@@ -84,15 +84,21 @@ def operation_in(group, operation):
     return re.sub(r"#\d+ of (world|Python calls)", lambda _: rf"(\(.*\))?#\d+ of {channel}", operation)
 
 
-def test_hang(args, what, group="gloo"):
+def words_of(group):
+    """The options of the program for one of GROUPS."""
+    backend, own_group = GROUPS[group]
+    return ("--backend", backend, *(("--group", own_group) if own_group else ()))
+
+
+def test_hang(args, what):
     """The job ends, and the rank, the collective and the line of the program are named."""
     option, cause, operation, function = HANGS[what]
-    operation, (backend, own_group) = operation_in(group, operation), GROUPS[group]
+    operation = operation_in(args.group, operation)
     last, options = args.ranks - 1, [option, args.limit, "--name", "it"]
     if args.device == "cuda":
         options.append("--share-gpus")
     with tempfile.TemporaryDirectory() as folder:
-        words = (300, "--device", args.device, "--backend", backend, *(("--group", own_group) if own_group else ()))
+        words = (300, "--device", args.device, *words_of(args.group))
         code, output, _ = run(args, what, *words, ranks=args.ranks, options=options, folder=folder)
         fatal = fatal_of(output)
         since = time.monotonic() - float(pathlib.Path(folder, "begun").read_text())
@@ -100,35 +106,29 @@ def test_hang(args, what, group="gloo"):
         stacks = file.read_text() if file.exists() else ""
     step = "-" if what == "init" else "5"
     good = code == 124 and (fatal.get("cause"), fatal.get("rank"), fatal.get("step")) == (cause, str(last), step)
-    what = f"{what} in {group}"
     check(good and re.search(rf"waits? in {operation}", fatal["detail"]), f"{what}: {output}")
     at = re.search(r"it is at (\S+):(\d+) in (\w+)", fatal["detail"])
     if function:
         check(at and at[1] == str(PROGRAM) and at[3] == function, f"{what}: the Python line in {fatal['detail']}")
         check("Python stacks of process" in stacks and "misbehave" in stacks, f"{what}: the stacks are in the file")
-    if what.startswith("worker"):
+    if what == "worker":
         check("(pt_data_worker) is at" in fatal["detail"] and "__getitem__" in stacks, "worker: its line is named too")
     waiting = "rank 0" if last == 1 else f"ranks {','.join(map(str, range(last)))}"
     listed = re.search(rf"{waiting}, step [56]: waits in {operation}", output)
     # Over NCCL, backward() and the step after it return before the sum.
-    check(
-        listed or what.startswith(("recv", "init", "store")), f"{what}: all are listed: {output if not listed else ''}"
-    )
+    check(listed or what in ("recv", "init", "store"), f"{what}: all are listed: {output if not listed else ''}")
     check(since < args.limit + END_S, f"{what}: ended {since:.1f} s later")
 
 
 def test_desync(args):
     """Ranks that wait for each other in different collectives: both calls are in the line."""
-    for group in args.groups:
-        backend, own_group = GROUPS[group]
-        words = (300, "--backend", backend, *(("--group", own_group) if own_group else ()))
-        with tempfile.TemporaryDirectory() as folder:
-            options = ("--hang-timeout", args.limit)
-            _, output, _ = run(args, "desync", *words, options=options, folder=folder)
-        fatal = fatal_of(output)
-        good = fatal.get("cause") == "DESYNC" and "barrier" in fatal["detail"] and "all_reduce" in fatal["detail"]
-        # Lockstep compares two ranks, and names one of them.
-        check(good and (group == "lockstep" or fatal["rank"] == "2"), f"desync in {group}: {output}")
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--hang-timeout", args.limit)
+        _, output, _ = run(args, "desync", 300, *words_of(args.group), options=options, folder=folder)
+    fatal = fatal_of(output)
+    good = fatal.get("cause") == "DESYNC" and "barrier" in fatal["detail"] and "all_reduce" in fatal["detail"]
+    # Lockstep compares two ranks, and names one of them.
+    check(good and (args.group == "lockstep" or fatal["rank"] == "2"), f"desync: {output}")
 
 
 def test_left(args):
@@ -182,13 +182,12 @@ def test_work(args):
         tempfile.TemporaryDirectory() as folder,
     ):
         options = ("--hang-timeout", WORK_S // 3)
-        backends = [("--backend", "gloo"), *([("--backend", "lockstep", "--pending")] if args.package else [])]
+        words = (WORK_S, "--address", address, *words_of(args.group))
+        if args.group == "lockstep":  # over Gloo, a pending operation counts as a wait
+            words += ("--pending",)
         jobs = {
-            f"{what} {backend}": pool.submit(
-                run, args, what, WORK_S, "--address", address, *backend, ranks=2, options=options, folder=folder
-            )
+            what: pool.submit(run, args, what, *words, ranks=2, options=options, folder=folder)
             for what in WORKS
-            for backend in backends
             if not args.only or what in args.only
         }
         for what, job in jobs.items():
@@ -337,37 +336,32 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--lockstep", required=True, type=os.path.abspath)
     parser.add_argument("--hook", required=True, type=os.path.abspath)
-    parser.add_argument("--package", default="", help="with the backend lockstep; without it, only Gloo is tested")
+    parser.add_argument("--package", default="", help="with the backend lockstep")
     parser.add_argument("--python", default="")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ranks", type=int, default=3, help="of the cases of HANGS")
     parser.add_argument("--limit", type=int, default=5, help="of the cases of HANGS")
     parser.add_argument("--jobs", type=int, default=3, help="cases of HANGS at a time")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--groups", type=lambda text: text.split(","), default=list(GROUPS), help="of GROUPS")
+    parser.add_argument("--group", choices=GROUPS, default="gloo")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     args = parser.parse_args()
     if not args.python:
         print("skipped: no Python with torch (scripts/setup.sh installs one)")
         sys.exit(77)
-    if not args.package:
-        args.groups = ["gloo"]
-    hangs = [
-        (what, group)
-        for group in args.groups
-        for what in HANGS
-        if (not args.only or what in args.only) and not (group == "beside" and what in IN_DEFAULT_GROUP)
-    ]
+    hangs = [what for what in HANGS if not (args.group == "beside" and what in IN_DEFAULT_GROUP)]
+    tests = [test_desync, *([test_straggler, test_left] if args.group == "gloo" else [])]
     for _ in range(args.runs):
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:  # their ranks sleep most of the time
-            jobs = [pool.submit(test_hang, args, what, group) for what, group in hangs]
-            for test in (test_straggler, test_desync, test_left):
+            jobs = [pool.submit(test_hang, args, what) for what in hangs if not args.only or what in args.only]
+            for test in tests:
                 if not args.only or test.__name__.removeprefix("test_") in args.only:
                     jobs.append(pool.submit(test, args))
             for job in jobs:
                 job.result()
-        test_work(args)
-    if not args.only:
+        if args.group != "beside":
+            test_work(args)
+    if not args.only and args.group == "gloo":
         test_other_programs(args)
         test_end(args)
         test_forks(args)
