@@ -9,6 +9,10 @@ namespace {
 using base::Cause;
 using ddp::DistributedDataParallel;
 
+void forward_backward(Mlp& net, int step) {
+  net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+}
+
 TEST(DdpLeftOutSteps, OfATorchOptimizer) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
