@@ -61,11 +61,12 @@ const HeaderField kFields[] = {
      [](std::int64_t v) { return "has completed " + count_text(v, "step", "steps"); }, kCountsHint},
     {[](const ReductionHeader& h) { return std::int64_t{h.optimizer_steps}; },
      [](std::int64_t v) { return "has made " + count_text(v, "optimizer step", "optimizer steps"); }, kCountsHint},
+    {[](const ReductionHeader& h) { return std::int64_t{h.use}; },
+     [](std::int64_t v) { return std::string(kUseTexts.at(static_cast<std::size_t>(v))); }, kCallsHint},
     {[](const ReductionHeader& h) { return std::int64_t{h.local_backwards}; },
      [](std::int64_t v) { return "has called backward() " + count_text(v, "time", "times"); },
      "every rank must call step() after the same number of backward() calls, or all must skip it; put a backward() "
-     "that "
-     "only one rank calls, or that not all call equally often, under no_sync()"},
+     "that only one rank calls, or that not all call equally often, under no_sync()"},
     {[](const ReductionHeader& h) { return std::int64_t{h.failed_backwards}; },
      [](std::int64_t v) { return "has had " + count_text(v, "backward() call", "backward() calls") + " fail"; },
      "if one rank catches an exception of backward(), the others must skip that batch as well"},
@@ -73,8 +74,6 @@ const HeaderField kFields[] = {
      [](std::int64_t v) { return std::string(v ? "accumulates into existing gradients" : "has fresh gradients"); },
      "call zero_grad() on all ranks alike; on all ranks, put the backward() calls that only accumulate under "
      "no_sync()"},
-    {[](const ReductionHeader& h) { return std::int64_t{h.use}; },
-     [](std::int64_t v) { return std::string(kUseTexts.at(static_cast<std::size_t>(v))); }, kCallsHint},
     {[](const ReductionHeader& h) { return std::int64_t{h.already_averaged}; },
      [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has local gradients"); }, kCallsHint},
     {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.options_hash); }, nullptr,
