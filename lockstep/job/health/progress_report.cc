@@ -87,7 +87,7 @@ std::string format_ranks(const std::vector<int>& ranks) {
 const OperationRecord* last_finished_operation(const RankSnapshot& rank) {
   const OperationRecord* last = nullptr;
   for (const OperationRecord& one : rank.operations)
-    if (one.is_finished() && (!last || one.ended > last->ended)) last = &one;
+    if (one.is_finished() && one.channel != kPythonCalls && (!last || one.ended > last->ended)) last = &one;
   return last;
 }
 

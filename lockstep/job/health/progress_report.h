@@ -8,6 +8,9 @@
 
 namespace lockstep::job::health {
 
+/// The channel of calls of one rank that are no operations of a group, which the hook for Python (watch.py) records.
+inline constexpr const char* kPythonCalls = "Python calls";
+
 /// Returns "rank 2" or "ranks 0,3".
 std::string format_ranks(const std::vector<int>& ranks);
 
@@ -28,7 +31,7 @@ std::string progress_report(const std::vector<base::telemetry::RankSnapshot>& ra
 /// are part of it. If none is running, returns the last operation if it was abandoned, else null.
 const base::telemetry::OperationRecord* current_operation(const base::telemetry::RankSnapshot& rank);
 
-/// Returns the operation that finished last, or null if none has finished.
+/// Returns the operation of a group that finished last, or null if none has finished.
 const base::telemetry::OperationRecord* last_finished_operation(const base::telemetry::RankSnapshot& rank);
 
 /// Returns the culprits of a hang, in which no rank makes progress: of the ranks that do not wait for another rank,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "lockstep/job/health/progress_report.h"
@@ -11,7 +10,6 @@ namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr std::size_t kMaxStacks = 8;
-constexpr std::string_view kPythonCalls = "Python calls";  // the channel of the hook's watch.py for calls of one rank
 constexpr const char* kDesyncHint =
     "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
 
@@ -51,7 +49,7 @@ std::optional<DifferentCalls> find_different_calls(const std::vector<base::telem
   for (const base::telemetry::RankSnapshot& rank : ranks) {
     const auto* now = job::health::current_operation(rank);
     if (!rank.has_left && (!now || !rank.waiting)) return std::nullopt;  // the others wait for this one
-    if (rank.has_left || !is_watched(rank) || now->channel == kPythonCalls) continue;
+    if (rank.has_left || !is_watched(rank) || now->channel == job::health::kPythonCalls) continue;
     const std::string call = now->kind + (!is_same_size(now->kind) || now->bytes == 0
                                               ? "()"
                                               : "(" + std::to_string(now->bytes) + " bytes of " + now->dtype + ")");

@@ -105,6 +105,7 @@ def main():
     parser.add_argument("--table", required=True)
     parser.add_argument("--python", default="")
     parser.add_argument("--runs", type=int, default=1)
+    parser.set_defaults(package="")  # for watch.run()
     args = parser.parse_args()
     if not args.python:
         print("skipped: no Python with torch (scripts/setup.sh installs one)")
