@@ -13,7 +13,7 @@ import sys
 
 _MODULE = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 50  # a real-time signal, see lockstep/launch/process/python_stacks.h
-_active = False
+_active = _has_given_up = False
 
 
 def activate():
@@ -32,6 +32,10 @@ def activate():
 
 
 def give_up(error):
+    global _has_given_up
+    if _has_given_up:
+        return
+    _has_given_up = True
     sys.stderr.write(f"lockstep: warning: this rank is not watched any more: {error!r}\n")
 
 
