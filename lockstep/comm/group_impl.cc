@@ -1,5 +1,6 @@
 #include "lockstep/comm/group_impl.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>

@@ -2,6 +2,7 @@
 #include "lockstep/ddp/buffer_sync.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 namespace lockstep::ddp {
 namespace {
