@@ -10,7 +10,7 @@
 
 namespace lockstep::base {
 
-/// The names of Lockstep's own threads begin with this: what they do is no work of the program (launch/process).
+/// The names of Lockstep's own threads begin with this: their CPU time does not count as work (launch/process).
 inline constexpr const char* kOwnThreadPrefix = "lockstep-";
 
 /// Names the calling thread kOwnThreadPrefix and `role`, which has at most six characters.

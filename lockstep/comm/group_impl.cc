@@ -13,6 +13,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/point_to_point.h"
+#include "lockstep/job/fatal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -289,10 +290,9 @@ void Group::Impl::throw_desync(const Collective& op, const std::vector<channel::
   };
   const auto [first, second] = std::minmax(difference.suspect, difference.other);
   try {
-    throw base::DesyncError(
-        Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
-        members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
-        "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
+    throw base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
+                            members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
+                            job::kDesyncHint);
   } catch (const CommError& error) {
     channel_.fail(error);
   }

@@ -13,6 +13,10 @@
 
 namespace lockstep::job {
 
+/// The hint of a DESYNC of operations in general.
+inline constexpr const char* kDesyncHint =
+    "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
+
 /// The fields of a FATAL line. -1 and "" print as "-".
 struct Fatal {
   base::Cause cause = base::Cause::kInternal;

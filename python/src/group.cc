@@ -235,7 +235,7 @@ void bind_group(py::module_& module) {
           "wait",
           [](Work& self, Seconds timeout) {
             const auto limit = to_milliseconds("timeout", timeout);
-            // Without a limit here, the deadline of the operation or of init() ends it.
+            // bounded: without a limit here, the deadline of the operation or of init() ends it
             limit ? self.wait(base::Deadline::in(*limit)) : self.wait();
           },
           py::arg("timeout") = py::none(), WithoutGil())

@@ -55,7 +55,7 @@ struct RankPage {
   Atomic<std::uint64_t> heartbeats;      ///< of the heartbeat thread (job/health/heartbeat.h)
   Atomic<std::uint32_t> waiting;         ///< threads of the program that are blocked on other ranks; see BlockedThread
   Atomic<std::uint32_t> main_waiting;    ///< 1 while the main thread is one of them
-  Atomic<std::uint64_t> store_bytes;     ///< sent to the job's store and received from it, which is no work
+  Atomic<std::uint64_t> store_bytes;     ///< sent to the job's store and received from it; does not count as work
   Atomic<std::int32_t> busy_depth;       ///< long tasks that the program has announced and not yet ended
   Atomic<std::uint32_t> has_left;        ///< 1 once the rank has left its world in good order
   Atomic<std::uint32_t> output_blocked;  ///< written by the agent: the rank waits because its output is not read

@@ -387,8 +387,7 @@ void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState
   const std::string here = "rank " + std::to_string(rank_) + " called " + wait_info.text;
   const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
   std::string hint = wait_info.hint.empty() ? other->hint : wait_info.hint;
-  if (hint.empty())
-    hint = "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
+  if (hint.empty()) hint = job::kDesyncHint;
   throw DesyncError(Cause::kDesync, wait_info.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
                     hint);
 }

@@ -8,7 +8,7 @@
 
 namespace lockstep::job::health {
 
-/// The channel of calls of one rank that are no operations of a group, which the hook for Python (watch.py) records.
+/// The channel of calls of one rank that are not operations of a group, which the hook for Python (watch.py) records.
 inline constexpr const char* kPythonCalls = "Python calls";
 
 /// Returns "rank 2" or "ranks 0,3".

@@ -10,8 +10,6 @@ namespace lockstep::launcher::supervise {
 namespace {
 
 constexpr std::size_t kMaxStacks = 8;
-constexpr const char* kDesyncHint =
-    "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'";
 
 std::string seconds(std::chrono::milliseconds time) {
   return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
@@ -157,7 +155,7 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
   const auto different = finding.kind == HangKind::kHang ? find_different_calls(ranks) : std::nullopt;
   if (different) {
     verdict.exit_code = base::exit_code(base::Cause::kDesync);
-    verdict.fatal = {.cause = base::Cause::kDesync, .detail = different->detail, .hint = kDesyncHint};
+    verdict.fatal = {.cause = base::Cause::kDesync, .detail = different->detail, .hint = job::kDesyncHint};
     set_rank(verdict.fatal, different->rank, evidence.locations);
     return verdict;
   }

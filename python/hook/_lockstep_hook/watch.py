@@ -220,7 +220,7 @@ def _count_steps_and_batches(library):
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
     def count_step(stepped, *_):
-        if not is_compiling() and not type(stepped).__module__.startswith("lockstep."):  # which count their own
+        if not is_compiling() and not type(stepped).__module__.startswith("lockstep."):  # these count their own steps
             library.lockstep_watch_step()
 
     optimizer.register_optimizer_step_post_hook(count_step)
