@@ -1,6 +1,7 @@
 // A counter in shared memory that one rank advances and other ranks wait for.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "lockstep/base/atomic.h"
@@ -36,11 +37,14 @@ struct SpinPolicy {
   static SpinPolicy for_shared_cores() { return {20, 20000}; }
 };
 
+/// A thread yields no longer than this, about: beside one that computes, each sched_yield() takes milliseconds.
+inline constexpr std::chrono::nanoseconds kMaxYieldTime = std::chrono::milliseconds(50);
+
 /// Returns true if `counter` has reached `count`. Counts wrap around. An acquire load.
 inline bool has_reached(const SharedCounter& counter, std::uint32_t count) {
   return static_cast<std::int32_t>(counter.count.load(std::memory_order_acquire) - count) >= 0;
 }
-/// Spins and then yields, as often as `policy` allows. Returns true if the count was reached.
+/// Spins and then yields, as often as `policy` allows and for kMaxYieldTime at most. Returns true if the count was reached.
 bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const SpinPolicy& policy);
 /// Sleeps until it is woken, the count changes, or the deadline. Returns true if the count was reached. May return
 /// early.

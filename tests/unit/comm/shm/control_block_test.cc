@@ -1,8 +1,12 @@
 #include "lockstep/comm/shm/control_block.h"
 
+#include <sched.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/unit/comm/shm/rank_threads_suite.h"
 
@@ -92,6 +96,41 @@ TEST(ControlBlocks, DeadPeerEndsTheWait) {
     };
     EXPECT_THROW(wait(), std::runtime_error);
   });
+}
+
+/// Runs `function` in a thread that is bound to the first core of this process.
+template <typename Function>
+std::jthread on_first_core(const Function& function) {
+  return std::jthread([&function] {
+    cpu_set_t allowed, one;
+    ASSERT_EQ(::sched_getaffinity(0, sizeof allowed, &allowed), 0);
+    int core = 0;
+    while (!CPU_ISSET(core, &allowed)) ++core;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    function();
+  });
+}
+
+TEST(SpinPolicy, EndsSoonBesideABusyThread) {
+  std::atomic<bool> ended = false;
+  const auto compute = [&] {
+    while (!ended) {
+    }
+  };
+  std::chrono::steady_clock::duration time{};
+  const auto wait = [&] {
+    const SharedCounter never_advanced;
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_FALSE(spin_until_reached(never_advanced, 1, SpinPolicy::for_shared_cores()));
+    time = std::chrono::steady_clock::now() - begin;
+    ended = true;
+  };
+  {
+    const std::jthread busy = on_first_core(compute), waiting = on_first_core(wait);
+  }
+  EXPECT_LT(time, 2s);
 }
 
 }  // namespace
