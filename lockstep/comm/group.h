@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -27,8 +28,9 @@ struct InitOptions;
 struct CallOptions {
   /// Name of the operation in error messages. It must be equal on all ranks and must not contain control characters.
   std::string name = {};
-  /// The remedy that a DesyncError shows if other ranks wait in other operations. Empty: that for calls in general.
-  std::string hint = {};
+  /// The remedy that a DesyncError shows if other ranks wait in other operations; it must exist as long as the
+  /// operation. Empty: that for calls in general.
+  std::string_view hint = {};
   /// The operation ends with a TimeoutError at this deadline, even if the other ranks make progress. Without a
   /// deadline, only InitOptions.timeout applies.
   std::optional<base::Deadline> deadline = {};

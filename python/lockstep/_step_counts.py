@@ -1,4 +1,5 @@
-"""Counts the steps of optimizers for the models whose parameters they hold. Ranks compare these counts."""
+"""Lockstep's hooks around the steps of torch's optimizers. They count the steps for the models whose parameters an
+optimizer holds; ranks compare these counts."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+before_step: list[Callable[[torch.optim.Optimizer], None]] = []  # called around each step
+after_step: list[Callable[[torch.optim.Optimizer], None]] = []
 _counters: weakref.WeakKeyDictionary[Any, tuple[set[int], Callable[[Any], None]]] = weakref.WeakKeyDictionary()
 
 
@@ -27,6 +30,8 @@ def watch(model: Any, parameters: Iterable[torch.Tensor], count: Callable[[Any],
 
 
 def _begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for call in before_step:
+        call(optimizer)
     _end_of(optimizer)  # of a step that raised an exception
     _running.optimizers.append(weakref.ref(optimizer))
 
@@ -42,11 +47,12 @@ def _end_of(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if not _end_of(optimizer) or torch.compiler.is_compiling():
-        return
-    for model, (ids, count) in list(_counters.items()):
-        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
-            count(model)
+    if _end_of(optimizer) and not torch.compiler.is_compiling():
+        for model, (ids, count) in list(_counters.items()):
+            if not all(ids.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups):
+                count(model)
+    for call in after_step:
+        call(optimizer)
 
 
 register_optimizer_step_pre_hook(_begin)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
 from lockstep.errors import Error, UsageError
@@ -90,7 +89,7 @@ def _owners_of(optimizer: torch.optim.Optimizer) -> list[DistributedDataParallel
     return [one for one in list(_all) if one._ddp is not None and one._has_parameter_of(optimizer)]
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def _require_no_backward(optimizer: torch.optim.Optimizer) -> None:
     if _C.in_backward() and _owners_of(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__}: step() was called inside backward(), before the gradients were averaged over "
@@ -100,12 +99,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         )
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def _count_step_of(optimizer: torch.optim.Optimizer) -> None:
     steps = _optimizers[optimizer] = _optimizers.get(optimizer, 0) + 1
-    owners = _owners_of(optimizer)
-    for ddp in owners:
-        ddp._ddp.on_step_end()
-    _unaveraged.record(optimizer, steps, bool(owners))
+    _unaveraged.record(optimizer, steps)
 
 
 def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
@@ -119,8 +115,8 @@ def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
 
 _init = _count_from_the_beginning(torch.optim.Optimizer.__init__)
 torch.optim.Optimizer.__init__ = _init
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_after_step)
+_step_counts.before_step.append(_require_no_backward)
+_step_counts.after_step.append(_count_step_of)
 
 
 class _Unaveraged:
@@ -133,10 +129,10 @@ class _Unaveraged:
         self._found: dict[int, tuple[bool, list[str], list[str]]] = {}  # shapes and values, by the optimizer's id()
         self._world: Group | None = None  # kept, once there is something to compare
 
-    def record(self, optimizer: torch.optim.Optimizer, steps: int, has_averaged: bool) -> None:
-        self.trains_averaged |= has_averaged
+    def record(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         if not self.averaged or steps & (steps - 1):  # after 1, 2, 4, ... steps
             return
+        has_averaged = bool(_owners_of(optimizer))
         tensors = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         tensors = [p for p in tensors if id(p) not in self.averaged]
         if tensors:
@@ -314,6 +310,8 @@ class DistributedDataParallel:
     def _count_step(self) -> None:
         if self._ddp is not None:
             self._ddp.count_optimizer_step()
+            self._ddp.on_step_end()
+            _unaveraged.trains_averaged = True
 
     def _close(self) -> None:
         self._ddp = None

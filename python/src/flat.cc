@@ -11,8 +11,9 @@ namespace lockstep::python {
 namespace {
 
 at::Tensor as_accepted(const at::Tensor& line) {
-  const at::ScalarType dtype = at::toRealValueType(line.scalar_type());
-  return line.view(comm::name(dtype) == "?" ? at::kByte : dtype);
+  at::ScalarType dtype = at::toRealValueType(line.scalar_type());
+  if (comm::name(dtype) == "?") dtype = at::kByte;
+  return dtype == line.scalar_type() ? line : line.view(dtype);
 }
 
 }  // namespace

@@ -176,9 +176,9 @@ void bind_bytes(py::class_<Group, Holder<Group>>& group) {
            })
       .def(
           "all_gather_bytes",
-          [](const Group& self, const std::string& bytes, std::string name, Seconds timeout, std::string hint) {
+          [](const Group& self, const std::string& bytes, std::string name, Seconds timeout, const std::string& hint) {
             CallOptions options = call_options(std::move(name), timeout);
-            options.hint = std::move(hint);
+            options.hint = hint;
             return to_python([&] { return self.all_gather_bytes(bytes, options); });
           },
           py::arg("bytes"), py::arg("name"), py::arg("timeout"), py::arg("hint") = "");

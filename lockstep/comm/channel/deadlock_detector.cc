@@ -134,7 +134,7 @@ void DeadlockDetector::publish_record(const WaitInfo& wait_info, PollState& poll
                         .text = wait_info.text,
                         .awaited = *wait_info.members,
                         .any_member = wait_info.any_member,
-                        .hint = wait_info.hint};
+                        .hint = std::string(wait_info.hint)};
     } else if (poll_state.is_blocking) {
       blocking_wait_.reset();
     }
@@ -386,7 +386,7 @@ void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState
   const bool lower = rank_ < peer;
   const std::string here = "rank " + std::to_string(rank_) + " called " + wait_info.text;
   const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
-  std::string hint = wait_info.hint.empty() ? other->hint : wait_info.hint;
+  std::string hint = wait_info.hint.empty() ? other->hint : std::string(wait_info.hint);
   if (hint.empty()) hint = job::kDesyncHint;
   throw DesyncError(Cause::kDesync, wait_info.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
                     hint);

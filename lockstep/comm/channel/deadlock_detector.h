@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ struct WaitInfo {
   const std::vector<int>* members;                    ///< world ranks that must take part
   bool any_member = false;                            ///< one of them, other than this one, suffices
   base::Deadline deadline = base::Deadline::never();  ///< bounded: by the DeadlockDetector
-  std::string hint = {};                              ///< of a DesyncError; empty: that for calls in general
+  std::string_view hint = {};                         ///< of a DesyncError; empty: that for calls in general
 };
 
 /// Bounds and explains the waits of one process in one world. The fast path is record_start(). All other work happens

@@ -70,7 +70,7 @@ struct Collective {
   std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
   std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
-  std::string hint = {};  ///< for the DesyncError if other ranks wait in other operations; may be empty
+  std::string_view hint = {};  ///< for the DesyncError if other ranks wait in other operations; may be empty
   /// For tensors on a GPU: the event that the operation must wait for. If null, it waits for the work on the current
   /// stream of the thread that starts it.
   std::shared_ptr<c10::Event> ready_event;

@@ -44,7 +44,8 @@ inline constexpr std::chrono::nanoseconds kMaxYieldTime = std::chrono::milliseco
 inline bool has_reached(const SharedCounter& counter, std::uint32_t count) {
   return static_cast<std::int32_t>(counter.count.load(std::memory_order_acquire) - count) >= 0;
 }
-/// Spins and then yields, as often as `policy` allows and for kMaxYieldTime at most. Returns true if the count was reached.
+/// Spins and then yields, as often as `policy` allows and for kMaxYieldTime at most. Returns true if the count was
+/// reached.
 bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const SpinPolicy& policy);
 /// Sleeps until it is woken, the count changes, or the deadline. Returns true if the count was reached. May return
 /// early.
