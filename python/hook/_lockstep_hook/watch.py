@@ -122,7 +122,8 @@ def _making_group(c10d, function):
 @_guarded
 def _note_works(c10d):
     """The backend lockstep shows its own waits for operations, and a note costs 3 % of a small one."""
-    if any(str(group[0]) != "lockstep" for group in c10d._world.pg_map.values()):
+    groups = getattr(getattr(c10d, "_world", None), "pg_map", None)  # another place in other versions of torch
+    if groups is None or any(str(group[0]) != "lockstep" for group in groups.values()):
         _note_method(c10d.Work, "wait")
 
 
