@@ -53,7 +53,10 @@ bool RankStates::add(const job::health::RankHealth& health) {
 }
 
 void RankStates::on_rank_exit(int rank) {
-  if (health_.erase(rank) > 0) last_left_ = Clock::now();
+  const auto found = health_.find(rank);
+  if (found == health_.end()) return;
+  if (found->second.phase != job::health::RankPhase::kAfterWorld) last_left_ = Clock::now();
+  health_.erase(found);
 }
 
 void RankStates::add(base::telemetry::RankSnapshot snapshot) {
