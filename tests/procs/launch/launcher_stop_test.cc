@@ -169,8 +169,8 @@ TEST(LauncherStop, UserSignalsEndNoProgramThatDoesNotHandleThem) {
   for (const char* line : {"[0] done\n", "[1] got\n", "[1] end\n"}) EXPECT_THAT(exit.out, HasSubstr(line));
 }
 
-// A program that needs a helper, `cat`, to save when it is asked to stop. Its other helper writes a file when it gets a
-// signal after the program has saved.
+// A program that needs a helper, `cat`, to save when it is asked to stop. Its other helper writes a file when it gets
+// the same signal after the program has saved.
 const char* const kProgramWithHelpers = R"(
 import os, signal, subprocess, sys, time
 file = sys.argv[1] + '/' + os.environ['RANK']
@@ -179,7 +179,8 @@ for number in signal.SIGTERM, signal.SIGINT: signal.signal(number, lambda *_: st
 start = lambda *words: subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 cat = start('cat')
 loop = 'echo up; while :; do sleep 0.01; done'
-start('sh', '-c', f'trap "[ -e {file}.saved ] && touch {file}.asked; exit" TERM INT; {loop}').stdout.readline()
+end = f'[ -e {file}.saved ] && touch {file}.asked; exit'
+start('sh', '-c', f'trap exit TERM INT; trap "{end}" {sys.argv[2]}; {loop}').stdout.readline()
 print('ready', flush=True)
 while not stop: time.sleep(0.01)
 assert cat.communicate(b'weights')[0] == b'weights'
@@ -195,7 +196,7 @@ TEST(LauncherStop, HelpersOfAProgramThatHandlesTheSignalGetItWhenTheRankHasEnded
         const TempDir folder;
         Words words = {"-n", std::to_string(ranks), "--bind", "none"};
         if (below_shell) words.insert(words.end(), {"sh", "-c", "\"$@\"; echo end", "sh"});
-        words.insert(words.end(), {python, "-c", kProgramWithHelpers, folder.path()});
+        words.insert(words.end(), {python, "-c", kProgramWithHelpers, folder.path(), std::to_string(signal)});
         Process process(lockstep_run(words));
         for (int rank = 0; rank < ranks; ++rank)
           ASSERT_TRUE(process.wait_for("[" + std::to_string(rank) + "] ready", Deadline::in(20s))) << process.err();
