@@ -80,7 +80,7 @@ def check_hang(context, what, ranks):
     words += ["--hook", hook, "--python", context.python, "--device", context.device, "--ranks", ranks, "--only", what]
     _, text = context.run(f"watch-{what}-{ranks}", words, timeout=60, env=rank_environment(context, ranks))
     ended = re.search(r"ended ([\d.]+) s later", text)
-    return {"fatal": re.search(r"ok: .*?(\{.*\})", text)[1], "seconds_after_the_fault": float(ended[1])}
+    return {"fatal": re.search(r"FATAL .*", text)[0], "seconds_after_the_fault": float(ended[1])}
 
 
 def check_graph(context, ranks):

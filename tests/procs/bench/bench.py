@@ -46,8 +46,8 @@ def bench(args, *words, expect=0):
             timeout=240,
             env={**os.environ, MARK: mark, "TMPDIR": folder},
         )
-        # torch itself leaves a folder.
-        files = [name for name in os.listdir(folder) if not name.startswith("torchinductor")]
+        # torch itself, and torchrun, leave a folder.
+        files = [name for name in os.listdir(folder) if not name.startswith(("torchinductor", "torchelastic"))]
     if done.returncode != expect:
         fail(f"{words} exited with {done.returncode}:\n{done.stderr}")
     if tagged_processes(mark) or files:
