@@ -87,8 +87,9 @@ test: build-tests wheel
 # short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
 # installations; three builds without unity builds, which check that each source includes what it uses; and the tests of
 # the modules with sanitizers.
-SHARDS := ranks transports hosts slurm bench pytorch fuzz schedules install includes_modules includes_unit_tests \
-  includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
+SHARDS := ranks transports hosts slurm bench pytorch fuzz schedules install portable includes_modules \
+  includes_unit_tests includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim \
+  tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -147,7 +148,7 @@ bench-hosts: build-tests
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 	@python3 bench/launch_time.py --bin $(BIN) || [ $$? = 77 ]
 
-# CHAOS_ARGS: for example --runs 5, --only kill,desync, --transport gloo,shm.
+# CHAOS_ARGS: for example --runs 5, --only kill,desync, --transport tcp,shm.
 CHAOS_ARGS ?=
 chaos: build-tests
 	@python3 tests/procs/faults/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)

@@ -216,7 +216,7 @@ def main():
     parser.add_argument(
         "--impls",
         nargs="+",
-        help="implementations, such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'",
+        help="implementations, such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'tcp', 'openmpi'",
     )
     parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
     parser.add_argument("--batch", type=int, default=16, help="batch size of a step")
@@ -247,11 +247,11 @@ def main():
                 2,
                 2,
                 args.orders,
-                args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "gloo", *mpi],
+                args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "tcp", *mpi],
                 [args.bytes],
             )
         if "small" in args.only:
-            all_reduces(args, cluster, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
+            all_reduces(args, cluster, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "tcp", *mpi], [4096])
         if "4x4" in args.only:
             all_reduces(
                 args, cluster, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes]

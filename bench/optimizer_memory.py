@@ -43,8 +43,8 @@ def main():
     parser.add_argument("--width", type=int, default=2048)  # 50.4 million parameters
     parser.add_argument("--layers", type=int, default=12)
     args = parser.parse_args()
-    baseline = measure(args, "torch", "gloo")
-    for kind, transport in (("torch", "gloo"), ("ours", "gloo"), ("sharded", "gloo"), ("ours", "shm")):
+    baseline = measure(args, "torch", "tcp")
+    for kind, transport in (("torch", "tcp"), ("ours", "tcp"), ("sharded", "tcp"), ("ours", "shm")):
         result = baseline if kind == "torch" else measure(args, kind, transport)
         result["bytes_ratio"] = round(result["bytes"] / baseline["bytes"], 4)
         result["pss_ratio"] = round(result["pss"] / baseline["pss"], 4)

@@ -54,7 +54,10 @@ std::string baselines_folder() {
 }
 
 std::optional<std::string> find_python(const std::string& given) {
-  const auto has_torch = [](const std::string& python) { return succeeds({python, "-c", "import torch.distributed"}); };
+  const auto has_torch = [](const std::string& python) {
+    // Without the current folder, whose torch.py would run.
+    return succeeds({python, "-c", "import sys\nif not sys.path[0]: del sys.path[0]\nimport torch.distributed"});
+  };
   if (!given.empty()) {
     const std::string python = launcher::process::find_program(given, base::Env::this_process().path.value_or(""));
     if (has_torch(python)) return python;

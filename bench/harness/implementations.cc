@@ -135,6 +135,8 @@ std::vector<Implementation> all_reduce_implementations(const Options& options, s
     run.insert(run.end(), {mpi.program, kPrefix, std::to_string(max_bytes)});
     all.push_back({.name = mpi.name, .argv = run, .env = with(kOneThread, mpi.env), .ranks = ranks});
   }
+  if (!options.impls.empty())  // measured only on request
+    all.push_back(under_lockstep_run("lockstep-tcp", ranks, words("lockstep"), false, {{"LOCKSTEP_TRANSPORT", "tcp"}}));
   return select_implementations(all, options);
 }
 
@@ -155,7 +157,7 @@ std::vector<Implementation> step_implementations(const Options& options, const s
                                      own("reducer", "reducer", {}, false),
                                      own("reducer-tuned", "reducer", kTuned, false)};
   std::vector<Implementation> on_request = {own("lockstep-fused-early", "lockstep-fused-early", {}, true),
-                                            own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
+                                            own("lockstep-tcp", "lockstep", {{"LOCKSTEP_TRANSPORT", "tcp"}}, true),
                                             own("lockstep-uncompared", "lockstep-uncompared", {},
                                                 true),  // compare_replicas_every = 0, then 1; then check_finite
                                             own("lockstep-compared", "lockstep-compared", {}, true),

@@ -15,7 +15,8 @@ namespace lockstep::bench {
 Implementation memcpy_implementation(int ranks, std::size_t max_bytes);
 
 /// Returns lockstep, lockstep-ordinary (on memory that other ranks cannot read), gloo, and each MPI, whose programs are
-/// compiled into `folder`. Missing baselines are reported. Throws UsageError when --impl has an unknown name.
+/// compiled into `folder`; on request also lockstep-tcp. Missing baselines are reported. Throws UsageError when --impl
+/// has an unknown name.
 std::vector<Implementation> all_reduce_implementations(const Options& options, std::size_t max_bytes,
                                                        const std::string& folder, ResultPrinter& report);
 

@@ -78,7 +78,7 @@ void check_files(const std::string& folder, const std::string& transport) {
   expect(page.find(">rank 1<") != std::string::npos, "the timeline has rank 1");
   expect(page.find("<title>gradients") != std::string::npos, "the timeline has gradient reductions");
   expect(trace.find("\"name\":\"backward\"") != std::string::npos, "the trace has phases");
-  expect((trace.find("\"name\":\"bucket ") != std::string::npos) == (transport == "gloo"),
+  expect((trace.find("\"name\":\"bucket ") != std::string::npos) == (transport == "tcp"),
          "the trace has buckets if the transport uses them");
   expect(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()) == 4,
          "four files");

@@ -28,7 +28,6 @@ constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_timeout, "LOCKSTEP_TIMEOUT"},
     {&Env::lockstep_host_timeout, "LOCKSTEP_HOST_TIMEOUT"},
     {&Env::lockstep_arena, "LOCKSTEP_ARENA"},
-    {&Env::tmpdir, "TMPDIR"},
     {&Env::lockstep_join_timeout, "LOCKSTEP_JOIN_TIMEOUT"},
     {&Env::lockstep_interface, "LOCKSTEP_INTERFACE"},
     {&Env::lockstep_host_id, "LOCKSTEP_HOST_ID"},

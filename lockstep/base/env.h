@@ -29,7 +29,7 @@ struct Env {
   // Set by a user.
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: source of the rank's identity: auto (default), none, lockstep,
                              ///< torchrun, mpi, slurm or pmi
-  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo, mpi or nccl
+  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, tcp, mpi or nccl
   Value lockstep_device;   ///< LOCKSTEP_DEVICE: auto, cpu, cuda or cuda:N; by default a rank uses a GPU if it sees one
   Value lockstep_arena;    ///< LOCKSTEP_ARENA: on or off; on by default if ranks share a host
   Value lockstep_timeout;  ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for ranks that make no progress; default
@@ -38,7 +38,7 @@ struct Env {
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks; default 60
   Value lockstep_interface;     ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;       ///< LOCKSTEP_HOST_ID: name of this host; ranks with different names share no memory
-  Value lockstep_cross_host_transport;  ///< LOCKSTEP_CROSS_HOST_TRANSPORT: transport between hosts: auto, gloo or mpi
+  Value lockstep_cross_host_transport;  ///< LOCKSTEP_CROSS_HOST_TRANSPORT: transport between hosts: auto, tcp or mpi
   Value lockstep_key_file;  ///< LOCKSTEP_KEY_FILE: file with the job's key, for jobs not started by `lockstep run`
   Value lockstep_inject;    ///< LOCKSTEP_INJECT: a fault to inject, in the syntax of `lockstep run --inject`
   Value lockstep_name;   ///< LOCKSTEP_NAME: name of this run, as `lockstep run --name`; a Trainer writes to runs/NAME
@@ -53,7 +53,6 @@ struct Env {
   Value nccl_socket_ifname;        ///< NCCL_SOCKET_IFNAME: interface that NCCL uses; errors of NCCL mention it
   Value nccl_multi_rank_gpu_enable;  ///< NCCL_MULTI_RANK_GPU_ENABLE: 1 if NCCL may serve several ranks on one GPU
   Value path;                        ///< PATH: directories in which programs are looked up
-  Value tmpdir;                      ///< TMPDIR: directory for sockets between the ranks of a host; default /tmp
   Value columns;                     ///< COLUMNS: width of the terminal
   Value term;                        ///< TERM: "dumb" disables redrawing
 

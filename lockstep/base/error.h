@@ -1,6 +1,7 @@
 // The exceptions that a caller may handle. Violated invariants abort instead: see check.h.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -14,8 +15,7 @@ namespace lockstep::base {
 /// rank's exit code.
 class Error : public std::runtime_error {
  public:
-  Error(Cause cause, const std::string& message, std::string hint = {})
-      : std::runtime_error(message), cause_(cause), hint_(std::move(hint)) {}
+  Error(Cause cause, const std::string& message, const std::string& hint = {});
 
   Cause cause() const { return cause_; }
   /// The remedy for the user; empty if what() already states it.
@@ -25,6 +25,10 @@ class Error : public std::runtime_error {
   Cause cause_;
   std::string hint_;
 };
+
+/// For programs in other languages: what() and hint() of every Error are what `rename` returns for those of C++, which
+/// name classes, functions and options. To be called before any is thrown.
+void rename_in_errors(std::string (*rename)(const std::string& text));
 
 /// An invalid call, option, argument or environment variable. Nothing was changed.
 class UsageError : public Error {
@@ -46,7 +50,8 @@ class FormatError : public Error {
 /// A system call failed. what() ends with the text of errno.
 class SystemError : public Error {
  public:
-  SystemError(const std::string& message, int error_number, Cause cause = Cause::kResource);
+  SystemError(const std::string& message, int error_number, Cause cause = Cause::kResource,
+              const std::string& hint = {});
   int error_number() const { return error_number_; }
 
  private:
@@ -54,6 +59,8 @@ class SystemError : public Error {
 };
 
 /// An operation between ranks failed. The group is closed afterwards: every later call on it throws the same error.
+/// One that is thrown while another exception is handled, such as by a barrier in a catch block, remembers that one,
+/// because it has led to the failure: other ranks make no call there.
 class CommError : public Error {
  public:
   /// `op` is the operation as in a FATAL line, "all_reduce(fc.weight)#12". `rank` is the caller and `peer` is the rank
@@ -64,8 +71,11 @@ class CommError : public Error {
   const std::string& op() const { return op_; }
   int rank() const { return rank_; }
   int peer() const { return peer_; }
+  /// The exception that the calling thread was handling; null if there was none.
+  const std::exception_ptr& while_handling() const { return while_handling_; }
 
  private:
+  std::exception_ptr while_handling_ = std::current_exception();
   std::string op_;
   int rank_;
   int peer_;

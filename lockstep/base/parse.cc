@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/utf8.h"
 
 namespace lockstep::base {
 namespace {
@@ -46,28 +47,51 @@ std::vector<std::string> split(std::string_view text, char separator) {
   }
 }
 
-std::string quoted(std::string_view text, std::size_t limit) {
-  std::string out = "\"";
+namespace {
+
+bool is_control(std::string_view character) {
+  const auto first = static_cast<unsigned char>(character[0]);
+  if (character.size() == 2) return first == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;
+  return character.size() == 1 && (first < 0x20 || first == 0x7f);
+}
+
+void append_escaped(std::string& out, std::string_view text, std::size_t limit, std::string_view also) {
   if (text.size() > limit) {
     // Do not cut inside a character: step back over UTF-8 continuation bytes.
     while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) --limit;
     text = text.substr(0, limit);
   }
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
+  while (!text.empty()) {
+    const std::size_t valid = utf8_length(text);
+    const std::string_view character = text.substr(0, std::max<std::size_t>(1, valid));
+    text.remove_prefix(character.size());
+    if (character == "\n") {
       out += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      char escaped[5];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
-      out += escaped;
+    } else if (valid == 0 || is_control(character)) {
+      for (const char byte : character) {
+        char code[5];
+        std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned char>(byte));
+        out += code;
+      }
     } else {
-      out += c;
+      if (also.find(character) != std::string_view::npos) out += '\\';
+      out += character;
     }
   }
+}
+
+}  // namespace
+
+std::string quoted(std::string_view text, std::size_t limit) {
+  std::string out = "\"";
+  append_escaped(out, text, limit, "\"\\");
   return out + "\"";
+}
+
+std::string escaped(std::string_view text, std::size_t limit) {
+  std::string out;
+  append_escaped(out, text, limit, "\\");
+  return out;
 }
 
 std::string alternatives(const std::vector<std::string>& words) {

@@ -24,8 +24,12 @@ std::int64_t parse_int_in_range(std::string_view what, std::string_view text, st
 /// Splits `text` at every `separator`. For "", returns one empty string.
 std::vector<std::string> split(std::string_view text, char separator);
 
-/// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped.
+/// Returns at most `limit` bytes of `text` in double quotes, with \" \\ \n and other control characters escaped, also
+/// those of C1 and bytes that are not UTF-8.
 std::string quoted(std::string_view text, std::size_t limit = 1024);
+/// The same without quotes, in which \" is not escaped: for names of files and processes in a text for a terminal,
+/// which other users may have chosen.
+std::string escaped(std::string_view text, std::size_t limit = 1024);
 
 /// Returns "a, b or c".
 std::string alternatives(const std::vector<std::string>& words);

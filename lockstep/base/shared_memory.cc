@@ -39,7 +39,13 @@ SharedMemory SharedMemory::create(const char* name, std::size_t size) {
         "cannot allocate " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_FSIZE, "ulimit -f"),
         EFBIG);
   Fd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw SystemError("cannot create shared memory", errno);
+  if (!fd)
+    throw SystemError("cannot create shared memory", errno, Cause::kResource,
+                      errno == EMFILE ? "raise ulimit -n"
+                      : errno != EPERM && errno != ENOSYS
+                          ? ""
+                          : "allow the system call memfd_create, which a profile of the container may forbid "
+                            "(docker run --security-opt seccomp=...)");
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
     throw SystemError("cannot allocate " + std::to_string(size) + " bytes of shared memory", errno);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw SystemError("cannot seal shared memory", errno);
@@ -88,7 +94,7 @@ int SharedMemory::reserve(std::size_t offset, std::size_t size) const noexcept {
     const std::size_t bytes = std::min(bytes_per_call, end - offset);
     if (::fallocate(fd_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0)
       offset += bytes;
-    else if (errno == EOPNOTSUPP || errno == ENOSYS)
+    else if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM)  // the last where a container forbids the call
       return 0;
     else if (errno == EINTR)
       bytes_per_call = std::max(bytes_per_call / 2, kMinBytesPerCall);

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/checkpoint/files/directory.h"
 #include "lockstep/checkpoint/files/folder_lock.h"
@@ -91,7 +92,7 @@ void Checkpointer::save_async(std::int64_t step, const CheckpointParts& mine) {
   pending.error = capture_exception([&] { copy = staging_->copy(mine); });
   async_save->report.stall = std::chrono::steady_clock::now() - begin;
   InFlight& running = *async_save;
-  running.thread = std::thread([this, &running, pending = std::move(pending), copy = std::move(copy), begin] {
+  running.thread = base::start_thread([this, &running, pending = std::move(pending), copy = std::move(copy), begin] {
     const comm::channel::DeadlockDetector::BackgroundThread background_thread;  // only this thread uses writer_group_
     running.error = capture_exception([&] {
       const auto stall = running.report.stall;

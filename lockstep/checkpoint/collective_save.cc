@@ -133,7 +133,7 @@ class CheckpointPublisher {
   }
 
   void remove(const CheckpointName& name) const {
-    files::remove_directory(request_.folder, to_text(name));
+    files::remove_directory(request_.folder, to_text(name), kManifestName);
     request_.verified->forget(request_.folder + "/" + to_text(name));
   }
 

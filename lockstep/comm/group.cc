@@ -317,6 +317,10 @@ JobStart GroupAccess::job_start(const Group& group) {
   return {identity.job, identity.generation};
 }
 
+std::shared_ptr<job::Store> GroupAccess::store(const Group& group) {
+  return std::make_shared<job::PrefixStore>("of group/" + group.name(), group.impl_->world->store);
+}
+
 std::string GroupAccess::new_value_key(const Group& group) {
   return "values/" + group.impl_->name + "/" + std::to_string(group.impl_->num_value_keys++);
 }

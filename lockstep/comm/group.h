@@ -36,7 +36,7 @@ struct CallOptions {
   std::optional<base::Deadline> deadline = {};
   /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16 or float16). Each
   /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Tensors of at most
-  /// 4 KiB are sent in float32, and data that stays within a host is not rounded. The transports gloo and mpi accept
+  /// 4 KiB are sent in float32, and data that stays within a host is not rounded. The transports tcp and mpi accept
   /// float32 only.
   at::ScalarType wire_dtype = at::kFloat;
 };
@@ -86,7 +86,7 @@ class Group {
   at::Device device() const;
   /// Returns the name of the group in messages: "world", "world.1[0]", ...
   const std::string& name() const;
-  /// Returns the name of the transport for CPU tensors: "shm", "gloo", ...
+  /// Returns the name of the transport for CPU tensors: "shm", "tcp", ...
   std::string_view transport() const;
 
   // Each operation has two forms. The first blocks until this rank's tensors hold the result. The _async form returns

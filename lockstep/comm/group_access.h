@@ -14,6 +14,10 @@
 #include "lockstep/comm/interface/pending.h"
 #include "lockstep/comm/reducers/reducer_options.h"
 
+namespace lockstep::job {
+class Store;
+}  // namespace lockstep::job
+
 namespace lockstep::comm {
 
 struct ExternalRendezvous;
@@ -84,6 +88,8 @@ struct GroupAccess {
 
   static JobStart job_start(const Group& group);
 
+  /// Returns the part of the job's store that belongs to the group: for waits that no collective can do.
+  static std::shared_ptr<job::Store> store(const Group& group);
   /// Returns a key for leave_value(). All ranks must call it in the same order. Does not block.
   static std::string new_value_key(const Group& group);
   /// Stores `value`, of at most 1 MiB, for this rank under `key`. On the rank that stores last, returns the values of

@@ -20,14 +20,14 @@ struct InitOptions {
   /// The launcher whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm"
   /// or "pmi". Defaults to LOCKSTEP_ENV_FROM, else "auto".
   std::string env_from = {};
-  /// "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
+  /// "auto", "self", "shm", "hierarchy", "tcp", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
   /// on GPUs use NCCL with "auto" if every rank has a GPU of its own, and with "nccl", which equals "auto" for CPU
   /// tensors. With any other name, GPU tensors are copied through host memory.
   std::string transport = {};
   /// Device of this rank, see Group::device(): "auto" (a GPU if one is visible), "cpu", "cuda" or "cuda:N". Defaults to
   /// LOCKSTEP_DEVICE, else "auto".
   std::string device = {};
-  /// The transport between hosts, for the transport hierarchy: "auto", "gloo" or "mpi". Defaults to
+  /// The transport between hosts, for the transport hierarchy: "auto", "tcp" or "mpi". Defaults to
   /// LOCKSTEP_CROSS_HOST_TRANSPORT, else "auto".
   std::string cross_host_transport = {};
   /// Whether CPU tensors that are created after init() are allocated in the arena (arena/arena.h). Defaults to

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::comm {
 namespace {
@@ -47,7 +48,7 @@ std::string exchange_over_torchrun_store(const base::net::Address& address, cons
   // If the store's process is stopped, c10d blocks in recv() without a limit. Its thread is then abandoned.
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> answer = promise->get_future();
-  std::thread([=] {
+  base::start_thread([=] {
     try {
       promise->set_value(set_or_get(address, key, message, deadline));
     } catch (...) {

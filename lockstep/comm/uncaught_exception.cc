@@ -23,6 +23,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/job/python_exception.h"
 
 namespace lockstep::comm {
 namespace {
@@ -35,6 +36,7 @@ struct UncaughtFailure {
   std::string hint;
   int exit_code = 1;
   std::optional<base::CommError> comm{};  // may be a consequence of another failure, or already published
+  bool led_to_cause = false;              // to the failure of an operation, which may be published
 };
 
 std::string readable_name(const char* mangled) {
@@ -44,13 +46,19 @@ std::string readable_name(const char* mangled) {
   return readable ? readable.get() : mangled;
 }
 
-/// Returns "std::runtime_error: text". libtorch's exceptions contain stack traces, which are left out.
+UncaughtFailure failure_of(const std::exception_ptr& pending);
+
+/// Returns "std::runtime_error: text", behind that of an exception nested in it. libtorch's exceptions contain stack
+/// traces, which are left out.
 std::string text_of(const std::exception& error) {
   const std::string type = readable_name(typeid(error).name());
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string what = torch_error ? torch_error->what_without_backtrace() : error.what();
   while (what.ends_with('\n')) what.pop_back();
-  return what == type ? type : type + ": " + what;
+  const auto* const nested = dynamic_cast<const std::nested_exception*>(&error);
+  const std::string before =
+      nested && nested->nested_ptr() ? failure_of(nested->nested_ptr()).text + std::string(job::kThen) : "";
+  return before + (what == type || nested ? what : type + ": " + what);
 }
 
 /// Also compares the text, because libtorch's CPU allocator throws no OutOfMemoryError.
@@ -59,12 +67,25 @@ bool is_out_of_memory(const c10::Error& error) {
          std::strstr(error.what_without_backtrace(), "can't allocate memory");
 }
 
-/// Describes the exception that is being handled.
-UncaughtFailure current_failure() {
+/// Describes the failure of an operation. If it is a call that the other ranks did not make, and the program made it
+/// while it handled an exception of its own, that one has led to the failure.
+UncaughtFailure failure_of(const base::CommError& error) {
+  if (error.while_handling() && (error.cause() == Cause::kDesync || error.cause() == Cause::kUnevenInput)) {
+    UncaughtFailure first = failure_of(error.while_handling());
+    if (!first.comm && first.cause == Cause::kRankExited) {
+      first.text += std::string(job::kThen) + error.what();
+      first.led_to_cause = true;
+      return first;
+    }
+  }
+  return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause()), error};
+}
+
+UncaughtFailure failure_of(const std::exception_ptr& pending) {
   try {
-    throw;
+    std::rethrow_exception(pending);
   } catch (const base::CommError& error) {
-    return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause()), error};
+    return failure_of(error);
   } catch (const base::Error& error) {
     return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause())};
   } catch (const arena::TensorOutOfMemory& error) {
@@ -104,7 +125,7 @@ void report(const UncaughtFailure& failure) noexcept {
   if (failure.comm)
     listener.deadlock_detector->publish_failure(*failure.comm);
   else
-    listener.deadlock_detector->publish_failure(failure.cause, failure.text, failure.hint);
+    listener.deadlock_detector->publish_failure(failure.cause, failure.text, failure.hint, failure.led_to_cause);
   if (listener.serves_store) std::this_thread::sleep_for(base::kPeersReadTime);
 }
 
@@ -114,14 +135,10 @@ std::terminate_handler previous_terminate_handler = nullptr;
   static std::atomic_flag is_reported;
   if (!is_reported.test_and_set()) {
     UncaughtFailure failure{Cause::kRankDied, "std::terminate() was called", ""};
-    if (std::current_exception()) {
-      try {
-        std::rethrow_exception(std::current_exception());
-      } catch (...) {
-        failure = current_failure();
-        failure.cause = failure.cause == Cause::kRankExited ? Cause::kRankDied : failure.cause;
-        failure.text = "uncaught exception: " + failure.text;
-      }
+    if (const std::exception_ptr pending = std::current_exception()) {
+      failure = failure_of(pending);
+      failure.cause = failure.cause == Cause::kRankExited ? Cause::kRankDied : failure.cause;
+      failure.text = "uncaught exception: " + failure.text;
     }
     report(failure);
   }
@@ -131,8 +148,8 @@ std::terminate_handler previous_terminate_handler = nullptr;
 
 }  // namespace
 
-int report_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept {
-  report({cause, text, hint, base::exit_code(cause)});
+int report_failure(base::Cause cause, const std::string& text, const std::string& hint, bool led_to_cause) noexcept {
+  report({.cause = cause, .text = text, .hint = hint, .led_to_cause = led_to_cause});
   return base::exit_code(cause);
 }
 
@@ -152,7 +169,7 @@ int main(int argc, char** argv, const std::function<int(int argc, char** argv)>&
   try {
     return program(argc, argv);
   } catch (...) {
-    const UncaughtFailure failure = current_failure();
+    const UncaughtFailure failure = failure_of(std::current_exception());
     report(failure);
     std::fflush(nullptr);
     std::fprintf(stderr, "error: %s%s%s\n", failure.text.c_str(), failure.hint.empty() ? "" : "; ",

@@ -19,13 +19,14 @@ namespace lockstep::comm {
 /// Returns what `program` returns. If `program` throws, the exception is printed on stderr and becomes the job's first
 /// cause unless there is one, so that every rank that waits for this rank fails with the same text. Then the process
 /// exits at once, without static destructors, with the exit code of the cause (docs/reference/exit-codes.md) if the
-/// exception is one of Lockstep's, else with 1. The failure of a child that the rank has forked is only printed: it is
+/// exception is one of Lockstep's, else with 1. If an operation between ranks failed while `program` handled another
+/// exception, the job's first cause is that one. The failure of a child that the rank has forked is only printed: it is
 /// not the job's.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
-/// For other languages: publishes an error that ends this process as the job's first cause, unless there is one.
-/// Returns the exit code of the cause (1 for kRankExited), with which the process should exit.
-int report_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
+/// For other languages: publishes an error that ends this process as the job's first cause, unless there is one that it
+/// has not led to. Returns the exit code of the cause (1 for kRankExited), with which the process should exit.
+int report_failure(base::Cause cause, const std::string& text, const std::string& hint, bool led_to_cause) noexcept;
 
 /// The destination of failure reports.
 struct FailureListener {

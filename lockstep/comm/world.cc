@@ -16,13 +16,13 @@
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/cuda/device_transport.h"
 #include "lockstep/comm/device_selection.h"
-#include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
+#include "lockstep/comm/tcp/tcp.h"
 #include "lockstep/comm/torchrun_rendezvous.h"
 #include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/job/exit_record.h"
@@ -33,9 +33,6 @@
 namespace lockstep::comm {
 namespace {
 
-// Number of threads of a gloo transport. hierarchy runs up to six chunks of a large operation at a time.
-constexpr int kFewThreads = 2;
-constexpr int kManyThreads = 4;
 constexpr auto kConnectTime = std::chrono::seconds(2);  // then checks for a new address
 constexpr auto kRetryPause = std::chrono::milliseconds(100);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
@@ -197,7 +194,7 @@ void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
 }
 
 const std::vector<std::string>& transport_names() {
-  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"};
+  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"};
   return names;
 }
 
@@ -210,9 +207,7 @@ void check_transport(const std::string& asked, int size) {
   }
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self requires a world of one rank, but there are " + std::to_string(size) +
-                           " ranks; expected auto, shm, hierarchy, gloo, mpi or nccl");
-  if (asked == "gloo" && !gloo::gloo_unavailable_reason().empty())
-    throw base::UsageError("transport gloo: " + gloo::gloo_unavailable_reason());
+                           " ranks; expected auto, shm, hierarchy, tcp, mpi or nccl");
   if (asked == "mpi" && !mpi::mpi_unavailable_reason().empty())
     throw base::UsageError("transport mpi: " + mpi::mpi_unavailable_reason());
   if (asked == "mpi") mpi::check_mpi_library();
@@ -221,29 +216,25 @@ void check_transport(const std::string& asked, int size) {
 std::string name(CrossHostTransport transport) {
   switch (transport) {
     case CrossHostTransport::kNone: break;
-    case CrossHostTransport::kGloo: return "gloo";
+    case CrossHostTransport::kTcp: return "tcp";
     case CrossHostTransport::kMpi: return "mpi";
-    case CrossHostTransport::kGlooAndMpi: return "gloo and mpi";
+    case CrossHostTransport::kTcpAndMpi: return "tcp and mpi";
   }
   return "none";
 }
 
 CrossHostTransport choose_cross_host_transport(const job::identity::Identity& identity, const std::string& asked) {
-  if (asked != "auto" && asked != "gloo" && asked != "mpi")
+  if (asked != "auto" && asked != "tcp" && asked != "mpi")
     throw base::UsageError("the transport between hosts (LOCKSTEP_CROSS_HOST_TRANSPORT) is " + base::quoted(asked, 80) +
-                           "; expected auto, gloo or mpi");
+                           "; expected auto, tcp or mpi");
   if (asked == "mpi" && !mpi::mpi_unavailable_reason().empty())
     throw base::UsageError("cross_host_transport mpi: " + mpi::mpi_unavailable_reason());
-  if (asked == "gloo" && !gloo::gloo_unavailable_reason().empty())
-    throw base::UsageError("cross_host_transport gloo: " + gloo::gloo_unavailable_reason());
   const std::string& source = identity.source;
   const bool mpi = (asked == "mpi" || (asked == "auto" && (source == "mpi" || source == "pmi" || source == "pmix"))) &&
                    mpi::mpi_unavailable_reason().empty();
   if (mpi) mpi::check_mpi_library();
   if (asked == "mpi") return CrossHostTransport::kMpi;
-  if (asked == "gloo") return CrossHostTransport::kGloo;
-  if (gloo::gloo_unavailable_reason().empty()) return mpi ? CrossHostTransport::kGlooAndMpi : CrossHostTransport::kGloo;
-  return mpi ? CrossHostTransport::kMpi : CrossHostTransport::kNone;
+  return mpi ? CrossHostTransport::kTcpAndMpi : CrossHostTransport::kTcp;
 }
 
 std::string choose_transport(World& world, const std::string& asked, CrossHostTransport cross_host_transport) {
@@ -251,26 +242,21 @@ std::string choose_transport(World& world, const std::string& asked, CrossHostTr
   const bool one_host = static_cast<int>(world.identity.local_ranks.size()) == size;
   if (asked == "shm" && !one_host)
     throw base::UsageError("transport shm requires all ranks on one host, but there are " +
-                           std::to_string(world.identity.num_nodes) + " hosts; expected auto, hierarchy, gloo or mpi");
+                           std::to_string(world.identity.num_nodes) + " hosts; expected auto, hierarchy, tcp or mpi");
   if (asked == "hierarchy" && one_host)
     throw base::UsageError("transport hierarchy requires several hosts, but all " + std::to_string(size) +
-                           " ranks share one; expected auto, shm, gloo or mpi");
+                           " ranks share one; expected auto, shm, tcp or mpi");
   world.transport = asked;
   const bool free = asked == "auto" || asked == "nccl";  // NCCL is for GPU tensors only
   if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
-  if (world.transport == "hierarchy") {
-    if (cross_host_transport == CrossHostTransport::kNone)
-      throw base::UsageError("transport hierarchy: no transport between hosts is available: gloo: " +
-                             gloo::gloo_unavailable_reason() + "; mpi: " + mpi::mpi_unavailable_reason());
-    world.cross_host_transport = cross_host_transport;
-  }
+  if (world.transport == "hierarchy") world.cross_host_transport = cross_host_transport;
   if (!free) return "requested by name";
   return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks on several hosts";
 }
 
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {
   const bool mpi = world.transport == "mpi" || world.cross_host_transport == CrossHostTransport::kMpi ||
-                   world.cross_host_transport == CrossHostTransport::kGlooAndMpi;
+                   world.cross_host_transport == CrossHostTransport::kTcpAndMpi;
   if (mpi && world.identity.world_size > 1) mpi::init_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
     world.local_peers = shm::LocalPeers::connect(arena::Arena::this_process(), *world.store, world.identity.local_ranks,
@@ -286,15 +272,14 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
   negotiate_gpu_transport(world, asked, support, deadline);
 }
 
-std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members,
-                                            int threads) const {
-  return gloo::make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
-                                    .rank = rank_in(members),
-                                    .size = static_cast<int>(members.size()),
-                                    .address = address,
-                                    .interface = interface,
-                                    .timeout = timeout,
-                                    .threads = threads});
+std::shared_ptr<Transport> World::make_tcp(const std::string& name, const std::vector<int>& members) const {
+  return tcp::make_tcp_transport({.store = std::make_shared<job::PrefixStore>("tcp/" + name, store),
+                                  .key = key,
+                                  .members = members,
+                                  .rank = rank_in(members),
+                                  .address = address,
+                                  .interface = interface,
+                                  .timeout = timeout});
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
@@ -308,9 +293,9 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
 std::shared_ptr<Transport> World::make_cross_host(hierarchy::Scope scope, const std::string& name,
                                                   const std::vector<int>& members) const {
   if (cross_host_transport == CrossHostTransport::kMpi ||
-      (cross_host_transport == CrossHostTransport::kGlooAndMpi && scope == hierarchy::Scope::kSmall))
+      (cross_host_transport == CrossHostTransport::kTcpAndMpi && scope == hierarchy::Scope::kSmall))
     return make_mpi(name, members);
-  return make_gloo(name, members, scope == hierarchy::Scope::kLarge ? kManyThreads : kFewThreads);
+  return make_tcp(name, members);
 }
 
 int World::rank_in(const std::vector<int>& members) const {
@@ -381,7 +366,7 @@ std::shared_ptr<Transport> World::make_host_transport(const std::string& name, c
            return make_cross_host(scope, name + "/" + part, ranks);
          }});
   if (transport == "mpi") return make_mpi(name, members);
-  return make_gloo(name, members, kFewThreads);
+  return make_tcp(name, members);
 }
 
 }  // namespace lockstep::comm

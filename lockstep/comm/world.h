@@ -36,19 +36,19 @@ struct SplitParent {
 
 /// What connects the hosts under the transport hierarchy.
 enum class CrossHostTransport {
-  kNone,  ///< none is available
-  kGloo,
+  kNone,  ///< the transport is not hierarchy
+  kTcp,
   kMpi,
-  kGlooAndMpi,  ///< MPI for small operations, Gloo for large ones
+  kTcpAndMpi,  ///< MPI for small operations, TCP for large ones
 };
-/// Returns "none", "gloo", "mpi" or "gloo and mpi", for messages and for the comparison of the ranks' settings.
+/// Returns "none", "tcp", "mpi" or "tcp and mpi", for messages and for the comparison of the ranks' settings.
 std::string name(CrossHostTransport transport);
 
 struct World {
   ~World();
 
   job::identity::Identity identity;
-  job::JobKey key;                           // of the store
+  job::JobKey key;                           // of the job
   std::unique_ptr<job::StoreServer> server;  // set if this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<channel::DeadlockDetector> deadlock_detector;
@@ -78,14 +78,14 @@ struct World {
  private:
   std::shared_ptr<Transport> make_host_transport(const std::string& name, const std::vector<int>& members) const;
   void wait_for_other_ranks() noexcept;
-  std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
+  std::shared_ptr<Transport> make_tcp(const std::string& name, const std::vector<int>& members) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
   std::shared_ptr<Transport> make_cross_host(hierarchy::Scope scope, const std::string& name,
                                              const std::vector<int>& members) const;
   int rank_in(const std::vector<int>& members) const;
 };
 
-/// Resolves `asked` ("auto", "gloo" or "mpi") to the transport between hosts. "auto" uses MPI only if MPI or PMI
+/// Resolves `asked` ("auto", "tcp" or "mpi") to the transport between hosts. "auto" uses MPI only if MPI or PMI
 /// numbered the ranks. Throws UsageError if the requested transport is not available.
 CrossHostTransport choose_cross_host_transport(const job::identity::Identity& identity, const std::string& asked);
 

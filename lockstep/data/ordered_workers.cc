@@ -5,11 +5,11 @@
 #include <exception>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::data {
 
@@ -73,22 +73,22 @@ OrderedWorkers::OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> m
         const std::lock_guard lock(state_->mutex);
         ++state_->num_running;
       }
-      threads_.emplace_back([state = state_, make = std::move(make)]() mutable {
+      threads_.push_back(base::start_thread([state = state_, make = std::move(make)]() mutable {
         state->work(make);
         make = nullptr;  // destroy the dataset's copy before the thread counts as ended
         const std::lock_guard lock(state->mutex);
         --state->num_running;
         state->slot_filled.notify_all();
-      });
+      }));
     }
-  } catch (const std::system_error& error) {
+  } catch (const base::Error& error) {
     {
       const std::lock_guard lock(state_->mutex);
       --state_->num_running;
     }
     const std::string which = std::to_string(threads_.size() + 1) + " of " + std::to_string(num_threads);
     stop(base::Deadline::in(stop_timeout_));
-    throw base::SystemError("cannot start loader thread " + which, error.code().value());
+    throw base::Error(error.cause(), "loader thread " + which + ": " + error.what(), error.hint());
   }
 }
 

@@ -31,8 +31,8 @@ enum class BufferMode {
 struct DdpOptions {
   /// Sizes of the gradient buckets in bytes: one value for all buckets, or two values: one for the first bucket and one
   /// for all others. A bucket holds at least this many bytes. Empty: a short measurement at construction chooses the
-  /// sizes, and rank 0 prints them. Over Gloo with three or more ranks the choice changes the order of additions and
-  /// therefore the last bits. Ignored where gradients are reduced in place.
+  /// sizes, and rank 0 prints them. Over MPI and NCCL with three or more ranks the choice changes the order of
+  /// additions and therefore the last bits. Ignored where gradients are reduced in place.
   std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
   /// stats().layout of the same model in the run that this run resumes: gradients use the same buckets from the first
   /// backward() on, so that sums have the same bits. Empty: the first backward() determines the layout. All ranks must

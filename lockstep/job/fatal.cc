@@ -121,4 +121,19 @@ Fatal publish_cause(Store& store, const Fatal& fatal) noexcept {
   }
 }
 
+void replace_cause(Store& store, const Fatal& fatal) noexcept {
+  publish_cause(store, fatal);
+  try {
+    const auto deadline = base::Deadline::in(std::chrono::seconds(2));
+    const std::string line = store.find(key::kCause, deadline).value_or("");
+    const auto now = parse_fatal(line);
+    if (!now || (now->cause != base::Cause::kDesync && now->cause != base::Cause::kUnevenInput)) return;
+    const bool takes_part = now->rank == fatal.rank ||
+                            (now->detail + " ").find("rank " + std::to_string(fatal.rank) + " ") != std::string::npos;
+    if (takes_part) store.compare_set(key::kCause, line, format_fatal(fatal), deadline);
+  } catch (const std::exception&) {
+    // The store is lost, so that no process reads the cause.
+  }
+}
+
 }  // namespace lockstep::job

@@ -46,13 +46,18 @@ Fatal to_fatal(const base::Error& error);
 /// Store keys that the launcher and the ranks share.
 namespace key {
 inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
-std::string exited(int rank);  ///< set when the process of `rank` has ended; an ExitRecord, or "" if it connected again
-std::string left(int rank);    ///< set by a rank that leaves its world in good order
+std::string exited(int rank);    ///< the ExitRecord of a rank whose process has ended; removed if it connects again
+std::string left(int rank);      ///< set by a rank that leaves its world in good order
 std::string progress(int rank);  ///< a number that grows, about once per second, while the rank makes progress
 }  // namespace key
 
 /// Publishes `fatal` as the job's first cause unless the store already has one. Returns the first cause in the store,
 /// or `fatal` if the store is lost or does not reply. Blocks until the store replies, for at most 10 s (see Store).
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
+
+/// Publishes `fatal`, an exception during whose handling its rank made a call that others did not make, in the place of
+/// the kDesync or kUnevenInput in the store that this has led to: one in which the rank takes part. Leaves any other
+/// cause, and publishes it if there is none. Blocks as publish_cause().
+void replace_cause(Store& store, const Fatal& fatal) noexcept;
 
 }  // namespace lockstep::job

@@ -200,13 +200,14 @@ void join(Store& store, identity::Identity& identity, const Facts& facts, Deadli
 }
 
 std::string host_id() {
-  std::string id = base::net::boot_id();
-  char network[64];
-  const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
-  if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
-  struct stat folder{};
-  if (::stat(base::Env::this_process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
-    id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
+  std::string id = base::net::boot_id() + " " + std::to_string(::geteuid());
+  for (const char* space : {"/proc/self/ns/net", "/proc/self/ns/user"}) {
+    char text[64];
+    const ssize_t size = ::readlink(space, text, sizeof text);
+    if (size > 0) id += " " + std::string(text, static_cast<std::size_t>(size));
+  }
+  struct stat folder{};  // containers in the network of their host have one of their own
+  if (::stat("/tmp", &folder) == 0) id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
   if (const auto& name = base::Env::this_process().lockstep_host_id) id += " " + base::quoted(*name, 200);
   return id;
 }

@@ -28,8 +28,8 @@ void join(Store& store, identity::Identity& identity, const Facts& facts, base::
 /// does. Throws CommError kCoordinatorLost.
 std::string find_host_of_rank(Store& store, int rank);
 
-/// Returns an identifier of this host as this process sees it: boot id, network namespace, directory of temporary
-/// files, and LOCKSTEP_HOST_ID. join() treats processes with different identifiers as processes on different hosts.
+/// Returns an identifier of this host as this process sees it: boot id, user, namespaces of the network and of users,
+/// /tmp, and LOCKSTEP_HOST_ID. join() treats processes with different identifiers as processes on different hosts.
 std::string host_id();
 
 /// Returns the GNU build id, in hexadecimal, of the loaded library with the file name `library` ("libc.so.6"), or of

@@ -64,7 +64,10 @@ std::string LocalStore::compare_set(std::string_view key, std::string_view expec
     const auto found = values_.find(key);
     const std::string_view now = found == values_.end() ? std::string_view() : found->second;
     if (now != expected) return std::string(now);
-    values_.insert_or_assign(std::string(key), std::string(desired));
+    if (!desired.empty())
+      values_.insert_or_assign(std::string(key), std::string(desired));
+    else if (found != values_.end())
+      values_.erase(found);
   }
   notify_changed();
   return std::string(desired);

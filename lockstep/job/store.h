@@ -38,7 +38,7 @@ class Store {
   virtual std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) = 0;
 
   /// Atomically sets `key` to `desired` if its value is `expected` (an empty `expected` also matches a key without a
-  /// value), and returns the value that `key` has afterwards.
+  /// value), and returns the value that `key` has afterwards. With an empty `desired` it then has none.
   virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                                   base::Deadline deadline) = 0;
 };

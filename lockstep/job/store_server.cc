@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
@@ -65,7 +66,7 @@ struct StoreServer::Impl {
     // Every change wakes the thread, because it may answer a waiting request. This includes changes by the thread
     // itself, which cause one more iteration.
     store.on_change([this] { wake_thread(); });
-    thread = std::thread([this] { serve(); });
+    thread = base::start_thread([this] { serve(); });
   }
   ~Impl() {
     stop = true;

@@ -4,6 +4,7 @@
 #include <ATen/ThreadLocalState.h>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::nn {
 
@@ -12,7 +13,7 @@ ReplicaThreads::ReplicaThreads(std::size_t count) {
   try {
     for (std::size_t i = 0; i < count; ++i) {
       auto worker = std::make_unique<Worker>();
-      worker->thread = std::thread([&started = *worker] { run_worker(started); });
+      worker->thread = base::start_thread([&started = *worker] { run_worker(started); });
       workers_.push_back(std::move(worker));
     }
   } catch (...) {

@@ -19,7 +19,7 @@ _lockstep_run_options="
 -n --ranks -np value
 -x --export variable
 --pass-local-rank
---transport choice auto self shm hierarchy gloo mpi nccl
+--transport choice auto self shm hierarchy tcp mpi nccl
 $_lockstep_host_options
 --ship
 --gpus value

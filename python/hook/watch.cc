@@ -87,13 +87,14 @@ void lockstep_watch_join(int rank, int world_size, const char* job, const char* 
     const bool is_published = own.page.is_published();
     if (is_published && (own.page.rank != rank || own.page.world_size != world_size)) return;
     if (is_published && own.rank < 0 && !has_heartbeat) return;  // by a program that uses Lockstep itself
-    own.rank = has_heartbeat ? -1 : rank;
-    publish_to(own.page, {rank, world_size, job, transport});
-    own.page.has_left = 0;
+    // Before the rank is shown: without a thread for the heartbeat it would count as stopped.
     if (has_heartbeat)
       own.heartbeat.reset();
     else if (!own.heartbeat)
       own.heartbeat = std::make_unique<Heartbeat>(own.page);
+    own.rank = has_heartbeat ? -1 : rank;
+    publish_to(own.page, {rank, world_size, job, transport});
+    own.page.has_left = 0;
   });
 }
 
@@ -135,6 +136,14 @@ void lockstep_watch_batch() {
 
 void lockstep_watch_alive() {
   guarded([](Watch& own) { own.page.alive_count.fetch_add(1, std::memory_order_relaxed); });
+}
+
+void lockstep_watch_handles(const char* exception) {
+  guarded([&](Watch& own) {
+    RankPage::ExceptionText handled{};
+    lockstep::base::telemetry::copy_text(handled.text, exception);
+    own.page.handles.store(handled);
+  });
 }
 
 std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const char* kind, const char* dtype,

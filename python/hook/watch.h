@@ -34,6 +34,9 @@ void lockstep_watch_step();
 void lockstep_watch_batch();
 void lockstep_watch_alive();
 
+/// Shows which exception the program is handling while it waits: "ValueError: bad value"; "" for none.
+void lockstep_watch_handles(const char* exception);
+
 /// Records that the rank waits for other ranks in operation `seq` of the group `channel`. Returns a number for end(); 0
 /// if nothing was recorded.
 std::uint64_t lockstep_watch_begin(const char* channel, std::uint64_t seq, const char* kind, const char* dtype,

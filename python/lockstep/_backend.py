@@ -45,7 +45,7 @@ def create(options: Any, backend_options: Any) -> Any:
     _num_made[name] += 1
     _failures.add_owner(_backends)
     device, inner = _device_backend(options, backend_options, ranks)
-    return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, options.store, seconds, device, inner)
+    return _C.make_backend(world._group, f"c10d.{name}.{number}", ranks, seconds, device, inner)
 
 
 def _own_backends(model: Any) -> set[Any]:

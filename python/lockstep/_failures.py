@@ -10,8 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+import torch
+
 from lockstep import _C
-from lockstep.errors import Error
+from lockstep.errors import CommError, Error
 
 
 class Owner(Protocol):
@@ -36,19 +38,41 @@ def add_owner(owner: Owner) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the last line of what Python prints of an exception."""
-    lines = traceback.format_exception_only(type(error), error)
-    return lines[-1].strip()
+    """Returns the message of an exception on one line, behind that of the first one from which it has come."""
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return _C.exception_text(lines) or traceback.format_exception_only(type(error), error)[-1].strip().split("\n")[0]
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The exception during whose handling the others were raised, or their cause."""
+    for _ in range(100):  # a chain may be a ring
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        error = before
+    return error
+
+
+def _is_out_of_memory(error: BaseException, text: str) -> bool:
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return "can't allocate memory" in text  # of torch's allocator for CPUs, which raises RuntimeError
 
 
 def report(error: BaseException) -> int:
     """Publishes `error`. Returns the exit code with which the process should end."""
     global _failed
     _failed = True
+    if isinstance(error, CommError) and error.cause in ("DESYNC", "UNEVEN_INPUT"):
+        # By a call in a `finally` block or an exception handler, which the other ranks did not make. A program that
+        # trains where it has caught an ImportError has not failed by that.
+        if not isinstance(_first_of(error), (Error, ImportError)):
+            return _C.report_failure("RANK_EXITED", text_of(error), "", led_to_cause=True)
     if isinstance(error, Error):
         message = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)
         return _C.report_failure(error.cause, message, error.hint)
-    return _C.report_failure("RANK_EXITED", text_of(error), "")
+    text = text_of(error)
+    return _C.report_failure("RESOURCE" if _is_out_of_memory(error, text) else "RANK_EXITED", text, "")
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

@@ -109,7 +109,7 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """The transport for CPU tensors: "shm", "hierarchy", "gloo", "mpi" or "self"."""
+        """The transport for CPU tensors: "shm", "hierarchy", "tcp", "mpi" or "self"."""
         return self._group.transport()
 
     def global_rank(self, rank: int) -> int:
@@ -399,9 +399,9 @@ def init(
     Args:
         rank, world_size, address: replace the launcher's variables; address is "host:port" of rank 0.
         env_from: whose variables: "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi".
-        transport: "auto", "self", "shm", "hierarchy", "gloo", "mpi" or "nccl".
+        transport: "auto", "self", "shm", "hierarchy", "tcp", "mpi" or "nccl".
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
-        cross_host_transport: "auto", "gloo" or "mpi", between hosts.
+        cross_host_transport: "auto", "tcp" or "mpi", between hosts.
         arena: whether later CPU tensors are in shared memory.
         join_timeout: seconds to wait for all ranks (60).
         timeout: seconds to wait for ranks that make no progress (300); 0: no limit.

@@ -99,7 +99,6 @@ void LockstepBackend::shutdown() {
   device_.reset();
   executor_.reset();
   group_.reset();
-  store_.reset();  // torch keeps its server as long as anyone uses it
 }
 
 void LockstepBackend::abort() {
@@ -441,8 +440,8 @@ WorkPtr LockstepBackend::barrier(const c10d::BarrierOptions& given) {
 void LockstepBackend::monitoredBarrier(const c10d::BarrierOptions& given, bool wait_all_ranks) {
   check_open();
   const milliseconds timeout = given.timeout == c10d::kUnsetTimeout ? timeout_.load() : given.timeout;
-  const MonitoredBarrier barrier{*store_, rank_, size_,
-                                 group_->name() + "/monitored_barrier/" + std::to_string(++num_monitored_)};
+  const auto store = comm::GroupAccess::store(*group_);
+  const MonitoredBarrier barrier{*store, rank_, size_, ++num_monitored_};
   barrier.run(timeout, wait_all_ranks);
 }
 

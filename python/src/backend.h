@@ -25,8 +25,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// Threads: as torch calls a process group, one at a time; abort() from any.
 class LockstepBackend final : public c10d::Backend {
  public:
-  LockstepBackend(comm::Group group, c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
-      : Backend(group.rank(), group.size()), group_(std::move(group)), store_(std::move(store)), timeout_(timeout) {}
+  LockstepBackend(comm::Group group, std::chrono::milliseconds timeout)
+      : Backend(group.rank(), group.size()), group_(std::move(group)), timeout_(timeout) {}
 
   /// From now on, operations on tensors of devices of this type are those of `inner`; `group` has the same ranks and is
   /// used for nothing else.
@@ -110,8 +110,7 @@ class LockstepBackend final : public c10d::Backend {
   bool on_device(const at::Tensor& tensor) const;
 
   std::optional<comm::Group> group_;
-  c10::intrusive_ptr<c10d::Store> store_;  // of this process group
-  std::uint64_t num_monitored_ = 0;        // barriers
+  std::int64_t num_monitored_ = 0;  // barriers
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> num_operations_{0};
   std::atomic<std::uint64_t> optimizer_steps_{0};

@@ -51,15 +51,15 @@ void bind_backend(py::module_& module) {
       });
   module.def(
       "make_backend",
-      [](const Group& world, std::string name, std::vector<int> members, c10::intrusive_ptr<c10d::Store> store,
-         double timeout, const std::optional<std::string>& device,
+      [](const Group& world, std::string name, std::vector<int> members, double timeout,
+         const std::optional<std::string>& device,
          c10::intrusive_ptr<c10d::Backend> inner) -> c10::intrusive_ptr<c10d::Backend> {
         c10::intrusive_ptr<LockstepBackend> made;
         {
           const py::gil_scoped_release release;
           Group group = comm::GroupAccess::make_group(world, name, members);
           check_all_have_device(group, device.has_value());
-          made = c10::make_intrusive<LockstepBackend>(std::move(group), std::move(store),
+          made = c10::make_intrusive<LockstepBackend>(std::move(group),
                                                       milliseconds(static_cast<std::int64_t>(timeout * 1e3)));
           if (device)
             made->set_device(c10::Device(*device).type(),
@@ -69,8 +69,7 @@ void bind_backend(py::module_& module) {
         backends().emplace_back(made);
         return made;
       },
-      py::arg("world"), py::arg("name"), py::arg("members"), py::arg("store"), py::arg("timeout"), py::arg("device"),
-      py::arg("inner"));
+      py::arg("world"), py::arg("name"), py::arg("members"), py::arg("timeout"), py::arg("device"), py::arg("inner"));
   module.def("close_backends", close_backends);
   module.def(
       "init_over",

@@ -1,6 +1,9 @@
 // Exceptions and interrupts.
+#include <regex>
+
 #include "lockstep/comm/channel/interrupt.h"
 #include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/job/python_exception.h"
 #include "python/src/bindings.h"
 
 namespace lockstep::python {
@@ -48,9 +51,19 @@ void raise(const base::Error& error) {
   PyErr_SetObject(type.ptr(), exception.ptr());
 }
 
+/// Replaces names of C++, such as "lockstep::optim" and "DdpOptions.ignore", by those of the package.
+std::string in_python(const std::string& text) {
+  std::string result = std::regex_replace(text, std::regex("\\bDdpOptions\\.(\\w+)"), "DistributedDataParallel($1=)");
+  result = std::regex_replace(result, std::regex("\\bInitOptions\\.(\\w+)"), "init($1=)");
+  result = std::regex_replace(result, std::regex("\\b[A-Z]\\w*Options\\.(\\w+)"), "$1=");
+  return std::regex_replace(result, std::regex("\\b(lockstep|ddp|nn|optim|torch|[A-Z][a-z]\\w*)::(?=[A-Za-z_])"),
+                            "$1.");
+}
+
 }  // namespace
 
 void bind_errors(py::module_& module) {
+  base::rename_in_errors(in_python);
   // For torch's extension as well: its functions call the backend of torch.distributed.
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
@@ -66,10 +79,14 @@ void bind_errors(py::module_& module) {
   comm::channel::set_interrupt_check(is_interrupted);
   module.def(
       "report_failure",
-      [](const std::string& cause, const std::string& text, const std::string& hint) {
-        return comm::report_failure(base::cause_from_name(cause), text, hint);
+      [](const std::string& cause, const std::string& text, const std::string& hint, bool led_to_cause) {
+        return comm::report_failure(base::cause_from_name(cause), text, hint, led_to_cause);
       },
-      WithoutGil(), "Publishes an error that ends this process as the job's first cause. Returns the exit code.");
+      py::arg("cause"), py::arg("text"), py::arg("hint"), py::arg("led_to_cause") = false, WithoutGil(),
+      "Publishes an error that ends this process as the job's first cause. Returns the exit code.");
+  module.def(
+      "exception_text", [](const std::string& lines) { return job::find_python_exception(lines).text(); },
+      "Returns the message, on one line, of what traceback.format_exception() returns.");
   module.def("version", [] { return LOCKSTEP_VERSION; });
 }
 

@@ -21,6 +21,8 @@ using comm::ReduceOp;
 
 namespace {
 
+constexpr std::int64_t kRoundBytes = std::int64_t{8} << 20;  // of an all_to_all of unequal parts, in each direction
+
 /// What surrounds the reduction of a Group in one of c10d.
 struct Steps {
   ReduceOp op = ReduceOp::kSum;
@@ -193,17 +195,34 @@ void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensor
   }
   const auto largest = all.max().item<std::int64_t>();
   if (largest == 0) return;
+  // In rounds of equal parts, so that the memory for them does not grow with the largest part.
   const at::TensorOptions like = inputs[0].options().memory_format(std::nullopt);
-  const at::Tensor sent = at::empty({size, largest}, like), received = at::empty({size, largest}, like);
-  for (int rank = 0; rank < size; ++rank) {
-    const at::Tensor& part = inputs[static_cast<std::size_t>(rank)];
-    sent[rank].narrow(0, 0, part.numel()).copy_(part.reshape({-1}));
+  const std::int64_t round = std::clamp<std::int64_t>(kRoundBytes / size / inputs[0].element_size(), 1, largest);
+  const at::Tensor sent = at::empty({size, round}, like), received = at::empty({size, round}, like);
+  Tensors sources, targets;
+  for (const at::Tensor& part : inputs) {
+    // Outputs are written while inputs are still to be read.
+    const bool overlaps =
+        std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& one) { return one.is_alias_of(part); });
+    sources.push_back(overlaps ? part.clone().view({-1}) : part.reshape({-1}));
   }
-  group.all_to_all(flat(received), flat(sent), options);
-  for (int rank = 0; rank < size; ++rank) {
-    const at::Tensor& part = outputs[static_cast<std::size_t>(rank)];
-    part.copy_(received[rank].narrow(0, 0, part.numel()).view(part.sizes()));
+  for (const at::Tensor& part : outputs)
+    targets.push_back(part.is_contiguous() ? part.view({-1}) : at::empty({part.numel()}, like));
+  for (std::int64_t begin = 0; begin < largest; begin += round) {
+    /// Calls copy(a part's elements of this round, their place in `buffer`).
+    const auto for_parts = [&](const Tensors& parts, const at::Tensor& buffer, const auto& copy) {
+      for (int rank = 0; rank < size; ++rank) {
+        const at::Tensor& part = parts[static_cast<std::size_t>(rank)];
+        const std::int64_t count = std::min(round, part.numel() - begin);
+        if (count > 0) copy(part.narrow(0, begin, count), buffer[rank].narrow(0, 0, count));
+      }
+    };
+    for_parts(sources, sent, [](const at::Tensor& part, const at::Tensor& place) { place.copy_(part); });
+    group.all_to_all(flat(received), flat(sent), options);
+    for_parts(targets, received, [](const at::Tensor& part, const at::Tensor& place) { part.copy_(place); });
   }
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (!outputs[i].is_contiguous()) outputs[i].copy_(targets[i].view(outputs[i].sizes()));
 }
 
 }  // namespace lockstep::python

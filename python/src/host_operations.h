@@ -33,8 +33,8 @@ void reduce_scatter(const comm::Group& group, const at::Tensor& to, const at::Te
 /// Sums sparse tensors, whose ranks may have different numbers of elements.
 void all_reduce_sparse(const comm::Group& group, at::Tensor& tensor, const c10d::ReduceOp& op,
                        const comm::CallOptions& options);
-/// all_to_all() of parts of different sizes: each part is padded to the largest one of all ranks. Throws DesyncError if
-/// a rank sends another number of elements than its receiver expects.
+/// all_to_all() of parts of different sizes, in rounds of equal parts of a few MiB, as many as the largest part of all
+/// ranks needs. Throws DesyncError if a rank sends another number of elements than its receiver expects.
 void all_to_all_unequal(const comm::Group& group, const Tensors& outputs, const Tensors& inputs,
                         const comm::CallOptions& options);
 

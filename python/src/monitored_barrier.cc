@@ -28,22 +28,18 @@ std::string join(const std::vector<int>& ranks) {
 
 void MonitoredBarrier::run(milliseconds timeout, bool wait_all_ranks) const {
   if (rank == 0) return wait_as_rank_zero(timeout, wait_all_ranks);
-  store.set(key_of(rank), "1");
+  store.set(key_of(rank, number), "1", base::Deadline::in(timeout));
   wait_for_result(timeout);
 }
 
-/// Returns whether `name` has been set by the end of `timeout`. Ctrl-C ends the wait.
-bool MonitoredBarrier::is_set(const std::string& name, milliseconds timeout) const {
+/// Returns the value of `name` when it has one, nullopt at the end of `timeout`. Ctrl-C ends the wait.
+std::optional<std::string> MonitoredBarrier::wait_for(const std::string& name, milliseconds timeout) const {
   const auto limit = base::Deadline::in(timeout);
   for (;;) {
-    if (store.check({name})) return true;
-    if (limit.expired()) return false;
+    if (auto value = store.get(name, earlier(limit, base::Deadline::in(kStorePoll)))) return value;
+    if (limit.expired()) return std::nullopt;
     if (comm::channel::is_interrupted())
       throw base::CommError(base::Cause::kInterrupted, "monitored_barrier", rank, -1, "interrupted");
-    try {
-      store.wait({name}, std::max(milliseconds(1), std::min(kStorePoll, limit.remaining())));
-    } catch (const c10::Error&) {  // not in this time; a store that is gone throws in check()
-    }
   }
 }
 
@@ -58,22 +54,30 @@ void MonitoredBarrier::wait_as_rank_zero(milliseconds timeout, bool wait_all_ran
       absent.push_back(peer);
       break;
     }
-    if (!is_set(key_of(peer), limit.remaining())) absent.push_back(peer);
+    if (!wait_for(key_of(peer, number), limit.remaining())) absent.push_back(peer);
   }
   if (!absent.empty() && failure.empty())
     failure = (absent.size() > 1 || wait_all_ranks ? "Ranks " : "Rank ") + join(absent) +
               " failed to pass monitoredBarrier in " + after;
-  store.set(key_of(0), failure);
+  store.set(key_of(0, number), failure, base::Deadline::in(timeout));
   if (!failure.empty()) throw_timeout(rank, absent.front(), failure);
+  forget_last_call();
+}
+
+void MonitoredBarrier::forget_last_call() const {
+  if (number == 1) return;
+  for (int peer = 0; peer < size; ++peer)
+    store.compare_set(key_of(peer, number - 1), peer == 0 ? "" : "1", "", base::Deadline::in(kStorePoll));
+}
+
+std::string MonitoredBarrier::key_of(int of_rank, std::int64_t call) const {
+  return "monitored_barrier/" + std::to_string(call) + "/" + std::to_string(of_rank);
 }
 
 void MonitoredBarrier::wait_for_result(milliseconds timeout) const {
   // Rank 0 may have come as late as this rank is early.
-  std::string failure = "no answer in " + std::to_string(2 * timeout.count()) + " ms";
-  if (is_set(key_of(0), 2 * timeout)) {
-    const auto answer = store.get(key_of(0));
-    failure.assign(answer.begin(), answer.end());
-  }
+  const std::string failure =
+      wait_for(key_of(0, number), 2 * timeout).value_or("no answer in " + std::to_string(2 * timeout.count()) + " ms");
   if (failure.empty()) return;
   throw_timeout(
       rank, 0,

@@ -2,19 +2,23 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
+
+#include "lockstep/job/store.h"
 
 namespace lockstep::python {
 
-/// One call of monitored_barrier(): each rank writes a key, and rank 0 waits for all of them and writes the result. The
-/// texts are those of c10d's Gloo, which programs search for.
+/// One call of monitored_barrier(): each rank writes a key, and rank 0 waits for all of them, writes the result, and
+/// removes the keys of the call before, which all have left. The texts are those of c10d's Gloo, which programs search
+/// for.
 struct MonitoredBarrier {
-  c10d::Store& store;
+  job::Store& store;  ///< that ends with the job; not torch's, which every process on the network may write
   int rank;
   int size;
-  std::string key;  ///< of this call, the same on all ranks
+  std::int64_t number;  ///< of this call in the group, from 1, the same on all ranks
 
   /// Blocks until all ranks have come. Throws TimeoutError: on rank 0 after `timeout` with the first absent rank, or
   /// all of them if `wait_all_ranks`; on the others with rank 0's text, or when they have not heard of it for `timeout`
@@ -24,8 +28,9 @@ struct MonitoredBarrier {
  private:
   void wait_as_rank_zero(std::chrono::milliseconds timeout, bool wait_all_ranks) const;
   void wait_for_result(std::chrono::milliseconds timeout) const;
-  bool is_set(const std::string& name, std::chrono::milliseconds timeout) const;
-  std::string key_of(int of_rank) const { return key + "/" + std::to_string(of_rank); }
+  std::optional<std::string> wait_for(const std::string& name, std::chrono::milliseconds timeout) const;
+  void forget_last_call() const;
+  std::string key_of(int of_rank, std::int64_t call) const;
 };
 
 }  // namespace lockstep::python

@@ -1,5 +1,6 @@
 """A training on all ranks of which one fails in step 3, as the first argument says."""
 
+import atexit
 import os
 import signal
 import sys
@@ -8,6 +9,14 @@ import time
 import torch
 
 import lockstep
+
+
+class Unreadable(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise LookupError(f"no such sample: {index}")
 
 
 def fail(how, world):
@@ -21,7 +30,24 @@ def fail(how, world):
         world.all_reduce(torch.ones(3), name="accuracy")
     elif how == "exception":
         raise LookupError("no such batch")
+    elif how == "finally":
+        try:
+            raise LookupError("no such batch")
+        finally:
+            world.barrier()
+    elif how == "worker":
+        next(iter(torch.utils.data.DataLoader(Unreadable(), num_workers=1)))
+    elif how == "known":
+        raise RuntimeError("CUDA out of memory, or something else: No space left on device")
+    elif how == "memory":
+        torch.empty(1 << 55)
+    elif how == "slow_end":
+        atexit.register(time.sleep, 60)
+        raise LookupError("no such batch")
     elif how == "exit":
+        sys.exit(3)
+    elif how == "slow_exit":
+        atexit.register(time.sleep, 60)
         sys.exit(3)
     elif how == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)

@@ -91,3 +91,11 @@ def test_abort_ends_a_wait(world):
         thread.join(20)
         assert not thread.is_alive()
         assert "aborted" in errors[0]
+
+
+@on_ranks(2, fresh=True)
+def test_sizes_that_do_not_fit(world):
+    with pytest.raises(lockstep.DesyncError, match="rank 1 sends 3 elements, rank 0 expects 2"), process_group():
+        rank = world.rank
+        outputs = [torch.empty(2), torch.empty(2)] if rank == 0 else [torch.empty(2), torch.empty(3)]
+        dist.all_to_all(outputs, [torch.ones(2), torch.ones(2)] if rank == 0 else [torch.ones(3), torch.ones(3)])

@@ -48,7 +48,8 @@ def ranks_left():
 
 
 OPTIMIZERS = ("fused", "torch")
-FAST = ("--hang-timeout", "3", "--work-timeout", "3", "--stall-timeout", "3")
+# What a rank does before its first step takes longer than this nowhere.
+FAST = ("--hang-timeout", "10", "--stall-timeout", "3")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -86,6 +87,41 @@ def test_exception(optimizer, failing):
     assert "LookupError: no such batch" in fatal["detail"], output
     assert code == 1
     assert 'raise LookupError("no such batch")' in output
+
+
+def test_clean_up_that_waits_for_the_others_is_not_the_cause():
+    code, output, fatal = run("finally", "torch", failing=0, size=3)
+    assert (fatal["cause"], fatal["rank"]) == ("RANK_EXITED", "0"), output
+    # The second one begins with the name of the operation if rank 0 waits in it when the others find the difference.
+    assert re.search(
+        r"LookupError: no such batch; then lockstep\.errors\.DesyncError: (barrier#\d+: )?rank", fatal["detail"]
+    ), output
+    assert code == 1
+
+
+def test_error_of_a_data_loader_worker():
+    _, output, fatal = run("worker", "torch")
+    assert (fatal["cause"], fatal["rank"]) == ("RANK_EXITED", "1"), output
+    assert re.search(
+        r"LookupError.* in DataLoader worker process 0. \(LookupError: no such sample: 0\)", fatal["detail"]
+    )
+
+
+def test_remedy_of_a_known_error():
+    _, output, fatal = run("known", "fused")
+    assert fatal["hint"].startswith('"lower the batch size'), output
+
+
+def test_lack_of_memory_has_its_own_code():
+    code, output, fatal = run("memory", "torch")
+    assert (fatal["cause"], fatal["rank"], code) == ("RESOURCE", "1", 74), output
+    assert fatal["hint"] != '""', output
+
+
+@pytest.mark.parametrize(("how", "own_code"), (("slow_end", 1), ("slow_exit", 3)))
+def test_code_of_a_rank_that_is_killed_while_it_ends(how, own_code):
+    code, output, fatal = run(how, "torch", options=("--fail-grace", "1"))
+    assert (fatal["cause"], fatal["rank"], code) == ("RANK_EXITED", "1", own_code), output
 
 
 def test_exit_code():

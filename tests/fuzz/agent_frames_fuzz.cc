@@ -53,6 +53,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kStdinTaken:
     case protocol::FrameKind::kUsesLibrary:
     case protocol::FrameKind::kLeftBehind:
+    case protocol::FrameKind::kStacks:
     case protocol::FrameKind::kStdout:
     case protocol::FrameKind::kStderr:
     case protocol::FrameKind::kAlive:

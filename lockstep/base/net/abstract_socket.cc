@@ -14,13 +14,14 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::base::net {
 namespace {
 
-constexpr int kMaxPending = 16;
+constexpr int kMaxPending = 128;
 constexpr std::size_t kRandomBytes = 8;
 
 struct AbstractAddress {
@@ -57,16 +58,34 @@ std::set<std::string> abstract_names(std::string_view prefix) {
 AbstractListener::AbstractListener(std::string_view prefix) : listener_(make_unix_socket()) {
   std::string random(kRandomBytes, '\0');
   const bool has_random = ::getrandom(random.data(), random.size(), 0) == static_cast<ssize_t>(random.size());
-  const auto name = abstract_address(std::string(prefix) + to_hex(random));
-  if (!has_random || !name ||
-      ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&name->address), name->size) != 0 ||
+  name_ = std::string(prefix) + to_hex(random);
+  const auto address = abstract_address(name_);
+  if (!has_random || !address ||
+      ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address->address), address->size) != 0 ||
       ::listen(listener_.get(), kMaxPending) != 0)
-    throw SystemError("cannot listen on a Unix socket", name ? errno : ENAMETOOLONG);
+    throw SystemError("cannot listen on a Unix socket", address ? errno : ENAMETOOLONG);
 }
 
 Fd AbstractListener::try_accept() const {
   Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   return fd && pid_of_same_user(fd.get()) ? std::move(fd) : Fd();
+}
+
+Fd AbstractListener::accept(Deadline deadline) const {
+  for (;;) {
+    if (!wait_readable(listener_.get(), deadline))
+      throw SystemError("no process connected to the Unix socket @" + name_, ETIMEDOUT, Cause::kJoinTimeout);
+    if (Fd fd = try_accept()) return fd;
+  }
+}
+
+Fd connect_abstract(const std::string& name) {
+  const auto address = abstract_address(name);
+  Fd fd = make_unix_socket();
+  if (!address || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address->address), address->size) != 0)
+    throw SystemError("cannot connect to the Unix socket @" + name, address ? errno : ENAMETOOLONG);
+  if (!pid_of_same_user(fd.get())) throw SystemError("the Unix socket @" + name + " is another user's", EPERM);
+  return fd;
 }
 
 std::vector<AbstractConnection> connect_to_all(std::string_view prefix) {

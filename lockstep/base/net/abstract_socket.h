@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
 namespace lockstep::base::net {
@@ -18,15 +19,24 @@ class AbstractListener {
   /// Throws SystemError.
   explicit AbstractListener(std::string_view prefix);
 
+  /// Returns the name, by which this user's processes in this network namespace can connect.
+  const std::string& name() const { return name_; }
   /// Returns the descriptor to poll for reading.
   int fd() const { return listener_.get(); }
   /// Returns the next pending connection; an empty Fd if there is none, or if it is that of another user, which is
   /// closed unread. Does not block.
   Fd try_accept() const;
+  /// Blocks until a process of this user connects; connections of other users are closed unread. Throws SystemError,
+  /// with kJoinTimeout at the deadline.
+  Fd accept(Deadline deadline) const;
 
  private:
+  std::string name_;
   Fd listener_;
 };
+
+/// Connects to the AbstractListener with this name, which must belong to this user. Throws SystemError.
+Fd connect_abstract(const std::string& name);
 
 /// A connection to an AbstractListener.
 struct AbstractConnection {

@@ -101,6 +101,13 @@ int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
   return connect_error(fd.get());
 }
 
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  const auto& in = reinterpret_cast<const sockaddr_in&>(address);
+  return address.sa_family == AF_INET && ntohl(in.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 }  // namespace
 
 std::chrono::milliseconds host_timeout() { return std::chrono::milliseconds(host_timeout_ms.load()); }
@@ -161,6 +168,7 @@ Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) 
   const AddrInfo info = resolve(address, false);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     int error = 0;
+    bool lo_is_down = true;
     for (const addrinfo* entry = info.get(); entry; entry = entry->ai_next) {
       Fd fd;
       // A new attempt is faster than the kernel's next packet: it doubles the time between them.
@@ -169,12 +177,25 @@ Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) 
         set_options(fd.get());
         return fd;
       }
+      lo_is_down &= error == ENETUNREACH && is_loopback(*entry->ai_addr);
     }
+    if (lo_is_down)
+      throw Error(Cause::kResource, "cannot connect to " + to_string(address) + ": " + std::strerror(error),
+                  "the interface lo is down: ip link set lo up");
     if (deadline.expired() || (refusal_is_final && error == ECONNREFUSED))
       throw PeerLostError(Cause::kCoordinatorLost, "connect", -1, -1,
                           "cannot connect to " + to_string(address) + ": " + std::strerror(error));
     std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
   }
+}
+
+void allow_pauses(int fd) {
+  const int off = 0;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &off, sizeof off);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
+  // Without a user timeout, the kernel gives up after some 13 times the longest time between retransmissions.
+  const int rto_max_ms = static_cast<int>(std::max<std::int64_t>(1000, host_timeout().count() / 4));
+  ::setsockopt(fd, IPPROTO_TCP, kTcpRtoMaxMs, &rto_max_ms, sizeof rto_max_ms);
 }
 
 Fd start_connect(const Address& address, const std::string& source) {

@@ -1,12 +1,9 @@
 #include "lockstep/base/net/unix_socket.h"
 
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/base/error.h"
@@ -16,18 +13,6 @@ namespace lockstep::base::net {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
-constexpr int kBacklog = 128;
-constexpr const char* kSocketName = "/socket";
-constexpr const char* kTemplateSuffix = "XXXXXX";  // mkdtemp() replaces it
-
-sockaddr_un unix_address(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    throw SystemError("the path " + path + " is too long for a Unix socket", ENAMETOOLONG);
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
 
 }  // namespace
 
@@ -42,46 +27,6 @@ std::optional<pid_t> pid_of_same_user(int socket) {
   socklen_t size = sizeof peer;
   const bool is_known = ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
   return is_known && peer.uid == ::geteuid() ? std::optional(peer.pid) : std::nullopt;
-}
-
-UnixListener::UnixListener(const std::string& parent) {
-  folder_ = parent + "/lockstep-" + kTemplateSuffix;
-  unix_address(folder_ + kSocketName);  // throws if the path is too long, before the directory is created
-  listener_ = make_unix_socket();
-  if (!::mkdtemp(folder_.data())) throw SystemError("cannot create a directory in " + parent, errno);
-  path_ = folder_ + kSocketName;
-  const sockaddr_un address = unix_address(path_);
-  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(listener_.get(), kBacklog) != 0) {
-    const int error = errno;
-    remove();
-    throw SystemError("cannot listen on " + path_, error);
-  }
-}
-
-UnixListener::~UnixListener() { remove(); }
-
-void UnixListener::remove() noexcept {
-  ::unlink(path_.c_str());
-  ::rmdir(folder_.c_str());
-}
-
-Fd UnixListener::accept(Deadline deadline) {
-  for (;;) {
-    if (!wait_readable(listener_.get(), deadline))
-      throw SystemError("no process connected to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
-    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd && pid_of_same_user(fd.get())) return fd;
-  }
-}
-
-Fd connect_unix(const std::string& path) {
-  Fd fd = make_unix_socket();
-  const sockaddr_un address = unix_address(path);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    throw SystemError("cannot connect to " + path, errno);
-  if (!pid_of_same_user(fd.get())) throw SystemError(path + " belongs to another user", EPERM);
-  return fd;
 }
 
 void send_fd(int socket, std::uint64_t label, int fd) {

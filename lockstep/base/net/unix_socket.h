@@ -12,31 +12,6 @@
 
 namespace lockstep::base::net {
 
-/// A listening Unix socket in a directory of its own (mode 0700). The destructor removes both.
-class UnixListener {
- public:
-  /// Creates the directory below `parent` and listens in it. Throws SystemError.
-  explicit UnixListener(const std::string& parent);
-  ~UnixListener();
-  UnixListener(const UnixListener&) = delete;
-  UnixListener& operator=(const UnixListener&) = delete;
-
-  const std::string& path() const { return path_; }
-  /// Blocks until a process of this user connects; connections of other users are closed unread. Throws SystemError,
-  /// with kJoinTimeout at the deadline.
-  Fd accept(Deadline deadline);
-
- private:
-  void remove() noexcept;
-
-  std::string folder_;
-  std::string path_;
-  Fd listener_;
-};
-
-/// Connects to the UnixListener of another process, which must belong to this user. Throws SystemError.
-Fd connect_unix(const std::string& path);
-
 /// Creates a socket that is neither connected nor listening. Throws SystemError.
 Fd make_unix_socket();
 /// Returns the pid of the process at the other end of a connected socket if it belongs to this user, else nullopt. For

@@ -48,7 +48,7 @@ std::optional<MemoryUser> read_process(pid_t pid, const std::string& process, co
   const bool is_rank = rank && !job.empty() && rank->job == job;
   const std::uint64_t bytes = (is_rank ? own : own + shared) * 1024;
   if (bytes < kMinBytes) return std::nullopt;
-  return MemoryUser{"process " + std::to_string(pid) + " (" + name +
+  return MemoryUser{"process " + std::to_string(pid) + " (" + escaped(name, 64) +
                         (is_rank ? ", rank " + std::to_string(rank->rank) + " of this job" : "") + ")",
                     bytes};
 }
@@ -70,7 +70,8 @@ std::string describe_files(const fs::path& folder, dev_t device, std::uint64_t u
     if (bytes > largest_bytes) largest = file->path(), largest_bytes = bytes;
   }
   std::string text;
-  if (largest_bytes >= kMinBytes) text = "the largest: " + largest.string() + ", " + memory_text(largest_bytes);
+  if (largest_bytes >= kMinBytes)
+    text = "the largest: " + escaped(largest.string(), 256) + ", " + memory_text(largest_bytes);
   if (!error && left > 0 && used >= found + kMinBytes)
     text += (text.empty() ? "" : "; ") + memory_text(used - found) +
             " in deleted files or in directories that cannot be read";
@@ -89,7 +90,8 @@ void add_file_systems(std::vector<MemoryUser>& users) {
         !devices.insert(status.st_dev).second || ::statvfs(folder.c_str(), &space) != 0)
       continue;
     const std::uint64_t used = (space.f_blocks - space.f_bfree) * space.f_frsize;
-    if (used >= kMinBytes) users.push_back({"files in " + folder + describe_files(folder, status.st_dev, used), used});
+    if (used >= kMinBytes)
+      users.push_back({"files in " + escaped(folder, 256) + describe_files(folder, status.st_dev, used), used});
   }
 }
 

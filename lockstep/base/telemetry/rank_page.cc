@@ -75,6 +75,7 @@ std::optional<RankSnapshot> read_rank_page(const RankPage& page) {
                         .has_left = page.has_left != 0,
                         .output_blocked = page.output_blocked != 0,
                         .busy_with = page.busy_depth > 0 ? text_of(page.busy_with.load().text) : "",
+                        .handles = bytes_of(page.handles.load().text),
                         .live_bytes = page.arena.live,
                         .peak_live_bytes = page.arena.peak_live,
                         .high_water_bytes = page.arena.high_water,

@@ -33,10 +33,13 @@ using JobKeyBytes = std::array<unsigned char, 32>;
 /// `agent_pid` and `key` before it starts the rank. All other members are atomic and change at any time: each value is
 /// whole, but a reader may see values of different times. Only the flight ring orders its data (see there).
 struct RankPage {
-  /// "LOCKPAG9" in memory; the last character is the version of the layout.
-  static constexpr std::uint64_t kMagic = 0x394741504b434f4c;
+  /// "LOCKPAGA" in memory; the last character is the version of the layout.
+  static constexpr std::uint64_t kMagic = 0x414741504b434f4c;
   struct BusyText {
     char text[48];
+  };
+  struct ExceptionText {
+    char text[256];
   };
   Atomic<std::uint64_t> magic;
   Atomic<std::int32_t> pid;
@@ -54,7 +57,7 @@ struct RankPage {
   Atomic<std::uint64_t> looks, pending_looks;
   Atomic<std::uint64_t> heartbeats;      ///< of the heartbeat thread (job/health/heartbeat.h)
   Atomic<std::uint32_t> waiting;         ///< threads of the program that are blocked on other ranks; see BlockedThread
-  Atomic<std::uint32_t> main_waiting;    ///< 1 while the main thread is one of them
+  Atomic<std::uint32_t> main_waiting;    ///< those of them that are the main thread, in one wait or in several nested
   Atomic<std::uint64_t> store_bytes;     ///< sent to the job's store and received from it; does not count as work
   Atomic<std::int32_t> busy_depth;       ///< long tasks that the program has announced and not yet ended
   Atomic<std::uint32_t> has_left;        ///< 1 once the rank has left its world in good order
@@ -64,6 +67,7 @@ struct RankPage {
   std::int32_t agent_pid;                ///< written by the agent
   JobKeyBytes key;                       ///< written by the agent
   SharedWords<BusyText> busy_with;
+  SharedWords<ExceptionText> handles;  ///< the exception that a program that waits is handling; empty: none
   ArenaCounters arena;
   FlightRing flight;
   Atomic<std::int64_t> durable_checkpoint;  ///< number of the newest durable checkpoint in which this process took
@@ -144,6 +148,7 @@ struct RankSnapshot {
   bool has_left = false;        ///< left its world in good order
   bool output_blocked = false;  ///< waits because its output is not read
   std::string busy_with;        ///< the long task that the program has announced; empty if there is none
+  std::string handles;          ///< the exception that the program is handling while it waits; untrusted; empty: none
   std::uint64_t live_bytes = 0, peak_live_bytes = 0, high_water_bytes = 0, resident_bytes = 0;  ///< of the arena
   std::int64_t read_at_ns = 0;              ///< time of the copy, as monotonic_ns()
   std::vector<OperationRecord> operations;  ///< in the order of their starts; times as monotonic_ns()

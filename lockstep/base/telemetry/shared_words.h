@@ -52,10 +52,16 @@ void copy_text(char (&field)[n], std::string_view text) noexcept {
 /// Returns `text` with every character that is not printable ASCII, such as terminal escapes, replaced by '?'.
 std::string printable(std::string_view text);
 
-/// Returns the printable text in a field that ends with a zero byte or is full.
+/// Returns what is in a field that ends with a zero byte or is full.
+template <std::size_t n>
+std::string bytes_of(const char (&field)[n]) {
+  return std::string(field, ::strnlen(field, n));
+}
+
+/// Returns the same, printable.
 template <std::size_t n>
 std::string text_of(const char (&field)[n]) {
-  return printable(std::string_view(field, ::strnlen(field, n)));
+  return printable(bytes_of(field));
 }
 
 }  // namespace lockstep::base::telemetry

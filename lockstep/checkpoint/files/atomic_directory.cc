@@ -63,11 +63,15 @@ void AtomicDirectory::commit(const std::string& name) {
   sync_directory(parent_directory_, path_);
 }
 
-void remove_directory(const std::string& parent, const std::string& name) {
+void remove_directory(const std::string& parent, const std::string& name, const std::string& first) {
   const base::Fd folder = open_directory(parent, parent + "/" + name);
-  const std::string temp = make_temp_name();
-  if (::renameat(folder.get(), name.c_str(), folder.get(), temp.c_str()) != 0)
-    throw base::SystemError("cannot remove " + parent + "/" + name, errno);
+  std::string temp = make_temp_name();
+  if (::renameat(folder.get(), name.c_str(), folder.get(), temp.c_str()) != 0) {
+    // On an overlay file system, as in a container, a folder of a layer below cannot be renamed.
+    if (errno != EXDEV || (::unlinkat(folder.get(), (name + "/" + first).c_str(), 0) != 0 && errno != ENOENT))
+      throw base::SystemError("cannot remove " + parent + "/" + name, errno);
+    temp = name;
+  }
   std::error_code error;
   fs::remove_all(parent + "/" + temp, error);
   if (error) throw base::SystemError("cannot remove " + parent + "/" + temp, error.value());

@@ -35,7 +35,8 @@ class AtomicDirectory {
   base::Fd directory_;
 };
 
-/// Removes a directory and its contents. It is renamed first, so readers never find it incomplete. Throws SystemError.
-void remove_directory(const std::string& parent, const std::string& name);
+/// Removes a directory and its contents. It is renamed first, so readers never find it incomplete; where it cannot be,
+/// its file `first` is removed first, without which it is none. Throws SystemError.
+void remove_directory(const std::string& parent, const std::string& name, const std::string& first);
 
 }  // namespace lockstep::checkpoint::files

@@ -23,7 +23,7 @@ std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
-    // Only the first line: exceptions of c10 and gloo contain stack traces.
+    // Only the first line: exceptions of c10 contain stack traces.
     const std::string text = exception.what();
     return text.substr(0, text.find('\n'));
   }

@@ -465,11 +465,19 @@ void DeadlockDetector::publish_failure(const CommError& error) noexcept {
   job::publish_cause(*store_, fatal);
 }
 
-void DeadlockDetector::publish_failure(Cause cause, const std::string& text, const std::string& hint) noexcept {
-  const std::int64_t step = base::telemetry::RankPage::this_process().step();
-  job::publish_cause(
-      *store_,
-      {.cause = cause, .rank = rank_, .host = host_, .pid = ::getpid(), .step = step, .detail = text, .hint = hint});
+void DeadlockDetector::publish_failure(Cause cause, const std::string& text, const std::string& hint,
+                                       bool led_to_cause) noexcept {
+  const job::Fatal fatal{.cause = cause,
+                         .rank = rank_,
+                         .host = host_,
+                         .pid = ::getpid(),
+                         .step = base::telemetry::RankPage::this_process().step(),
+                         .detail = text,
+                         .hint = hint};
+  if (led_to_cause)
+    job::replace_cause(*store_, fatal);
+  else
+    job::publish_cause(*store_, fatal);
 }
 
 void DeadlockDetector::leave() noexcept {

@@ -169,8 +169,10 @@ class DeadlockDetector {
   /// Publishes `error` as the job's first cause unless there is one.
   void publish_failure(const base::CommError& error) noexcept;
 
-  /// Publishes that this rank cannot continue because of `text`, as the job's first cause unless there is one.
-  void publish_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
+  /// Publishes that this rank cannot continue because of `text`, as the job's first cause unless there is one, or, if
+  /// it `led_to_cause`, in the place of that one.
+  void publish_failure(base::Cause cause, const std::string& text, const std::string& hint,
+                       bool led_to_cause = false) noexcept;
 
   /// Publishes that this rank will not finish the operations that it started on `channel`. `text` is the reason, `peer`
   /// the rank at fault (-1: unknown).

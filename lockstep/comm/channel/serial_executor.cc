@@ -26,7 +26,7 @@ PendingPtr SerialExecutor::post(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
   unfinished_.fetch_add(1, std::memory_order_relaxed);
   queue_.push_back({std::move(task), pending});
-  if (!thread_.joinable()) thread_ = std::thread([this] { run_loop(); });
+  if (!thread_.joinable()) thread_ = base::start_thread([this] { run_loop(); });
   changed_.notify_all();
   return pending;
 }

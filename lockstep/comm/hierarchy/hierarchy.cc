@@ -42,14 +42,13 @@ class HierarchyTransport final : public Transport {
       OperationQueue& queue = large_[i];
       const std::string name = "cross_host" + std::to_string(location_.local_rank) + "." + std::to_string(i);
       queue.cross_host_transport =
-          options.make_cross_host(Scope::kLarge, name, to_world_ranks(plan_.cross_host_group(location_.local_rank)));
+          options.make_cross_host(Scope::kAny, name, to_world_ranks(plan_.cross_host_group(location_.local_rank)));
       queue.cross_host_group = std::make_unique<CrossHostGroup>(queue.cross_host_transport, location_.host,
                                                                 static_cast<int>(plan_.hosts.size()), aborted_);
     }
-    flat_ = options.make_cross_host(Scope::kAllRanks, "flat", options.members);
+    flat_ = options.make_cross_host(Scope::kAny, "flat", options.members);
   }
-  /// Does not abort the cross-host transports, because an abort leaves threads behind. Their own destructors abort the
-  /// operations that are still in flight.
+  /// Does not abort the cross-host transports: their own destructors abort the operations that are still in flight.
   ~HierarchyTransport() override {
     aborted_ = true;
     abort_engines(std::make_exception_ptr(

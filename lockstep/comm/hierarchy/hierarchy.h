@@ -14,9 +14,8 @@ namespace lockstep::comm::hierarchy {
 
 /// The ranks that a cross-host transport connects, and its purpose.
 enum class Scope {
-  kLarge,     ///< the ranks with the same local rank; slices of large tensors
-  kSmall,     ///< the first ranks of the hosts; messages of a few KB
-  kAllRanks,  ///< all ranks; operations that are not done host by host
+  kSmall,  ///< messages of a few KB, between the first ranks of the hosts
+  kAny,    ///< slices of large tensors, between the ranks with the same local rank; and what all ranks exchange
 };
 
 struct HierarchyOptions {

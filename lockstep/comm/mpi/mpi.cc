@@ -263,7 +263,7 @@ void init_mpi(int rank, int size) {
                              ") reports rank " + std::to_string(runtime.rank()) + " of " +
                              std::to_string(runtime.size()),
                          "start the ranks with the mpirun of that MPI, or set LOCKSTEP_STORE=HOST:PORT and "
-                         "LOCKSTEP_CROSS_HOST_TRANSPORT=gloo to use no MPI",
+                         "LOCKSTEP_CROSS_HOST_TRANSPORT=tcp to use no MPI",
                          Cause::kConfigMismatch);
 }
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/comm/mpi/mpi.h"
 
 namespace lockstep::comm::mpi {
@@ -58,7 +59,7 @@ void finalize_mpi() {
   if (finalized) return;
   std::promise<void> ended;
   auto end = ended.get_future();
-  std::thread([ended = std::move(ended)]() mutable {
+  base::start_thread([ended = std::move(ended)]() mutable {
     api().Finalize();
     ended.set_value();
   }).detach();

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/parse.h"
 
@@ -25,18 +25,18 @@ std::string socket_key(int rank) { return "shm/socket/" + std::to_string(rank); 
 /// are multiples of the page size, so the low 12 bits are free for the index.
 constexpr std::uint64_t kIndexMask = 4095;
 
-std::string socket_path_of(job::Store& store, int rank, int own_rank, Deadline deadline) {
-  const auto path = store.get(socket_key(rank), deadline);
-  if (!path)
+std::string socket_name_of(job::Store& store, int rank, int own_rank, Deadline deadline) {
+  const auto name = store.get(socket_key(rank), deadline);
+  if (!name)
     throw base::CommError(base::Cause::kJoinTimeout, "init", own_rank, rank,
                           "rank " + std::to_string(rank) + " of this host did not offer its shared memory in time");
-  return *path;
+  return *name;
 }
 
 /// Whether a connection to another process of this host failed because that has ended.
 bool is_end_of_process(const base::SystemError& error) {
   const int number = error.error_number();
-  return number == ECONNRESET || number == EPIPE || number == ECONNREFUSED || number == ENOENT;
+  return number == ECONNRESET || number == EPIPE || number == ECONNREFUSED;
 }
 
 [[noreturn]] void throw_peer_lost(int rank, int peer) {
@@ -58,14 +58,14 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(arena::Arena& arena, job::Store&
       std::make_shared<LocalPeers>(arena, ranks, rank, std::map<int, LocalPeer>(),
                                    shares_cores ? SpinPolicy::for_shared_cores() : SpinPolicy::for_dedicated_cores());
   try {
-    base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
-    store.set(socket_key(rank), listener.path(), deadline);
+    const base::net::AbstractListener listener("lockstep-rank-");
+    store.set(socket_key(rank), listener.name(), deadline);
     // Each rank connects to the lower ranks and then accepts the higher ones, so there is no circular wait.
     for (const int peer : ranks) {
       if (peer >= rank) continue;
-      const std::string path = socket_path_of(store, peer, rank, deadline);
+      const std::string name = socket_name_of(store, peer, rank, deadline);
       try {
-        all->exchange_arena(peer, base::net::connect_unix(path), deadline);
+        all->exchange_arena(peer, base::net::connect_abstract(name), deadline);
       } catch (const base::SystemError& error) {
         if (is_end_of_process(error)) throw_peer_lost(rank, peer);
         throw;
@@ -77,7 +77,7 @@ std::shared_ptr<LocalPeers> LocalPeers::connect(arena::Arena& arena, job::Store&
     if (is_end_of_process(error)) throw_peer_lost(rank, -1);
     throw base::CommError(error.cause(), "init", rank, -1,
                           std::string("cannot share memory with the other ranks of this host: ") + error.what(),
-                          "use --transport gloo, which needs no shared memory");
+                          "use --transport tcp, which needs no shared memory");
   }
   return all;
 }

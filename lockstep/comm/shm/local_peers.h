@@ -29,8 +29,9 @@ class LocalPeers {
              SpinPolicy spin_policy);
 
   /// Maps the arenas of the other ranks and passes `arena` to them. Every rank of `ranks` (world ranks, ascending, this
-  /// one included) calls it and blocks until all have. The arenas are passed over sockets in directories that only this
-  /// user can enter. Throws CommError if a rank does not call it before `deadline` or cannot be reached.
+  /// one included) calls it and blocks until all have. The arenas are passed over sockets without files, with random
+  /// names that the store has, between processes of this user. Throws CommError if a rank does not call it before
+  /// `deadline` or cannot be reached.
   static std::shared_ptr<LocalPeers> connect(arena::Arena& arena, job::Store& store, const std::vector<int>& ranks,
                                              int rank, base::Deadline deadline);
 

@@ -3,6 +3,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/comm/arena/arena.h"
 
 namespace lockstep::comm::shm {
@@ -73,7 +74,7 @@ PendingPtr ProgressEngine::add_background(AdvanceFn advance_fn) {
   auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn), /*is_background=*/true);
   const std::lock_guard lock(mutex_);
   const bool aborted = aborted_.load(std::memory_order_acquire);
-  if (!aborted && !thread_.joinable()) thread_ = std::thread([this] { run_in_background(); });  // may throw
+  if (!aborted && !thread_.joinable()) thread_ = base::start_thread([this] { run_in_background(); });  // may throw
   items_.push_back(item);
   ++num_background_;
   if (aborted) {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host_memory.h"
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/arena/arena_stats.h"
@@ -47,8 +47,8 @@ SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline dea
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
   memory.interleave();  // its pages are allocated here, and used by all ranks of the host
   if (const int error = memory.reserve(0, bytes)) throw_shortage(base::HostMemory::now(), error);
-  base::net::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
-  publish_offer(store, OfferKind::kSocket, listener.path(), deadline);
+  const base::net::AbstractListener listener("lockstep-rank-");
+  publish_offer(store, OfferKind::kSocket, listener.name(), deadline);
   for (int others = size - 1; others > 0; --others)
     base::net::send_fd(listener.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
@@ -74,7 +74,7 @@ SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline de
     throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, offer->substr(1, end - 1),
                           offer->substr(end + 1));
   }
-  base::net::FdMessage message = base::net::receive_fd(base::net::connect_unix(offer->substr(1)).get(), deadline);
+  base::net::FdMessage message = base::net::receive_fd(base::net::connect_abstract(offer->substr(1)).get(), deadline);
   if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
                           "the first rank of this host allocated " + std::to_string(message.label) +
@@ -94,7 +94,8 @@ SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, s
     return {.memory = std::move(memory), .is_first = rank == 0};
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "optimizer", rank, -1,
-                          std::string("cannot share memory with the ranks of this host: ") + error.what());
+                          std::string("cannot share memory with the ranks of this host: ") + error.what(),
+                          error.hint());
   }
 }
 

@@ -127,16 +127,17 @@ class Agent {
 /// kRefused frame.
 std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
   try {
+    process::check_proc();
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
     use_staged_files(job, options_);
     if (job.extends_own_environment)
       job.environment = process::remove_variables(
           process::merge_environment(process::current_environment(), job.environment), job.ranks.front().environment);
-    add_python_hook(job, options_.staged_hook);
+    std::string warnings = add_python_hook(job, options_.staged_hook);
+    if (!warnings.empty()) warnings += "\n";
     if (liveness_fd_) check_interfaces(job.environment);
     process::check_startable(job.program);
-    std::string warnings;
     for (const std::string& warning : plan::check_lockstep_variables(job.environment)) warnings += warning + "\n";
     queue_frame(protocol::FrameKind::kPrepared, -1, std::move(warnings));
     return job;
@@ -315,8 +316,10 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
       process::StackDump dump(process.rank, is_ours ? page_pid : process.pid, run_dir_, python);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
       all_have_python &= !python.empty();
-    } catch (const base::Error&) {
-      // The hint in the FATAL line then names a missing file. The job ends nevertheless.
+    } catch (const base::Error& error) {  // as in a folder that is read-only: the launcher prints them
+      constexpr std::size_t kMaxBytes = std::size_t{64} << 10;
+      queue_frame(protocol::FrameKind::kStacks, process.rank,
+                  std::string(error.what()) + "\n" + python.substr(0, kMaxBytes));
     }
   }
   dumps_end_at_ = all_have_python ? short_end : long_end;

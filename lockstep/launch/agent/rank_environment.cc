@@ -1,5 +1,6 @@
 #include "lockstep/launch/agent/rank_environment.h"
 
+#include "lockstep/base/parse.h"
 #include "lockstep/launch/process/python_program.h"
 
 namespace lockstep::launcher::agent {
@@ -28,16 +29,20 @@ void use_staged_files(plan::JobPlan& job, const cli::AgentOptions& staged) {
   if (*script == 0) job.program = word;
 }
 
-void add_python_hook(plan::JobPlan& job, const std::string& staged_hook) {
+std::string add_python_hook(plan::JobPlan& job, const std::string& staged_hook) {
   if (process::find_variable(job.environment, "LOCKSTEP_WATCH") == "off" || process::has_installed_hook(job.program))
-    return;
+    return "";
   std::string folder = staged_hook.empty() ? process::python_hook_folder() : staged_hook + "/" + process::kPythonHook;
-  if (folder.empty()) return;
+  if (folder.empty()) return "";
   folder += "/path";  // has sitecustomize.py
+  if (folder.find(':') != std::string::npos)
+    return "Python programs are not watched, because the folder of Lockstep has a colon in its path: " +
+           base::quoted(folder, 256);
   const auto outer = process::find_variable(job.environment, "PYTHONPATH");
   std::string value = "PYTHONPATH=" + folder + (outer && !outer->empty() ? ":" + std::string(*outer) : "");
   std::erase_if(job.environment, [](const std::string& one) { return process::variable_name(one) == "PYTHONPATH"; });
   job.environment.push_back(std::move(value));
+  return "";
 }
 
 }  // namespace lockstep::launcher::agent

@@ -25,6 +25,7 @@ void use_staged_files(plan::JobPlan& job, const cli::AgentOptions& staged);
 /// the interpreter has the hook: the package is installed there; if the hook is neither `staged_hook` nor
 /// installed with this program; or if LOCKSTEP_WATCH is "off". Any program may start an interpreter, so what the
 /// program is does not matter.
-void add_python_hook(plan::JobPlan& job, const std::string& staged_hook);
+/// Returns a warning if the folder cannot be in PYTHONPATH, which separates folders by ':'; otherwise "".
+std::string add_python_hook(plan::JobPlan& job, const std::string& staged_hook);
 
 }  // namespace lockstep::launcher::agent

@@ -89,7 +89,7 @@ void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run)
                "append --local_rank=K, or --NAME=K, to the arguments of the rank with local rank K")
       ->type_name("[=NAME]");
   declare_option(app, "--transport", raw.transport, "NAME",
-                 "how ranks exchange data: auto (default), self, shm, hierarchy, gloo, mpi or nccl");
+                 "how ranks exchange data: auto (default), self, shm, hierarchy, tcp, mpi or nccl");
 }
 
 void declare_run_host_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
@@ -244,7 +244,7 @@ void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions
   if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
   if (given("--transport"))
     run.transport =
-        check_one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"});
+        check_one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"});
   if (given("--bind")) {
     const std::string bind = check_one_of("--bind", raw.bind, {"auto", "cores", "none"});
     run.bind = bind == "cores" ? Bind::kCores : bind == "none" ? Bind::kNone : Bind::kAuto;

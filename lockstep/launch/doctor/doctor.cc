@@ -283,7 +283,7 @@ int doctor(cli::DoctorOptions options) {
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   plan::LaunchContext context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
-  context.launcher_directory = std::filesystem::current_path();
+  context.launcher_directory = process::current_directory(options.directory);
   context.environment = process::current_environment();
   context.program = find_requested_program(options);
   const base::Fd signals(process::make_signal_fd(process::handled_signals()));

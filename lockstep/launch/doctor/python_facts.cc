@@ -3,7 +3,10 @@
 namespace lockstep::launcher::doctor {
 
 const char* const kPythonFacts = R"PY(
-import ast, json, os, sys
+import sys
+if sys.path and not sys.path[0]:
+    del sys.path[0]  # the current folder, whose json.py or torch.py would run
+import ast, json, os
 
 facts = {"python": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix}
 active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or ""

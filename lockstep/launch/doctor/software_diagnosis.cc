@@ -248,6 +248,9 @@ class SoftwareDiagnosis {
     if (result.path.empty())
       return add("libtorch", Severity::kUnknown, "there is no lockstep-probe next to lockstep",
                  "install lockstep there in the same way as here");
+    // The ranks of a script use the libtorch of its torch, which lockstep-probe may not find: in a virtual environment
+    // with the packages of the system, for example, it is in another folder than Lockstep.
+    if (own().libtorch.empty() && is_script(host_) && !own().torch.empty()) return;
     if (own().libtorch.empty())
       return add(
           "libtorch", Severity::kBad,

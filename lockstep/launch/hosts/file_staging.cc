@@ -14,6 +14,7 @@
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/tools.h"
 
@@ -21,7 +22,7 @@ namespace lockstep::launcher::hosts {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
-constexpr std::size_t kMaxFolderBytes = std::size_t{256} << 20;
+constexpr std::size_t kMaxFolderBytes = std::size_t{256} << 20, kMaxFolderEntries = 100000;
 constexpr const char* kFolderName = "files";  // beside its archive
 
 bool is_plain(const std::string& name) {
@@ -30,32 +31,73 @@ bool is_plain(const std::string& name) {
                      [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
 }
 
-/// Throws UsageError if a folder has more than kMaxFolderBytes, before anything is copied.
-void check_folder_size(const std::filesystem::path& folder) {
-  std::uintmax_t bytes = 0;
-  std::error_code error;
-  constexpr auto kFollow = std::filesystem::directory_options::follow_directory_symlink;  // as tar does
-  for (std::filesystem::recursive_directory_iterator one(folder, kFollow, error), end; !error && one != end;
-       one.increment(error)) {
-    const std::string name = one->path().filename().string();
-    if (name[0] == '.' || name == "__pycache__" || name == "runs") {
-      one.disable_recursion_pending();
-      continue;
-    }
-    if (one->is_regular_file(error)) bytes += one->file_size(error);
-    if (bytes > kMaxFolderBytes)
-      throw base::UsageError("--ship: the folder of the script, " + base::quoted(folder.string(), 256) +
-                                 ", has more than " + std::to_string(kMaxFolderBytes >> 20) + " MiB",
+/// Lists what to pack of a folder, before anything is read.
+class FolderList {
+ public:
+  explicit FolderList(const std::string& folder) : folder_(folder) { add(".", folder_); }
+
+  /// Returns the paths from the folder on, each followed by a zero byte.
+  const std::string& paths() const { return paths_; }
+
+ private:
+  void add(const std::string& path, const std::filesystem::path& at) {
+    struct stat info{};
+    if (::stat(at.c_str(), &info) != 0) return leave_out(path, std::strerror(errno));
+    if (S_ISDIR(info.st_mode)) return add_folder(path, at, {info.st_dev, info.st_ino});
+    if (!S_ISREG(info.st_mode)) return;
+    if (::access(at.c_str(), R_OK) != 0) return leave_out(path, std::strerror(errno));
+    bytes_ += static_cast<std::uintmax_t>(info.st_size);
+    record(path);
+  }
+
+  void add_folder(const std::string& path, const std::filesystem::path& at, std::pair<dev_t, ino_t> identity) {
+    if (std::find(above_.begin(), above_.end(), identity) != above_.end())
+      return leave_out(path, "a link to a folder that contains it");
+    std::error_code error;
+    std::vector<std::string> names;
+    for (std::filesystem::directory_iterator one(at, error), end; !error && one != end; one.increment(error))
+      names.push_back(one->path().filename().string());
+    if (error) return leave_out(path, error.message());
+    record(path);
+    std::sort(names.begin(), names.end());
+    above_.push_back(identity);
+    for (const std::string& name : names)
+      if (name[0] != '.' && name != "__pycache__" && name != "runs") add(path + "/" + name, at / name);
+    above_.pop_back();
+  }
+
+  void record(const std::string& path) {
+    paths_ += path + '\0';
+    if (bytes_ > kMaxFolderBytes || ++entries_ > kMaxFolderEntries)
+      throw base::UsageError("--ship: the folder of the script, " + base::quoted(folder_.string(), 256) +
+                                 ", has more than " + std::to_string(kMaxFolderBytes >> 20) + " MiB, or more than " +
+                                 std::to_string(kMaxFolderEntries) + " files",
                              "put the script and what it imports in a folder of their own, without data");
   }
-}
+
+  static void leave_out(const std::string& path, const std::string& why) {
+    base::log_warning("--ship leaves out " + base::escaped(path, 256) + ": " + why);
+  }
+
+  const std::filesystem::path folder_;
+  std::string paths_;
+  std::uintmax_t bytes_ = 0;
+  std::size_t entries_ = 0;
+  std::vector<std::pair<dev_t, ino_t>> above_;  // the folders that are being listed
+};
 
 /// A file that is removed at the end.
 class TemporaryFile {
  public:
-  TemporaryFile() : path_((std::filesystem::temp_directory_path() / "lockstep-ship-XXXXXX").string()) {
+  TemporaryFile() {
+    std::error_code error;
+    const std::filesystem::path folder = std::filesystem::temp_directory_path(error);  // TMPDIR, if it exists
+    path_ = ((error ? "/tmp" : folder) / "lockstep-ship-XXXXXX").string();
     const base::Fd fd(::mkostemp(path_.data(), O_CLOEXEC));
-    if (!fd) throw base::SystemError("--ship: cannot create " + base::quoted(path_, 256), errno);
+    if (!fd)
+      throw base::Error(base::Cause::kResource,
+                        "--ship: cannot create " + base::quoted(path_, 256) + ": " + std::strerror(errno),
+                        "set TMPDIR to a folder that this user can write to");
   }
   ~TemporaryFile() { ::unlink(path_.c_str()); }
   TemporaryFile(const TemporaryFile&) = delete;
@@ -69,23 +111,30 @@ class TemporaryFile {
 }  // namespace
 
 StagedFile read_staged_folder(const std::string& path, const std::string& inside) {
-  check_folder_size(path);
+  const FolderList list(path);
   const TemporaryFile archive;
-  const process::Environment environment = process::current_environment();
-  const process::ToolResult result = process::run_tool(
-      {.path = process::find_tool("tar", environment),
-       .argv = {"tar", "--create", "--file=" + archive.path(), "--directory=" + path, "--dereference", "--sort=name",
-                "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--exclude=*/.*", "--exclude=__pycache__",
-                "--exclude=runs", "--ignore-failed-read", "--transform=s,^\\.," + inside + ",", "."},
-       .environment = environment,
-       .directory = {},
-       .limit = std::chrono::seconds(60)});
-  if (!result.succeeded())
+  process::Environment environment = process::current_environment();
+  std::erase_if(environment, [](const std::string& one) { return one.starts_with("TAR_OPTIONS="); });
+  const process::ToolResult result =
+      process::run_tool({.path = process::find_tool("tar", environment),
+                         .argv = {"tar", "--create", "--file=" + archive.path(), "--directory=" + path, "--dereference",
+                                  "--hard-dereference", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner",
+                                  "--ignore-failed-read", "--transform=s,^\\.," + inside + ",", "--no-recursion",
+                                  "--null", "--verbatim-files-from", "--files-from=-"},
+                         .environment = environment,
+                         .directory = {},
+                         .limit = std::chrono::seconds(60),
+                         .input = list.paths()});
+  constexpr int kFilesChanged = 1;  // such as a log, while tar read it
+  if (!result.path.empty() && result.code == kFilesChanged)
+    base::log_warning("--ship: " + base::escaped(result.message(), 256));
+  else if (!result.succeeded())
     throw base::UsageError("--ship: tar cannot pack " + base::quoted(path, 256) + ": " +
                            (result.path.empty()                             ? "it is not installed"
                             : result.code == process::ToolResult::kTimedOut ? "it did not end within 60 s"
                                                                             : base::quoted(result.message(), 256)));
   StagedFile file = read_staged_file(archive.path());
+  if (file.content.empty()) throw base::UsageError("--ship: tar cannot pack " + base::quoted(path, 256));
   file.name = "files.tar";
   file.is_folder = true;
   return file;
@@ -135,21 +184,30 @@ StagedFile read_staged_file(const std::string& path) {
 
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments) {
   // Concurrent copies write to temporary files of their own; whichever is renamed last has the same content. A file
-  // that is there already may be damaged, so its checksum is compared. Of folders the first stays: others may use it.
+  // that is there already may be damaged, so its checksum is compared. What was unpacked from an archive stays:
+  // others may use it. A file of it that was changed since is renamed, and unpacked again.
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; }; "
       "put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; "
       "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && "
       "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; "
-      "unpack() { d=$c/$1/" +
+      "sums() { LC_ALL=C tar --quoting-style=literal -tf \"$1\" | grep -v \"/\\$\" | tr \"\\n\" \"\\0\" | "
+      "(cd \"$2\" && LC_ALL=C xargs -0 cksum) 2>/dev/null; }; "
+      "repair() { sums \"$1\" \"$2\" >\"$3.$$\"; if ! cmp -s \"$3\" \"$3.$$\"; then "
+      "grep -Fxv -f \"$3\" \"$3.$$\" | cut -d\" \" -f3- | while IFS= read -r f; do mv -f \"$2/$f\" \"$2/$f.changed\"; "
+      "done; tar -xf \"$1\" -C \"$2\" && sums \"$1\" \"$2\" >\"$3\"; fi; rm -f \"$3.$$\"; }; "
+      "unpack() { a=$c/$1/$2; s=$c/$1/files.sums; d=$c/$1/" +
       std::string(kFolderName) +
-      "; [ -d \"$d\" ] && return; t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$c/$1/$2\" -C \"$t\" && "
-      "mv -T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
+      "; if [ -d \"$d\" ]; then [ $3 = 1 ] || repair \"$a\" \"$d\" \"$s\"; return; fi; "
+      "t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$a\" -C \"$t\" && sums \"$a\" \"$t\" >\"$t.s\" && "
+      "mv -f \"$t.s\" \"$s\" && mv -T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
   for (const StagedFile& one : files) {
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
               std::to_string(posix_checksum(one.content)) + "; ";
-    if (one.is_folder) script += "unpack " + one.hash + " " + one.name + (one.is_optional ? "; " : " || exit 125; ");
+    if (one.is_folder)
+      script += "unpack " + one.hash + " " + one.name + (one.is_in_use ? " 1" : " 0") +
+                (one.is_optional ? "; " : " || exit 125; ");
   }
   script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;

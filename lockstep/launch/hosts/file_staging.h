@@ -18,6 +18,7 @@ struct StagedFile {
   std::string option = {};   ///< of the agent, which gets the path on its host; empty: none
   bool is_folder = false;    ///< the content is an archive of tar, which is unpacked there
   bool is_optional = false;  ///< the agent starts although the archive cannot be unpacked
+  bool is_in_use = false;    ///< by this job, before it was restarted: what it has changed of the folder stays
 };
 
 /// Returns the checksum that the program cksum prints (IEEE Std 1003.1, CRC-32 with the length appended). Pure.
@@ -27,15 +28,17 @@ std::uint32_t posix_checksum(std::string_view bytes);
 StagedFile read_staged_file(const std::string& path);
 
 /// Packs a folder with tar, as the folder `inside` of the archive, without files and folders whose names begin with a
-/// dot, and without __pycache__ and runs; symbolic links become what they refer to. The same files give the same
-/// archive. Throws UsageError if tar fails or the files have more than 256 MiB. Call it from the main thread.
+/// dot, and without __pycache__ and runs; symbolic links become what they refer to. What cannot be read, such as a link
+/// to nothing or to a folder that contains it, is left out with a warning. The same files give the same archive. Throws
+/// UsageError if tar fails or the files have more than 256 MiB. Call it from the main thread.
 StagedFile read_staged_folder(const std::string& path, const std::string& inside = ".");
 
 /// Returns the POSIX shell script, free of single quotes, that runs on the other host. For each file the script prints
 /// "y" if the file is already there and has the same checksum; otherwise it prints "n" and copies the file from stdin
 /// to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/HASH/NAME, accessible to the user alone; an archive is unpacked beside
-/// it, once. Then it executes the first file with `agent_arguments` as the agent, followed by the
-/// options of the other files with their paths there. The script exits with code 125 if a file cannot be written. Pure.
+/// it. If it has been, each of its files that was changed since is renamed to FILE.changed and unpacked again. Then it
+/// executes the first file with `agent_arguments` as the agent, followed by the options of the other files with their
+/// paths there. The script exits with code 125 if a file cannot be written. Pure.
 std::string staging_script(const std::vector<StagedFile>& files, const std::vector<std::string>& agent_arguments);
 
 /// The launcher's side of that script: a state machine without I/O.

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep::launcher::output {
 
@@ -114,7 +115,7 @@ BackgroundWriter::~BackgroundWriter() {
 void BackgroundWriter::write(WriterEntry entry) {
   if (entry.bytes.empty()) return;
   if (!thread_.joinable())
-    thread_ = std::thread([shared = shared_] {
+    thread_ = base::start_thread([shared = shared_] {
       WriterEntry next;
       while (shared->take(next)) shared->put(next);
     });

@@ -77,13 +77,16 @@ process::Environment shared_environment(const cli::RunOptions& options, const La
 }
 
 /// Returns the variables of all ranks of a host. They name the interface for Gloo and NCCL, because the host's name may
-/// resolve to a loopback address.
+/// resolve to a loopback address on several hosts, and to one that others reach on a single one.
 process::Environment node_environment(std::size_t number, const Node& node, const cli::RunOptions& options,
                                       const process::Environment& inherited) {
   const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
   process::Environment environment = {"LOCKSTEP_LOCAL_WORLD_SIZE=" + size, "LOCKSTEP_NODE_RANK=" + rank,
                                       "LOCAL_WORLD_SIZE=" + size, "GROUP_RANK=" + rank, "NODE_RANK=" + rank};
-  if (node.interface.empty()) return environment;
+  if (node.interface.empty()) {
+    if (!process::find_variable(inherited, "GLOO_SOCKET_IFNAME")) environment.push_back("GLOO_SOCKET_IFNAME=lo");
+    return environment;
+  }
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
     if (!process::find_variable(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
   if (!options.interface.empty() || !node.wanted_interface.empty())

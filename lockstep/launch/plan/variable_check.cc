@@ -48,8 +48,8 @@ void check_device(const std::string& name, const std::string& value) {
 
 const std::map<std::string, Check>& checks() {
   static const std::map<std::string, Check> all = {
-      {"LOCKSTEP_TRANSPORT", one_of({"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"})},
-      {"LOCKSTEP_CROSS_HOST_TRANSPORT", one_of({"auto", "gloo", "mpi"})},
+      {"LOCKSTEP_TRANSPORT", one_of({"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"})},
+      {"LOCKSTEP_CROSS_HOST_TRANSPORT", one_of({"auto", "tcp", "mpi"})},
       {"LOCKSTEP_ENV_FROM", one_of({"auto", "none", "lockstep", "torchrun", "mpi", "slurm", "pmi"})},
       {"LOCKSTEP_ARENA", one_of({"on", "off"})},
       {"LOCKSTEP_LOG", one_of({"quiet", "info"})},

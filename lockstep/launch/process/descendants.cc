@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process/process.h"
 
@@ -61,6 +62,14 @@ std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
 }
 
 }  // namespace
+
+void check_proc() {
+  char text[32];
+  const ssize_t size = ::readlink("/proc/self", text, sizeof text);
+  if (size > 0 && std::string_view(text, static_cast<std::size_t>(size)) == std::to_string(::getpid())) return;
+  throw base::UsageError("/proc does not show the processes of this PID namespace",
+                         "mount it there (mount -t proc proc /proc), or start the container with a /proc of its own");
+}
 
 std::vector<pid_t> descendants() { return descendants_except({}); }
 

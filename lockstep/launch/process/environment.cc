@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <set>
+
+#include "lockstep/base/error.h"
 
 namespace lockstep::launcher::process {
 
@@ -12,6 +15,16 @@ Environment current_environment() {
   Environment all;
   for (char** variable = ::environ; *variable; ++variable) all.emplace_back(*variable);
   return all;
+}
+
+std::string current_directory(const std::string& otherwise) {
+  std::error_code error;
+  const std::filesystem::path directory = std::filesystem::current_path(error);
+  if (!error) return directory.string();
+  if (otherwise.starts_with('/')) return otherwise;
+  throw base::UsageError(
+      "the current directory cannot be used: " + error.message() + "; expected a directory that exists",
+      "it was probably deleted: change to another one, and back to this one if it exists again");
 }
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }

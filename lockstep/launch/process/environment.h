@@ -1,4 +1,4 @@
-// Environment variables of processes that are started.
+// The environment of processes that are started.
 #pragma once
 
 #include <optional>
@@ -26,6 +26,10 @@ Environment merge_environment(const Environment& own, const Environment& added);
 
 /// Returns `environment` without the variables that `others` has, because their values differ between ranks.
 Environment remove_variables(Environment environment, const Environment& others);
+
+/// Returns the current directory. If it has been deleted, returns `otherwise` if that is an absolute path, and throws
+/// UsageError if not.
+std::string current_directory(const std::string& otherwise = {});
 
 /// Returns whether an outer launcher (torchrun, SLURM, PMI) describes, with this variable, the process that it started.
 /// Such a variable does not apply to the ranks that Lockstep starts.

@@ -38,6 +38,10 @@ void open_standard_descriptors();
 /// Returns whether this process has a child, including one that has ended.
 bool has_children();
 
+/// Throws UsageError if /proc does not show the processes of this PID namespace: pids that are read there would be
+/// those of other processes here.
+void check_proc();
+
 /// Returns the current descendants of this process according to /proc, including zombies.
 std::vector<pid_t> descendants();
 

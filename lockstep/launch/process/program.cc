@@ -140,14 +140,23 @@ std::string executable_path() {
   return std::string(path, static_cast<std::size_t>(size));
 }
 
+std::string first_match(const std::string& folder, const std::string& pattern) {
+  std::string literal;
+  for (const char c : folder) {
+    if (std::string_view("*?[\\").find(c) != std::string_view::npos) literal += '\\';
+    literal += c;
+  }
+  ::glob_t found = {};
+  const std::string first = ::glob((literal + pattern).c_str(), 0, nullptr, &found) == 0 ? found.gl_pathv[0] : "";
+  ::globfree(&found);
+  return first;
+}
+
 std::string cmake_package_folder(const std::string& program) {
   const std::string prefix = program.substr(0, program.rfind('/')) + "/..";
   for (const char* const place :
        {"/lib*/cmake/Lockstep", "/lib/*/cmake/Lockstep", "/lib/python3*/*-packages/lockstep/sdk/lib/cmake/Lockstep"}) {
-    ::glob_t found = {};
-    const int result = ::glob((prefix + place + "/LockstepConfig.cmake").c_str(), 0, nullptr, &found);
-    const std::string first = result == 0 ? found.gl_pathv[0] : "";
-    ::globfree(&found);
+    const std::string first = first_match(prefix, std::string(place) + "/LockstepConfig.cmake");
     if (!first.empty()) return std::filesystem::canonical(first).parent_path();
   }
   throw base::UsageError("there is no CMake package beside " + base::quoted(program, 256),

@@ -29,6 +29,10 @@ bool is_executable(const std::string& path);
 /// Returns the path of the running program. Throws SystemError.
 std::string executable_path();
 
+/// Returns the first file below `folder` that matches a pattern of glob(7), in which the folder's own characters stand
+/// for themselves; empty if there is none.
+std::string first_match(const std::string& folder, const std::string& pattern);
+
 /// Returns the folder of the CMake package that was installed with `program`, by cmake --install or in a wheel. Throws
 /// UsageError if there is none: in a build folder, for example.
 std::string cmake_package_folder(const std::string& program);

@@ -1,7 +1,5 @@
 #include "lockstep/launch/process/python_program.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <fstream>
 
@@ -12,14 +10,6 @@ namespace lockstep::launcher::process {
 namespace {
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
-
-/// Returns the first file that matches; empty if there is none.
-std::string first_match(const std::string& pattern) {
-  ::glob_t found = {};
-  const std::string first = ::glob(pattern.c_str(), 0, nullptr, &found) == 0 ? found.gl_pathv[0] : "";
-  ::globfree(&found);
-  return first;
-}
 
 /// How many words an option of the interpreter has; 0 if it ends the options: -c and -m, also behind other letters.
 std::size_t count_option_words(const std::string& word) {
@@ -63,7 +53,8 @@ std::string python_hook_folder() {
   try {
     const std::string prefix = folder_of(folder_of(executable_path()));
     for (const char* const place : {"/lib/lockstep", "/lib/python3*/*-packages"})
-      if (const std::string folder = first_match(prefix + place + "/" + kPythonHook); !folder.empty()) return folder;
+      if (const std::string folder = first_match(prefix, std::string(place) + "/" + kPythonHook); !folder.empty())
+        return folder;
   } catch (const base::Error&) {
     // without the hook
   }
@@ -71,7 +62,7 @@ std::string python_hook_folder() {
 }
 
 bool has_installed_hook(const std::string& program) {
-  return !first_match(folder_of(folder_of(program)) + "/lib/python3*/*-packages/lockstep_hook.pth").empty();
+  return !first_match(folder_of(folder_of(program)), "/lib/python3*/*-packages/lockstep_hook.pth").empty();
 }
 
 }  // namespace lockstep::launcher::process

@@ -138,8 +138,8 @@ std::string read_python_stacks(const std::vector<pid_t>& pids, base::Deadline de
     const std::string text = stacks_of(pid, file, deadline);
     if (text.empty()) continue;
     const std::string name = first_line("/proc/" + std::to_string(pid) + "/comm");
-    all +=
-        std::string(kTitle) + "process " + std::to_string(pid) + " (" + name + "), newest call first:\n" + text + "\n";
+    all += std::string(kTitle) + "process " + std::to_string(pid) + " (" + base::escaped(name, 64) +
+           "), newest call first:\n" + text + "\n";
   }
   return all;
 }

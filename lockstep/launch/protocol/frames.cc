@@ -5,6 +5,7 @@
 
 #include "lockstep/base/byte_codec.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/job/join.h"
 
 namespace lockstep::launcher::protocol {
@@ -151,7 +152,7 @@ std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot) {
   for (const std::uint64_t number : {snapshot.gradient_reductions, snapshot.live_bytes, snapshot.peak_live_bytes,
                                      snapshot.high_water_bytes, snapshot.resident_bytes})
     base::put_number(bytes, number);
-  for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
+  for (const std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with, &snapshot.handles})
     base::put_text(bytes, *text);
   const auto operations = recent_operations(snapshot.operations);
   base::put_number(bytes, static_cast<std::uint32_t>(operations.size()));
@@ -176,6 +177,7 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
     *number = reader.number<std::uint64_t>();
   for (std::string* text : {&snapshot.job, &snapshot.transport, &snapshot.busy_with})
     *text = base::telemetry::printable(reader.text());
+  snapshot.handles = base::escaped(reader.text());
   snapshot.operations.resize(reader.count(64));
   for (base::telemetry::OperationRecord& operation : snapshot.operations) operation = read_operation(reader);
   reader.end();

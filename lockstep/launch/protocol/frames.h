@@ -52,6 +52,7 @@ enum class FrameKind : std::uint32_t {
   kStdout,           ///< bytes that `rank` has written
   kStderr,           ///< the same
   kPythonLocation,   ///< where the main thread of a rank is whose stacks were written, if it runs Python
+  kStacks,           ///< the stacks of a rank, with the reason why there is no file of them
   kUsesLibrary,      ///< the name of a library that a rank has loaded, in which it is alone. At most once
   kRankHealth,       ///< job::health::RankHealth; about once per second
   kLeftBehind,       ///< running processes, "4711 (curl), 4712 (tee)", of `rank`, which has ended; sent before SIGTERM

@@ -2,17 +2,13 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstddef>
-#include <cstring>
 
+#include "lockstep/base/content_hash.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
@@ -26,27 +22,12 @@ using namespace std::chrono_literals;
 
 constexpr int kNoAgentExitCode = 69;
 
-/// Stores an abstract socket name in `address` and returns its length. The name includes SLURM's name of this host,
-/// because several SLURM nodes may be on one machine.
-socklen_t socket_address(const std::string& step, sockaddr_un& address) {
-  const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
-                           base::Env::this_process().slurmd_nodename.value_or(base::net::host_name());
-  address.sun_family = AF_UNIX;
-  const std::size_t size = std::min(name.size(), sizeof address.sun_path - 1);
-  std::memcpy(address.sun_path + 1, name.data(), size);
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
-}
-
-bool is_same_user(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::getuid();
-}
-
-base::Fd make_socket() {
-  base::Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) throw base::SystemError("cannot create a socket", errno);
-  return fd;
+/// The beginning of the name of the socket at which a task waits. It includes SLURM's name of this host, because
+/// several SLURM nodes may be on one machine.
+std::string socket_prefix(const std::string& step) {
+  base::ContentHash hash;  // a name that no other name begins with
+  hash.add(base::Env::this_process().slurmd_nodename.value_or(base::net::host_name()));
+  return "lockstep-step-" + step + "-" + hash.hex_digest() + "-";
 }
 
 std::int64_t number(const base::Env::Value& value) { return base::parse_int(value.value_or("")).value_or(-1); }
@@ -71,29 +52,22 @@ std::optional<std::vector<std::string>> task_arguments(int ranks, const base::En
 int wait_for_agent(const std::string& step) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
     ::signal(signal, SIG_IGN);  // the launcher handles them
-  sockaddr_un address{};
-  const socklen_t size = socket_address(step, address);
-  const base::Fd listener = make_socket();
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      ::listen(listener.get(), 8) != 0)
-    throw base::SystemError("cannot wait for the agent of step " + base::quoted(step, 80), errno);
-  const Deadline deadline = Deadline::in(base::kStepAgentTimeout);
-  while (base::net::wait_readable(listener.get(), deadline)) {
-    const base::Fd agent(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!agent || !is_same_user(agent.get())) continue;
-    base::net::wait_readable(agent.get(), Deadline::never());  // bounded: it ends when the agent ends
-    return 0;
+  const base::net::AbstractListener listener(socket_prefix(step));
+  base::Fd agent;
+  try {
+    agent = listener.accept(Deadline::in(base::kStepAgentTimeout));
+  } catch (const base::SystemError&) {
+    return kNoAgentExitCode;
   }
-  return kNoAgentExitCode;
+  base::net::wait_readable(agent.get(), Deadline::never());  // bounded: it ends when the agent ends
+  return 0;
 }
 
 base::Fd connect_to_task(const std::string& step) {
-  sockaddr_un address{};
-  const socklen_t size = socket_address(step, address);
+  const std::string prefix = socket_prefix(step);
   for (const Deadline deadline = Deadline::in(base::kStepTaskTimeout); !deadline.expired(); ::poll(nullptr, 0, 20)) {
-    base::Fd fd = make_socket();
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0)
-      return is_same_user(fd.get()) ? std::move(fd) : base::Fd();
+    auto tasks = base::net::connect_to_all(prefix);
+    if (!tasks.empty()) return std::move(tasks.front().fd);
   }
   return {};
 }

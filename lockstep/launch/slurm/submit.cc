@@ -10,6 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/submit_options.h"
+#include "lockstep/launch/process/environment.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/tools.h"
@@ -40,6 +41,7 @@ std::string find_sbatch() {
 /// Checks that a program given by a path can be executed. Does not check a name without a slash, which the nodes look
 /// up in PATH.
 void check_program(const std::string& program) {
+  if (program == ":") throw base::UsageError("lockstep submit: the program is \":\"; expected one job and its program");
   if (program.find('/') == std::string::npos) return;
   try {
     process::find_program(program, "");
@@ -48,18 +50,33 @@ void check_program(const std::string& program) {
   }
 }
 
-void create_directory(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw base::SystemError("--output: cannot create directory " + base::quoted(folder, 256), error.value());
-}
-
 /// Joins the lines of `text` with "; ".
 std::string join_lines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::string line;
   for (const char c : text) line += c == '\n' ? "; " : std::string(1, c);
   return line;
+}
+
+/// Checks that bash can read the commands of --before: a batch job with an error of syntax ends without a line.
+void check_commands(const std::vector<std::string>& commands) {
+  const process::Environment environment = process::current_environment();
+  for (const std::string& command : commands) {
+    const process::ToolResult read = process::run_tool({.path = process::find_tool("bash", environment),
+                                                        .argv = {"bash", "-O", "extglob", "-n", "-c", command},
+                                                        .environment = environment,
+                                                        .directory = {},
+                                                        .limit = 10s});
+    if (!read.path.empty() && read.code != 0)
+      throw base::UsageError("--before is " + base::quoted(command, 160) + "; bash says " +
+                             base::quoted(join_lines(read.err), 160));
+  }
+}
+
+void create_directory(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw base::SystemError("--output: cannot create directory " + base::quoted(folder, 256), error.value());
 }
 
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
@@ -101,9 +118,10 @@ int submit(std::vector<std::string> arguments) {
     print(submission.help);
     return 0;
   }
-  const BatchContext context{.directory = std::filesystem::current_path().string(),
+  const BatchContext context{.directory = process::current_directory(),
                              .lockstep = options.remote_path.empty() ? process::executable_path() : options.remote_path,
                              .has_output_directory = !options.dry_run || std::filesystem::is_directory(options.output)};
+  check_commands(options.before);
   const std::string script = batch_script(options, context);
   if (options.dry_run) {
     print(script);

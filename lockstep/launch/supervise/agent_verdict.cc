@@ -76,7 +76,13 @@ Verdict judge_start_failure(process::StartStep step, int error, int rank, const 
     case process::StartStep::kFork: break;
   }
   return make_verdict(Cause::kResource, subject, "cannot start rank " + number + why,
-                      "use fewer ranks, or raise ulimit -u");
+                      error == EAGAIN   ? "use fewer ranks, or raise ulimit -u, or pids.max of the control group"
+                      : error == EMFILE ? "use fewer ranks, or raise ulimit -n"
+                      : error == ENOMEM ? "use fewer ranks, or free memory on this host"
+                      : error != EPERM && error != ENOSYS
+                          ? ""
+                          : "allow the system calls fork and memfd_create, which a profile of the container "
+                            "may forbid (docker run --security-opt seccomp=...)");
 }
 
 Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint) {

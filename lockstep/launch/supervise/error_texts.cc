@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <fstream>
 
 #include "lockstep/base/env.h"
@@ -10,8 +11,6 @@
 
 namespace lockstep::launcher::supervise {
 namespace {
-
-constexpr std::size_t kMaxMessageBytes = 400;
 
 const std::vector<KnownError> kTable = {
     {"Duplicate GPU detected",
@@ -71,7 +70,9 @@ const std::vector<KnownError> kTable = {
     {"Distributed package doesn't have NCCL built in", "use the backend \"gloo\", or install a torch with CUDA"},
     {"No backend type associated with device type cpu",
      "NCCL takes tensors on GPUs only: move the tensor, or use init_process_group(\"cpu:gloo,cuda:nccl\")"},
-    {"address already in use", "another job has MASTER_PORT: do not set it; lockstep run finds a free port"},
+    {"address already in use",
+     "another job, or another rank of a script that starts processes by itself (mp.spawn), has MASTER_PORT: do not set "
+     "it, as lockstep run finds a free port; start such a script with -n 1"},
     {"environment variable RANK expected", "start the script with lockstep run"},
     {"Default process group has not been initialized", "call torch.distributed.init_process_group() first"},
     {"initialize the default process group twice", "call init_process_group() once, or test is_initialized() before"},
@@ -79,12 +80,13 @@ const std::vector<KnownError> kTable = {
      "a rank did not reach this collective: `lockstep run --hang-timeout` ends the job earlier, and names it"},
     {"Timed out waiting for clients", "not all ranks have reached init_process_group(): see the first failure above"},
     {"unrecognized arguments: --local",
-     "the script does not know this argument: leave out --local-rank-argument, or read os.environ[\"LOCAL_RANK\"]"},
+     "the script does not know this argument: leave out --pass-local-rank, or read os.environ[\"LOCAL_RANK\"]"},
     {"arguments are required: --local",
-     "add --local-rank-argument with this name to lockstep run, or read "
+     "add --pass-local-rank=NAME to lockstep run, with this name, or read "
      "os.environ[\"LOCAL_RANK\"]"},
     {"No module named 'amp_C'", "Apex was built without its extensions; torch.amp and fused=True replace it"},
     {"No module named 'apex'", "torch.amp.autocast and torch.amp.GradScaler replace it"},
+    {"No module named 'horovod", "import lockstep.horovod as hvd replaces import horovod.torch as hvd"},
     {"No module named",
      "the interpreter that lockstep run found lacks this package: activate its environment, or "
      "name the interpreter with its path; lockstep doctor compares the hosts"},
@@ -93,12 +95,31 @@ const std::vector<KnownError> kTable = {
     {"Unexpected key(s) in state_dict: \"module.",
      "the file was saved from a wrapped model: remove \"module.\" from its names, or save model.module"},
     {"Weights only load failed", "the file has more than tensors: pass weights_only=False if you trust it"},
+    {"'DistributedDataParallel' object has no attribute",
+     "the model is wrapped: use model.module, or keep a variable for the model itself"},
+    {"Device index must not be negative",
+     "the script expects the rank as an argument: add --pass-local-rank to lockstep run, or read "
+     "os.environ[\"LOCAL_RANK\"]"},
+    {"getpwuid", "this user has no name here, as in a container that runs as another user: set USER and HOME"},
+    {"No usable temporary directory", "set TMPDIR to a folder that this user can write to, such as /dev/shm"},
+    {"unable to allocate shared memory",
+     "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
+    {"unable to write to file </torch_",
+     "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
     {"insufficient shared memory", "enlarge /dev/shm (docker run --shm-size=8g), or use fewer workers"},
     {"killed by signal: Bus error", "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
     {"killed by signal: Killed",
      "a worker of the DataLoader was killed, most likely because the host's memory was "
      "full: use fewer workers"},
+    {"killed by signal: ", "a worker of the DataLoader died: num_workers=0 shows where"},
+    {"exited unexpectedly",
+     "a worker of the DataLoader ended: num_workers=0 shows its error; if there is none, the host or /dev/shm was "
+     "full"},
+    {"can't start new thread", "raise ulimit -u, or pids.max of the control group (docker run --pids-limit)"},
     {"Too many open files", "raise ulimit -n, or call torch.multiprocessing.set_sharing_strategy(\"file_system\")"},
+    {"OutOfMemoryError: arena: ", "use a smaller model or a smaller batch, or fewer ranks on this host"},
+    {"can't allocate memory",
+     "the host, or the limit of this job, has no memory left: lower the batch size, or run fewer ranks"},
     {"No space left on device", "a disk or /dev/shm is full: see df"},
     {"Expected all tensors to be on the same device", "move the batch and the model to the GPU of this rank"},
     {"Mismatched allreduce tensor shapes", "ranks passed tensors of different shapes under one name to Horovod"},
@@ -111,33 +132,6 @@ const std::vector<KnownError> kTable = {
     {"Connection reset by peer", "another rank ended first: see its last lines above", true},
     {"Broken pipe", "another process ended first: see the last lines above", true},
 };
-
-/// Whether a line without indentation is the message of an exception: "ValueError: bad value", "torch.cuda.
-/// OutOfMemoryError: ...", or only a name, "KeyboardInterrupt".
-bool is_exception(std::string_view line) {
-  const std::string_view name = line.substr(0, std::min(line.find(':'), line.size()));
-  if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0]))) return false;
-  return std::all_of(name.begin(), name.end(),
-                     [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.'; });
-}
-
-std::string_view without_prefix(std::string_view line, std::string_view prefix) {
-  return line.starts_with(prefix) ? line.substr(prefix.size()) : line;
-}
-
-/// Without "[rank1]: ", which torch.distributed adds to each line of an exception.
-std::string_view without_rank(std::string_view line) {
-  constexpr std::string_view kStart = "[rank", kEnd = "]: ";
-  if (!line.starts_with(kStart)) return line;
-  const std::size_t digits = line.find_first_not_of("0123456789", kStart.size());
-  const bool complete = digits != std::string_view::npos && line.substr(digits).starts_with(kEnd);
-  return complete ? line.substr(digits + kEnd.size()) : line;
-}
-
-std::string shortened(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
-  return std::string(text.substr(0, kMaxMessageBytes)) + (text.size() > kMaxMessageBytes ? "..." : "");
-}
 
 }  // namespace
 
@@ -161,7 +155,9 @@ std::vector<KnownError> parse_known_errors(std::string_view file, std::string_vi
 std::vector<KnownError> read_own_errors() {
   const auto& path = base::Env::this_process().lockstep_error_hints;
   if (!path) return {};
-  std::ifstream file(*path);
+  std::error_code unknown;
+  std::ifstream file;
+  if (std::filesystem::is_regular_file(*path, unknown)) file.open(*path);  // a fifo would block
   std::string text(std::size_t{1} << 20, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file.is_open() || file.gcount() == static_cast<std::streamsize>(text.size()))
@@ -179,29 +175,6 @@ std::vector<KnownError> own_errors_or_none() {
   }
 }
 
-std::string python_exception(std::string_view tail, std::string_view prefix) {
-  std::string message;
-  bool in_traceback = false, after_last_error = false;
-  for (const std::string& whole : base::split(tail, '\n')) {
-    const std::string_view line = without_rank(without_prefix(whole, prefix));
-    if (line.starts_with("  File \"")) {  // the line "Traceback (most recent call last)" may be missing from the tail
-      in_traceback = true;
-    } else if (in_traceback && !line.empty() && line[0] != ' ') {
-      if (is_exception(line)) message = line;
-      in_traceback = false;
-    } else if (line.starts_with("Last error:")) {
-      after_last_error = true;  // NCCL's cause is in the next line
-      continue;
-    } else if (after_last_error && !message.empty()) {
-      message += " (" + std::string(line) + ")";
-    } else if (!in_traceback && line.find(": error: ") != std::string_view::npos && message.empty()) {
-      message = line;  // of argparse, which prints no traceback
-    }
-    after_last_error = false;
-  }
-  return shortened(message);
-}
-
 const KnownError* find_known_error(std::string_view lines, const std::vector<KnownError>& table) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const KnownError& row) {
     // Without regard to case: "Address already in use" and "EADDRINUSE: address already in use".
@@ -212,22 +185,18 @@ const KnownError* find_known_error(std::string_view lines, const std::vector<Kno
   return found == table.end() ? nullptr : &*found;
 }
 
-bool is_victim(std::string_view tail, std::string_view prefix) {
+bool is_victim(std::string_view text) {
   static const std::vector<KnownError> rows = [] {
     std::vector<KnownError> victims = known_errors();
     std::erase_if(victims, [](const KnownError& row) { return !row.is_victim; });
     return victims;
   }();
-  // Lines before the exception may be about other connections.
-  const std::string exception = python_exception(tail, prefix);
-  return find_known_error(exception.empty() ? tail : exception, rows) != nullptr;
+  return find_known_error(text, rows) != nullptr;
 }
 
-int lost_port(std::string_view tail, std::string_view prefix) {
-  std::string text = python_exception(tail, prefix);
-  if (text.empty()) text = tail;
+int lost_port(std::string_view text) {
   const std::size_t end = text.rfind("]:");
-  if (end == std::string::npos) return 0;
+  if (end == std::string_view::npos) return 0;
   const std::size_t digits = end + 2, size = text.find_first_not_of("0123456789", digits) - digits;
   const auto port = base::parse_int(text.substr(digits, size));
   return port && *port > 0 && *port < 65536 ? static_cast<int>(*port) : 0;

@@ -1,4 +1,4 @@
-// What the last lines of a failed rank say: the exception of a Python program, and the remedy for known errors.
+// The remedies for known errors, and what else the text of an error says.
 #pragma once
 
 #include <string>
@@ -28,19 +28,14 @@ std::vector<KnownError> read_own_errors();
 /// Returns the same; none on an error, after the job has started.
 std::vector<KnownError> own_errors_or_none();
 
-/// Returns the message of the exception that ended a Python program, from its last lines of stderr: "ValueError: bad
-/// value", the first line if it has several, and at most 400 bytes; or the error line of argparse. Empty if there is
-/// none. `prefix` is at the start of each line. Pure.
-std::string python_exception(std::string_view tail, std::string_view prefix);
-
 /// Returns the row of `table` that applies to the lines, or null. Pure.
 const KnownError* find_known_error(std::string_view lines, const std::vector<KnownError>& table);
 
-/// Returns whether the exception in the last lines of a rank says only that another process has ended or closed a
-/// connection; without an exception, whether any of the lines does. Pure.
-bool is_victim(std::string_view tail, std::string_view prefix);
+/// Returns whether an exception, or the last lines of a rank without one, say only that another process has ended or
+/// closed a connection. Pure.
+bool is_victim(std::string_view text);
 
 /// Returns the port in such an exception of Gloo, "Connection closed by peer [127.0.0.1]:7087"; 0 if it has none. Pure.
-int lost_port(std::string_view tail, std::string_view prefix);
+int lost_port(std::string_view text);
 
 }  // namespace lockstep::launcher::supervise

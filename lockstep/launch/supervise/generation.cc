@@ -20,6 +20,15 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
+/// The same files, of which this job has used the copies already.
+std::shared_ptr<const std::vector<hosts::StagedFile>> in_use(
+    const std::shared_ptr<const std::vector<hosts::StagedFile>>& files) {
+  if (!files) return nullptr;
+  auto copies = std::make_shared<std::vector<hosts::StagedFile>>(*files);
+  for (hosts::StagedFile& file : *copies) file.is_in_use = true;
+  return copies;
+}
+
 std::string generation_folder(int generation) { return generation == 0 ? "" : "/gen." + std::to_string(generation); }
 
 cli::RunOptions options_for(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts) {
@@ -154,8 +163,8 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
   std::set<std::size_t> lost;
   try {
     hosts::StartedAgents started = hosts::start_agents(
-        options, job.staged_files, agent_silence_limit(plan::health_limits(options, job.context.environment)),
-        job.max_files, job.signals);
+        options, generation == 0 ? job.staged_files : in_use(job.staged_files),
+        agent_silence_limit(plan::health_limits(options, job.context.environment)), job.max_files, job.signals);
     hosts::mark_duplicate_hosts(started);
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < started.failed.size(); ++i)

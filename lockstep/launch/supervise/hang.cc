@@ -4,7 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
+#include "lockstep/job/python_exception.h"
 
 namespace lockstep::launcher::supervise {
 namespace {
@@ -36,6 +38,7 @@ bool is_same_size(const std::string& kind) {
 /// A rank whose waiting call differs from that of other ranks in the same operation, and both calls.
 struct DifferentCalls {
   int rank = -1;
+  std::vector<int> suspects{};  // those that made this call; all, if as many made the other one
   std::string detail;
 };
 
@@ -61,8 +64,11 @@ std::optional<DifferentCalls> find_different_calls(const std::vector<base::telem
     std::stable_sort(calls.begin(), calls.end(),
                      [](const Call& a, const Call& b) { return a.second.size() > b.second.size(); });
     DifferentCalls result{.rank = calls.back().second.back()};
-    for (const auto& [call, callers] : calls)
+    for (const auto& [call, callers] : calls) {
+      if (callers.size() == calls.back().second.size())
+        result.suspects.insert(result.suspects.end(), callers.begin(), callers.end());
       result.detail += (result.detail.empty() ? "" : ", ") + job::health::format_ranks(callers) + " called " + call;
+    }
     result.detail += " as operation " + std::to_string(position.second) + " of " + position.first;
     return result;
   }
@@ -118,6 +124,31 @@ std::vector<int> hanging_ranks(const job::health::HangFinding& finding,
   return absent.empty() ? finding.ranks : absent;
 }
 
+/// Returns the rank of these that waits while it handles an exception; null if there is none, or if all that
+/// wait do, as in a program that trains in an except block.
+const base::telemetry::RankSnapshot* find_failed(const std::vector<base::telemetry::RankSnapshot>& ranks,
+                                                 const std::vector<int>& suspects) {
+  const auto has_failed = [](const base::telemetry::RankSnapshot& one) { return one.waiting && !one.handles.empty(); };
+  if (std::all_of(ranks.begin(), ranks.end(), [&](const auto& one) { return !one.waiting || has_failed(one); }))
+    return nullptr;
+  const auto failed = std::find_if(ranks.begin(), ranks.end(), [&](const base::telemetry::RankSnapshot& one) {
+    return has_failed(one) && std::find(suspects.begin(), suspects.end(), one.rank) != suspects.end();
+  });
+  return failed == ranks.end() ? nullptr : &*failed;
+}
+
+Verdict judge_failed(const base::telemetry::RankSnapshot& rank, const std::string& then, const HangEvidence& evidence) {
+  Verdict verdict;
+  verdict.fatal.cause = base::Cause::kRankExited;
+  verdict.exit_code = base::exit_code(verdict.fatal.cause);
+  set_rank(verdict.fatal, rank.rank, evidence.locations);
+  verdict.fatal.detail = job::PythonException{rank.handles, then}.text();
+  verdict.fatal.hint = "its clean-up (finally, except, __exit__) waits for calls that the others do not make";
+  add_remedy(verdict.fatal, {.locations = {}, .own_errors = evidence.own_errors});
+  verdict.stacks = {rank.rank};
+  return verdict;
+}
+
 }  // namespace
 
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
@@ -145,6 +176,16 @@ void add_python_location(Verdict& verdict, int rank, const std::string& location
     verdict.fatal.detail += "; it is at " + base::telemetry::printable(location.substr(0, kMaxLength));
 }
 
+void add_stacks(Verdict& verdict, int rank, const std::string& text) {
+  constexpr std::string_view kInFile = "its stack is in ";
+  verdict.printed_stacks += "lockstep: stacks of rank " + std::to_string(rank) + ":\n";
+  for (const std::string& line : base::split(text, '\n'))
+    if (!line.empty()) verdict.printed_stacks += "  " + base::escaped(line, 512) + "\n";
+  std::string& hint = verdict.fatal.hint;
+  if (rank == verdict.fatal.rank && hint.starts_with(kInFile) && text.find('\n') + 1 < text.size())
+    hint = "its stack is above" + hint.substr(std::min(hint.find(';'), hint.size()));
+}
+
 Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
                    const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence) {
   using job::health::HangKind;
@@ -153,6 +194,10 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
   verdict.stacks = finding.kind == HangKind::kHang ? hanging_ranks(finding, health, ranks) : finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const auto different = finding.kind == HangKind::kHang ? find_different_calls(ranks) : std::nullopt;
+  if (finding.kind == HangKind::kHang)
+    if (const auto* failed = find_failed(ranks, different ? different->suspects : verdict.stacks))
+      return judge_failed(*failed, different ? different->detail : "no progress for " + seconds(evidence.limits.hang),
+                          evidence);
   if (different) {
     verdict.exit_code = base::exit_code(base::Cause::kDesync);
     verdict.fatal = {.cause = base::Cause::kDesync, .detail = different->detail, .hint = job::kDesyncHint};

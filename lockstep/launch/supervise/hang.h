@@ -19,14 +19,19 @@ struct HangEvidence {
   job::health::HealthLimits limits;
   std::string run_dir;  ///< where stack files are written
   std::vector<protocol::RankLocation> locations;
+  std::vector<KnownError> own_errors{};  ///< as in ExitEvidence
 };
 
-/// Returns the verdict on ranks that are stalled or stuck, from the snapshots of all ranks. Pure.
+/// Returns the verdict on ranks that are stalled or stuck, from the snapshots of all ranks. A rank that waits while it
+/// handles an exception has failed (kRankExited): its clean-up makes a call that the others do not make. Pure.
 Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
                    const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence);
 
 /// Adds where the main thread of `rank` is, if the verdict is about that rank.
 void add_python_location(Verdict& verdict, int rank, const std::string& location);
+
+/// Adds the stacks of `rank`, for which no file could be written: `text` has the reason in its first line.
+void add_stacks(Verdict& verdict, int rank, const std::string& text);
 
 /// Returns a kRankStalled warning about a rank that may still recover. Pure.
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,

@@ -255,26 +255,17 @@ int RestartLoop::run() {
   }
 }
 
-std::string current_directory() {
-  std::error_code error;
-  const std::filesystem::path directory = std::filesystem::current_path(error);
-  if (error)
-    throw base::UsageError(
-        "the current directory cannot be used: " + error.message() + "; expected a directory that exists",
-        "it was probably deleted: change to another one, and back to this one if it exists again");
-  return directory.string();
-}
-
 }  // namespace
 
 int run(cli::RunOptions options) {
   if (options.host_timeout) base::net::set_host_timeout(*options.host_timeout);
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
   check_min_hosts(options);
+  process::check_proc();
   read_own_errors();  // which reports an invalid file now, and not when a rank has failed
   JobSpec job;
   plan::LaunchContext& context = job.context;
-  context.launcher_directory = current_directory();
+  context.launcher_directory = process::current_directory(options.directory);
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   context.program = hosts::resolve_program(options, options.command.front());
   context.runs_python = process::runs_python(context.program);

@@ -18,6 +18,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
+#include "lockstep/launch/supervise/cause_of_exits.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/status_service.h"
@@ -56,7 +57,6 @@ class Supervisor {
   void on_snapshots();
   void print_warning(job::Fatal warning);
   void on_rank_health(const job::health::RankHealth& health);
-  Verdict exit_verdict(const protocol::RankExit& end);
   Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
   void send_stop(const protocol::StopRequest& request);
   void on_prepared(std::size_t agent, const std::string& warnings);
@@ -67,7 +67,7 @@ class Supervisor {
   void broadcast(const protocol::Frame& frame);
   void on_agent_silent(std::size_t index);
   void on_agent_lost(std::size_t index);
-  std::optional<job::Fatal> published_cause();
+  CauseOfExits cause_of_exits() { return {store_->store(), *output_, locations_, exits_}; }
   void conclude(Verdict verdict);
 
   const cli::RunOptions options_;
@@ -155,24 +155,11 @@ void Supervisor::conclude(Verdict verdict) {
   if (!verdict_) verdict_ = std::move(verdict);
 }
 
-std::optional<job::Fatal> Supervisor::published_cause() {
-  const auto line = store_->store().find(job::key::kCause, Deadline::in(1s));
-  return line ? job::parse_fatal(*line) : std::nullopt;
-}
-
-Verdict Supervisor::exit_verdict(const protocol::RankExit& end) {
-  return judge_exit(end, {.tail = output_->tail(end.rank),
-                          .prefix = output_->prefix(end.rank),
-                          .published = published_cause(),
-                          .locations = locations_,
-                          .early_ends = early_ends(exits_, end),
-                          .own_errors = own_errors_or_none()});
-}
-
 /// Returns the verdict on a hang. A cause that a rank has published takes precedence.
 Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks) {
-  Verdict verdict = judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_});
-  if (auto published = published_cause()) {
+  Verdict verdict =
+      judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_, own_errors_or_none()});
+  if (auto published = cause_of_exits().published()) {
     verdict.fatal = std::move(*published);
     verdict.exit_code = base::exit_code(verdict.fatal.cause);
   }
@@ -182,7 +169,7 @@ Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot
 /// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
-  if (is_culprit_missing(exits_, locations_.size()) && !culprit_deadline_.expired() && !published_cause()) {
+  if (is_culprit_missing(exits_, locations_.size()) && !culprit_deadline_.expired() && !cause_of_exits().is_known()) {
     decide_at_ = Deadline::in(base::kFirstFailureWindow);
     return;
   }
@@ -205,7 +192,7 @@ void Supervisor::on_snapshots() {
   const protocol::RankExit* end = first_failure(exits_);
   const std::vector<base::telemetry::RankSnapshot> ranks = rank_states_.snapshots();
   if (end)
-    verdict_ = exit_verdict(*end);
+    verdict_ = cause_of_exits().judge(*end);
   else if (finding_)
     verdict_ = hang_verdict(ranks);
   else
@@ -303,6 +290,8 @@ void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
     stdin_.on_taken(agent);
   } else if (frame.kind == Kind::kPythonLocation) {
     if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
+  } else if (frame.kind == Kind::kStacks) {
+    if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
   } else if (frame.kind == Kind::kUsesLibrary) {
     if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
       output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
@@ -470,9 +459,10 @@ JobOutcome Supervisor::run() {
   while (has_agent()) poll_once();
   conclude_preemption();
   if (verdict_) {
-    use_own_exit_code(*verdict_, exits_);
+    cause_of_exits().settle(*verdict_, rank_states_.snapshots());
     verdict_->fatal.gen = generation_;
-    outcome_.failure_report = failure_report(verdict_->fatal, rank_states_.text(), output_->tail(verdict_->fatal.rank));
+    outcome_.failure_report = verdict_->printed_stacks +
+                              failure_report(verdict_->fatal, rank_states_.text(), output_->tail(verdict_->fatal.rank));
   }
   outcome_.verdict = std::move(verdict_);
   outcome_.is_stopped = stop_signal_ != 0;

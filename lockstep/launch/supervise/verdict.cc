@@ -6,10 +6,13 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/health/progress_report.h"
+#include "lockstep/job/python_exception.h"
 #include "lockstep/launch/process/stack_dump.h"
 
 namespace lockstep::launcher::supervise {
 namespace {
+
+constexpr const char* kStderrHint = "the last lines of its stderr are above";
 
 /// How likely it is that this failure caused the others.
 int precedence(const protocol::RankExit& end) {
@@ -17,14 +20,33 @@ int precedence(const protocol::RankExit& end) {
   return end.lost_peer ? 0 : 1;
 }
 
+/// The exit code that a rank has announced in the cause that it published: that of sys.exit(3), 1 for an exception.
+int announced_code(const job::Fatal& fatal) {
+  constexpr std::string_view kCall = "sys.exit(";
+  const std::string_view text = fatal.detail;
+  if (!text.starts_with(kCall)) return base::exit_code(fatal.cause);
+  const auto code = base::parse_int(text.substr(kCall.size(), text.find(')') - kCall.size()));
+  return code ? static_cast<int>(*code & 0xFF) : base::exit_code(fatal.cause);
+}
+
+/// Returns the row for an error, or else for the last lines before it; null if there is none.
+const KnownError* remedy_for(const std::string& error, const ExitEvidence& evidence) {
+  for (const std::vector<KnownError>* table : {&evidence.own_errors, &known_errors()})
+    for (const std::string* text : {&error, &evidence.tail})
+      if (const KnownError* known = find_known_error(*text, *table)) return known;
+  return nullptr;
+}
+
+/// The first line of the last ones with the text of a known error.
+std::string text_with(const KnownError& known, const ExitEvidence& evidence) {
+  for (const std::string& line : base::split(evidence.tail, '\n'))
+    if (find_known_error(line, {known}))
+      return line.substr(line.starts_with(evidence.prefix) ? evidence.prefix.size() : 0);
+  return "";
+}
+
 std::string hint_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
-  const std::string stderr_hint = !evidence.tail.empty() ? "the last lines of its stderr are above" : "";
-  if (end.signal == SIGABRT || !python_exception(evidence.tail, evidence.prefix).empty() || !end.message.empty()) {
-    const std::string text = end.message + "\n" + evidence.tail;
-    const KnownError* known = find_known_error(text, evidence.own_errors);
-    if (!known) known = find_known_error(text, known_errors());
-    if (known) return known->remedy;
-  }
+  const std::string stderr_hint = evidence.tail.empty() ? "" : kStderrHint;
   switch (end.signal) {
     case 0: return stderr_hint;
     case SIGKILL:
@@ -53,10 +75,14 @@ std::string last_message(const std::string& tail, const std::string& prefix) {
 
 std::string detail_for(const protocol::RankExit& end, const ExitEvidence& evidence) {
   std::string detail = protocol::to_text(end);
-  if (end.signal == 0 && !end.message.empty()) return detail + ": " + end.message;
-  if (end.signal == 0)
-    if (const std::string exception = python_exception(evidence.tail, evidence.prefix); !exception.empty())
-      return detail + ": " + exception;
+  if (end.signal == 0) {
+    // What it wrote to its error file, or else to stderr.
+    const auto exception = end.message.empty()
+                               ? job::find_python_exception(evidence.tail, evidence.prefix)
+                               : job::find_python_exception(std::string(job::kTraceback) + "\n" + end.message);
+    const std::string text = exception.last.empty() ? end.message.substr(0, end.message.find('\n')) : exception.text();
+    if (!text.empty()) return detail + ": " + text;
+  }
   if (end.signal == SIGABRT && !evidence.tail.empty())
     detail += "; its last message: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
@@ -107,8 +133,11 @@ const protocol::RankExit* first_failure(const std::vector<protocol::RankExit>& e
 }
 
 void add_lost_peer(protocol::RankExit& end, const std::string& tail, const std::string& prefix) {
-  end.lost_peer = (end.signal == 0 || end.signal == SIGABRT) && is_victim(tail, prefix);
-  end.lost_port = end.lost_peer ? lost_port(tail, prefix) : 0;
+  // Lines before the exception may be about other connections.
+  const std::string exception = job::find_python_exception(tail, prefix).first;
+  const std::string& text = exception.empty() ? tail : exception;
+  end.lost_peer = (end.signal == 0 || end.signal == SIGABRT) && is_victim(text);
+  end.lost_port = end.lost_peer ? lost_port(text) : 0;
 }
 
 std::vector<int> early_ends(const std::vector<protocol::RankExit>& exits, const protocol::RankExit& failure) {
@@ -138,8 +167,9 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
   if (evidence.published) {
     fatal = *evidence.published;
     set_rank(fatal, fatal.rank, evidence.locations);
-    const bool own_code = fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
-    verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
+    verdict.exit_code = is_own_failure(fatal) ? end.exit_code() : base::exit_code(fatal.cause);
+    const bool lacks_hint = fatal.cause == base::Cause::kResource && fatal.hint.empty();  // as from Python
+    if (is_own_failure(fatal) || lacks_hint) add_remedy(fatal, evidence);
     return verdict;
   }
   if (!evidence.early_ends.empty() && end.lost_peer) return judge_early_end(end, evidence);
@@ -148,6 +178,8 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
   set_rank(fatal, end.rank, evidence.locations);
   fatal.detail = detail_for(end, evidence);
   fatal.hint = hint_for(end, evidence);
+  const bool says_why = end.signal == 0 && fatal.detail != protocol::to_text(end);
+  if (says_why || end.signal == SIGABRT) add_remedy(fatal, evidence);
   verdict.exit_code = end.exit_code();
   return verdict;
 }
@@ -164,10 +196,33 @@ void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry
     fatal.detail += "; the last operation that it finished was " + job::health::describe(*last);
 }
 
+void add_remedy(job::Fatal& fatal, const ExitEvidence& evidence) {
+  const KnownError* known = remedy_for(fatal.detail, evidence);
+  if (known && !find_known_error(fatal.detail, {*known})) {
+    const std::string line = text_with(*known, evidence);
+    fatal.detail += " (" + line.substr(std::min(line.find_first_not_of(" \t"), line.size())) + ")";
+  }
+  if (known)
+    fatal.hint = known->remedy;
+  else if (fatal.hint.empty() && is_own_failure(fatal) && !evidence.tail.empty())
+    fatal.hint = kStderrHint;
+}
+
+bool is_own_failure(const job::Fatal& fatal) {
+  return fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
+}
+
+bool is_victim_of_another(const job::Fatal& fatal) {
+  return is_own_failure(fatal) && is_victim(job::first_of(fatal.detail));
+}
+
 void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits) {
-  if (verdict.fatal.cause != base::Cause::kRankDied && verdict.fatal.cause != base::Cause::kRankExited) return;
-  for (const protocol::RankExit& end : exits)
-    if (end.rank == verdict.fatal.rank && end.failed()) verdict.exit_code = end.exit_code();
+  if (!is_own_failure(verdict.fatal)) return;
+  for (const protocol::RankExit& end : exits) {
+    if (end.rank != verdict.fatal.rank || !end.failed()) continue;
+    const bool was_ending = verdict.fatal.cause == base::Cause::kRankExited && end.signal != 0;
+    verdict.exit_code = was_ending ? announced_code(verdict.fatal) : end.exit_code();
+  }
 }
 
 std::string failure_report(const job::Fatal& fatal, const std::string& states, const std::string& tail) {

@@ -18,8 +18,9 @@ namespace lockstep::launcher::supervise {
 struct Verdict {
   job::Fatal fatal;
   int exit_code = 70;
-  std::vector<int> stacks{};  ///< ranks whose stacks the agents must write to files
-  bool is_silent = false;     ///< print no FATAL line
+  std::vector<int> stacks{};     ///< ranks whose stacks the agents must write to files
+  std::string printed_stacks{};  ///< those for which there is no file; printed above the FATAL line
+  bool is_silent = false;        ///< print no FATAL line
 };
 
 /// Sets the rank of `fatal`, and its host and pid unless they are set. Pure.
@@ -52,10 +53,21 @@ struct ExitEvidence {
   std::vector<KnownError> own_errors{};  ///< rows of the user's table, before those of known_errors()
 };
 
+/// Adds to a verdict on an exception the remedy for it, and the line of the evidence that says it unless the detail
+/// does. Pure.
+void add_remedy(job::Fatal& fatal, const ExitEvidence& evidence);
+
+/// Returns whether the cause is that a rank has exited or died by itself. Pure.
+bool is_own_failure(const job::Fatal& fatal);
+
+/// Returns whether such a cause says only that another process has ended. Pure.
+bool is_victim_of_another(const job::Fatal& fatal);
+
 /// Returns the verdict on a job in which `end` was the first failure. A published cause takes precedence, because it
-/// explains more than the exit of a process. Without one, as in a program that does not use Lockstep: if the rank has
-/// lost a connection and another rank had ended too early, that rank is at fault (kUnevenInput); if it is one of
-/// several, the detail lists them. Pure.
+/// explains more than the exit of a process; the rest of the evidence is then that of its rank. The exception of a
+/// program has the remedy for it as its hint, whether it was published, printed or written to an error file. Without
+/// one, as in a program that does not use Lockstep: if the rank has lost a connection and another rank had ended too
+/// early, that rank is at fault (kUnevenInput); if it is one of several, the detail lists them. Pure.
 Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence);
 
 /// Sets the step and the operation in `fatal` from the snapshot of its rank, unless they are set. If the rank is in no
@@ -68,7 +80,8 @@ void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exit
                    const std::vector<protocol::RankLocation>& locations);
 
 /// Sets the exit code of a verdict on a rank that died or exited to that of its exit in `exits`. The verdict may be
-/// older: the rank may have published its cause first, and other ranks may have exited before it. Pure.
+/// older: the rank may have published its cause first, and other ranks may have exited before it; if it has been killed
+/// since it raised an exception or called sys.exit(), the code is the one that it would have ended with. Pure.
 void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits);
 
 /// Returns what is printed above the FATAL line: where the ranks were (`states`), and the last lines of stderr of the

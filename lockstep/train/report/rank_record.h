@@ -58,7 +58,7 @@ struct RankRecorderOptions {
   std::int64_t keep_steps = 32;  ///< number of most recent steps kept with all times, for the timeline and the trace
   std::chrono::milliseconds sample_interval{1000};  ///< between two samples of CPU and memory use
   std::size_t curve_points = 100;                   ///< maximum size of a curve
-  bool trace = false;  ///< also record gradient buckets, on transports that have them: gloo, mpi and nccl
+  bool trace = false;  ///< also record gradient buckets, on transports that have them: tcp, mpi and nccl
 };
 
 /// Records the steps of one rank. Takes tens of KB, about 150 ns per step, and one ResourceUsage::now() per

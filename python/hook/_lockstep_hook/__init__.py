@@ -39,6 +39,10 @@ def give_up(error):
     sys.stderr.write(f"lockstep: warning: this rank is not watched any more: {error!r}\n")
 
 
+def has_given_up():
+    return _has_given_up
+
+
 class _Finder:
     """Waits for the import of torch.distributed."""
 

@@ -8,10 +8,11 @@ import itertools
 import json
 import math
 import os
+import socket
 import sys
 import threading
 
-from _lockstep_hook import give_up
+from _lockstep_hook import give_up, has_given_up
 
 _INTERVAL_S = 0.5
 _END_S = 10  # to read the flight recorder takes milliseconds, and seconds where many processes share a core
@@ -54,6 +55,17 @@ _COLLECTIVES = (
 )
 # The releases from which a child does not take locks of its parent's threads.
 _FORK_FIXED = {(3, 10): (3, 10, 15), (3, 11): (3, 11, 10)}
+_STORE_ARGUMENTS = (
+    "host_name",
+    "port",
+    "world_size",
+    "is_master",
+    "timeout",
+    "wait_for_workers",
+    "multi_tenant",
+    "master_listen_fd",
+    "use_libuv",
+)
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _watch = None
 
@@ -70,7 +82,8 @@ def _guarded(function):
             ended, _watch = _watch, None
             give_up(error)
             if ended is not None:
-                ended.leave()
+                with contextlib.suppress(Exception):
+                    ended.leave()
             return None
 
     return call
@@ -88,6 +101,7 @@ def wrap(c10d):
     for name in ("new_group", "split_group"):
         if hasattr(c10d, name):
             setattr(c10d, name, _making_group(c10d, getattr(c10d, name)))
+    _bind_store()
     begin, end = _noting("init_group", c10d.init_process_group), c10d.destroy_process_group
 
     @functools.wraps(begin)
@@ -107,6 +121,41 @@ def wrap(c10d):
         return result
 
     c10d.init_process_group, c10d.destroy_process_group = init_process_group, destroy_process_group
+
+
+def _bind_store():
+    """A store of torch that rank 0 serves at MASTER_ADDR and MASTER_PORT listens at that address, and not on all
+    interfaces: nothing there is authenticated."""
+    store = getattr(sys.modules.get("torch._C._distributed_c10d"), "TCPStore", None)
+    if store is None or sys.modules["torch"].__version__ < (2, 8):  # whose stores cannot take a socket
+        return
+    make = store.__init__
+
+    @functools.wraps(make)
+    def __init__(self, *args, **kwargs):
+        given = {**dict(zip(_STORE_ARGUMENTS, args, strict=False)), **kwargs}
+        if given.get("is_master") and given.get("master_listen_fd") is None:
+            bound = _master_socket(given.get("host_name"), given.get("port"))
+            if bound is not None:
+                return make(self, **{**given, "master_listen_fd": bound})
+        return make(self, *args, **kwargs)
+
+    store.__init__ = __init__
+
+
+def _master_socket(host, port):
+    """A socket that is bound to this address, for a store to close; None if it is not that of the job, or cannot be
+    bound: as torch's own, it shares the port that the agent has reserved."""
+    if (host, str(port)) != (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")):
+        return None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            return bound.detach()
+    except OSError:
+        return None
 
 
 def _making_group(c10d, function):
@@ -176,6 +225,8 @@ def _joined(c10d):
 
 def _start_watch():
     global _watch
+    if has_given_up():
+        return False
     if _watch is None:
         library = _load()
         if library is None:
@@ -238,6 +289,7 @@ def _load():
     library.lockstep_watch_begin.restype = number
     library.lockstep_watch_end.argtypes = (number,)
     library.lockstep_watch_look.argtypes = (ctypes.c_int,)
+    library.lockstep_watch_handles.argtypes = (text,)
     return library if library.lockstep_watch_attach() else None
 
 
@@ -273,6 +325,7 @@ class _Watch:
         self.dumps = []
         self.seen = {}  # what each group, and the calls of Python, were at when they were looked at last
         self.begun = {}  # operations in which the rank has been seen to wait: their numbers in the page
+        self.handled = b""  # what the page says
 
     def join(self, rank, size, backend):
         if (str(rank), str(size)) != (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE")):
@@ -285,8 +338,9 @@ class _Watch:
         self.library.lockstep_watch_join(int(rank), int(size), job.encode(), label.encode(), is_ours)
         if self.thread is None:
             self.stop = threading.Event()
-            self.thread = threading.Thread(target=self.run, args=(self.stop,), name="lockstep-watch", daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self.run, args=(self.stop,), name="lockstep-watch", daemon=True)
+            thread.start()
+            self.thread = thread
 
     def end_thread(self):
         """Waits for the thread. One that returns from C++ while the interpreter ends is unwound: the process aborts."""
@@ -330,12 +384,37 @@ class _Watch:
         before, looks = self.seen.get(place, (None, 0))
         if looks == 0 or before != state:
             self.library.lockstep_watch_alive()
-            self.library.lockstep_watch_end(self.begun.pop(place, 0))
+            number = self.begun.pop(place, 0)
+            self.library.lockstep_watch_end(number)
+            if number:
+                self.show_handled(b"")
             looks = 0
         elif looks == looks_needed:
             operation = describe()
             self.begun[place] = self.library.lockstep_watch_begin(*operation) if operation else 0
+            if operation:
+                self.show_handled(_handled_exception())
         self.seen[place] = (state, looks + 1)
+
+    def show_handled(self, text):
+        if text != self.handled:
+            self.handled = text
+            self.library.lockstep_watch_handles(text)
+
+
+def _handled_exception():
+    """What the main thread handles, by a `finally` block too: b"ValueError: bad value"; b"" for nothing, for an
+    ImportError, with which a program often goes on, and for Python before 3.10, which does not tell."""
+    current = getattr(sys, "_current_exceptions", dict)().get(threading.main_thread().ident)
+    error = current[1] if isinstance(current, tuple) else current  # until 3.11 with its type and traceback
+    for _ in range(100):  # a chain may be a ring
+        error = getattr(error, "__context__", None) or error
+    if error is None or isinstance(error, ImportError):
+        return b""
+    try:
+        return f"{type(error).__name__}: {error}".encode(errors="replace")
+    except Exception:  # of the program's own __str__()
+        return type(error).__name__.encode(errors="replace")
 
 
 def _pending_operation(dump, group):

@@ -47,7 +47,7 @@ def reachable(modules, folder):
 
 
 def folder_of(path):
-    """Returns 'comm/gloo' for 'lockstep/comm/gloo/gloo.h'."""
+    """Returns 'comm/tcp' for 'lockstep/comm/tcp/tcp.h'."""
     return "/".join(path.split("/")[1:-1])
 
 
@@ -115,21 +115,21 @@ def check_program(tree, path, modules):
 
 SAMPLE = {
     BUILD_FILE: "lockstep_module(base LINK x)\nlockstep_module(job DEPS base)\n"
-    "lockstep_module(comm/gloo TORCH DEPS job)\n"
-    "lockstep_module(comm TORCH\n  DEPS job  # and its own\n  PRIVATE_DEPS comm/gloo)\n"
+    "lockstep_module(comm/tcp TORCH DEPS job)\n"
+    "lockstep_module(comm TORCH\n  DEPS job  # and its own\n  PRIVATE_DEPS comm/tcp)\n"
     "lockstep_module(ddp TORCH DEPS comm)\nlockstep_module(optim TORCH DEPS comm LEAVES ddp/leaf.h)\n"
     "lockstep_module(train TORCH DEPS optim ddp)\n",
     "lockstep/base/a.cc": '#include "lockstep/base/a.h"\n#include <vector>\n#include "lockstep/job/store.h" @flag\n',
     "lockstep/job/b.h": '#include <ATen/core/Tensor.h> @flag\n#include "store.h" @flag\n'
     "#include <lockstep/comm/group.h> @flag\n#include <lockstep/base/a.h>\n",
-    "lockstep/comm/world.cc": '#include "lockstep/comm/gloo/gloo.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
-    "lockstep/comm/init.cc": '#include "lockstep/comm/gloo/gloo.h" @flag\n#include "lockstep/base/a.h"\n',
-    "lockstep/comm/gloo/gloo.cc": '#include "lockstep/base/a.h"\n#include "lockstep/comm/group.h" @flag\n',
+    "lockstep/comm/world.cc": '#include "lockstep/comm/tcp/tcp.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
+    "lockstep/comm/init.cc": '#include "lockstep/comm/tcp/tcp.h" @flag\n#include "lockstep/base/a.h"\n',
+    "lockstep/comm/tcp/tcp.cc": '#include "lockstep/base/a.h"\n#include "lockstep/comm/group.h" @flag\n',
     "lockstep/optim/sgd.cc": '#include "lockstep/ddp/leaf.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
-    "lockstep/train/t.cc": '#include "lockstep/ddp/ddp.h"\n#include "lockstep/comm/gloo/gloo.h" @flag\n',
+    "lockstep/train/t.cc": '#include "lockstep/ddp/ddp.h"\n#include "lockstep/comm/tcp/tcp.h" @flag\n',
     "lockstep/attic/x.h": "#pragma once @flag\n",
-    "lockstep/lockstep.h": '#include "lockstep/train/t.h"\n#include "lockstep/comm/gloo/gloo.h" @flag\n',
+    "lockstep/lockstep.h": '#include "lockstep/train/t.h"\n#include "lockstep/comm/tcp/tcp.h" @flag\n',
     "programs/lockstep.cc": '#include "lockstep/job/store.h"\n#include "lockstep/comm/init.h" @flag\n',
     "programs/probe.cc": '#include "lockstep/comm/init.h"\n',
-    "examples/01/main.cc": "#include <lockstep/lockstep.h>\n#include <lockstep/comm/gloo/gloo.h> @flag\n",
+    "examples/01/main.cc": "#include <lockstep/lockstep.h>\n#include <lockstep/comm/tcp/tcp.h> @flag\n",
 }

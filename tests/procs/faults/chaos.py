@@ -265,7 +265,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="kill,kill_in_wait,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
-    parser.add_argument("--transport", default="shm,gloo,hierarchy")
+    parser.add_argument("--transport", default="shm,tcp,hierarchy")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}, {args.ranks} ranks", flush=True)

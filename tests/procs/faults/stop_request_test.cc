@@ -56,8 +56,7 @@ TEST(StopRequest, SignalToOneRankStopsAllInSameStep) {
 }
 
 TEST(StopRequest, EveryTransport) {
-  if (!LOCKSTEP_TEST_GLOO) return;  // without Gloo, only shm is available
-  for (const Words& how : {Words{"gloo"}, Words{"hierarchy", LOCKSTEP_FAKE_HOSTS, "0 0 1"}}) {
+  for (const Words& how : {Words{"tcp"}, Words{"hierarchy", LOCKSTEP_FAKE_HOSTS, "0 0 1"}}) {
     SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--transport", how[0], "--"});
     spawn.argv.insert(spawn.argv.end(), how.begin() + 1, how.end());
     spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "until_stop"});

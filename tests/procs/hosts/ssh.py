@@ -384,7 +384,7 @@ def mnist_losses_match(cluster):
             "-H",
             hosts,
             "--transport",
-            "gloo",
+            "tcp",
             ARGUMENTS.mnist,
             "--data",
             folder,

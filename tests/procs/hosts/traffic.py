@@ -83,13 +83,13 @@ def host_failure_ends_job(cluster, binary):
         job.stop()
 
 
-def mnist_losses_match_over_mpi_and_gloo(cluster, binary):
+def mnist_losses_match_over_mpi_and_tcp(cluster, binary):
     if not shutil.which("mpirun"):
         host_cluster.skip("mpirun is not installed (Debian: openmpi-bin)")
     folder = pathlib.Path(cluster.folder)
     fake_mnist.write(folder, 400)
     losses = {}
-    for transport, job_type in (("gloo", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
+    for transport, job_type in (("tcp", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
         log = folder / f"losses.{transport}"
         words = [
             pathlib.Path(binary).parent / "02_mnist",
@@ -111,12 +111,12 @@ def mnist_losses_match_over_mpi_and_gloo(cluster, binary):
             job.stop()
         losses[transport] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
     check(
-        len(losses["gloo"]) == 50 and losses["gloo"][-1] < 0.9 * losses["gloo"][0],
-        f"the loss decreases: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}",
+        len(losses["tcp"]) == 50 and losses["tcp"][-1] < 0.9 * losses["tcp"][0],
+        f"the loss decreases: {losses['tcp'][0]:.4f} to {losses['tcp'][-1]:.4f}",
     )
     for transport in ("mpi", "hierarchy"):
-        difference = max(abs(a - b) for a, b in zip(losses["gloo"], losses[transport], strict=True))
-        check(difference <= 1e-5, f"losses over {transport} and over gloo differ by {difference:.2e}")
+        difference = max(abs(a - b) for a, b in zip(losses["tcp"], losses[transport], strict=True))
+        check(difference <= 1e-5, f"losses over {transport} and over tcp differ by {difference:.2e}")
 
 
 CASES = {
@@ -126,7 +126,7 @@ CASES = {
         bfloat16_halves_traffic,
         host_sync_every_4_quarters_traffic,
         host_failure_ends_job,
-        mnist_losses_match_over_mpi_and_gloo,
+        mnist_losses_match_over_mpi_and_tcp,
     )
 }
 

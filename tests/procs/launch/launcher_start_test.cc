@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -20,7 +21,7 @@ using ::testing::Not;
 
 TEST(LauncherStart, TheEnvironmentIsComplete) {
   const ProcessResult exit =
-      run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--hang-timeout", "12", "--join-timeout", "9", "env"},
+      run_process(lockstep_run({"-n", "2", "--transport", "tcp", "--hang-timeout", "12", "--join-timeout", "9", "env"},
                                {{"TORCHELASTIC_RUN_ID", "outer"}, {"RANK", "9"}, {"KEPT", "a b"}}));
   ASSERT_EQ(exit.code, 0) << exit.err;
   for (const char* line : {"LOCKSTEP_RANK=1",
@@ -45,7 +46,7 @@ TEST(LauncherStart, TheEnvironmentIsComplete) {
                            "MASTER_ADDR=127.0.0.1",
                            "MASTER_PORT=",
                            "OMP_NUM_THREADS=",
-                           "LOCKSTEP_TRANSPORT=gloo",
+                           "LOCKSTEP_TRANSPORT=tcp",
                            "LOCKSTEP_TIMEOUT=22",
                            "LOCKSTEP_PAGE=",
                            "LOCKSTEP_JOIN_TIMEOUT=9",
@@ -144,7 +145,7 @@ TEST(LauncherStart, InvalidArgumentsAreOneLineAndStartNothing) {
       {{"-n", "0", "touch", mark}, "-n is \"0\""},
       {{"-np", "12a", "touch", mark}, "-n is \"12a\""},
       {{"-n", "4097", "touch", mark}, "1 to 4096"},
-      {{"--transport", "tcp", "touch", mark}, "--transport is \"tcp\""},
+      {{"--transport", "tcpp", "touch", mark}, "--transport is \"tcpp\""},
       {{"--bind", "x", "touch", mark}, "--bind is \"x\""},
       {{"--grace", "-1", "touch", mark}, "--grace is \"-1\""},
       {{"--what", "touch", mark}, "unknown option \"--what\""},
@@ -222,6 +223,19 @@ TEST(LauncherStart, DeletedCurrentDirectoryIsNamed) {
       run_process({.argv = {"sh", "-c", "d=$(mktemp -d); cd $d; rmdir $d; exec " + kLockstep + " run -n 1 true"}});
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the current directory cannot be used: No such file or directory"));
+  const ProcessResult elsewhere = run_process(
+      {.argv = {"sh", "-c", "d=$(mktemp -d); cd $d; rmdir $d; exec " + kLockstep + " run -n 1 --cwd / pwd"}});
+  EXPECT_EQ(elsewhere.code, 0) << elsewhere.err;
+  EXPECT_THAT(elsewhere.out, HasSubstr("/\n"));
+}
+
+// The agent would kill the processes that have these numbers here.
+TEST(LauncherStart, ProcOfAnotherPidNamespaceIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a PID namespace requires root";
+  const ProcessResult exit = run_process({.argv = {"unshare", "--pid", "--fork", kLockstep, "run", "-n", "1", "true"}});
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("/proc does not show the processes of this PID namespace"));
+  EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("mount -t proc"));
 }
 
 TEST(LauncherStart, VariablesOfRanksAreCheckedFirst) {

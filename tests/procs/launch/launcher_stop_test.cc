@@ -179,7 +179,7 @@ for number in signal.SIGTERM, signal.SIGINT: signal.signal(number, lambda *_: st
 start = lambda *words: subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 cat = start('cat')
 loop = 'echo up; while :; do sleep 0.01; done'
-end = f'[ -e {file}.saved ] && touch {file}.asked; exit'
+end = f'[ -e {file}.saved ] && : >{file}.asked; exit'  # no other program, which a second signal could end
 start('sh', '-c', f'trap exit TERM INT; trap "{end}" {sys.argv[2]}; {loop}').stdout.readline()
 print('ready', flush=True)
 while not stop: time.sleep(0.01)

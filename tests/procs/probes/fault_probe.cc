@@ -1,5 +1,5 @@
 // A rank of a job in which one rank has a fault.
-//   fault_probe FAULT RANK [SECONDS]
+//   fault_probe FAULT RANK [SECONDS [TEXT]]
 // All ranks run three all_reduces. Then RANK has FAULT, and the others wait for it in a fourth one:
 //
 //   loop | deadlock | short_deadline   forever; with short_deadline, the fourth all_reduce has a deadline of SECONDS
@@ -10,6 +10,8 @@
 //   work | alive | busy                works for SECONDS: without reports, with calls of world.alive(), or under
 //                                      world.busy()
 //   throw | odd | usage | memory | allocate  an exception under lockstep::main()
+//   text                               an exception with TEXT
+//   clean_up | nested                  an exception whose handler calls barrier(), or throws another one
 //   bare                               an uncaught exception without lockstep::main()
 //   segv | abort | exit                ends the process
 //
@@ -24,6 +26,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -77,7 +80,7 @@ void work(const Group& world, double seconds, bool reports_progress) {
   }
 }
 
-void inject_fault(const std::string& what, const Group& world, double seconds) {
+void inject_fault(const std::string& what, const Group& world, double seconds, const char* text) {
   if (what == "loop" || what == "short_deadline") loop_forever();
   if (what == "deadlock") self_deadlock();
   if (what == "kernel") block_in_kernel();
@@ -90,6 +93,15 @@ void inject_fault(const std::string& what, const Group& world, double seconds) {
   }
   if (what == "odd") throw OddException{};
   if (what == "throw" || what == "bare") throw std::runtime_error("no such thing\nand more of it");
+  if (what == "text") throw std::runtime_error(text);
+  if (what == "clean_up" || what == "nested") {
+    try {
+      throw std::runtime_error("no such label");
+    } catch (...) {
+      if (what == "clean_up") world.barrier();
+      std::throw_with_nested(std::logic_error("cannot load the batch"));
+    }
+  }
   if (what == "usage") throw lockstep::base::UsageError("that is not allowed", "do this");
   if (what == "memory") throw std::bad_alloc();
   if (what == "allocate") at::empty({std::int64_t{1} << 55});
@@ -113,7 +125,7 @@ int run(int argc, char** argv) {
   const at::Tensor tensor = at::ones({1024});
   try {
     for (int i = 0; i < 3; ++i) world.all_reduce(tensor, lockstep::comm::ReduceOp::kMean, {.name = "votes"});
-    if (world.rank() == rank) inject_fault(what, world, seconds);
+    if (world.rank() == rank) inject_fault(what, world, seconds, argc > 4 ? argv[4] : "");
     lockstep::comm::CallOptions last{.name = "votes"};
     if (what == "short_deadline") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
     world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
@@ -124,6 +136,7 @@ int run(int argc, char** argv) {
     std::printf("sum %g\n", tensor.sum().item<double>());
     return 0;
   } catch (const lockstep::base::CommError& error) {
+    if (what == "clean_up" && world.rank() == rank) throw;
     std::printf("error: %s %s\n", std::string(name(error.cause())).c_str(), error.what());
     std::fflush(stdout);
     return 69;

@@ -255,12 +255,12 @@ def mnist_losses_match(cluster):
     losses = {}
     training = [ARGUMENTS.mnist, "--data", folder, "--epochs", 2, "--batch-size", 40, "--loss-log"]
     for name, words in (
-        ("one", [ARGUMENTS.lockstep, "run", "-n", 4, "--transport", "gloo"]),
-        ("run", [*run_in("-N2", "-n4"), "--transport", "gloo"]),
+        ("one", [ARGUMENTS.lockstep, "run", "-n", 4, "--transport", "tcp"]),
+        ("run", [*run_in("-N2", "-n4"), "--transport", "tcp"]),
         ("srun", ["srun", "-N2", "-n4"]),
     ):
         log = folder / f"losses.{name}"
-        run_ok(cluster, *words, *training, log, LOCKSTEP_TRANSPORT="gloo")
+        run_ok(cluster, *words, *training, log, LOCKSTEP_TRANSPORT="tcp")
         losses[name] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
     for name in ("run", "srun"):
         difference = max(abs(a - b) for a, b in zip(losses["one"], losses[name], strict=True))

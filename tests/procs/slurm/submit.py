@@ -358,6 +358,9 @@ def errors_are_one_line(workspace):
         "--output" in last_line(workspace.submit("--output=file/logs", "true"), 74), "a folder that cannot be created"
     )
     check("--nodes" in last_line(workspace.submit("--nodes=x", "true")), "an invalid option")
+    line = last_line(workspace.submit("--dry-run", "--before", "if true", "--", "true"))
+    check("--before is" in line and "syntax error" in line, f"a command that bash cannot read: {line}")
+    check("the program is" in last_line(workspace.submit("--", ":", "--", "true")), "a colon is no program")
 
 
 CASES = {

@@ -1,4 +1,6 @@
-"""Fails as a user's program does. Usage: error_program.py CASE [TEXT]"""
+"""Fails as a user's program does. Usage: error_program.py CASE [TEXT | FORM [TEXT]]
+
+FORM is "gloo" or "lockstep", the backend of torch.distributed that the program uses, or "package"."""
 
 import argparse
 import os
@@ -10,6 +12,47 @@ import time
 def text():
     """Raises an error with the text that another library would give it."""
     raise RuntimeError(sys.argv[2])
+
+
+def join():
+    """Joins the job as the form says. Returns what must live on."""
+    form = sys.argv[2]
+    if form == "package":
+        import lockstep
+
+        return lockstep.init()
+    import torch.distributed as dist
+
+    if form == "lockstep":
+        import _lockstep_backend
+
+        _lockstep_backend.register()
+    dist.init_process_group(form)
+    return dist
+
+
+def joined_text():
+    joined = join()  # noqa: F841  # leaves its world when it is dropped
+    raise RuntimeError(sys.argv[3])
+
+
+def chain():
+    joined = join()  # noqa: F841
+    try:
+        raise LookupError("sample 1234 has no label")
+    finally:
+        raise RuntimeError("cannot close the file")
+
+
+def worker():
+    from torch.utils.data import DataLoader
+
+    joined = join()  # noqa: F841
+    next(iter(DataLoader([0], num_workers=1, collate_fn=unreadable)))
+
+
+def unreadable(batch):
+    raise LookupError("sample 1234 has no label")
 
 
 def local_rank():

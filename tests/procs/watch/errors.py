@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tests the FATAL line for errors of Python programs: it quotes the exception and adds a remedy, and names no victim.
 
-Usage: errors.py --lockstep PROGRAM --table docs/reference/error-texts.md [--python INTERPRETER] [--runs N]
+Usage: errors.py --lockstep PROGRAM --table docs/reference/error-texts.md [--python INTERPRETER] [--package DIR]
+           [--runs N] [--all]
 --runs repeats the case of a rank that ends after its victims. The exit code is 77 if there is no Python with torch.
 """
 
@@ -69,14 +70,38 @@ def test_real_errors(args, pool, rows):
         check(hint in [remedy for _, remedy in rows], f"{case}: {hint}")
 
 
+def test_forms(args, pool, rows):
+    """In programs of torch.distributed over Gloo and over Lockstep and in those of the package alike."""
+    forms = ("gloo", "lockstep", "package") if args.package else ("gloo",)
+    shown = rows if args.all else rows[:: len(rows) // 2]
+    cases = [("joined_text", f"RuntimeError: {text}", remedy, (text,)) for text, remedy in shown]
+    cases.append(("chain", "LookupError: sample 1234 has no label; then RuntimeError: cannot close the file", None, ()))
+    worker = "LookupError in DataLoader worker process 0. (LookupError: sample 1234 has no label)"
+    cases.append(("worker", worker, None, ()))
+    jobs = [
+        (form, case, pool.submit(run, args, 2, case[0], form, *case[3], env={"PYTHONPATH": args.package}))
+        for case in cases
+        for form in forms
+    ]
+    for form, (_, expected, remedy, _), job in jobs:
+        fatal, output = job.result()
+        detail, hint = unquoted(fatal.get("detail", '""')), unquoted(fatal.get("hint", '""'))
+        good = expected in detail and hint == (remedy or "the last lines of its stderr are above")
+        check(good and fatal["cause"] == "RANK_EXITED", f"{form}: {expected}: {fatal or output}")
+
+
 def test_own_rows(args):
     with tempfile.NamedTemporaryFile("w") as file:
         file.write("# mine\nlicence expired\task Eve\n")
         file.flush()
         fatal, output = run(args, 1, "text", "the licence expired", env={"LOCKSTEP_ERROR_HINTS": file.name})
         check(unquoted(fatal.get("hint", '""')) == "ask Eve", f"own rows: {output}")
-    fatal, _ = run(args, 1, "text", "x", env={"LOCKSTEP_ERROR_HINTS": "/nowhere"})
-    check((fatal["cause"], fatal["rank"]) == ("BAD_ARG", "-"), f"no such file: {fatal}")
+    with tempfile.TemporaryDirectory() as folder:
+        fifo = f"{folder}/fifo"
+        os.mkfifo(fifo)
+        for path in ("/nowhere", folder, fifo):
+            fatal, _ = run(args, 1, "text", "x", env={"LOCKSTEP_ERROR_HINTS": path})
+            check((fatal["cause"], fatal["rank"]) == ("BAD_ARG", "-"), f"no file: {path}: {fatal}")
 
 
 def test_culprit(args, seconds):
@@ -105,7 +130,8 @@ def main():
     parser.add_argument("--table", required=True)
     parser.add_argument("--python", default="")
     parser.add_argument("--runs", type=int, default=1)
-    parser.set_defaults(package="")  # for watch.run()
+    parser.add_argument("--package", default="", help="folder of the Python package")
+    parser.add_argument("--all", action="store_true", help="all texts in all kinds of programs, which takes minutes")
     args = parser.parse_args()
     if not args.python:
         print("skipped: no Python with torch (scripts/setup.sh installs one)")
@@ -114,6 +140,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         test_texts(args, pool, rows)
         test_real_errors(args, pool, rows)
+        test_forms(args, pool, rows)
     test_own_rows(args)
     for _ in range(args.runs):
         test_culprit(args, [])

@@ -64,6 +64,11 @@ def misbehave():
     elif WHAT == "compile":  # as torch.compile does, in another process
         spinning = f"import time\nend = time.monotonic() + {SECONDS}\nwhile time.monotonic() < end: pass"
         subprocess.run([sys.executable, "-c", spinning], check=True)
+    elif WHAT == "finally":
+        try:
+            raise LookupError("sample 1234 has no label")
+        finally:
+            dist.all_reduce(torch.ones(7), group=GROUP)
     elif WHAT == "desync":
         dist.all_reduce(torch.ones(7), group=GROUP)
     elif WHAT == "save":

@@ -23,7 +23,7 @@ import tempfile
 import time
 
 FAKE_HOSTS = pathlib.Path(__file__).resolve().parents[2] / "support" / "fake_hosts.sh"
-TRANSPORTS = ["shm", "gloo", "hierarchy"]
+TRANSPORTS = ["shm", "tcp", "hierarchy"]
 HOSTS = {1: "0", 2: "0 1", 3: "0 0 1"}  # of the ranks of the transport hierarchy
 LIMIT_S = 240
 ALARMING = re.compile(r"warn|error|fatal|exception|terminate called|[Ss]egmentation", re.I)

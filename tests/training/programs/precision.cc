@@ -146,9 +146,9 @@ void train_compressed(Run& run, const DdpOptions& options) {
 }
 
 void compressed_by_hook(Run& run) { train_compressed(run, {.hook = std::make_shared<ddp::Bf16CompressHook>()}); }
-// Gloo and MPI alone do not distinguish hosts, and refuse it.
+// TCP and MPI alone do not distinguish hosts, and refuse it.
 void compressed_between_hosts(Run& run) {
-  if (run.world.transport() == "gloo" || run.world.transport() == "mpi") {
+  if (run.world.transport() == "tcp" || run.world.transport() == "mpi") {
     auto net = make_net(run);
     const std::string refusal =
         usage_error_of([&] { DistributedDataParallel ddp(net, run.world, {.wire_dtype = torch::kBFloat16}); });

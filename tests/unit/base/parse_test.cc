@@ -73,6 +73,12 @@ TEST(Parse, QuotedIsPrintableAndOnOneLine) {
   EXPECT_EQ(quoted("aé", 3), "\"aé\"");  // é is two bytes
   EXPECT_EQ(quoted("aé", 2), "\"a\"");   // a character is not split
   EXPECT_EQ(quoted("\x80\x80\x80", 2), "\"\"");
+  EXPECT_EQ(quoted("a\xffz"), "\"a\\xffz\"");
+  EXPECT_EQ(quoted("\xc2\x9b"
+                   "31m\xc2\xa0é"),
+            "\"\\xc2\\x9b31m\xc2\xa0é\"");  // U+009B begins a sequence as ESC [ does
+  EXPECT_EQ(escaped("a \"b\" \x1b[2J\\"), "a \"b\" \\x1b[2J\\\\");
+  EXPECT_EQ(escaped("aé", 2), "a");
 }
 
 }  // namespace

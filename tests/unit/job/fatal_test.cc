@@ -118,5 +118,32 @@ TEST(FirstCause, FirstPublishedCauseIsKept) {
   EXPECT_EQ(store.find(key::kCause, base::Deadline::in(std::chrono::seconds(1))), format_fatal(example()));
 }
 
+TEST(FirstCause, TheOneThatHasLedToItTakesItsPlace) {
+  Fatal first = example();
+  first.cause = base::Cause::kRankExited;
+  first.rank = 2;
+  first.detail = "ValueError: no label; then another";
+  const auto after = [&](base::Cause cause, int rank, const char* detail) {
+    LocalStore store;
+    Fatal published = example();
+    published.cause = cause;
+    published.rank = rank;
+    published.detail = detail;
+    publish_cause(store, published);
+    replace_cause(store, first);
+    return publish_cause(store, example()).detail;
+  };
+  EXPECT_EQ(after(base::Cause::kDesync, 2, "calls differ"), first.detail);
+  EXPECT_EQ(after(base::Cause::kDesync, 1, "rank 1 called a(), rank 2 called b()"), first.detail);
+  EXPECT_EQ(after(base::Cause::kUnevenInput, 1, "rank 1 finished while rank 2 waits"), first.detail);
+  // The rank only waited, or something else has failed.
+  EXPECT_EQ(after(base::Cause::kDesync, 1, "rank 1 called a(), rank 22 called b()"),
+            "rank 1 called a(), rank 22 called b()");
+  EXPECT_EQ(after(base::Cause::kRankDied, 2, "killed by SIGKILL"), "killed by SIGKILL");
+  LocalStore store;
+  replace_cause(store, first);
+  expect_equal(publish_cause(store, example()), first);
+}
+
 }  // namespace
 }  // namespace lockstep::job

@@ -79,6 +79,9 @@ TEST_P(AnyStore, CompareSetRequiresTheExpectedValue) {
   EXPECT_EQ(store->compare_set("k", "", "second", within_10s()), "first");
   EXPECT_EQ(store->compare_set("k", "wrong", "second", within_10s()), "first");
   EXPECT_EQ(store->compare_set("k", "first", "second", within_10s()), "second");
+  EXPECT_EQ(store->compare_set("k", "first", "", within_10s()), "second");
+  EXPECT_EQ(store->compare_set("k", "second", "", within_10s()), "");
+  EXPECT_EQ(store->find("k", within_10s()), std::nullopt) << "removed";
 }
 
 TEST_P(AnyStore, GetWaitsForSet) {

@@ -4,15 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/shared_memory.h"
-#include "tests/support/temp_dir.h"
 
 namespace lockstep::base::net {
 namespace {
@@ -47,24 +45,9 @@ TEST(SharedMemory, RefusesUnsealedAndWrongSize) {
   EXPECT_THAT(error_of([&] { SharedMemory::map(std::move(loose), 1 << 20); }), HasSubstr("not sealed shared memory"));
 }
 
-TEST(UnixListener, AcceptsOnlyThisUserAndCleansUp) {
-  const tests::TempDir folder;
-  std::string path;
-  {
-    const UnixListener listener(folder.path());
-    path = listener.path();
-    struct stat status{};
-    ASSERT_EQ(::stat(std::filesystem::path(path).parent_path().c_str(), &status), 0);
-    EXPECT_EQ(status.st_mode & 0777, 0700u);
-  }
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  EXPECT_THAT(error_of([&] { connect_unix(path); }), HasSubstr("cannot connect to " + path));
-}
-
-TEST(UnixListener, SendsAFileDescriptor) {
-  const tests::TempDir folder;
-  UnixListener listener(folder.path());
-  const Fd client = connect_unix(listener.path());
+TEST(UnixSocket, SendsAFileDescriptor) {
+  const AbstractListener listener("lockstep-test-");
+  const Fd client = connect_abstract(listener.name());
   const Fd server = listener.accept(Deadline::in(5s));
   const SharedMemory memory = SharedMemory::create("test", 4096);
   send_fd(client.get(), 4096, memory.fd().get());
@@ -75,17 +58,27 @@ TEST(UnixListener, SendsAFileDescriptor) {
   EXPECT_EQ(SharedMemory::map(std::move(message.fd), message.label).data()[7], 'x');
 }
 
-TEST(UnixListener, TimeoutAndGarbageThrow) {
-  const tests::TempDir folder;
-  UnixListener listener(folder.path());
+TEST(UnixSocket, TimeoutAndGarbageThrow) {
+  const AbstractListener listener("lockstep-test-");
   EXPECT_THAT(error_of([&] { listener.accept(Deadline::in(10ms)); }), HasSubstr("no process connected"));
-  Fd client = connect_unix(listener.path());
+  Fd client = connect_abstract(listener.name());
   const Fd server = listener.accept(Deadline::in(5s));
   EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(10ms)); }), HasSubstr("sent no descriptor in time"));
   ASSERT_EQ(::write(client.get(), "no descriptor!!!", 16), 16);
   EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(5s)); }), HasSubstr("sent no descriptor: "));
   client.reset();
   EXPECT_THAT(error_of([&] { receive_fd(server.get(), Deadline::in(5s)); }), HasSubstr("sent no descriptor: "));
+}
+
+TEST(UnixSocket, DisappearsWithItsListener) {
+  std::string name;
+  {
+    const AbstractListener listener("lockstep-test-");
+    name = listener.name();
+    EXPECT_NE(name, AbstractListener("lockstep-test-").name());
+  }
+  EXPECT_THAT(error_of([&] { connect_abstract(name); }), HasSubstr("cannot connect to the Unix socket @" + name));
+  EXPECT_THAT(error_of([&] { connect_abstract(std::string(108, 'x')); }), HasSubstr("cannot connect"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,21 @@ TEST(MemoryUsers, ProcessIsFoundWithItsMemory) {
   ASSERT_NE(self, users.end());
   EXPECT_GE(self->bytes, memory.size());
   EXPECT_TRUE(find_memory_users("/sys/fs/cgroup/no-such-group").empty());
+}
+
+// Another user chooses the name of his process, and this rank's error shows it on a terminal.
+TEST(MemoryUsers, NamesOfProcessesAreEscaped) {
+  char before[16] = "";
+  ::prctl(PR_GET_NAME, before);
+  ::prctl(PR_SET_NAME, "\x1b[31m\xc2\x9b");
+  const std::vector<char> memory(2 * kMib, 1);
+  const std::string text = describe_largest(find_memory_users(""));
+  const auto users = find_memory_users("");
+  ::prctl(PR_SET_NAME, before);
+  EXPECT_TRUE(std::any_of(users.begin(), users.end(), [](const MemoryUser& user) {
+    return user.name == "process " + std::to_string(::getpid()) + " (\\x1b[31m\\xc2\\x9b)";
+  })) << text;
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
 TEST(MemoryUsers, SharedMemoryOfTheJobIsCountedOnce) {

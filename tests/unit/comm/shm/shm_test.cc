@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/net/unix_socket.h"
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/local_peers.h"
 #include "lockstep/job/local_store.h"
@@ -39,8 +39,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ShmThreads, kAllSizesAndMappings, name_of);
 TEST(LocalPeers, PeerThatEndsWhileConnectingIsNamed) {
   for (const bool accepts : {true, false}) {
     job::LocalStore store;
-    auto peer = std::make_unique<base::net::UnixListener>("/tmp");
-    store.set("shm/socket/0", peer->path(), Deadline::in(10s));
+    auto peer = std::make_unique<base::net::AbstractListener>("lockstep-rank-");
+    store.set("shm/socket/0", peer->name(), Deadline::in(10s));
     std::thread ends([&] {
       if (accepts) peer->accept(Deadline::in(10s));  // and closes the connection
       peer.reset();

@@ -85,7 +85,7 @@ TEST(CommandLineOptions, ProgramArgumentsAreNotParsed) {
 
 TEST(CommandLineOptions, AllOptionsTogether) {
   const RunOptions run = run_of({"--transport",
-                                 "gloo",
+                                 "tcp",
                                  "--bind=none",
                                  "--pass-local-rank=rank_here",
                                  "--output",
@@ -110,7 +110,7 @@ TEST(CommandLineOptions, AllOptionsTogether) {
                                  "4",
                                  "p",
                                  "a"});
-  EXPECT_EQ(run.transport, "gloo");
+  EXPECT_EQ(run.transport, "tcp");
   EXPECT_EQ(run.bind, Bind::kNone);
   EXPECT_EQ(run.local_rank_argument, "rank_here");
   EXPECT_EQ(run.output_dir, "out");
@@ -139,8 +139,8 @@ TEST(CommandLineOptions, ErrorsNameArgumentValueAndExpectedValues) {
                 AllOf(HasSubstr("-n"), HasSubstr(bad), HasSubstr("1 to 4096")))
         << bad;
   EXPECT_THAT(error_of({"run", "-n", "two", "p"}), AllOf(HasSubstr("\"two\""), HasSubstr("1 to 4096")));
-  EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}),
-              AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, shm, hierarchy, gloo, mpi")));
+  EXPECT_THAT(error_of({"run", "--transport", "tcpp", "p"}),
+              AllOf(HasSubstr("--transport is \"tcpp\""), HasSubstr("auto, self, shm, hierarchy, tcp, mpi")));
   EXPECT_THAT(error_of({"run", "--bind", "x", "p"}),
               AllOf(HasSubstr("--bind is \"x\""), HasSubstr("auto, cores, none")));
   EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));

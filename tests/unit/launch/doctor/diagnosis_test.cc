@@ -232,6 +232,16 @@ TEST(Diagnosis, MissingLibraries) {
                });
 }
 
+// In a virtual environment with the packages of the system, torch is in another folder than Lockstep.
+TEST(Diagnosis, ProbeWithoutLibtorchMattersOnlyForPrograms) {
+  DoctorFacts facts = healthy_facts();
+  for (HostReport& host : facts.hosts)
+    host.facts->probe = {"/v/bin/lockstep-probe", 127, "", "libtorch_cpu.so: cannot open shared object file"};
+  EXPECT_THAT(problems(facts), ::testing::IsEmpty());
+  for (HostReport& host : facts.hosts) host.facts->program.python = host.facts->python.path = "";
+  EXPECT_EQ(find_finding(facts, "h1", "libtorch").severity, Severity::kBad);
+}
+
 TEST(Diagnosis, LimitsAreCheckedWhereTheyMatter) {
   expect_fault("memlock", Severity::kWarn, "8 MiB, too little for InfiniBand", "memlock", [](HostReport& host) {
     host.facts->infiniband = true;

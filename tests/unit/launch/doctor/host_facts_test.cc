@@ -57,6 +57,17 @@ TEST(HostFacts, PackagesOfAScript) {
   EXPECT_THAT(result.out, HasSubstr("\"environment\": \"" + folder.path()));
 }
 
+// The current folder belongs to the user, who may have a file of any name there.
+TEST(HostFacts, NoFileOfTheCurrentFolderRuns) {
+  const tests::TempDir folder;
+  for (const char* name : {"ast", "json", "os", "torch", "importlib"})
+    write(folder, name + std::string(".py"), "raise SystemExit('a file of the current folder runs')\n");
+  const process::ToolResult result = process::run_tools(
+      {{process::find_tool("python3", kPath), {"python3", "-c", kPythonFacts}, kPath, folder.path(), 60s}}, -1)[0];
+  EXPECT_EQ(result.code, 0) << result.message();
+  EXPECT_THAT(result.out, HasSubstr("\"python\": \"3."));
+}
+
 TEST(HostFacts, ProgramKindsAreRecognised) {
   const tests::TempDir folder;
   const std::string directory = folder.path();

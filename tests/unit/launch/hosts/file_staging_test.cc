@@ -117,7 +117,8 @@ TEST(FileStaging, FoldersAreUnpackedBesideTheirArchive) {
   const std::string cache = folder / "cache", source = folder / "source";
   std::filesystem::create_directories(source + "/part/__pycache__");
   std::filesystem::create_directories(source + "/.git");
-  for (const char* name : {"/train.py", "/part/x.py", "/part/__pycache__/x.pyc", "/.git/config"})
+  for (const char* name :
+       {"/train.py", "/part/x.py", "/part/d\u00e9j\u00e0 vu.py", "/part/__pycache__/x.pyc", "/.git/config"})
     std::ofstream(source + name) << name;
   std::filesystem::create_symlink("train.py", source + "/link.py");
   StagedFile archive = read_staged_folder(source, "inside");
@@ -141,6 +142,54 @@ TEST(FileStaging, FoldersAreUnpackedBesideTheirArchive) {
   std::filesystem::remove_all(there);
   EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
   EXPECT_EQ(tests::read_file(there + "/inside/train.py"), "/train.py") << "what is missing is unpacked again";
+  std::ofstream(there + "/inside/output") << "of a job";
+  EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
+  EXPECT_EQ(tests::read_file(there + "/inside/output"), "of a job");
+  std::ofstream(there + "/inside/train.py") << "changed";
+  EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
+  EXPECT_EQ(tests::read_file(there + "/inside/train.py"), "/train.py") << "what was changed is unpacked again";
+  EXPECT_EQ(tests::read_file(there + "/inside/train.py.changed"), "changed");
+  EXPECT_EQ(tests::read_file(there + "/inside/output"), "of a job");
+  EXPECT_FALSE(std::filesystem::exists(there + "/inside/part/x.py.changed"));
+  std::ofstream(there + "/inside/train.py") << "changed";
+  archive.is_in_use = true;
+  EXPECT_EQ(run("").out, "y\ny\nword --staged-script " + there + "\n");
+  EXPECT_EQ(tests::read_file(there + "/inside/train.py"), "changed") << "by the job itself, before it was restarted";
+}
+
+TEST(FileStaging, WhatCannotBePackedIsLeftOut) {
+  const tests::TempDir folder;
+  const std::string source = folder / "source", cache = folder / "cache";
+  std::filesystem::create_directories(source + "/part");
+  std::ofstream(source + "/train.py") << "train";
+  std::ofstream(folder / "data") << "outside";
+  std::filesystem::create_symlink("../data", source + "/data");
+  std::filesystem::create_symlink("nothing", source + "/dangling");
+  std::filesystem::create_symlink(".", source + "/latest");
+  std::filesystem::create_symlink("../part", source + "/part/itself");
+  std::filesystem::create_symlink("a", source + "/a");
+  ::setenv("TAR_OPTIONS", "--exclude=train.py", 1);
+  const std::string expected = read_staged_folder(source).hash;
+  ::unsetenv("TAR_OPTIONS");
+  ::testing::internal::CaptureStderr();
+  StagedFile archive = read_staged_folder(source);
+  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(archive.hash, expected);
+  EXPECT_THAT(warnings, HasSubstr("--ship leaves out ./dangling: No such file"));
+  EXPECT_THAT(warnings, HasSubstr("--ship leaves out ./latest: a link to a folder that contains it"));
+  EXPECT_THAT(warnings, HasSubstr("--ship leaves out ./part/itself: a link to a folder that contains it"));
+  EXPECT_THAT(warnings, HasSubstr("--ship leaves out ./a: "));
+  archive.option = "--staged-script";
+  const StagedFile agent = {.name = "agent", .hash = "0123", .content = "#!/bin/sh\necho $*\n"};
+  process::run_tool({.path = "/bin/sh",
+                     .argv = {"sh", "-c", staging_script({agent, archive}, {"word"})},
+                     .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
+                     .directory = {},
+                     .input = agent.content + archive.content});
+  const std::string there = cache + "/lockstep/" + archive.hash + "/files";
+  EXPECT_EQ(tests::read_file(there + "/train.py"), "train");
+  EXPECT_EQ(tests::read_file(there + "/data"), "outside");
+  EXPECT_FALSE(std::filesystem::exists(there + "/latest"));
 }
 
 TEST(FileStaging, ChecksumIsThatOfCksum) {

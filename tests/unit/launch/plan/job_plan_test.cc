@@ -100,7 +100,7 @@ TEST(JobPlan, NoVariableIsSetTwice) {
   for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
     launch.environment.push_back(variable);
   cli::RunOptions run = options(3);
-  run.transport = "gloo";
+  run.transport = "tcp";
   run.hang_timeout = std::chrono::milliseconds(7500);
   run.join_timeout = "2.5";
   const JobPlan job = plan_job(run, launch);
@@ -111,7 +111,7 @@ TEST(JobPlan, NoVariableIsSetTwice) {
     std::sort(names.begin(), names.end());
     EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
   }
-  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TRANSPORT=gloo"));
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TRANSPORT=tcp"));
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_TIMEOUT=17.5"));
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_JOIN_TIMEOUT=2.5"));
 }
@@ -309,6 +309,11 @@ TEST(JobPlan, DirectoryAppliesToRemoteHosts) {
 
 TEST(JobPlan, SocketIfnameVariablesFollowTheInterface) {
   LaunchContext launch = context();
+  EXPECT_THAT(plan_jobs(options(2), launch, {node(2)})[0].environment,
+              AllOf(Contains("GLOO_SOCKET_IFNAME=lo"), Not(Contains(StartsWith("NCCL_SOCKET_IFNAME=")))));
+  launch.environment.push_back("GLOO_SOCKET_IFNAME=eth7");
+  EXPECT_THAT(plan_jobs(options(2), launch, {node(2)})[0].environment, Not(Contains("GLOO_SOCKET_IFNAME=lo")));
+  launch.environment.pop_back();
   Node one = node(1), other = node(1, false, "beta");
   one.interface = "eth0";
   other.interface = "ens3";

@@ -27,8 +27,8 @@ TEST(VariableCheck, AcceptsValidValues) {
 }
 
 TEST(VariableCheck, RefusesWhatARankWouldRefuse) {
-  EXPECT_EQ(error_of("LOCKSTEP_TRANSPORT=tcp"),
-            "LOCKSTEP_TRANSPORT is \"tcp\"; expected auto, self, shm, hierarchy, gloo, mpi or nccl");
+  EXPECT_EQ(error_of("LOCKSTEP_TRANSPORT=tcpp"),
+            "LOCKSTEP_TRANSPORT is \"tcpp\"; expected auto, self, shm, hierarchy, tcp, mpi or nccl");
   EXPECT_EQ(error_of("LOCKSTEP_ARENA=yes"), "LOCKSTEP_ARENA is \"yes\"; expected on or off");
   EXPECT_THAT(error_of("LOCKSTEP_DEVICE=cuda:x"), HasSubstr("expected auto, cpu, cuda or cuda:N"));
   for (const char* value : {"-1", "5s", "1e9", "nan"})

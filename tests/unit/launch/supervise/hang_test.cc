@@ -86,6 +86,49 @@ TEST(Hang, DifferentCallsOfRanksThatAreWatchedAreADesync) {
   EXPECT_EQ(judge({watched(0, "barrier", 0), watched(1, "all_reduce", 8), rank(2, false)}).fatal.rank, 2);
 }
 
+TEST(Hang, RankThatWaitsWhileItHandlesAnExceptionHasFailed) {
+  const auto judge = [](const std::vector<RankSnapshot>& ranks) {
+    return judge_hang({HangKind::kHang, {0, 1, 2}}, {}, ranks, kEvidence);
+  };
+  RankSnapshot failed = watched(0, "barrier", 0);
+  failed.handles = "ValueError: No space left on device";
+  const Verdict desync = judge({failed, watched(1, "all_reduce", 8)});
+  EXPECT_EQ(desync.fatal.cause, Cause::kRankExited);
+  EXPECT_EQ(desync.fatal.rank, 0);
+  EXPECT_EQ(desync.exit_code, 1);
+  EXPECT_THAT(desync.stacks, ElementsAre(0));
+  EXPECT_EQ(desync.fatal.detail,
+            "ValueError: No space left on device; then rank 0 called barrier(), rank 1 called all_reduce(8 bytes of "
+            "float32) as operation 7 of world");
+  EXPECT_THAT(desync.fatal.hint, HasSubstr("see df"));
+  failed.handles = "ValueError: x";
+  EXPECT_THAT(judge({failed, watched(1, "all_reduce", 8)}).fatal.hint, HasSubstr("finally"));
+  // Another rank is at fault: this one waits for it.
+  EXPECT_EQ(judge({failed, watched(1, "barrier", 0), rank(2, false)}).fatal.rank, 2);
+  // Most ranks make its call.
+  EXPECT_EQ(judge({failed, watched(1, "barrier", 0), watched(2, "all_reduce", 8)}).fatal.cause, Cause::kDesync);
+  // A program that trains in an except block.
+  RankSnapshot other = watched(1, "all_reduce", 8);
+  other.handles = failed.handles;
+  EXPECT_EQ(judge({failed, other}).fatal.cause, Cause::kDesync);
+  // It is not shown as waiting.
+  failed.waiting = false;
+  EXPECT_EQ(judge({failed, watched(1, "all_reduce", 8)}).fatal.cause, Cause::kRankStuck);
+}
+
+TEST(Hang, StacksWithoutAFileArePrinted) {
+  Verdict verdict =
+      judge_hang({HangKind::kHang, {0, 1, 2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
+  add_stacks(verdict, 1, "cannot write runs/it/stack.1.txt: Read-only file system\n");
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("its stack is in runs/it/stack.2.txt; "));
+  add_stacks(verdict, 2, "cannot write runs/it/stack.2.txt: Read-only file system\n  File \"a.py\", line 1 in f\x1b\n");
+  EXPECT_THAT(verdict.fatal.hint, AllOf(HasSubstr("its stack is above; "), Not(HasSubstr("stack.2.txt"))));
+  EXPECT_EQ(verdict.printed_stacks,
+            "lockstep: stacks of rank 1:\n  cannot write runs/it/stack.1.txt: Read-only file system\n"
+            "lockstep: stacks of rank 2:\n  cannot write runs/it/stack.2.txt: Read-only file system\n"
+            "    File \"a.py\", line 1 in f\\x1b\n");
+}
+
 TEST(Hang, RankThatHasNotJoinedIsBlamed) {
   const std::map<int, job::health::RankHealth> health = {
       {0, {.rank = 0}}, {1, {.rank = 1, .phase = job::health::RankPhase::kBeforeWorld}}};

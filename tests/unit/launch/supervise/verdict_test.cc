@@ -140,9 +140,110 @@ TEST(Verdict, AbortMessageIsTheDetail) {
 
 TEST(Verdict, MessageOfAnErrorFileIsTheDetail) {
   protocol::RankExit end = exited(1, 1);
-  end.message = "ValueError: no such\nfile";
-  EXPECT_EQ(judge_exit(end, {.tail = "[1] x\n", .prefix = "[1] ", .published = {}, .locations = {}}).fatal.detail,
-            "exited with code 1: ValueError: no such\nfile");
+  const auto detail = [&](const char* message) {
+    end.message = message;
+    return judge_exit(end, {.tail = "[1] x\n", .prefix = "[1] ", .published = {}, .locations = {}}).fatal.detail;
+  };
+  EXPECT_EQ(detail("ValueError: no such\nfile"), "exited with code 1: ValueError: no such");
+  EXPECT_EQ(detail("no such\nfile"), "exited with code 1: no such");
+  EXPECT_EQ(
+      detail("RuntimeError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+             "last):\n  File \"a.py\", line 1, in f\nValueError: bad\n"),
+      "exited with code 1: RuntimeError: Caught ValueError in DataLoader worker process 0. (ValueError: bad)");
+}
+
+// However the error of a rank reaches the launcher.
+TEST(Verdict, EveryKnownErrorHasItsRemedy) {
+  for (const KnownError& row : known_errors()) {
+    const std::string error = "RuntimeError: " + row.text + " x";
+    protocol::RankExit end = exited(1, 1);
+    const ExitEvidence printed{.tail = "[1]   File \"a.py\", line 1, in f\n[1] " + error + "\n",
+                               .prefix = "[1] ",
+                               .published = {},
+                               .locations = {}};
+    EXPECT_EQ(judge_exit(end, printed).fatal.hint, row.remedy);
+    EXPECT_EQ(judge_exit(end, printed).fatal.detail, "exited with code 1: " + error);
+    ExitEvidence published = printed;
+    published.published = job::Fatal{.cause = base::Cause::kRankExited, .rank = 1, .detail = error};
+    EXPECT_EQ(judge_exit(end, published).fatal.hint, row.remedy);
+    published.tail.clear();  // its stderr goes to a file
+    EXPECT_EQ(judge_exit(end, published).fatal.hint, row.remedy);
+    end.message = error;
+    EXPECT_EQ(judge_exit(end, {.tail = "", .published = {}, .locations = {}}).fatal.hint, row.remedy);
+    protocol::RankExit aborted = died(1, SIGABRT);
+    EXPECT_EQ(judge_exit(aborted, {.tail = "  what():  " + error + "\n", .published = {}, .locations = {}}).fatal.hint,
+              row.remedy);
+  }
+}
+
+TEST(Verdict, LineOfAKnownErrorIsQuoted) {
+  const ExitEvidence evidence{.tail =
+                                  "[1]   File \"a.py\", line 1, in f\n"
+                                  "[1] RuntimeError: Error(s) in loading state_dict for Linear:\n"
+                                  "[1] \tMissing key(s) in state_dict: \"module.weight\"\n",
+                              .prefix = "[1] ",
+                              .published = {},
+                              .locations = {}};
+  EXPECT_EQ(
+      judge_exit(exited(1, 1), evidence).fatal.detail,
+      "exited with code 1: RuntimeError: Error(s) in loading state_dict for Linear: (Missing key(s) in state_dict: "
+      "\"module.weight\")");
+}
+
+TEST(Verdict, HintOfAPublishedErrorIsKeptWhereNoneIsKnown) {
+  const auto hint_of = [](base::Cause cause, const std::string& hint, const std::string& tail) {
+    return judge_exit(exited(1, 1), {.tail = tail,
+                                     .published = job::Fatal{.cause = cause, .rank = 1, .detail = "x", .hint = hint},
+                                     .locations = {}})
+        .fatal.hint;
+  };
+  EXPECT_EQ(hint_of(base::Cause::kDesync, "make the same calls", "Broken pipe\n"), "make the same calls");
+  EXPECT_EQ(hint_of(base::Cause::kRankExited, "", "a line\n"), "the last lines of its stderr are above");
+  EXPECT_EQ(hint_of(base::Cause::kRankExited, "", ""), "");
+  EXPECT_EQ(hint_of(base::Cause::kCkptWriteFailed, "", "a line\n"), "");
+}
+
+TEST(Verdict, AVictimMayHavePublishedItsError) {
+  job::Fatal fatal{.cause = base::Cause::kRankExited, .rank = 0, .detail = "RuntimeError: Connection closed by peer"};
+  EXPECT_TRUE(is_victim_of_another(fatal));
+  fatal.detail = "ValueError: no label; then " + fatal.detail;
+  EXPECT_FALSE(is_victim_of_another(fatal));
+  fatal = {.cause = base::Cause::kPeerUnreachable, .detail = "Connection closed by peer"};
+  EXPECT_FALSE(is_victim_of_another(fatal));
+}
+
+TEST(Verdict, LinesBeforeTheExceptionDoNotMakeAVictim) {
+  const auto lost_peer = [](const std::string& tail) {
+    protocol::RankExit end = exited(1, 1);
+    add_lost_peer(end, tail, "[1] ");
+    return end.lost_peer;
+  };
+  const std::string traceback = "[1] retry: Connection reset by peer\n[1]   File \"a.py\", line 1, in f\n[1] ";
+  EXPECT_FALSE(lost_peer(traceback + "ValueError: bad value\n"));
+  EXPECT_TRUE(lost_peer(traceback + "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:2093\n"));
+  EXPECT_TRUE(lost_peer("[1] Connection reset by peer\n"));
+  EXPECT_FALSE(
+      lost_peer("[1]   File \"a.py\", line 1, in f\n[1] ValueError: bad\n[1] \n[1] During handling of the "
+                "above exception, another exception occurred:\n[1] \n[1] Traceback (most recent call "
+                "last):\n[1]   File \"a.py\", line 1, in g\n[1] RuntimeError: Connection closed by peer\n"));
+}
+
+// A rank that raised is killed where it takes longer to end than the grace.
+TEST(Verdict, CodeOfARankThatWasKilledWhileItEnded) {
+  Verdict verdict{.fatal = {.cause = base::Cause::kRankExited, .rank = 1}};
+  use_own_exit_code(verdict, {exited(0, 69), died(1, SIGTERM)});
+  EXPECT_EQ(verdict.exit_code, 1);
+  use_own_exit_code(verdict, {exited(0, 69), exited(1, 7)});
+  EXPECT_EQ(verdict.exit_code, 7);
+  for (const auto& [detail, code] : std::vector<std::pair<std::string, int>>{
+           {"sys.exit(3)", 3}, {"sys.exit(-1)", 255}, {"sys.exit('no data')", 1}, {"sys.exit(", 1}}) {
+    verdict.fatal.detail = detail;
+    use_own_exit_code(verdict, {exited(0, 69), died(1, SIGTERM)});
+    EXPECT_EQ(verdict.exit_code, code) << detail;
+  }
+  verdict.fatal.cause = base::Cause::kRankDied;
+  use_own_exit_code(verdict, {exited(0, 69), died(1, SIGSEGV)});
+  EXPECT_EQ(verdict.exit_code, 139);
 }
 
 TEST(Verdict, PublishedCauseIsPreferred) {
