@@ -13,14 +13,15 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit test test-all shards wheel bench gpu-proof bench-hosts chaos \
-        chaos-hosts lint format clean setup configure
+.PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-all shards wheel bench \
+        gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
 	@echo "make build           release build; programs and examples are then in $(BIN)"
 	@echo "make check           format, lint and the unit tests of the modules without torch: one minute"
-	@echo "make unit MODULE=M   the unit tests and conformance tests of one module, such as ddp or comm/shm"
+	@echo "make unit MODULE=M   the unit tests and conformance tests of one module, such as ddp or comm/shm; CASE=NAME"
+	@echo "                     some of them; with MODULE=python those of the package, TEST=test_ddp.py::NAME"
 	@echo "make test            all that a change needs"
 	@echo "make test-all        the rest, in shards; SHARD=NAME runs one: $(SHARDS)"
 	@echo "make lint            check the project's rules, without building"
@@ -66,15 +67,25 @@ check: configure lint
 	@$(NINJA) --target module_base module_job module_launch module_train_report module_bench_harness
 	@$(CTEST) -R '^unit/(base|job|launch|train/report|bench/harness)$$'
 
-# For example, MODULE=comm/shm runs the unit tests in tests/unit/comm/shm and the conformance tests of comm.
-unit: configure
+# For example, MODULE=comm/shm runs the unit tests in tests/unit/comm/shm and the conformance tests of comm, and
+# CASE=Filter those of their cases whose names contain it. MODULE=python runs the tests of the package, and
+# TEST=test_ddp.py::test_name one of them.
+unit: $(if $(filter python,$(MODULE)),unit-python,unit-module)
+
+unit-python: configure
+	@$(NINJA) --target lockstep_program lockstep_python python_state_exchange
+	@cd python/tests && PYTHONPATH=$(CURDIR)/$(BUILD)/python PYTHONDONTWRITEBYTECODE=1 \
+	  LOCKSTEP_PROGRAM=$(CURDIR)/$(BIN)/lockstep $(CURDIR)/.deps/python/bin/python3 -m pytest -q -p no:cacheprovider \
+	  $(TEST) $(if $(CASE),-k "$(CASE)")
+
+unit-module: configure
 	@[ -n "$(MODULE)" ] || \
 	  { echo "make unit: MODULE is not set; expected a folder of lockstep/, such as ddp" >&2; exit 2; }
 	@[ -d "lockstep/$(MODULE)" ] || [ -d "$(MODULE)" ] || \
 	  { echo "make unit: MODULE is '$(MODULE)'; expected a folder of lockstep/, such as ddp or comm/shm" >&2; exit 2; }
 	@module=$$(scripts/test_module.sh "$(MODULE)") && \
 	  $(NINJA) --target lockstep_program "module_$$(echo "$$module" | tr / _)" && \
-	  LOCKSTEP_TEST_FOLDER="tests/unit/$(MODULE)" $(CTEST) -L "^module:$$module$$" \
+	  $(if $(CASE),GTEST_FILTER="*$(CASE)*") LOCKSTEP_TEST_FOLDER="tests/unit/$(MODULE)" $(CTEST) -L "^module:$$module$$" \
 	    -R '^unit/|^conformance/[^/]*/(shm/n2|fake)' $(CTEST_ARGS)
 
 wheel: configure
