@@ -1,12 +1,12 @@
-"""A file has at most 500 lines, with a warning above 350. A function has at most 60 lines. A folder of lockstep/ or
-tests/ has at most 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted."""
+"""Warns of a file of more than 500 lines, a function of more than 60, and a folder of lockstep/ or tests/ with more
+than 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted. A thought decides where a file is
+cut, not a number."""
 
 import re
 
 from source_tree import Finding, without_comments_and_strings
 
 MAX_FILE = 500
-WARN_FILE = 350
 MAX_FUNCTION = 60
 MAX_FOLDER = 30
 PREPROCESSOR = re.compile(r"(?m)^[ \t]*#(?:.*\\\n)*.*")
@@ -16,23 +16,22 @@ SCOPE = re.compile(r"\b(?:namespace|class|struct|union|enum)\b|\bextern\b")
 def check(tree):
     for path in tree.paths(ends=(".h", ".cc", ".py", ".sh", ".cmake")):
         num_lines = len(tree.lines(path))
-        if num_lines > WARN_FILE:
-            yield Finding(
-                path,
-                1,
-                f"{num_lines} lines; expected at most {MAX_FILE}. Split the file by topic",
-                warning=num_lines <= MAX_FILE,
-            )
+        if num_lines > MAX_FILE:
+            yield warning(path, 1, f"{num_lines} lines; are these several topics?")
     for path in tree.cpp():
         for first, last in functions(tree.text(path)):
             if last - first + 1 > MAX_FUNCTION:
-                yield Finding(path, first, f"a function of {last - first + 1} lines; expected at most {MAX_FUNCTION}")
+                yield warning(path, first, f"a function of {last - first + 1} lines; does it do several things?")
     folders = {}
     for path in tree.paths("lockstep", "tests"):
         folders.setdefault(path.rpartition("/")[0], []).append(path)
     for folder, paths in folders.items():
         if len(paths) > MAX_FOLDER and folder != "tests/mutations" and not folder.startswith("tests/fuzz/corpus/"):
-            yield Finding(paths[0], 1, f"{folder} has {len(paths)} files; expected at most {MAX_FOLDER}")
+            yield warning(paths[0], 1, f"{folder} has {len(paths)} files; are these several modules?")
+
+
+def warning(path, line, text):
+    return Finding(path, line, text, warning=True)
 
 
 def functions(text):
