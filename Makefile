@@ -13,8 +13,8 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-all shards wheel bench \
-        gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
+.PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards wheel \
+        bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
@@ -91,8 +91,13 @@ unit-module: configure
 wheel: configure
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheel.sh $(BUILD) build/wheel
 
-test: build-tests wheel
-	@$(CTEST) -LE '^shard:' $(CTEST_ARGS)
+# At its end it names in one line the tests that need what this machine lacks, such as root or a GPU.
+test: test-tools build-tests wheel
+	@rm -rf $(BUILD)/test-results; rc=0; $(CTEST) -O $(BUILD)/ctest.log -LE '^shard:' $(CTEST_ARGS) || rc=$$?; \
+	  python3 tests/skipped_tests.py --sentence $(BUILD)/ctest.log; exit $$rc
+
+test-tools:
+	@scripts/setup.sh --test-tools
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
 # short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
