@@ -1,8 +1,8 @@
 # Finds the header of NCCL. GPU support requires a CUDA build of libtorch, and NCCL support requires the header of the
 # libnccl that this libtorch uses; the wheel nvidia-nccl installs both beside libtorch. Lockstep links neither CUDA nor
-# NCCL: programs load libtorch's CUDA library when they use a GPU (lockstep/comm/cuda/cuda.h).
+# NCCL: programs load libtorch's CUDA library when they use a GPU (lockstep/comm/gpu/cuda.h).
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
-  set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc device_staging_queue.cc)
+  set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc)
   file(GLOB LOCKSTEP_NCCL_INCLUDE "${LOCKSTEP_TORCH_ROOT}/../nvidia/nccl/include/nccl.h"
        "${LOCKSTEP_TORCH_ROOT}/include/nccl.h")
   list(TRANSFORM LOCKSTEP_NCCL_INCLUDE REPLACE "/nccl.h$" "")
@@ -17,7 +17,7 @@ else()
 endif()
 if(LOCKSTEP_NCCL_INCLUDE)
   set(LOCKSTEP_NCCL yes)
-  set(LOCKSTEP_NCCL_SOURCES nccl.cc communicator.cc calls.cc library.cc failure.cc)
+  set(LOCKSTEP_NCCL_SOURCES nccl.cc communicator.cc library.cc failure.cc)
 else()
   set(LOCKSTEP_NCCL no)
   set(LOCKSTEP_NCCL_SOURCES no_nccl.cc)

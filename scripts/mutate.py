@@ -3,7 +3,6 @@
 
 mutate.py                      every bug in tests/mutations/*.toml
 mutate.py NAME... --module M   those bugs, or those of one file tests/mutations/M.toml
-mutate.py --sample             the bugs that tests/mutations/sample.txt names, spread over all modules
 mutate.py --check              only checks, in seconds, that every bug still fits the code
 
 A bug is a table in tests/mutations/MODULE.toml:
@@ -201,9 +200,6 @@ def selected(options, modules):
         if module not in modules:
             sys.exit(f"mutate: --module: unknown module '{module}'; expected one of {', '.join(modules)}")
         names += [mutation.name for mutation in modules[module]]
-    if options.sample:
-        with open(os.path.join(options.mutations, "sample.txt"), encoding="utf-8") as stream:
-            names += stream.read().split()
     for name in names:
         if name not in mutations:
             sys.exit(f"mutate: unknown bug '{name}'; see tests/mutations")
@@ -214,7 +210,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of bugs; all by default")
     parser.add_argument("--module", action="append", default=[], help="the bugs of tests/mutations/MODULE.toml")
-    parser.add_argument("--sample", action="store_true", help="the bugs of tests/mutations/sample.txt")
     parser.add_argument("--check", action="store_true", help="only check that every bug fits the code")
     parser.add_argument("--mutations", default=os.path.join(ROOT, "tests/mutations"), help="the folder of the tables")
     parser.add_argument("--tree", help="a checkout to change and change back, instead of build/mutate")

@@ -18,53 +18,32 @@ using torch::optim::OptimizerParamState;
 
 // The fields of each optimizer, named once: options() and state() call `field(name, reference)` for all of them.
 // is_required(): whether the next step needs this tensor.
-template <typename Options, typename Visit>
-void visit_adam_options(Options& options, Visit&& field) {
-  field("lr", options.lr());
-  field("betas.0", std::get<0>(options.betas()));
-  field("betas.1", std::get<1>(options.betas()));
-  field("eps", options.eps());
-  field("weight_decay", options.weight_decay());
-  field("amsgrad", options.amsgrad());
-}
-template <typename State, typename Visit>
-void visit_adam_state(State& state, Visit&& field) {
-  field("step", state.step());
-  field("exp_avg", state.exp_avg());
-  field("exp_avg_sq", state.exp_avg_sq());
-  field("max_exp_avg_sq", state.max_exp_avg_sq());
-}
-
-struct AdamTraits {
-  using Options = torch::optim::AdamOptions;
-  using State = torch::optim::AdamParamState;
+template <typename AdamOptions, typename AdamParamState>
+struct AdamFamilyTraits {
+  using Options = AdamOptions;
+  using State = AdamParamState;
   template <typename Visit>
   static void options(Options& options, Visit&& field) {
-    visit_adam_options(options, field);
+    field("lr", options.lr());
+    field("betas.0", std::get<0>(options.betas()));
+    field("betas.1", std::get<1>(options.betas()));
+    field("eps", options.eps());
+    field("weight_decay", options.weight_decay());
+    field("amsgrad", options.amsgrad());
   }
   template <typename Visit>
   static void state(State& state, Visit&& field) {
-    visit_adam_state(state, field);
+    field("step", state.step());
+    field("exp_avg", state.exp_avg());
+    field("exp_avg_sq", state.exp_avg_sq());
+    field("max_exp_avg_sq", state.max_exp_avg_sq());
   }
   static bool is_required(std::string_view name, const Options& options) {
     return name != "max_exp_avg_sq" || options.amsgrad();
   }
 };
-struct AdamWTraits {
-  using Options = torch::optim::AdamWOptions;
-  using State = torch::optim::AdamWParamState;
-  template <typename Visit>
-  static void options(Options& options, Visit&& field) {
-    visit_adam_options(options, field);
-  }
-  template <typename Visit>
-  static void state(State& state, Visit&& field) {
-    visit_adam_state(state, field);
-  }
-  static bool is_required(std::string_view name, const Options& options) {
-    return name != "max_exp_avg_sq" || options.amsgrad();
-  }
-};
+using AdamTraits = AdamFamilyTraits<torch::optim::AdamOptions, torch::optim::AdamParamState>;
+using AdamWTraits = AdamFamilyTraits<torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 struct SgdTraits {
   using Options = torch::optim::SGDOptions;
   using State = torch::optim::SGDParamState;

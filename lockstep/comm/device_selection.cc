@@ -138,7 +138,7 @@ bool detect_gpus(World& world, const DeviceRequest& request) {
     world.gpu_unavailable_reason = "LOCKSTEP_DEVICE, or InitOptions.device, is cpu";
     return false;
   }
-  const cuda::VisibleGpus gpus = cuda::visible_gpus();
+  const gpu::VisibleGpus gpus = gpu::visible_gpus();
   world.gpu_unavailable_reason = gpus.missing;
   if (request.gpu && gpus.count == 0)
     throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
@@ -148,15 +148,15 @@ bool detect_gpus(World& world, const DeviceRequest& request) {
                            " GPUs; expected cuda:0 to cuda:" + std::to_string(gpus.count - 1));
   if (gpus.driver_broken) base::log_warning("GPUs are not used: " + gpus.missing);
   if (gpus.count == 0) return false;
-  cuda::load_cuda();
+  gpu::load_cuda();
   world.num_gpus = gpus.count;
   return true;
 }
 
 void select_gpu(World& world, const DeviceRequest& request) {
   const int index = request.index >= 0 ? request.index : world.identity.local_rank % world.num_gpus;
-  cuda::set_current_gpu(index);
-  world.gpu = cuda::describe_gpu(index);
+  gpu::set_current_gpu(index);
+  world.gpu = gpu::describe_gpu(index);
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 

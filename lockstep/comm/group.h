@@ -12,11 +12,21 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/busy_scope.h"
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
+
+/// While a BusyScope exists, this rank counts as making progress, so no wait of another rank times out because of this
+/// rank. Group::busy() makes one. Any thread may create or destroy it. Scopes may nest or overlap; status reports name
+/// the most recent scope that still exists.
+class BusyScope {
+ public:
+  explicit BusyScope(const std::string& what);
+  ~BusyScope();
+  BusyScope(const BusyScope&) = delete;
+  BusyScope& operator=(const BusyScope&) = delete;
+};
 
 /// Exit code that asks the scheduler to start the job again (EX_TEMPFAIL of sysexits.h).
 inline constexpr int kPreemptedExitCode = 75;

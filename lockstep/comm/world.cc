@@ -14,8 +14,8 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/arena.h"
-#include "lockstep/comm/cuda/device_transport.h"
 #include "lockstep/comm/device_selection.h"
+#include "lockstep/comm/gpu/device_transport.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/mpi/mpi.h"
@@ -304,7 +304,7 @@ int World::rank_in(const std::vector<int>& members) const {
 
 std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members,
                                                  const SplitParent& split_parent) const {
-  const std::shared_ptr<Transport> parent = split_parent.from ? cuda::nccl_transport_of(*split_parent.from) : nullptr;
+  const std::shared_ptr<Transport> parent = split_parent.from ? gpu::nccl_transport_of(*split_parent.from) : nullptr;
   if (members.size() == 1 && !is_alone_on_nccl()) {
     if (parent) nccl::skip_nccl_split(*parent);
     return self::make_self_transport();
@@ -315,9 +315,9 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
   const auto host_of = [&](int member) { return identity.host_indices[static_cast<std::size_t>(member)]; };
   const bool several = std::any_of(members.begin(), members.end(),
                                    [&](int member) { return host_of(member) != host_of(members.front()); });
-  cuda::DeviceTransportOptions options{
+  gpu::DeviceTransportOptions options{
       .host = on_host, .rank = group_rank, .size = static_cast<int>(members.size()), .spans_hosts = several};
-  if (!uses_nccl) return cuda::make_device_transport(std::move(options));
+  if (!uses_nccl) return gpu::make_device_transport(std::move(options));
   const nccl::NcclOptions all{.store = store,
                               .members = members,
                               .rank = group_rank,
@@ -339,7 +339,7 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
     child.color = split_parent.color;
     options.nccl = nccl::make_nccl_transport(std::move(child));
   }
-  return cuda::make_device_transport(std::move(options));
+  return gpu::make_device_transport(std::move(options));
 }
 
 std::shared_ptr<Transport> World::make_host_transport(const std::string& name, const std::vector<int>& members) const {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/comm/channel/deadlock_detector.h"
-#include "lockstep/comm/cuda/cuda.h"
+#include "lockstep/comm/gpu/cuda.h"
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/health/heartbeat.h"
 #include "lockstep/job/identity/identity.h"
@@ -61,7 +61,7 @@ struct World {
   at::Device device = at::kCPU;                        // of this rank
   int num_gpus = 0;                                    // visible to this rank
   std::string gpu_unavailable_reason;                  // why this rank has no GPU
-  cuda::Gpu gpu;                                       // set if this rank has a GPU
+  gpu::Gpu gpu;                                        // set if this rank has a GPU
   bool uses_nccl = false;                              // GPU tensors use NCCL; otherwise they go through host memory
   std::string gpu_transport_text;                      // the same, for the log
   std::chrono::milliseconds timeout{};                 // limit for waits while groups are made

@@ -15,7 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/channel/captured_step.h"
+#include "lockstep/comm/interface/captured_step.h"
 #include "lockstep/cuda/capture.h"
 #include "lockstep/cuda/op_trace.h"
 
@@ -23,7 +23,7 @@ namespace lockstep::cuda {
 namespace {
 
 using base::UsageError;
-using comm::channel::CapturedStep;
+using comm::CapturedStep;
 using Tensors = GraphedStep::Tensors;
 
 constexpr const char* kRemedy =

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace lockstep::data {
 
@@ -21,8 +20,5 @@ struct LoaderPosition {
 
 /// "seed=1 epoch=2 samples=300 num_samples=1000 shuffle=1"
 std::string to_text(const LoaderPosition& position);
-
-/// Parses exactly the form that to_text() writes. Throws a UsageError that quotes the text and the expected form.
-LoaderPosition parse_position(std::string_view text);
 
 }  // namespace lockstep::data

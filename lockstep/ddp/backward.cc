@@ -12,7 +12,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "lockstep/ddp/sanitizer_order.h"
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#endif
 
 namespace lockstep::ddp {
 namespace {
@@ -21,6 +24,18 @@ using torch::autograd::edge_list;
 using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+/// What a thread did before released(address) happens before what a thread does after a later acquired(address).
+inline void released([[maybe_unused]] void* address) noexcept {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(address);
+#endif
+}
+inline void acquired([[maybe_unused]] void* address) noexcept {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(address);
+#endif
+}
 
 /// A participant and the thread whose backward() calls it checks.
 struct Registration {

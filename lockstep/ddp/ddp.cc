@@ -86,6 +86,26 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
   }
 }
 
+/// The value of an option, as it is compared between the ranks.
+template <typename Value>
+std::string option_text(const Value& value) {
+  if constexpr (std::is_same_v<Value, std::string>)
+    return value;
+  else if constexpr (std::is_same_v<Value, BufferMode>)
+    return value == BufferMode::kBroadcast ? "broadcast" : value == BufferMode::kMean ? "mean" : "local";
+  else if constexpr (std::is_same_v<Value, std::shared_ptr<comm::GradientHook>>)
+    return value ? value->name() : "none";
+  else if constexpr (std::is_same_v<Value, at::ScalarType>)
+    return std::string(comm::name(value));
+  else if constexpr (std::is_arithmetic_v<Value>)
+    return std::to_string(value);
+  else {
+    std::string text;
+    for (const auto& item : value) text += (text.empty() ? "" : ",") + option_text(item);
+    return text;
+  }
+}
+
 }  // namespace
 
 DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm::Group the_group, DdpOptions options)
@@ -101,14 +121,12 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
     throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
                      "evaluate the module without a DistributedDataParallel, or make a parameter trainable");
-  std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
-                     (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
-  for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
-  text += " wire_dtype " + std::string(comm::name(options_.wire_dtype)) + " average_hosts_every " +
-          std::to_string(options_.average_hosts_every) + " gradient_predivide_factor " +
-          std::to_string(options_.gradient_predivide_factor) + " compare_replicas_every " +
-          std::to_string(options_.compare_replicas_every) + " check_finite " + std::to_string(options_.check_finite) +
-          " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
+  std::string text;
+  visit_options(options_, [&](const char* name, const auto& value) {
+    // A tensor that one rank ignores, the others need not have.
+    if (&value != static_cast<const void*>(&options_.ignore))
+      text += std::string(name) + " " + option_text(value) + " ";
+  });
   const bool are_buffers_local = options_.buffers == BufferMode::kLocal;
   compare_models(parameters, model.broadcast || !are_buffers_local ? buffers : NamedTensors(), text, group_);
   all_tensors_ = parameters;
@@ -140,7 +158,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
   fused_reducer_ = reducer_->fused();
-  replica_check_.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
+  replicas_.check.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
   add_backward_participant(this);
@@ -155,9 +173,10 @@ void DistributedDataParallel::Impl::detach_module() {
   remove_backward_participant(this);
   for (HookedParameter& parameter : parameters_) remove_hooks(parameter);
   if (std::uncaught_exceptions() > 0) return;
-  if (can_compare_replicas() && !in_reduction_ && num_reductions_ > 0 && num_reductions_ != compared_reduction_)
-    replica_check_->compare_at_end();
-  if (num_reductions_ == 0 && compared_reduction_ < 0 && group_.size() > 1 && group_.rank() == 0)
+  if (can_compare_replicas() && reduction_ == Reduction::kNone && num_reductions_ > 0 &&
+      num_reductions_ != replicas_.compared_at)
+    replicas_.check->compare_at_end();
+  if (num_reductions_ == 0 && replicas_.compared_at < 0 && group_.size() > 1 && group_.rank() == 0)
     base::log_warning(
         "the DistributedDataParallel of " + parameters_.front().name +
         ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive "
@@ -183,8 +202,8 @@ void DistributedDataParallel::Impl::on_gradient_arrives() {
 
 void DistributedDataParallel::Impl::begin_backward() {
   check_not_shared();
-  reached_parameter_ = reduction_open_ = false;
-  deferred_gradients_.clear();
+  pass_ = {};
+  if (reduction_ == Reduction::kOpen) reduction_ = Reduction::kUnfinished;
   bool any_gradient = false;
   bool any_accumulated_locally = false;
   for (const HookedParameter& parameter : parameters_) {
@@ -198,8 +217,8 @@ void DistributedDataParallel::Impl::begin_backward() {
     accumulating_ = true;
   if (!any_gradient)
     for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
-  has_leftover_gradients_ = any_gradient;
-  deferred_ = reentrant_ || !options_.overlap || num_reductions_ == 0;
+  pass_.has_leftover_gradients = any_gradient;
+  pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }
 
 void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
@@ -207,32 +226,32 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   const comm::channel::DeadlockDetector::ActingForThread caller(backward_->thread());
   // After a nested backward() a parameter may receive its gradient in several calls, so gradients are submitted at the
   // end only.
-  if (backward_->is_nested()) deferred_ = reentrant_ = true;
+  if (backward_->is_nested()) pass_.is_deferred = reentrant_ = true;
   HookedParameter& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
-  reached_parameter_ = true;
-  if (backward_updater_) check_backward_update();
-  if (no_sync_depth_ > 0 || (keeps_local_gradients() && !backward_updater_)) {
+  pass_.has_reached_parameter = true;
+  if (optimizer_.updater) check_backward_update();
+  if (no_sync_depth_ > 0 || (keeps_local_gradients() && !optimizer_.updater)) {
     parameter.accumulated_locally = true;
-    gradients_averaged_ = false;
+    optimizer_.has_averaged_gradients = false;
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!reduction_open_)
-    backward_updater_ ? begin_update() : begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
+  if (reduction_ != Reduction::kOpen)
+    optimizer_.updater ? begin_update() : begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   if (reducer_->is_ready(index))
     throw UsageError(
         "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
         "set DdpOptions.overlap to false, because the model runs backward() inside backward()");
-  if (!deferred_)
+  if (!pass_.is_deferred)
     submit_gradient(index, true);
-  else if (std::find(deferred_gradients_.begin(), deferred_gradients_.end(), index) == deferred_gradients_.end())
-    deferred_gradients_.push_back(index);
+  else if (std::find(pass_.deferred.begin(), pass_.deferred.end(), index) == pass_.deferred.end())
+    pass_.deferred.push_back(index);
 }
 
 void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fresh) {
   // A pending graph that needs the old values, but not this gradient, must fail instead of using the new ones.
-  if (backward_updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
+  if (optimizer_.updater) torch::autograd::impl::bump_version(parameters_[index].tensor);
   // The gradient's own memory is released here, so that the next layers' gradients can reuse it.
   const at::Tensor place = reducer_->ready(index, real_view(parameters_[index].tensor.grad()), fresh);
   if (place.defined()) consume(index, place);
@@ -240,22 +259,24 @@ void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fres
 
 void DistributedDataParallel::Impl::on_backward_end() {
   end_of_hooks();
-  num_backwards_ += reached_parameter_;
-  if (keeps_local_gradients() && !backward_updater_) {
-    local_backwards_ += reached_parameter_ && no_sync_depth_ == 0;
-    for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
+  num_backwards_ += pass_.has_reached_parameter;
+  if (keeps_local_gradients() && !optimizer_.updater) {
+    local_backwards_ += pass_.has_reached_parameter && no_sync_depth_ == 0;
+    for (std::size_t i = 0; pass_.has_reached_parameter && i < parameters_.size(); ++i)
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
-  } else if (reduction_open_) {
+  } else if (reduction_ == Reduction::kOpen) {
     finish_reduction();
-    if (backward_updater_) end_update();
+    if (optimizer_.updater) end_update();
   }
 }
 
 void DistributedDataParallel::Impl::on_backward_error(const std::string& why,
                                                       const std::vector<torch::autograd::Node*>& leaves) noexcept {
   end_of_hooks();
-  if (std::exchange(reduction_open_, false))
+  if (reduction_ == Reduction::kOpen) {
+    reduction_ = Reduction::kUnfinished;
     return reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
+  }
   // The caller may catch the exception and go on. Then the next reduction tells whether all ranks have had it.
   const bool is_own = std::any_of(parameters_.begin(), parameters_.end(), [&](const HookedParameter& parameter) {
     return std::find(leaves.begin(), leaves.end(), parameter.raw) != leaves.end();
@@ -267,8 +288,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
   std::vector<comm::Collective> extra_ops;
   if (reduce_group_.size() == 1) return extra_ops;
   extra_ops = buffers_.pack();
-  auto hashes = keeps_local_gradients() ? std::nullopt : replica_check_->hashes_if_due(num_reductions_);
-  comparing_replicas_ = hashes.has_value();
+  auto hashes = keeps_local_gradients() ? std::nullopt : replicas_.check->hashes_if_due(num_reductions_);
+  replicas_.is_exchanging = hashes.has_value();
   if (hashes) extra_ops.push_back(std::move(*hashes));
   return extra_ops;
 }
@@ -278,36 +299,37 @@ void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step, com
   step.local_backwards = local_backwards_;
   step.failed_backwards = failed_backwards_;
   step.accumulating = accumulating_ && !keeps_local_gradients();
-  in_reduction_ = true;
+  reduction_ = Reduction::kUnfinished;
   reducer_->begin(step, make_extra_ops(), early_sink);
-  reduction_open_ = true;
+  reduction_ = Reduction::kOpen;
 }
 
 void DistributedDataParallel::Impl::finish_reduction() {
   const at::NoGradGuard no_grad;
-  reduction_open_ = false;  // on_backward_error() must not abandon it from here on
-  for (const std::size_t index : deferred_gradients_) submit_gradient(index, true);
+  reduction_ = Reduction::kUnfinished;  // on_backward_error() must not abandon it from here on
+  for (const std::size_t index : pass_.deferred) submit_gradient(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];
     // average_gradients() averages all gradients, also those that backward() has not written.
     const bool fresh = parameter.accumulated_locally || keeps_local_gradients();
     if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, fresh);
   }
-  const bool updates_from_chunks = backward_updater_ && keeps_local_gradients();
-  complete_reduction(updates_from_chunks ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(*this),
-                     updates_from_chunks || !has_optimizer_);
+  const bool updates_from_chunks = optimizer_.updater && keeps_local_gradients();
+  complete_reduction(updates_from_chunks ? fused_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(*this),
+                     updates_from_chunks || !optimizer_.is_attached);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
 }
 
 void DistributedDataParallel::Impl::complete_reduction(const comm::Participation& participation, bool ends_step) {
   if (reduce_group_.size() > 1) {
-    if (comparing_replicas_ && !anyone_joined_) replica_check_->check_exchanged();
+    if (replicas_.is_exchanging && !join_.has_anyone_joined) replicas_.check->check_exchanged();
     buffers_.unpack(reduce_group_.size());
   }
-  anyone_joined_ |= participation.active < reduce_group_.size();
-  first_active_rank_ = participation.first_active;
+  join_.has_anyone_joined |= participation.active < reduce_group_.size();
+  join_.first_active_rank = participation.first_active;
   failed_backwards_ = 0;
-  accumulating_ = in_reduction_ = false;
+  accumulating_ = false;
+  reduction_ = Reduction::kNone;
   ++num_reductions_;
   stop_requested_ |= participation.stop_requested;
   if (ends_step) return end_step();
@@ -324,7 +346,7 @@ void DistributedDataParallel::Impl::end_step() {
 }
 
 void DistributedDataParallel::Impl::on_step_end() {
-  if (can_compare_replicas() && !in_reduction_) replica_check_->on_step_end(num_reductions_);
+  if (can_compare_replicas() && reduction_ == Reduction::kNone) replicas_.check->on_step_end(num_reductions_);
 }
 
 void DistributedDataParallel::Impl::replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor) {
@@ -341,20 +363,20 @@ void DistributedDataParallel::Impl::check_join_allowed() const {
   if (options_.average_hosts_every > 1)
     throw UsageError("join: DdpOptions.average_hosts_every is " + std::to_string(options_.average_hosts_every) +
                      "; expected 1, because hosts without batches would miss the averages of the others");
-  if (state_sharded_)
+  if (optimizer_.has_sharded_state)
     throw UsageError(
         "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so a rank "
         "without batches could not update its shard",
         "disable shard_state, or give all ranks the same number of batches");
-  if (host_reducer_)
+  if (optimizer_.host_reducer)
     throw UsageError(
         "join: the model has an optimizer of lockstep::optim and its ranks are on several hosts; expected one host",
         "use an optimizer of torch::optim");
 }
 
 void DistributedDataParallel::Impl::compare_replicas() {
-  compared_reduction_ = num_reductions_;
-  if (can_compare_replicas()) replica_check_->compare_now();
+  replicas_.compared_at = num_reductions_;
+  if (can_compare_replicas()) replicas_.check->compare_now();
 }
 
 void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& reduced) {
@@ -374,7 +396,7 @@ void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor&
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {
-  if (backward_updater_)
+  if (optimizer_.updater)
     throw UsageError(
         "no_sync(): the optimizer updates parameters in backward() (update_in_backward()), so gradients do not "
         "accumulate",
@@ -398,29 +420,29 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   } discard_sink;
   const at::NoGradGuard no_grad;
   const comm::Participation participation =
-      keeps_local_gradients() ? fused_reducer_->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
+      keeps_local_gradients() ? fused_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(discard_sink);
   if (participation.stop_requested) comm::GroupAccess::set_stop_agreed(group_);
   if (participation.active == 0) return false;
   buffers_.unpack(group_.size());
-  anyone_joined_ = true;
-  first_active_rank_ = participation.first_active;
+  join_.has_anyone_joined = true;
+  join_.first_active_rank = participation.first_active;
   ++num_reductions_;
   return true;
 }
 
 std::optional<int> DistributedDataParallel::Impl::finish_join() {
-  if (!std::exchange(anyone_joined_, false)) return std::nullopt;
+  if (!std::exchange(join_.has_anyone_joined, false)) return std::nullopt;
   NamedTensors tensors = all_tensors_;
   for (auto& [name, tensor] : tensors) tensor = memory_of(tensor);
-  broadcast_tensors(tensors, group_, first_active_rank_);
-  replica_check_->forget_step();
+  broadcast_tensors(tensors, group_, join_.first_active_rank);
+  replicas_.check->forget_step();
   const at::Tensor counts = at::empty({3}, at::kLong);
   auto* const values = counts.mutable_data_ptr<std::int64_t>();
   values[0] = group_.steps(), values[1] = optimizer_steps_, values[2] = local_backwards_;
-  group_.broadcast(counts, first_active_rank_, {.name = "steps"});
+  group_.broadcast(counts, join_.first_active_rank, {.name = "steps"});
   comm::GroupAccess::set_steps(group_, values[0]);
   optimizer_steps_ = values[1], local_backwards_ = values[2];
-  return first_active_rank_;
+  return join_.first_active_rank;
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }

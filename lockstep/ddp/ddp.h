@@ -69,6 +69,25 @@ struct DdpOptions {
   bool overlap = true;  ///< false: no reduction starts before the end of backward()
 };
 
+/// Calls visit(name, member) for each member of DdpOptions, const or not: to compare the options of the ranks, and to
+/// read those of Python. A member that is added to the struct and not here does not compile.
+template <typename Options, typename Visitor>
+void visit_options(Options& options, Visitor&& visit) {
+  auto& [bucket_bytes, bucket_layout, buffers, ignore, hook, wire_dtype, average_hosts_every, gradient_predivide_factor,
+         compare_replicas_every, check_finite, overlap] = options;
+  visit("bucket_bytes", bucket_bytes);
+  visit("bucket_layout", bucket_layout);
+  visit("buffers", buffers);
+  visit("ignore", ignore);
+  visit("hook", hook);
+  visit("wire_dtype", wire_dtype);
+  visit("average_hosts_every", average_hosts_every);
+  visit("gradient_predivide_factor", gradient_predivide_factor);
+  visit("compare_replicas_every", compare_replicas_every);
+  visit("check_finite", check_finite);
+  visit("overlap", overlap);
+}
+
 /// Averages the gradients of a module's parameters over the ranks of a group, from construction to destruction. The
 /// module is neither wrapped nor changed; any of its methods may be called at any time on any number of ranks.
 ///

@@ -57,7 +57,9 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
 
   // GradientSource
   std::vector<Parameter> parameters() const override;
-  const comm::Group& host_group() const override { return host_group_ ? *host_group_ : reduce_group_; }
+  const comm::Group& host_group() const override {
+    return optimizer_.host_group ? *optimizer_.host_group : reduce_group_;
+  }
   bool attach_optimizer(comm::ChunkSink* sink) override;
   ShardOwners shard_owners() override;
   bool has_local_gradients() const override;
@@ -91,6 +93,47 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
     bool accumulated_locally = false;  // under no_sync(), since the last reduction
   };
 
+  /// Of one backward(): reset by assignment when it begins.
+  struct PassState {
+    bool has_reached_parameter = false;
+    bool has_leftover_gradients = false;  // gradients existed before it
+    bool is_deferred = false;             // gradients are submitted at its end
+    std::vector<std::size_t> deferred{};  // parameters reached while it is, in order
+  };
+
+  /// The reduction of the gradients of a step. begin_reduction(): kNone or kUnfinished -> kUnfinished -> kOpen;
+  /// finish_reduction() and run_pass(): kOpen -> kUnfinished; complete_reduction(): -> kNone. A failed backward()
+  /// leaves kUnfinished.
+  enum class Reduction {
+    kNone,        // none has begun since the last one was completed
+    kOpen,        // has begun on this rank; gradients are submitted as they arrive
+    kUnfinished,  // is being begun or finished, or has failed
+  };
+
+  /// The attached optimizer of lockstep::optim. Reset by assignment when it detaches.
+  struct OptimizerLink {
+    bool is_attached = false;
+    bool has_sharded_state = false;           // it is divided between shard_owners()
+    bool has_averaged_gradients = false;      // with local gradients: average_gradients() was called
+    comm::ChunkSink* sink = nullptr;          // null: it uses averaged gradients
+    BackwardUpdater* updater = nullptr;       // if it updates in backward()
+    std::optional<comm::Group> host_group{};  // if reduce_group_ spans several hosts: its ranks on this host
+    std::unique_ptr<comm::GradientReducer> host_reducer{};           // of the means that reducer_ has computed
+    std::unordered_map<const void*, at::Tensor> parameter_memory{};  // by the tensor's address
+  };
+
+  struct JoinState {
+    bool has_anyone_joined = false;
+    int first_active_rank = 0;
+  };
+
+  /// Comparisons of the ranks' parameters.
+  struct Replicas {
+    std::optional<ReplicaCheck> check{};
+    bool is_exchanging = false;     // the reduction that has begun carries hashes
+    std::int64_t compared_at = -1;  // number of reductions when compare_replicas() was called last
+  };
+
   void register_hooks(std::size_t index);
   void remove_hooks(HookedParameter& parameter) noexcept;
   /// Throws UsageError if parameters or buffers of the module were replaced by others. Registers the hooks again of a
@@ -118,9 +161,11 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void end_update();
   void check_backward_update() const;
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
-  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && fused_reducer_ != nullptr; }
+  bool keeps_local_gradients() const { return optimizer_.sink != nullptr && fused_reducer_ != nullptr; }
   /// False if all ranks use one copy of the parameters, and if ranks that have joined hold others.
-  bool can_compare_replicas() const { return reduce_group_.size() > 1 && !keeps_local_gradients() && !anyone_joined_; }
+  bool can_compare_replicas() const {
+    return reduce_group_.size() > 1 && !keeps_local_gradients() && !join_.has_anyone_joined;
+  }
   void submit_gradient(std::size_t index, bool fresh);
   void consume(std::size_t index, const at::Tensor& reduced) override;
   std::vector<comm::Collective> make_extra_ops();
@@ -140,38 +185,23 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   ModuleWatch module_watch_;
   Backward* backward_ = nullptr;  // the one that this object has joined
   std::mutex gradient_mutex_;     // autograd computes gradients on one thread per device; serialises the callbacks
-  bool detached_ = false;         // the module may have been destroyed
-  std::optional<comm::Group>
-      host_group_;  // with an optimizer, if reduce_group_ spans several hosts: its ranks on this host
-  std::unique_ptr<comm::GradientReducer> host_reducer_;  // of the means that reducer_ has computed
-  bool state_sharded_ = false;                           // the optimizer's state is divided between shard_owners()
-  bool has_optimizer_ = false;                           // an optimizer of lockstep::optim is attached
-  comm::ChunkSink* chunk_sink_ = nullptr;                // the optimizer's; null: it uses averaged gradients
-  BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, if it updates in backward()
-  bool gradients_averaged_ = false;                      // with local gradients: average_gradients() was called
-  std::uint64_t num_backwards_ = 0;                      // those that reached a parameter
-  std::int64_t local_backwards_ = 0;                     // StepIdentity::local_backwards
-  std::int64_t optimizer_steps_ = 0;                     // calls of count_optimizer_step()
-  std::unordered_map<const void*, at::Tensor> parameter_memory_;  // set_parameter_memory(), by the tensor's address
+  PassState pass_;
+  Reduction reduction_ = Reduction::kNone;
+  OptimizerLink optimizer_;
+  JoinState join_;
+  Replicas replicas_;
   GradientFingerprint gradient_fingerprint_;
-  bool has_leftover_gradients_ = false;          // gradients existed before this backward()
-  bool reduction_open_ = false;                  // this backward() has begun a reduction
-  bool deferred_ = false;                        // gradients are submitted at the end of this backward()
-  bool reentrant_ = false;                       // the model has run a nested backward()
-  std::vector<std::size_t> deferred_gradients_;  // parameters reached while deferred_, in order
-  bool reached_parameter_ = false;               // this backward() has reached a parameter
-  int no_sync_depth_ = 0;
-  std::int64_t failed_backwards_ = 0;  // since the last reduction, before they began one
-  bool accumulating_ = false;
-  std::int64_t num_reductions_ = 0;
-  std::optional<ReplicaCheck> replica_check_;
-  std::shared_ptr<const void> step_observer_;  // of group_
-  bool comparing_replicas_ = false;
-  bool in_reduction_ = false;             // also after a reduction that failed
-  std::int64_t compared_reduction_ = -1;  // number of reductions when compare_replicas() was called last
-  bool anyone_joined_ = false;
+  bool detached_ = false;        // the module may have been destroyed
+  bool reentrant_ = false;       // the model has run a nested backward()
+  bool accumulating_ = false;    // gradients of an earlier backward() existed before this step
   bool stop_requested_ = false;  // on some rank, as agreed in a reduction
-  int first_active_rank_ = 0;
+  int no_sync_depth_ = 0;
+  std::uint64_t num_backwards_ = 0;  // those that reached a parameter
+  std::int64_t num_reductions_ = 0;
+  std::int64_t failed_backwards_ = 0;          // since the last reduction, before they began one
+  std::int64_t local_backwards_ = 0;           // StepIdentity::local_backwards
+  std::int64_t optimizer_steps_ = 0;           // calls of count_optimizer_step()
+  std::shared_ptr<const void> step_observer_;  // of group_
 };
 
 }  // namespace lockstep::ddp

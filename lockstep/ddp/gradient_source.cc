@@ -23,38 +23,39 @@ void DistributedDataParallel::Impl::require_attached() const {
 
 bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
   require_attached();
-  if (has_optimizer_)
+  if (optimizer_.is_attached)
     throw UsageError("lockstep::optim: this DistributedDataParallel already has an optimizer",
                      "use one optimizer with several parameter groups, or one DistributedDataParallel per optimizer");
   if (sink && reduce_group_.transport() == "hierarchy" && !fused_reducer_) {
-    host_group_ = reduce_group_.split_by_host();
+    optimizer_.host_group = reduce_group_.split_by_host();
     std::vector<comm::GradientSpec> specs;
     for (const HookedParameter& parameter : parameters_) specs.push_back({parameter.name, parameter.tensor.detach()});
-    host_reducer_ =
-        comm::GroupAccess::make_gradient_reducer(*host_group_, "means", std::move(specs), {.bucket_bytes = {1}});
+    optimizer_.host_reducer = comm::GroupAccess::make_gradient_reducer(*optimizer_.host_group, "means",
+                                                                       std::move(specs), {.bucket_bytes = {1}});
   }
-  has_optimizer_ = true;  // nothing below throws
-  chunk_sink_ = sink;
-  return keeps_local_gradients() || (host_reducer_ && host_reducer_->fused());
+  optimizer_.is_attached = true;  // nothing below throws
+  optimizer_.sink = sink;
+  return keeps_local_gradients() || (optimizer_.host_reducer && optimizer_.host_reducer->fused());
 }
 
 GradientSource::ShardOwners DistributedDataParallel::Impl::shard_owners() {
   require_attached();
-  if (keeps_local_gradients() && !host_group_) return {};
-  state_sharded_ = reduce_group_.size() > 1;
-  if (!host_group_) return {.group = reduce_group_, .index = reduce_group_.rank(), .count = reduce_group_.size()};
-  const bool is_leader = host_group_->rank() == 0;
+  if (keeps_local_gradients() && !optimizer_.host_group) return {};
+  optimizer_.has_sharded_state = reduce_group_.size() > 1;
+  if (!optimizer_.host_group)
+    return {.group = reduce_group_, .index = reduce_group_.rank(), .count = reduce_group_.size()};
+  const bool is_leader = optimizer_.host_group->rank() == 0;
   comm::Group leaders = reduce_group_.split(is_leader ? 0 : 1);
   const at::Tensor place = at::empty({2}, at::kLong);
   place[0] = leaders.rank();
   place[1] = leaders.size();
-  host_group_->broadcast(place, 0, {.name = "owners of state"});
+  optimizer_.host_group->broadcast(place, 0, {.name = "owners of state"});
   const auto* numbers = place.const_data_ptr<std::int64_t>();
-  state_sharded_ = numbers[1] > 1;
+  optimizer_.has_sharded_state = numbers[1] > 1;
   return {.group = is_leader ? std::optional(leaders) : std::nullopt,
           .index = static_cast<int>(numbers[0]),
           .count = static_cast<int>(numbers[1]),
-          .has_several_ranks = host_group_->size() > 1};
+          .has_several_ranks = optimizer_.host_group->size() > 1};
 }
 
 void DistributedDataParallel::Impl::on_parameters_updated() {
@@ -64,7 +65,7 @@ void DistributedDataParallel::Impl::on_parameters_updated() {
 
 bool DistributedDataParallel::Impl::has_local_gradients() const {
   require_attached();
-  return keeps_local_gradients() && !gradients_averaged_;
+  return keeps_local_gradients() && !optimizer_.has_averaged_gradients;
 }
 
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
@@ -72,13 +73,13 @@ void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater)
   if (no_sync_depth_ > 0)
     throw UsageError("update_in_backward(): called under no_sync(), which keeps gradients for a later backward()",
                      "call update_in_backward() outside no_sync()");
-  backward_updater_ = updater;
+  optimizer_.updater = updater;
   gradient_fingerprint_.clear();
 }
 
 void DistributedDataParallel::Impl::check_backward_update() const {
   const std::string start = "backward() with update_in_backward() of the optimizer: ";
-  if (has_leftover_gradients_)
+  if (pass_.has_leftover_gradients)
     throw UsageError(
         start + "gradients of an earlier backward() exist and would be counted again",
         "call zero_grad() before each backward(), or disable update_in_backward() to accumulate gradients");
@@ -92,45 +93,39 @@ void DistributedDataParallel::Impl::check_backward_update() const {
 /// Called for the first gradient of a backward() that updates parameters.
 void DistributedDataParallel::Impl::begin_update() {
   comm::StepIdentity step = comm::GroupAccess::step_identity(group_);
-  const std::uint64_t options_hash = backward_updater_->begin_update();
+  const std::uint64_t options_hash = optimizer_.updater->begin_update();
   if (!keeps_local_gradients()) return begin_reduction(step, nullptr);
   step.use = comm::GradientUse::kUpdateInBackward;
   step.options_hash = options_hash;
-  begin_reduction(step, chunk_sink_);
+  begin_reduction(step, optimizer_.sink);
 }
 
 void DistributedDataParallel::Impl::end_update() {
-  backward_updater_->end_update(keeps_local_gradients());
+  optimizer_.updater->end_update(keeps_local_gradients());
   for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
 
 void DistributedDataParallel::Impl::detach_optimizer() noexcept {
-  has_optimizer_ = false;
-  chunk_sink_ = nullptr;
-  backward_updater_ = nullptr;
-  gradients_averaged_ = false;
-  state_sharded_ = false;
-  parameter_memory_.clear();
+  optimizer_.host_reducer.reset();  // before its group
+  optimizer_ = {};
   gradient_fingerprint_.clear();
-  host_reducer_.reset();
-  host_group_.reset();
 }
 
 comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
   require_attached();
-  return (host_reducer_ ? host_reducer_->fused() : fused_reducer_)->allocate_shared(bytes);
+  return (optimizer_.host_reducer ? optimizer_.host_reducer->fused() : fused_reducer_)->allocate_shared(bytes);
 }
 
 void DistributedDataParallel::Impl::set_parameter_memory(std::vector<at::Tensor> memory) {
   require_attached();
   for (std::size_t i = 0; i < memory.size(); ++i)
-    parameter_memory_.emplace(parameters_[i].tensor.const_data_ptr(), std::move(memory[i]));
+    optimizer_.parameter_memory.emplace(parameters_[i].tensor.const_data_ptr(), std::move(memory[i]));
 }
 
 /// Where to write new values of a parameter or buffer.
 const at::Tensor& DistributedDataParallel::Impl::memory_of(const at::Tensor& tensor) const {
-  const auto found = parameter_memory_.find(tensor.const_data_ptr());
-  return found == parameter_memory_.end() ? tensor : found->second;
+  const auto found = optimizer_.parameter_memory.find(tensor.const_data_ptr());
+  return found == optimizer_.parameter_memory.end() ? tensor : found->second;
 }
 
 void DistributedDataParallel::Impl::require_outside_backward() const {
@@ -144,7 +139,7 @@ void DistributedDataParallel::Impl::require_outside_backward() const {
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad()))
-      throw backward_updater_
+      throw optimizer_.updater
           ? UsageError("the gradient of " + parameters_[i].name +
                            " was changed between backward() and step(), after backward() had used it to update the "
                            "parameter",
@@ -157,13 +152,13 @@ void DistributedDataParallel::Impl::require_gradients_unchanged() const {
 
 void DistributedDataParallel::Impl::average_gradients() {
   require_attached();
-  if (!keeps_local_gradients() || gradients_averaged_) return;  // they are means already
+  if (!keeps_local_gradients() || optimizer_.has_averaged_gradients) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
   begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   finish_reduction();
   gradient_fingerprint_.clear();
-  gradients_averaged_ = true;
+  optimizer_.has_averaged_gradients = true;
 }
 
 void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options_hash, comm::ChunkSink& sink) {
@@ -172,11 +167,11 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
   comm::StepIdentity step = comm::GroupAccess::step_identity(group_);
   step.use = use;
   step.options_hash = options_hash;
-  if (host_reducer_) return run_pass_on_means(step, sink);
-  if (!gradients_averaged_) require_gradients_unchanged();
-  step.already_averaged = gradients_averaged_;
+  if (optimizer_.host_reducer) return run_pass_on_means(step, sink);
+  if (!optimizer_.has_averaged_gradients) require_gradients_unchanged();
+  step.already_averaged = optimizer_.has_averaged_gradients;
   begin_reduction(step, nullptr);
-  reduction_open_ = false;
+  reduction_ = Reduction::kUnfinished;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].tensor.grad().defined()) continue;
     const at::Tensor before = parameters_[i].tensor.grad();
@@ -187,16 +182,16 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
   complete_reduction(fused_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) {
     gradient_fingerprint_.clear();
-    gradients_averaged_ = false;  // the next ones need not come from backward()
+    optimizer_.has_averaged_gradients = false;  // the next ones need not come from backward()
   }
 }
 
 void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {
   step.already_averaged = true;
-  host_reducer_->begin(step, {}, nullptr);
+  optimizer_.host_reducer->begin(step, {}, nullptr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.grad().defined()) host_reducer_->ready(i, parameters_[i].tensor.grad(), true);
-  host_reducer_->fused()->finish_fused(sink);
+    if (parameters_[i].tensor.grad().defined()) optimizer_.host_reducer->ready(i, parameters_[i].tensor.grad(), true);
+  optimizer_.host_reducer->fused()->finish_fused(sink);
 }
 
 }  // namespace lockstep::ddp

@@ -2,22 +2,129 @@
 #include "lockstep/nn/data_parallel.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
+#include <thread>
 #include <typeinfo>
+#include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/process_owned.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/nn/device_transfer.h"
-#include "lockstep/nn/replica_threads.h"
 #include "lockstep/nn/sync_batch_norm.h"
 
 namespace lockstep::nn {
 namespace {
+
+/// A fixed set of threads, which exist as long as this object: the first operation of each thread creates OpenMP
+/// threads of its own, which would otherwise be created again in every run().
+class ReplicaThreads {
+ public:
+  /// Starts `count` threads, so that run() can run `count` + 1 jobs at once.
+  explicit ReplicaThreads(std::size_t count);
+  ~ReplicaThreads();
+  ReplicaThreads(const ReplicaThreads&) = delete;
+  ReplicaThreads& operator=(const ReplicaThreads&) = delete;
+
+  /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on the other threads, with the caller's grad
+  /// mode, autocast and other thread-local state of torch. Blocks until all jobs are done. Returns the exception of
+  /// each job, or null. Not thread-safe.
+  std::vector<std::exception_ptr> run(std::size_t count, const std::function<void(std::size_t)>& job);
+
+ private:
+  struct Worker {
+    std::mutex mutex;  // guards task and stopping
+    std::condition_variable condition;
+    std::optional<std::function<void()>> task;
+    bool stopping = false;
+    std::thread thread;
+  };
+  static void run_worker(Worker& worker);
+  void stop() noexcept;
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+ReplicaThreads::ReplicaThreads(std::size_t count) {
+  workers_.reserve(count);
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      auto worker = std::make_unique<Worker>();
+      worker->thread = base::start_thread([&started = *worker] { run_worker(started); });
+      workers_.push_back(std::move(worker));
+    }
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+ReplicaThreads::~ReplicaThreads() { stop(); }
+
+void ReplicaThreads::stop() noexcept {
+  for (const auto& worker : workers_) {
+    const std::lock_guard lock(worker->mutex);
+    worker->stopping = true;
+    worker->condition.notify_all();
+  }
+  for (const auto& worker : workers_) worker->thread.join();  // bounded: the worker has no task, and stopping is set
+}
+
+void ReplicaThreads::run_worker(Worker& worker) {
+  std::unique_lock lock(worker.mutex);
+  while (true) {
+    // bounded: until run() sets a task or the destructor sets stopping
+    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return worker.task || worker.stopping; });
+    if (!worker.task) return;
+    lock.unlock();
+    (*worker.task)();
+    lock.lock();
+    worker.task.reset();
+    worker.condition.notify_all();
+  }
+}
+
+std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std::function<void(std::size_t)>& job) {
+  std::vector<std::exception_ptr> thrown(count);
+  const auto guarded = [&](std::size_t i) noexcept {
+    try {
+      job(i);
+    } catch (...) {
+      thrown[i] = std::current_exception();
+    }
+  };
+  const at::ThreadLocalState state;
+  for (std::size_t i = 1; i < count; ++i) {
+    Worker& worker = *workers_[i - 1];
+    const std::lock_guard lock(worker.mutex);
+    worker.task = [&state, &guarded, i] {
+      const at::ThreadLocalStateGuard caller_state(state);
+      guarded(i);
+    };
+    worker.condition.notify_all();
+  }
+  guarded(0);
+  for (std::size_t i = 1; i < count; ++i) {
+    Worker& worker = *workers_[i - 1];
+    std::unique_lock lock(worker.mutex);
+    // bounded: by the duration of the replica's forward()
+    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return !worker.task; });
+  }
+  return thrown;
+}
 
 /// The submodules, parameters and buffers of a module, in the same order in all replicas. The tensors are the module's
 /// own; values are assigned to them.

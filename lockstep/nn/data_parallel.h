@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/nn/device_usage.h"
+#include "lockstep/nn/device_transfer.h"
 #include "lockstep/nn/module_ref.h"
 
 namespace lockstep::nn {

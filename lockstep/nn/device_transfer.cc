@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <iomanip>
+#include <sstream>
+
 namespace lockstep::nn {
 
 void TransferCounter::count(at::Device from, at::Device to, std::int64_t bytes) {
@@ -20,6 +23,14 @@ TransferCounter::Bytes TransferCounter::bytes_of(at::Device device) const {
 }
 
 namespace {
+
+std::string format_bytes(std::int64_t bytes) {
+  const bool few = bytes < (1 << 20);
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (few ? 1 << 10 : 1 << 20)
+       << (few ? " KiB" : " MiB");
+  return text.str();
+}
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -85,6 +96,23 @@ struct ReplicateFunction : torch::autograd::Function<ReplicateFunction> {
 };
 
 }  // namespace
+
+std::string format_device_usage(const std::vector<DeviceUsage>& device_usage) {
+  std::ostringstream text;
+  const auto row = [&](const std::string& device, const std::string& replicas, const std::string& samples,
+                       const std::string& held, const std::string& received, const std::string& sent,
+                       const std::string& peak) {
+    text << std::left << std::setw(6) << device << std::right << std::setw(10) << replicas << std::setw(9) << samples;
+    for (const auto& bytes : {held, received, sent, peak}) text << std::setw(13) << bytes;
+    text << '\n';
+  };
+  row("device", "replicas", "samples", "held", "received", "sent", "peak");
+  for (const DeviceUsage& one : device_usage)
+    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), format_bytes(one.held_bytes),
+        format_bytes(one.received_bytes), format_bytes(one.sent_bytes),
+        one.peak_bytes ? format_bytes(*one.peak_bytes) : "-");
+  return text.str();
+}
 
 at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device, const TransferCounterPtr& transfers) {
   return tensor.device() == device ? tensor : CopyToDevice::apply(tensor, device, transfers);

@@ -14,11 +14,9 @@ torch::optim::AdagradOptions to_torch_options(const AdagradOptions& options) {
   base::check_option(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value",
                      options.initial_accumulator_value, "0 or more");
   base::check_option(options.eps >= 0, "Adagrad", "eps", options.eps, "0 or more");
-  return torch::optim::AdagradOptions(options.lr)
-      .lr_decay(options.lr_decay)
-      .weight_decay(options.weight_decay)
-      .initial_accumulator_value(options.initial_accumulator_value)
-      .eps(options.eps);
+  torch::optim::AdagradOptions converted;
+  copy_options(options, converted);
+  return converted;
 }
 
 std::vector<ParamGroupOptions> param_group_options(const AdagradOptions& options,

@@ -19,6 +19,23 @@ struct AdagradOptions {
   double eps = 1e-10;
 };
 
+/// Calls visit(name, value) for each value.
+template <typename Visit>
+void visit_options(AdagradOptions& values, const Visit& visit) {
+  auto& [lr, lr_decay, weight_decay, initial_accumulator_value, eps] = values;
+  visit("lr", lr);
+  visit("lr_decay", lr_decay);
+  visit("weight_decay", weight_decay);
+  visit("initial_accumulator_value", initial_accumulator_value);
+  visit("eps", eps);
+}
+
+/// Copies all values to those of torch's class.
+inline void copy_options(const AdagradOptions& from, torch::optim::AdagradOptions& to) {
+  const auto& [lr, lr_decay, weight_decay, initial_accumulator_value, eps] = from;
+  to.lr(lr).lr_decay(lr_decay).weight_decay(weight_decay).initial_accumulator_value(initial_accumulator_value).eps(eps);
+}
+
 /// Behaves like torch::optim::Adagrad, with the differences that FusedOptimizer documents. Options of its parameter
 /// groups may be changed, and torch's learning rate schedulers work with it. A parameter has no state before its first
 /// update.

@@ -17,11 +17,9 @@ Torch to_torch_options(const Options& options, const std::string& name) {
   for (const double beta : options.betas)
     base::check_option(beta >= 0 && beta < 1, name, "one of betas", beta, "0 or more and less than 1");
   base::check_option(options.weight_decay >= 0, name, "weight_decay", options.weight_decay, "0 or more");
-  return Torch(options.lr)
-      .betas({options.betas[0], options.betas[1]})
-      .eps(options.eps)
-      .weight_decay(options.weight_decay)
-      .amsgrad(options.amsgrad);
+  Torch converted;
+  copy_options(options, converted);
+  return converted;
 }
 
 template <typename Torch, typename Group>

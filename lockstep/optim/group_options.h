@@ -36,4 +36,9 @@ class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupO
   Values values;
 };
 
+template <typename Values>
+void copy_options(const Values& from, GroupOptions<Values>& to) {
+  to.values = from;
+}
+
 }  // namespace lockstep::optim

@@ -17,11 +17,9 @@ torch::optim::SGDOptions to_torch_options(const SGDOptions& options) {
                      "more than 0 with nesterov");
   base::check_option(!options.nesterov || options.dampening == 0, "SGD", "dampening", options.dampening,
                      "0 with nesterov");
-  return torch::optim::SGDOptions(options.lr)
-      .momentum(options.momentum)
-      .dampening(options.dampening)
-      .weight_decay(options.weight_decay)
-      .nesterov(options.nesterov);
+  torch::optim::SGDOptions converted(options.lr);
+  copy_options(options, converted);
+  return converted;
 }
 
 std::vector<ParamGroupOptions> param_group_options(const std::vector<SGD::Group>& groups) {

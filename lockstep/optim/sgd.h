@@ -19,6 +19,23 @@ struct SGDOptions {
   bool nesterov = false;  ///< requires momentum and zero dampening
 };
 
+/// Calls visit(name, value) for each value.
+template <typename Visit>
+void visit_options(SGDOptions& values, const Visit& visit) {
+  auto& [lr, momentum, dampening, weight_decay, nesterov] = values;
+  visit("lr", lr);
+  visit("momentum", momentum);
+  visit("dampening", dampening);
+  visit("weight_decay", weight_decay);
+  visit("nesterov", nesterov);
+}
+
+/// Copies all values to those of torch's class.
+inline void copy_options(const SGDOptions& from, torch::optim::SGDOptions& to) {
+  const auto& [lr, momentum, dampening, weight_decay, nesterov] = from;
+  to.lr(lr).momentum(momentum).dampening(dampening).weight_decay(weight_decay).nesterov(nesterov);
+}
+
 /// Behaves like torch::optim::SGD, with the differences that FusedOptimizer documents. Options of its parameter groups
 /// may be changed, and torch's learning rate schedulers work with it. Momentum can be enabled later only if at least
 /// one group has momentum at construction.

@@ -11,9 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
-#include "lockstep/checkpoint/state_files.h"
 #include "lockstep/comm/group_access.h"
-#include "lockstep/data/loader_position.h"
 #include "lockstep/data/loader_state.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
@@ -26,8 +24,7 @@ using base::UsageError;
 using checkpoint::StateDict;
 using checkpoint::value_of;
 
-// The version that TrainingState writes. A checkpoint without a version, which the Trainer of Lockstep 0.1.0 wrote,
-// has version 0.
+// The version that TrainingState writes.
 constexpr std::int64_t kFormatVersion = 1;
 
 // The part with the format version, the `finished` flag and the settings, and the names of its values.
@@ -55,34 +52,12 @@ std::string text_of(const checkpoint::StateValue& value) {
   return "a tensor";
 }
 
-/// Returns whether a Trainer wrote `saved` before checkpoints had a format version. Throws UsageError for a checkpoint
-/// of another origin.
-bool is_version_0(const checkpoint::SavedCheckpoint& saved) {
-  const std::set<std::string> parts = saved.part_names();
-  if (parts.contains(kTrainingPart)) return false;
-  if (parts.contains("trainer")) return true;
-  throw UsageError("resume: the checkpoint " + saved.path() +
-                       " was not written by a TrainingState or a Trainer; expected one that was",
-                   "read it with checkpoint::Checkpointer", base::Cause::kBadFile);
-}
-
-/// Version 0 kept the random state and the metric sums of a rank in one part, the position of the loader as a text and
-/// the number of updates of the averages in the part "trainer", and the state of the scaler as JSON.
-StateDict read_version_0(const checkpoint::SavedCheckpoint& saved, const std::string& part, int rank) {
-  if (part == kRandomPart) return saved.read("rank", rank);
-  if (part == "loader") {
-    const auto position = value_of<std::string>(saved.read("trainer"), "position");
-    return position.empty() ? StateDict() : data::to_state_dict(data::parse_position(position));
-  }
-  StateDict state = saved.read(part, rank);
-  if (part == "ema") state["n_averaged"] = value_of<std::int64_t>(saved.read("trainer"), "ema_updates");
-  if (part == "scaler") return checkpoint::values_from_json(value_of<std::string>(state, "state"), saved.path());
-  return state;
-}
-
-/// Throws UsageError for a version above kFormatVersion.
-std::int64_t format_version(const checkpoint::SavedCheckpoint& saved) {
-  if (is_version_0(saved)) return 0;
+/// Throws UsageError for a checkpoint of another origin, and for a version above kFormatVersion.
+void check_format(const checkpoint::SavedCheckpoint& saved) {
+  if (!saved.part_names().contains(kTrainingPart))
+    throw UsageError("resume: the checkpoint " + saved.path() +
+                         " was not written by a TrainingState or a Trainer; expected one that was",
+                     "read it with checkpoint::Checkpointer", base::Cause::kBadFile);
   const auto version = value_of<std::int64_t>(saved.read(kTrainingPart), kVersionKey);
   if (version > kFormatVersion)
     throw UsageError(
@@ -90,20 +65,6 @@ std::int64_t format_version(const checkpoint::SavedCheckpoint& saved) {
             "; expected at most " + std::to_string(kFormatVersion),
         "resume with the version of Lockstep that wrote it, " + saved.manifest().version + ", or a newer one",
         base::Cause::kBadFile);
-  return version;
-}
-
-/// Returns whether a checkpoint has `part`, or values of version 0 from which read_part() forms it.
-bool has_part(const checkpoint::SavedCheckpoint& saved, const std::string& part) {
-  const auto names = saved.part_names();
-  if (names.contains(part)) return true;
-  return is_version_0(saved) &&
-         ((part == kRandomPart && names.contains("rank")) || (part == "loader" && names.contains("trainer")));
-}
-
-/// Reads `part` of a rank in the present format, whatever the version of the checkpoint.
-StateDict read_part(const checkpoint::SavedCheckpoint& saved, const std::string& part, int rank) {
-  return is_version_0(saved) ? read_version_0(saved, part, rank) : saved.read(part, rank);
 }
 
 /// Returns the directory of checkpoints that `path` is or contains; "" if there is none.
@@ -157,7 +118,9 @@ TrainingState::TrainingState(comm::Group world, const std::string& folder, Train
   if (checkpointer_) found_ = checkpointer_->latest();
   if (!found_ && !options_.resume_from.empty())
     found_ = load_from(world_, strip_trailing_slashes(options_.resume_from));
-  if (found_ && format_version(*found_) > 0) finished_ = value_of<bool>(found_->read(kTrainingPart), kFinishedKey);
+  if (!found_) return;
+  check_format(*found_);
+  finished_ = value_of<bool>(found_->read(kTrainingPart), kFinishedKey);
 }
 
 void TrainingState::require_new_name(const std::string& name) const {
@@ -252,7 +215,7 @@ void TrainingState::add_value(const std::string& name, ValuePointer value) {
 
 StateDict TrainingState::read(const std::string& name, int rank) const {
   if (!found_) throw UsageError("TrainingState::read: there is no checkpoint; expected a training that resumes");
-  return read_part(*found_, name, rank);
+  return found_->read(name, rank);
 }
 
 std::string TrainingState::bucket_layout(const std::string& name) const {
@@ -319,7 +282,7 @@ std::vector<std::string> TrainingState::unknown_parts() const {
 
 void TrainingState::check_members(const ResumeOptions& options) const {
   const auto require = [&](const std::string& part) {
-    if (!has_part(*found_, part))
+    if (!found_->part_names().contains(part))
       throw UsageError("resume: the checkpoint " + found_->path() + " has no state of \"" + part +
                            "\"; expected the state of all members",
                        "start a new training in another directory, or do not add this member", base::Cause::kBadFile);
@@ -337,7 +300,7 @@ void TrainingState::check_members(const ResumeOptions& options) const {
 
 void TrainingState::restore(const NamedMember& one) {
   if (!found_) return;
-  if (one.member.optional && !has_part(*found_, one.name)) {
+  if (one.member.optional && !found_->part_names().contains(one.name)) {
     if (world_.rank() == 0)
       base::log_warning(found_->path() + " has no state of " + one.name + ", which starts without saved state");
     return;
@@ -367,7 +330,7 @@ bool TrainingState::resume(const ResumeOptions& options) {
     throw UsageError("resume: the training is complete: " + found_->path() +
                          " is its last checkpoint; expected one that is not finished",
                      "return if is_finished(); to train on, set ResumeOptions.train_on");
-  if (format_version(*found_) > 0) check_settings();
+  check_settings();
   check_members(options);
   for (const NamedMember& one : members_) restore(one);
   for (const auto& [name, value] : values_) restore_value(name, value);

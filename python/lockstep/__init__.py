@@ -20,7 +20,7 @@ _compatibility.check()  # imports torch, whose libraries the extension needs
 
 import _lockstep_backend
 
-from lockstep import _C, _fork_copies, checkpoint, data, nn, optim
+from lockstep import _C, checkpoint, data, nn, optim
 from lockstep._failures import PREEMPTED
 from lockstep.ddp import DistributedDataParallel, broadcast_parameters, join
 from lockstep.errors import (
@@ -39,7 +39,6 @@ from lockstep.host_sync import HostSync
 
 __version__ = _C.version()
 _lockstep_backend.register()
-_fork_copies.install()
 
 __all__ = [
     "PREEMPTED",

@@ -1,9 +1,11 @@
 """torch's functions that read or change gradients see the mean over the ranks, as they do after a backward() of torch's
-DistributedDataParallel, where an optimizer of lockstep.optim has left each rank its own gradients."""
+DistributedDataParallel, where an optimizer of lockstep.optim has left each rank its own gradients. The
+first of these optimizers changes the functions."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,20 +15,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lockstep.errors import UsageError
 
-_optimizers: weakref.WeakSet  # those of lockstep.optim
+_optimizers: weakref.WeakSet | None = None  # those of lockstep.optim, once there is one
 
 
 def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
     """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
     ids = {id(parameter) for parameter in parameters}
-    for optimizer in list(_optimizers):
+    for optimizer in list(_optimizers or ()):
         if optimizer._optimizer is not None and not ids.isdisjoint(optimizer._names):
             optimizer.average_gradients()
 
 
 def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
     ids = {id(gradient) for gradient in gradients}
-    for optimizer in list(_optimizers):
+    for optimizer in list(_optimizers or ()):
         if not optimizer._has_local_gradients():
             continue
         if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
@@ -38,9 +40,9 @@ def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
 
 def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
-    if optimizer in _optimizers:
+    if _optimizers is None or optimizer in _optimizers:
         return
-    for ours in list(_optimizers):
+    for ours in list(_optimizers or ()):
         if not ours._has_local_gradients():
             continue
         ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
@@ -54,19 +56,28 @@ def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             )
 
 
-def _replace_inner(function: Any, make: Callable[[Any], Any]) -> None:
-    """Replaces what one of torch's decorated functions calls, so that `from ... import` has the replaced one too."""
-    inner = function.__wrapped__
-    places = [one for one in function.__closure__ if one.cell_contents is inner]
+def _replace_inner(name: str, make: Callable[[Any], Any]) -> bool:
+    """Replaces what a decorated function of torch.nn.utils calls, so that `from ... import` has the replaced one too.
+    Returns False if the function is there, and is not such a one."""
+    function = getattr(torch.nn.utils, name, None)
+    if function is None:  # of later versions of torch
+        return True
+    inner = getattr(function, "__wrapped__", None)
+    places = [one for one in getattr(function, "__closure__", None) or () if one.cell_contents is inner]
     if len(places) != 1:
-        raise ImportError(f"lockstep.optim: unknown torch {torch.__version__}: {function.__name__}() is another one")
+        return False
     places[0].cell_contents = make(inner)
+    return True
 
 
 def install(optimizers: weakref.WeakSet) -> None:
-    """Takes effect once, for the optimizers of lockstep.optim, which `optimizers` contains from their beginning."""
+    """Takes effect once, for the optimizers of lockstep.optim, which `optimizers` contains from their beginning. Warns
+    of functions that are not torch's own, or those of an unknown torch, and leaves them as they are."""
     global _optimizers
+    if _optimizers is not None:
+        return
     _optimizers = optimizers
+    foreign = []
 
     def averaging(inner: Any) -> Any:
         @functools.wraps(inner)
@@ -87,16 +98,27 @@ def install(optimizers: weakref.WeakSet) -> None:
         return checked
 
     for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
-        _replace_inner(getattr(torch.nn.utils, name), averaging)
-    _replace_inner(torch.nn.utils.get_total_norm, checking)
+        if not _replace_inner(name, averaging):
+            foreign.append(f"torch.nn.utils.{name}()")
+    if not _replace_inner("get_total_norm", checking):
+        foreign.append("torch.nn.utils.get_total_norm()")
 
-    unscale = torch.amp.GradScaler._unscale_grads_
+    unscale = getattr(torch.amp.GradScaler, "_unscale_grads_", None)
+    if unscale is None:
+        foreign.append("torch.amp.GradScaler")
+    else:
 
-    @functools.wraps(unscale)
-    def unscale_averaged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if optimizer in _optimizers:
-            optimizer.average_gradients()
-        return unscale(self, optimizer, *args, **kwargs)
+        @functools.wraps(unscale)
+        def unscale_averaged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if optimizer in optimizers:
+                optimizer.average_gradients()
+            return unscale(self, optimizer, *args, **kwargs)
 
-    torch.amp.GradScaler._unscale_grads_ = unscale_averaged
+        torch.amp.GradScaler._unscale_grads_ = unscale_averaged
     register_optimizer_step_pre_hook(_require_own_step)
+    if foreign:
+        warnings.warn(
+            f"lockstep.optim: {', '.join(foreign)}: not those of a torch that Lockstep knows, so they see each rank's "
+            "own gradients; write optimizer.average_gradients() before them",
+            stacklevel=4,
+        )

@@ -11,9 +11,10 @@ from lockstep.errors import UsageError
 from lockstep.group import Group
 
 # The options that the C++ library has, and saves, of torch's optimizers.
+_OF_ADAM = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 _OPTIONS = {
-    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
-    "AdamW": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
+    "Adam": _OF_ADAM,
+    "AdamW": _OF_ADAM,
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
     "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
     "Adagrad": ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"),

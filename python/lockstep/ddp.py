@@ -14,7 +14,7 @@ import torch
 
 from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
 from lockstep.errors import Error, UsageError
-from lockstep.group import Group, world
+from lockstep.group import Group, when_joined, world
 
 
 def _check_module(module: torch.nn.Module) -> None:
@@ -113,8 +113,13 @@ def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
     return make_and_count
 
 
-_init = _count_from_the_beginning(torch.optim.Optimizer.__init__)
-torch.optim.Optimizer.__init__ = _init
+def _count_optimizers() -> None:
+    """Those that are made from now on."""
+    _init = _count_from_the_beginning(torch.optim.Optimizer.__init__)
+    torch.optim.Optimizer.__init__ = _init
+
+
+when_joined.append(_count_optimizers)
 _step_counts.before_step.append(_require_no_backward)
 _step_counts.after_step.append(_count_step_of)
 
@@ -472,7 +477,7 @@ def join(
     if kinds != kinds[:1] * group.size:
         raise UsageError(
             f"join(): the ranks have other optimizers: {kinds}",
-            hint="import lockstep before the optimizers are made, and make the same ones on all ranks",
+            hint="make the optimizers after lockstep.init(), and the same ones on all ranks",
         )
     for optimizer in mine:
         _optimizer_state.broadcast(optimizer, group, root)

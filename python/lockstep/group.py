@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep import _C, _engine, _failures
+from lockstep import _C, _engine, _failures, _fork_copies
 from lockstep.errors import UsageError
 
 _OPS = {name: getattr(_C.ReduceOp, name) for name in ("sum", "mean", "product", "min", "max")}
@@ -425,11 +425,16 @@ def world() -> Group | None:
     return _world() if _world is not None else None
 
 
+when_joined: list[Callable[[], None]] = [_engine.install, _failures.install, _fork_copies.install]
+"""Called once, when the process has joined its first world: what replaces functions of torch or of Python. Private to
+the package."""
+
+
 def joined(group: _C.Group) -> Group:
     """What every process does that has joined a world. Private to the package."""
     global _world
-    _engine.install()
-    _failures.install()
+    while when_joined:
+        when_joined.pop(0)()
     made = Group(group)
     _world = weakref.ref(made)
     return made

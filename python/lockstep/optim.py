@@ -99,6 +99,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "lockstep.DistributedDataParallel, of which the optimizer takes all parameters",
                 hint="use torch.optim for parameters of no DistributedDataParallel",
             )
+        _optimizer_patches.install(_optimizers)
         self._ddp = ddp
         self._names = {id(p): name for name, p in ddp.module.named_parameters() if name not in ddp._ignored}
         groups = [{**group, "params": list(group["params"])} for group in groups]
@@ -456,5 +457,4 @@ def _average_after_backward() -> None:
             optimizer.average_gradients()
 
 
-_optimizer_patches.install(_optimizers)
 _engine.around_backward(_write_before_backward, _average_after_backward)

@@ -94,25 +94,23 @@ class ModuleDicts {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 ddp::DdpOptions ddp_options(const py::dict& values) {
-  const auto text = [&](const char* name) { return values[name].cast<std::string>(); };
-  const std::string buffers = text("buffers");
+  const auto buffers = values["buffers"].cast<std::string>();
   const bool is_known = buffers == "broadcast" || buffers == "mean" || buffers == "local";
   if (!is_known)
     throw base::UsageError("DistributedDataParallel: buffers is \"" + buffers +
                            "\"; expected \"broadcast\", \"mean\" or \"local\"");
-  return {.bucket_bytes = values["bucket_bytes"].cast<std::vector<std::int64_t>>(),
-          .bucket_layout = text("bucket_layout"),
-          .buffers = buffers == "broadcast" ? ddp::BufferMode::kBroadcast
-                     : buffers == "mean"    ? ddp::BufferMode::kMean
-                                            : ddp::BufferMode::kLocal,
-          .ignore = values["ignore"].cast<std::vector<std::string>>(),
-          .hook = values["bf16_compress"].cast<bool>() ? std::make_shared<ddp::Bf16CompressHook>() : nullptr,
-          .wire_dtype = values["wire_dtype"].cast<at::ScalarType>(),
-          .average_hosts_every = values["average_hosts_every"].cast<int>(),
-          .gradient_predivide_factor = values["gradient_predivide_factor"].cast<double>(),
-          .compare_replicas_every = values["compare_replicas_every"].cast<int>(),
-          .check_finite = values["check_finite"].cast<bool>(),
-          .overlap = values["overlap"].cast<bool>()};
+  ddp::DdpOptions options;
+  ddp::visit_options(options, [&]<typename Value>(const char* name, Value& value) {
+    if constexpr (std::is_same_v<Value, ddp::BufferMode>)
+      value = buffers == "broadcast" ? ddp::BufferMode::kBroadcast
+              : buffers == "mean"    ? ddp::BufferMode::kMean
+                                     : ddp::BufferMode::kLocal;
+    else if constexpr (std::is_same_v<Value, std::shared_ptr<comm::GradientHook>>)
+      value = values["bf16_compress"].cast<bool>() ? std::make_shared<ddp::Bf16CompressHook>() : nullptr;
+    else
+      value = values[name].cast<Value>();
+  });
+  return options;
 }
 
 Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers, const comm::Group& group,

@@ -40,51 +40,9 @@ template <typename Options>
 Options read_options(const py::dict& values) {
   Options options;
   const Reader read(values);
-  read("lr", options.lr);
-  read("weight_decay", options.weight_decay);
-  if constexpr (requires { options.betas; }) read("betas", options.betas);
-  if constexpr (requires { options.eps; }) read("eps", options.eps);
-  if constexpr (requires { options.amsgrad; }) read("amsgrad", options.amsgrad);
-  if constexpr (requires { options.momentum; }) read("momentum", options.momentum);
-  if constexpr (requires { options.dampening; }) read("dampening", options.dampening);
-  if constexpr (requires { options.nesterov; }) read("nesterov", options.nesterov);
-  if constexpr (requires { options.lr_decay; }) {
-    read("lr_decay", options.lr_decay);
-    read("initial_accumulator_value", options.initial_accumulator_value);
-  }
-  if constexpr (requires { options.adapt; }) read("adapt", options.adapt);
-  if constexpr (requires { options.bias_correction; }) read("bias_correction", options.bias_correction);
-  if constexpr (requires { options.trust_coefficient; }) read("trust_coefficient", options.trust_coefficient);
+  visit_options(options, read);
+  if constexpr (requires { options.betas; }) read("betas", options.betas);  // LAMB visits each of them
   return options;
-}
-
-/// Of Adam and AdamW.
-template <typename TorchOptions, typename Options>
-  requires requires(Options options) { options.amsgrad; }
-void write_options(TorchOptions& to, const Options& from) {
-  to.lr(from.lr)
-      .betas({from.betas[0], from.betas[1]})
-      .eps(from.eps)
-      .weight_decay(from.weight_decay)
-      .amsgrad(from.amsgrad);
-}
-void write_options(torch::optim::SGDOptions& to, const optim::SGDOptions& from) {
-  to.lr(from.lr)
-      .momentum(from.momentum)
-      .dampening(from.dampening)
-      .weight_decay(from.weight_decay)
-      .nesterov(from.nesterov);
-}
-void write_options(torch::optim::AdagradOptions& to, const optim::AdagradOptions& from) {
-  to.lr(from.lr)
-      .lr_decay(from.lr_decay)
-      .weight_decay(from.weight_decay)
-      .initial_accumulator_value(from.initial_accumulator_value)
-      .eps(from.eps);
-}
-template <typename Options>
-void write_options(optim::GroupOptions<Options>& to, const Options& from) {
-  to.values = from;
 }
 
 /// An optimizer of any class. Parameter groups have the numbers of Python's. With `first_listed` 1, the first holds the
@@ -102,7 +60,7 @@ class AnyOptimizer {
     const auto defaults = read_options<Options>(options.at(0));
     Holder<AnyOptimizer> any(new AnyOptimizer);
     any->write_ = [](torch::optim::OptimizerOptions& to, const py::dict& from) {
-      write_options(static_cast<TorchOptions&>(to), read_options<Options>(from));
+      copy_options(read_options<Options>(from), static_cast<TorchOptions&>(to));
     };
     const py::gil_scoped_release release;
     auto made = std::make_unique<Optimizer>(model, defaults, others,

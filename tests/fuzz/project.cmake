@@ -25,15 +25,15 @@ foreach(
   launch/cli/command_line launch/cli/doctor_options launch/cli/help_layout launch/cli/host_list
   launch/cli/host_options launch/cli/horovodrun launch/cli/interface_filter launch/cli/option_parsing
   launch/cli/suggestion
-  launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/cpu_placement launch/plan/job_plan
+  launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/host_info launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
   launch/protocol/status_messages
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
-  checkpoint/safetensors/safetensors_dtype checkpoint/safetensors/safetensors_header
+  checkpoint/safetensors/safetensors_header
   checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle_validator
   checkpoint/torch_file/torch_dtype checkpoint/torch_file/unpickler checkpoint/torch_file/unpickler_reduce
   checkpoint/torch_file/zip_reader
-  data/datasets/idx data/datasets/vocabulary data/loader_position)
+  data/datasets/idx data/datasets/vocabulary)
   list(APPEND sources "${root}/lockstep/${name}.cc")
 endforeach()
 add_library(modules STATIC ${sources} "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}")

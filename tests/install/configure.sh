@@ -27,7 +27,7 @@ configure() {
 has_words() { grep -qa -- "$2" "$work/build/lib$1.a"; }
 
 # The modules for GPUs need neither a toolkit nor a GPU; without CUDA in libtorch they contain only stubs.
-build_gpu_modules() { cmake --build "$work/build" -j 1 --target lockstep_comm_cuda lockstep_comm_nccl; }
+build_gpu_modules() { cmake --build "$work/build" -j 1 --target lockstep_comm_gpu lockstep_comm_nccl; }
 
 # expect TEXT: fails unless cmake printed TEXT. cmake wraps the lines of its messages.
 expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not print: $1"; }
@@ -89,7 +89,7 @@ case "$situation" in
     expect "nccl: no"
     build_gpu_modules
     for word in ncclAllReduce cudaGetDeviceCount libtorch_cuda; do
-      if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_cuda "$word"; then
+      if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_gpu "$word"; then
         fail "a build without CUDA contains $word"
       fi
     done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills or stops trainings at random times, resumes them, and compares the result with an uninterrupted training.
 
-Usage: kill_and_resume.py kill|term|stop|restart|old|loop --lockstep PATH --program training_resumable [--runs N]
+Usage: kill_and_resume.py kill|term|stop|restart|loop --lockstep PATH --program training_resumable [--runs N]
            [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--epochs N] [--seed N]
 
 kill:    two ranks, one of which receives SIGKILL in a random step; resumed with resume=auto. The final weights are
@@ -12,10 +12,6 @@ stop:    2, then 3, then 1 ranks (--worlds); each job but the last receives SIGT
          epoch has every sample exactly once, and the mean loss of the last epoch differs by at most 1 %.
 restart: one job with --max-restarts, whose ranks receive SIGKILL in --kills random steps. The final weights are
          bit-equal.
-
-old:     resumes from a checkpoint that version 0.1.0 wrote (version_0_1_0/), before the project's names changed. The
-         weights that are read equal the saved ones. The final weights are bit-equal too if this machine computes the
-         steps before the checkpoint with the same bits as the machine that wrote it.
 
 loop:    the program is 05_custom_loop, a handwritten loop; one of its two ranks receives SIGKILL at a random time,
          three times. All files of the last checkpoint are bit-equal. --data is a directory with MNIST; if it does not
@@ -44,9 +40,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import fake_mnist  # noqa: E402
 
 LIMIT_S = 300
-OLD_CHECKPOINT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "version_0_1_0")
-OLD_STEP = 5
-OLD_WEIGHTS = "f934a40bc55d75f60c68b8373c13d807"  # the hash of the weights after that step
 
 
 class Job:
@@ -194,25 +187,6 @@ def run_stopped(args, root, number, rng, ref):
     return ", ".join(summary) + f", loss {loss:.6g}, expected {expected:.6g}", wrong
 
 
-def run_old(args, root, number, rng, ref):
-    name, wrong = f"old-{number}", []
-    shutil.copytree(OLD_CHECKPOINT, os.path.join(root, name))
-    job = Job(args, root, name, 2, ["resume=auto"])
-    code, found, err = job.wait()
-    begins = [record for record in job.lines()[0] if "begins_after" in record]
-    if code != 0 or not found or not begins:
-        return "", [f"exit code {code}: {err[-300:]}"]
-    if (begins[0]["begins_after"], begins[0]["after"]) != (OLD_STEP, OLD_WEIGHTS):
-        wrong.append(f"resumed {begins[0]}; expected the weights {OLD_WEIGHTS} of step {OLD_STEP}")
-    reference = os.path.join(root, "reference.history", "rank.0.jsonl")
-    with open(reference, encoding="utf-8") as file:
-        steps = [json.loads(line) for line in file]
-    same_machine = any(record.get("step") == OLD_STEP and record["after"] == OLD_WEIGHTS for record in steps)
-    if same_machine and found[5] != ref[5]:
-        wrong.append(f"{found[0]} instead of {ref[0]}")
-    return f"{found[0]}; compared with the uninterrupted training: {same_machine}", wrong
-
-
 def loop_command(args, folder):
     words = ["--data", args.data, "--folder", folder, "--epochs", "1", "--save-every", str(args.save_every)]
     return [args.lockstep, "run", "-n", "2", "--bind", "none", "--", args.program, *words, "--batch-size", "64"]
@@ -293,7 +267,7 @@ def check_loop(args, root, rng):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["kill", "term", "stop", "restart", "old", "loop"])
+    parser.add_argument("kind", choices=["kill", "term", "stop", "restart", "loop"])
     parser.add_argument("--lockstep", required=True)
     parser.add_argument("--program", required=True)
     parser.add_argument("--runs", type=int, default=20)
@@ -320,7 +294,6 @@ def main():
             "term": run_terminated,
             "stop": run_stopped,
             "restart": run_restarted,
-            "old": run_old,
         }
         run = kinds[args.kind]
         failed = 0

@@ -11,16 +11,17 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <string_view>
+#include <tuple>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/monotonic.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/proc_stat.h"
 
 namespace lockstep::base::telemetry {
 namespace {
@@ -96,11 +97,8 @@ namespace {
 constexpr int kMaxAncestors = 8;  // maximum number of programs between the agent and a rank
 
 pid_t parent_pid(pid_t pid) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
-  // "PID (NAME) STATE PPID": the name may contain any character.
-  const auto words = split(text.substr(std::min(text.size(), text.rfind(')') + 1)), ' ');
-  return words.size() > 2 ? static_cast<pid_t>(parse_int(words[2]).value_or(0)) : 0;
+  const auto stat = read_proc_stat(pid);
+  return stat ? stat->parent : 0;
 }
 
 /// Returns descriptor `number` of this process if it refers to a page, else that of the nearest ancestor. A program
@@ -228,6 +226,20 @@ std::optional<RankSnapshot> find_rank_page(pid_t pid) {
     if (snapshot && snapshot->pid == pid) return snapshot;  // else it is the page of the parent of `pid`
   }
   return std::nullopt;
+}
+
+std::vector<RankSnapshot> find_rank_pages() {
+  std::vector<RankSnapshot> ranks;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
+    const auto pid = parse_int(entry->d_name);
+    if (!pid) continue;
+    if (auto snapshot = find_rank_page(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*snapshot));
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const RankSnapshot& a, const RankSnapshot& b) {
+    return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
+  });
+  return ranks;
 }
 
 }  // namespace lockstep::base::telemetry

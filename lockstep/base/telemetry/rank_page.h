@@ -158,5 +158,7 @@ struct RankSnapshot {
 std::optional<RankSnapshot> read_rank_page(const RankPage& page);
 /// Returns the page of process `pid` if it is a running rank of this user, else nullopt.
 std::optional<RankSnapshot> find_rank_page(pid_t pid);
+/// Returns the pages of all ranks of this user on this host, whichever launcher started them, sorted by job and rank.
+std::vector<RankSnapshot> find_rank_pages();
 
 }  // namespace lockstep::base::telemetry

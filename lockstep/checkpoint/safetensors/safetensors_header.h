@@ -1,15 +1,28 @@
 // Parses the header of a safetensors file from an untrusted source, without torch.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/safetensors/safetensors_dtype.h"
-
 namespace lockstep::checkpoint::inline safetensors {
+
+struct SafetensorsDtype {
+  std::string_view name;  ///< "F32"
+  c10::ScalarType type;
+  std::uint64_t num_bytes;  ///< size of one element
+};
+
+/// Returns the dtype with that name or type, or null.
+const SafetensorsDtype* find_dtype(std::string_view name);
+const SafetensorsDtype* find_dtype(c10::ScalarType type);
+
+/// Returns "F64, F32, ...", for error messages.
+std::string dtype_names();
 
 /// A tensor of the file: bytes [begin, end) of the data that follow the header.
 struct TensorEntry {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
@@ -10,8 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -19,13 +23,50 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/host_memory.h"
-#include "lockstep/comm/arena/capacity.h"
+#include "lockstep/base/log.h"
+#include "lockstep/comm/arena/memory_shortage.h"
 
 namespace lockstep::comm::arena {
 
 using base::memory_text;
 
 namespace {
+
+struct Capacity {
+  std::size_t bytes = 0;
+  std::string limit;  ///< "ulimit -v" or "ulimit -f" if that is the reason; else empty
+};
+
+constexpr std::uint64_t kMinCapacityBytes = 64ULL << 20;
+
+/// Returns the smaller one, and logs the reason if that is `other`.
+Capacity choose_smaller(Capacity capacity, Capacity other, const std::string& reason) {
+  if (other.bytes >= capacity.bytes) return capacity;
+  base::log_info(reason + ": the arena holds at most " + memory_text(other.bytes));
+  return other;
+}
+
+/// Returns a quarter more than the physical memory, to allow for fragmentation, unless the process has a limit: then it
+/// writes a line about it to the log. Batch systems such as PBS and SGE may limit the addresses of a process (ulimit
+/// -v); half of those that are left are for the arenas of this host. The limit on file sizes (ulimit -f) also applies
+/// to shared memory.
+Capacity choose_capacity() {
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t memory = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
+  Capacity capacity{memory + memory / 4, ""};
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    capacity = choose_smaller(std::move(capacity), {limit.rlim_cur / page * page, "ulimit -f"},
+                              "the files of this rank are limited to " + memory_text(limit.rlim_cur) + " (ulimit -f)");
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return capacity;
+  std::uint64_t used_pages = 0;
+  std::ifstream("/proc/self/statm") >> used_pages;
+  const std::uint64_t used = used_pages * page;
+  const std::uint64_t left = limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+  return choose_smaller(std::move(capacity), {std::max(left / 2 / ranks_on_host(), kMinCapacityBytes), "ulimit -v"},
+                        "the address space of this rank is limited to " + memory_text(limit.rlim_cur) +
+                            " (ulimit -v), of which " + memory_text(used) + " are used");
+}
 
 constexpr std::size_t kPageBytes = 4096;
 // A slab has at least this many bytes and at least this many blocks.

@@ -15,8 +15,6 @@
 #include "lockstep/comm/arena/fork_copies.h"
 #include "lockstep/comm/arena/memory_shortage.h"
 #include "lockstep/comm/arena/page_heap.h"
-#include "lockstep/comm/arena/page_set.h"
-#include "lockstep/comm/arena/size_class.h"
 
 namespace lockstep::comm::arena {
 

@@ -1,6 +1,9 @@
 // Records which pages of the arena are in use. Works on page numbers and does not touch the memory of the arena.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -10,6 +13,64 @@
 #include <vector>
 
 namespace lockstep::comm::arena {
+
+// The smallest block, and the alignment of all blocks: the size of a cache line, and libtorch's own alignment.
+constexpr std::size_t kMinBlockBytes = 64;
+// The largest small block. Larger blocks consist of whole pages.
+constexpr std::size_t kMaxSmallBytes = 64 << 10;
+// Up to this size every multiple of kMinBlockBytes is a class; beyond it there are four classes per doubling.
+constexpr std::size_t kMaxLinearBytes = 1024;
+
+/// The index of the class for blocks of `size` bytes, which is in 1..kMaxSmallBytes.
+constexpr std::size_t size_class(std::size_t size) {
+  if (size <= kMaxLinearBytes) return (size - 1) / kMinBlockBytes;
+  const auto doubling =
+      static_cast<std::size_t>(std::bit_width(size - 1)) - 1;  // 2^doubling < size <= 2^(doubling + 1)
+  return kMaxLinearBytes / kMinBlockBytes + (doubling - 10) * 4 + (((size - 1) >> (doubling - 2)) & 3);
+}
+
+/// The number of bytes of a block of class `index`.
+constexpr std::size_t class_bytes(std::size_t index) {
+  if (index < kMaxLinearBytes / kMinBlockBytes) return (index + 1) * kMinBlockBytes;
+  const std::size_t step = index - kMaxLinearBytes / kMinBlockBytes;
+  return (std::size_t{1024} << (step / 4)) / 4 * (5 + step % 4);
+}
+
+constexpr std::size_t kNumSizeClasses = size_class(kMaxSmallBytes) + 1;
+
+/// A bit map. Not thread-safe.
+class PageSet {
+ public:
+  explicit PageSet(std::uint32_t num_pages) : words_((num_pages + 63) / 64) {}
+
+  /// The number of pages in [first, first + count) that are in the set.
+  std::uint64_t count(std::uint32_t first, std::uint32_t count) const {
+    std::uint64_t found = 0;
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) {
+      found += static_cast<std::uint64_t>(std::popcount(words_[word] & mask));
+    });
+    return found;
+  }
+  void add(std::uint32_t first, std::uint32_t count) {
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] |= mask; });
+  }
+  void remove(std::uint32_t first, std::uint32_t count) {
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] &= ~mask; });
+  }
+
+ private:
+  template <typename F>
+  static void for_each_word(std::uint32_t first, std::uint32_t count, F&& f) {
+    for (std::uint64_t page = first, end = std::uint64_t{first} + count; page < end;) {
+      const std::uint64_t low = page % 64;
+      const std::uint64_t taken = std::min<std::uint64_t>(64 - low, end - page);
+      f(page / 64, (taken == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << taken) - 1) << low);
+      page += taken;
+    }
+  }
+
+  std::vector<std::uint64_t> words_;
+};
 
 /// A best-fit allocator with immediate merging and boundary tags (Knuth, TAOCP vol. 1, 2.5). The tags are stored in
 /// this object and not in the blocks: a peer that writes out of bounds cannot damage them, and a block of 2^n bytes

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "lockstep/base/timeouts.h"
-#include "lockstep/comm/channel/captured_step.h"
 #include "lockstep/comm/channel/interrupt.h"
+#include "lockstep/comm/interface/captured_step.h"
 
 namespace lockstep::comm::channel {
 namespace {

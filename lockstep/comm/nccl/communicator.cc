@@ -48,7 +48,7 @@ void NcclCommunicator::check(ncclResult_t result, const std::string& op, const s
                                        .op = op,
                                        .call = call,
                                        .last_error = last_error ? last_error : "",
-                                       .cuda_error = cuda::peek_cuda_error()},
+                                       .cuda_error = gpu::peek_cuda_error()},
                                       location_));
 }
 

@@ -83,7 +83,7 @@ std::exception_ptr to_exception(const NcclFailure& failure, const NcclLocation& 
     case ncclUnhandledCudaError: {
       const int parsed_error = parse_cuda_error(failure.last_error);
       const int error = parsed_error != 0 ? parsed_error : failure.cuda_error;
-      const std::string name = cuda::cuda_error_name(error);
+      const std::string name = gpu::cuda_error_name(error);
       const std::string cuda = error == 0 ? "a CUDA call failed"
                                           : "CUDA reports " + (name.empty() ? "error " + std::to_string(error) : name);
       return local_error(Cause::kResource, cuda, hint_for(error, location));

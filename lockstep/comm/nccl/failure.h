@@ -5,14 +5,14 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/cuda/cuda.h"
+#include "lockstep/comm/gpu/cuda.h"
 
 namespace lockstep::comm::nccl {
 
 /// The rank, GPU and host of a failure.
 struct NcclLocation {
   int rank = 0;  ///< world rank
-  cuda::Gpu gpu;
+  gpu::Gpu gpu;
   std::string host;
   std::string address;       ///< address of the host for the other ranks; may be empty
   std::string interface;     ///< NCCL_SOCKET_IFNAME; may be empty

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/cuda/cuda.h"
+#include "lockstep/comm/gpu/cuda.h"
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
@@ -16,7 +16,7 @@ struct NcclOptions {
   std::shared_ptr<job::Store> store = nullptr;  ///< used by this transport alone, to exchange NCCL's unique id
   std::vector<int> members = {};                ///< world ranks
   int rank = 0;                                 ///< index of this rank in `members`
-  cuda::Gpu gpu = {};                           ///< the GPU of this rank
+  gpu::Gpu gpu = {};                            ///< the GPU of this rank
   std::string host = {};                        ///< name of this host, for error messages
   std::string address = {};                     ///< address of this host for the other ranks, for error messages
   /// A connected NCCL transport that contains all members. If set, the communicator is split from it without a

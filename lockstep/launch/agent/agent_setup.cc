@@ -1,25 +1,51 @@
 #include "lockstep/launch/agent/agent_setup.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <fstream>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/doctor/doctor_responder.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
+#include "lockstep/launch/process/process.h"
 
 namespace lockstep::launcher::agent {
 namespace {
 
 using base::Deadline;
+
+/// Waits for the agent. Kills it if it still runs base::kGuardTimeout after the end of its channel, because it is
+/// stopped or blocked in the kernel.
+void watch_agent(pid_t agent, int channel, int signals, int& status) {
+  Deadline ends_by = Deadline::never();  // bounded: by the end of the channel
+  while (::waitpid(agent, &status, WNOHANG) == 0) {
+    pollfd entries[] = {{ends_by.is_never() ? channel : -1, POLLRDHUP, 0}, {signals, POLLIN, 0}};
+    ::poll(entries, 2, ends_by.poll_ms());
+    while (process::read_signal(signals)) {
+    }
+    if (entries[0].revents) ends_by = Deadline::in(base::kGuardTimeout);
+    if (!ends_by.expired()) continue;
+    ::kill(agent, SIGKILL);
+    ends_by = Deadline::in(base::kGuardTimeout);
+  }
+}
+
 using namespace std::chrono_literals;
 
 struct LauncherLost {};
@@ -59,7 +85,7 @@ class NetworkResponder {
   protocol::RouteRequest request_;
   std::vector<base::net::InterfaceAddress> own_addresses_;
   std::vector<RouteAttempt> attempts_;
-  std::optional<protocol::ConnectivityProbe> connectivity_;
+  std::optional<base::net::ConnectivityProbe> connectivity_;
   std::size_t first_probe_ = 0;  // index in connectivity_->outgoing()
   base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
@@ -99,7 +125,7 @@ void NetworkResponder::send_routes() {
   protocol::RouteReply reply;
   std::string tried;
   for (const RouteAttempt& attempt : attempts_) {
-    const protocol::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
+    const base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
     const std::string& target = request_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
     if (!outgoing.fd) {
       tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
@@ -136,7 +162,7 @@ void NetworkResponder::probe_peers(const protocol::ProbeRequest& request) {
 void NetworkResponder::send_probe_failures() {
   std::vector<protocol::ProbeFailure> failures;
   for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
-    protocol::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
+    base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
     if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
     outgoing.fd.reset();
   }
@@ -147,7 +173,7 @@ void NetworkResponder::answer_when_due() {
   if (phase_ == Phase::kIdle) return;
   const auto& outgoing = connectivity_->outgoing();
   if (phase_ == Phase::kFindingRoutes &&
-      std::any_of(outgoing.begin(), outgoing.end(), [](const protocol::ConnectivityProbe::Outgoing& one) {
+      std::any_of(outgoing.begin(), outgoing.end(), [](const base::net::ConnectivityProbe::Outgoing& one) {
         return static_cast<bool>(one.fd) && one.decided;
       }))
     deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
@@ -162,6 +188,50 @@ void NetworkResponder::answer_when_due() {
 }
 
 }  // namespace
+
+void fork_guarded_agent() {
+  process::become_subreaper();
+  const pid_t agent = ::fork();
+  if (agent < 0) throw base::SystemError("cannot start the agent", errno);
+  if (agent == 0) return;
+  const base::Fd signals = process::make_signal_fd({SIGCHLD});
+  const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
+  // Only the agent uses stdin and stdout.
+  const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
+  int status = 0;
+  watch_agent(agent, channel.get(), signals.get(), status);
+  process::kill_descendants({}, Deadline::in(base::kUnkillableTimeout));
+  ::_exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+}
+
+std::string_view find_foreign_library(const std::vector<pid_t>& pids) {
+  for (const pid_t pid : pids) {
+    std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
+    for (std::string mapping; std::getline(maps, mapping);) {
+      if (mapping.find("/mpi4py/MPI.") != std::string::npos) return "mpi4py";
+      // horovod/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so; tensorflow/mpi_lib and mxnet/mpi_lib
+      const std::size_t package = mapping.find("/horovod/");
+      if (package != std::string::npos && mapping.find("/mpi_lib", package) != std::string::npos) return "Horovod";
+    }
+  }
+  return "";
+}
+
+void check_interfaces(const process::Environment& environment) {
+  std::vector<std::string> names;
+  for (const base::net::InterfaceAddress& one : base::net::interface_addresses())
+    if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
+  for (const std::string& variable : environment)
+    for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+      const std::string error = variable.rfind(name + "=", 0) == 0
+                                    ? cli::socket_ifname_error(name, variable.substr(name.size() + 1), names)
+                                    : "";
+      if (!error.empty())
+        throw base::UsageError(error,
+                               "unset it: lockstep then sets the interface through which the hosts reach each other");
+    }
+}
 
 std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
   AgentSetup setup;

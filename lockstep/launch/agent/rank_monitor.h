@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/rank_page.h"
@@ -16,6 +17,14 @@
 #include "lockstep/launch/protocol/status_messages.h"
 
 namespace lockstep::launcher::agent {
+
+/// Returns the number in the line "oom_kill N" of `text`, the content of memory.events, memory.oom_control or
+/// /proc/vmstat; 0 if there is none. Pure.
+std::int64_t parse_oom_kills(std::string_view text);
+
+/// Returns the number of out-of-memory kills so far in this process's cgroup, or on the machine if the cgroup has no
+/// counter.
+std::int64_t count_oom_kills();
 
 /// Owns the page of one rank. Not thread-safe. The rank writes the page concurrently, and its values are untrusted.
 class RankMonitor {

@@ -4,13 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/agent/epoll.h"
 #include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process_sample.h"
+#include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/process/signal_masks.h"
 
 namespace lockstep::launcher::agent {
@@ -32,6 +36,78 @@ std::optional<int> rank_of(pid_t pid, const std::vector<RankProcess>& ranks) {
 }
 
 }  // namespace
+
+void StdinWriter::add_rank(base::Fd pipe, std::uint64_t epoll_data) {
+  base::set_nonblocking(pipe.get());
+  add_to_epoll(epoll_, pipe.get(), epoll_data, EPOLLOUT | EPOLLET);
+  ranks_.push_back({std::move(pipe)});
+}
+
+void StdinWriter::write(std::string bytes) {
+  chunk_ = std::move(bytes);
+  is_pending_ = true;
+  for (RankStdin& rank : ranks_) {
+    rank.written = 0;
+    if (chunk_.empty()) rank.pipe.reset();
+  }
+}
+
+bool StdinWriter::flush() {
+  bool is_taken = true;
+  for (RankStdin& rank : ranks_) {
+    while (rank.pipe && rank.written < chunk_.size()) {
+      const ssize_t size = ::write(rank.pipe.get(), chunk_.data() + rank.written, chunk_.size() - rank.written);
+      if (size < 0 && errno == EINTR) continue;
+      if (size < 0 && errno == EAGAIN) break;
+      if (size < 0)
+        rank.pipe.reset();  // the rank has closed its stdin
+      else
+        rank.written += static_cast<std::size_t>(size);
+    }
+    is_taken = is_taken && (!rank.pipe || rank.written == chunk_.size());
+  }
+  return is_taken && std::exchange(is_pending_, false);
+}
+
+std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPlan& plan) {
+  std::vector<std::string> all = job.arguments;
+  all.insert(all.end(), plan.arguments.begin(), plan.arguments.end());
+  return all;
+}
+
+process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page,
+                                      const std::string& error_file) {
+  process::Environment all = job.environment;
+  all.insert(all.end(), plan.environment.begin(), plan.environment.end());
+  all.push_back("LOCKSTEP_PAGE=" + std::to_string(page));
+  all.push_back("TORCHELASTIC_ERROR_FILE=" + error_file);
+  return all;
+}
+
+void use_staged_files(plan::JobPlan& job, const cli::AgentOptions& staged) {
+  if (!staged.staged_program.empty()) job.program = staged.staged_program;
+  const auto script = process::python_script_index(job.arguments);
+  if (staged.staged_script.empty() || !script) return;
+  std::string& word = job.arguments[*script];
+  word = staged.staged_script + "/" + word.substr(word.rfind('/') + 1);
+  if (*script == 0) job.program = word;
+}
+
+std::string add_python_hook(plan::JobPlan& job, const std::string& staged_hook) {
+  if (process::find_variable(job.environment, "LOCKSTEP_WATCH") == "off" || process::has_installed_hook(job.program))
+    return "";
+  std::string folder = staged_hook.empty() ? process::python_hook_folder() : staged_hook + "/" + process::kPythonHook;
+  if (folder.empty()) return "";
+  folder += "/path";  // has sitecustomize.py
+  if (folder.find(':') != std::string::npos)
+    return "Python programs are not watched, because the folder of Lockstep has a colon in its path: " +
+           base::quoted(folder, 256);
+  const auto outer = process::find_variable(job.environment, "PYTHONPATH");
+  std::string value = "PYTHONPATH=" + folder + (outer && !outer->empty() ? ":" + std::string(*outer) : "");
+  std::erase_if(job.environment, [](const std::string& one) { return process::variable_name(one) == "PYTHONPATH"; });
+  job.environment.push_back(std::move(value));
+  return "";
+}
 
 void forward_signal(const std::vector<RankProcess>& ranks, int signal) {
   const auto processes = process::read_activity().processes;

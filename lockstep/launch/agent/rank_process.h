@@ -3,13 +3,64 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/fd.h"
 #include "lockstep/launch/agent/rank_monitor.h"
+#include "lockstep/launch/cli/command_line.h"
+#include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/process/environment.h"
 
 namespace lockstep::launcher::agent {
+
+/// Writes each chunk of input to every rank that reads it, without blocking. Not thread-safe.
+class StdinWriter {
+ public:
+  explicit StdinWriter(int epoll) : epoll_(epoll) {}
+
+  /// Takes the write end of a rank's stdin and adds it to the epoll instance, edge-triggered and for writing, with the
+  /// data `epoll_data`. Throws SystemError.
+  void add_rank(base::Fd pipe, std::uint64_t epoll_data);
+
+  /// Begins to write `bytes`; empty means the end of the input. The last chunk must have been taken.
+  void write(std::string bytes);
+  /// Continues. Call it when any of the pipes has become writable. Returns true once when all ranks have taken the
+  /// chunk, or do not read any more.
+  bool flush();
+
+ private:
+  struct RankStdin {
+    base::Fd pipe;
+    std::size_t written = 0;  // bytes of the chunk
+  };
+
+  const int epoll_;
+  std::vector<RankStdin> ranks_;
+  std::string chunk_;
+  bool is_pending_ = false;
+};
+
+/// Returns the arguments of the job, and those of the rank.
+std::vector<std::string> rank_argv(const plan::JobPlan& job, const plan::RankPlan& plan);
+
+/// Returns the variables of the job, and those of the rank; `page` is the descriptor of its page, and `error_file` the
+/// file for its error.
+process::Environment rank_environment(const plan::JobPlan& job, const plan::RankPlan& plan, int page,
+                                      const std::string& error_file);
+
+/// Replaces the program, or the Python script, of the job by the copies that the launcher has sent, if it has.
+void use_staged_files(plan::JobPlan& job, const cli::AgentOptions& staged);
+
+/// Adds the folder of the Python hook to PYTHONPATH, so that a program with torch.distributed is watched. No effect if
+/// the interpreter has the hook: the package is installed there; if the hook is neither `staged_hook` nor
+/// installed with this program; or if LOCKSTEP_WATCH is "off". Any program may start an interpreter, so what the
+/// program is does not matter.
+/// Returns a warning if the folder cannot be in PYTHONPATH, which separates folders by ':'; otherwise "".
+std::string add_python_hook(plan::JobPlan& job, const std::string& staged_hook);
 
 struct RankProcess {
   int rank = -1;

@@ -4,15 +4,67 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/interface_filter.h"
-#include "lockstep/launch/doctor/network_cost.h"
 #include "lockstep/launch/doctor/software_diagnosis.h"
 
 namespace lockstep::launcher::doctor {
 namespace {
+
+constexpr std::size_t kWidth = 80;
+
+std::size_t count(const std::vector<Finding>& findings, Severity severity) {
+  return static_cast<std::size_t>(std::count_if(findings.begin(), findings.end(),
+                                                [&](const Finding& finding) { return finding.severity == severity; }));
+}
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(text.size(), width), ' ');
+  return text;
+}
+
+/// Returns `head` and `text`, wrapped between words. Lines after the first are indented by the length of `head`.
+std::string wrapped(const std::string& head, const std::string& text) {
+  std::string all, line = head;
+  std::istringstream words(text);
+  bool first = true;
+  for (std::string word; words >> word; first = false) {
+    if (!first && line.size() + 1 + word.size() > kWidth) {
+      all += line + "\n";
+      line = std::string(head.size(), ' ') + word;
+    } else {
+      line += (first ? "" : " ") + word;
+    }
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return all + line + "\n";
+}
+
+constexpr double kGigabit = 1e9 / 8;  // bytes per second
+
+/// A class of networks, with the upper bound of the speed that a connection reaches on it, in Gb/s.
+struct SpeedClass {
+  double most;
+  const char* name;
+};
+constexpr SpeedClass kClasses[] = {{0.2, "a network slower than a gigabit"},
+                                   {1.5, "a gigabit network"},
+                                   {3.5, "a 2.5 Gb/s network"},
+                                   {6.5, "a 5 Gb/s network"},
+                                   {14, "a 10 Gb/s network"},
+                                   {32, "a 25 Gb/s network"},
+                                   {70, "a 50 Gb/s network"},
+                                   {150, "a 100 Gb/s network"}};
+
+std::string with_unit(const char* form, double value, const char* unit) {
+  char text[64];
+  std::snprintf(text, sizeof text, form, value, unit);
+  return text;
+}
 
 using namespace std::chrono_literals;
 
@@ -282,6 +334,82 @@ void add_network_cost(const DoctorFacts& doctor_facts, std::vector<Finding>& fin
 }
 
 }  // namespace
+
+const char* severity_name(Severity severity) {
+  constexpr const char* kNames[] = {"ok", "warn", "bad", "unknown"};
+  return kNames[static_cast<int>(severity)];
+}
+
+std::string to_table(const std::vector<Finding>& findings) {
+  std::size_t host = 4, check = 5;
+  for (const Finding& finding : findings) {
+    host = std::max(host, std::min<std::size_t>(finding.host.size(), 20));
+    check = std::max(check, finding.check.size());
+  }
+  std::string text;
+  for (const Finding& finding : findings) {
+    const std::string head = padded(finding.host, host) + "  " + padded(finding.check, check) + "  " +
+                             padded(finding.severity == Severity::kBad       ? "BAD"
+                                    : finding.severity == Severity::kUnknown ? "?"
+                                                                             : severity_name(finding.severity),
+                                    4) +
+                             "  ";
+    text += wrapped(head, finding.value);
+    if (!finding.remedy.empty())
+      text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
+  }
+  return text + std::to_string(count(findings, Severity::kBad)) + " bad, " +
+         std::to_string(count(findings, Severity::kWarn)) + " warnings, " +
+         std::to_string(count(findings, Severity::kUnknown)) + " unknown, " +
+         std::to_string(count(findings, Severity::kOk)) + " ok\n";
+}
+
+std::string to_json(const std::vector<Finding>& findings) {
+  nlohmann::ordered_json all = {{"bad", count(findings, Severity::kBad)},
+                                {"warn", count(findings, Severity::kWarn)},
+                                {"findings", nlohmann::ordered_json::array()}};
+  for (const Finding& finding : findings)
+    all["findings"].push_back({{"host", finding.host},
+                               {"check", finding.check},
+                               {"state", severity_name(finding.severity)},
+                               {"value", finding.value},
+                               {"remedy", finding.remedy}});
+  return all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+bool has_bad(const std::vector<Finding>& findings) { return count(findings, Severity::kBad) > 0; }
+
+double ring_all_reduce_seconds(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s) {
+  if (num_hosts < 2 || bytes_per_s <= 0) return 0;
+  const auto n = static_cast<double>(num_hosts);
+  return 2 * (n - 1) / n * static_cast<double>(model_bytes) / bytes_per_s;
+}
+
+std::string network_class(double bytes_per_s) {
+  for (const SpeedClass& one : kClasses)
+    if (bytes_per_s / kGigabit <= one.most) return one.name;
+  return "a network faster than 100 Gb/s";
+}
+
+bool is_slow(double bytes_per_s) { return bytes_per_s <= 1.5 * kGigabit; }
+
+std::string speed_text(double bytes_per_s) { return with_unit("%.3g %s", bytes_per_s / kGigabit, "Gb/s"); }
+
+std::string time_text(double seconds) {
+  const double value = seconds >= 0.995 ? seconds : seconds * 1e3;
+  return with_unit(value >= 9.95 ? "%.0f %s" : "%.2g %s", value, seconds >= 0.995 ? "s" : "ms");
+}
+
+std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {
+  const double seconds = ring_all_reduce_seconds(num_hosts, model_bytes, bytes_per_s);
+  const std::string on_one =
+      copy_bytes_per_s > 0 ? ", " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) + " on one host"
+                           : "";
+  return "this is " + network_class(bytes_per_s) + ": " + time_text(seconds) + " per step for " +
+         with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; " +
+         time_text(ring_all_reduce_seconds(num_hosts, model_bytes, 10 * kGigabit)) + " at 10 Gb/s" + on_one + ", " +
+         time_text(seconds / 8) + " when hosts exchange every 8 steps";
+}
 
 std::vector<Finding> diagnose(const DoctorFacts& doctor_facts) {
   std::vector<Finding> findings;

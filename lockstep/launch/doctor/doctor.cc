@@ -9,17 +9,16 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/diagnosis.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
-#include "lockstep/launch/doctor/findings_table.h"
 #include "lockstep/launch/hosts/agent_query.h"
 #include "lockstep/launch/hosts/network_check.h"
 #include "lockstep/launch/hosts/start_agents.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/process.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 #include "lockstep/launch/slurm/allocation.h"
 
 namespace lockstep::launcher::doctor {
@@ -37,7 +36,7 @@ class DoctorSession {
   DoctorSession(const cli::DoctorOptions& options, hosts::StartedAgents started, int signals)
       : options_(options),
         started_(std::move(started)),
-        connectivity_(kLauncher, protocol::ConnectivityProbe::make_token()),
+        connectivity_(kLauncher, base::net::ConnectivityProbe::make_token()),
         query_(started_.agents, connectivity_, signals,
                [this](std::size_t i, const std::string& why) { mark_lost(i, why); }) {}
 
@@ -59,7 +58,7 @@ class DoctorSession {
 
   const cli::DoctorOptions& options_;
   hosts::StartedAgents started_;
-  protocol::ConnectivityProbe connectivity_;
+  base::net::ConnectivityProbe connectivity_;
   hosts::AgentQuery query_;
   DoctorFacts doctor_facts_;
 };
@@ -218,7 +217,7 @@ void DoctorSession::measure(LinkReport& link) {
       link.speed.error = doctor_facts_.hosts[end].name + " no longer replies";
       return;
     }
-  const std::string token = protocol::ConnectivityProbe::make_token();
+  const std::string token = base::net::ConnectivityProbe::make_token();
   ListenReply reply{.address = {}, .error = "no reply"};
   const auto listen = [&](std::size_t) {
     return encode_listen_request({.self = static_cast<int>(link.to),

@@ -5,9 +5,9 @@
 #include <chrono>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher::doctor {
 namespace {
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 
 /// Polls the connections of `connectivity` once, and the descriptor `also` unless it is -1. Returns false if `also` is
 /// readable or the deadline has passed.
-bool poll_once(protocol::ConnectivityProbe& connectivity, int also, Deadline deadline) {
+bool poll_once(base::net::ConnectivityProbe& connectivity, int also, Deadline deadline) {
   std::vector<pollfd> entries = connectivity.entries();
   entries.push_back({also, POLLIN, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
@@ -37,7 +37,7 @@ void DoctorResponder::send_clock() const {
 
 void DoctorResponder::listen(const std::string& payload) const {
   const ListenRequest request = decode_listen_request(payload);
-  protocol::ConnectivityProbe connectivity(request.self, request.token);
+  base::net::ConnectivityProbe connectivity(request.self, request.token);
   ListenReply reply;
   try {
     reply.address = connectivity.listen(request.host);
@@ -62,13 +62,13 @@ void DoctorResponder::measure(const std::string& payload) const {
   const MeasureRequest request = decode_measure_request(payload);
   LinkSpeed speed;
   try {
-    protocol::ConnectivityProbe connectivity(request.self, request.token);
+    base::net::ConnectivityProbe connectivity(request.self, request.token);
     connectivity.connect_to(request.address, request.peer);
     const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
     while (!connectivity.all_decided() && poll_once(connectivity, -1, deadline)) {
     }
     connectivity.fail_undecided();
-    protocol::ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
+    base::net::ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
     if (outgoing.fd)
       speed = measure_link(outgoing.fd.get(), Deadline::in(base::kLinkMeasureTimeout));
     else

@@ -4,10 +4,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/hosts/start_agents.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher::hosts {
 

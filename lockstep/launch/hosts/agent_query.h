@@ -8,9 +8,9 @@
 
 #include "lockstep/launch/protocol/frames.h"
 
-namespace lockstep::launcher::protocol {
+namespace lockstep::base::net {
 class ConnectivityProbe;
-}  // namespace lockstep::launcher::protocol
+}  // namespace lockstep::base::net
 
 namespace lockstep::launcher::hosts {
 
@@ -27,7 +27,7 @@ class AgentQuery {
 
   /// While ask() waits, it handles the connections of `connectivity`, and it calls check_interrupted(signals), which
   /// may throw. `signals` is a descriptor of make_signal_fd(). `agents` and `connectivity` must outlive this object.
-  AgentQuery(std::vector<AgentLink>& agents, protocol::ConnectivityProbe& connectivity, int signals, OnLost on_lost)
+  AgentQuery(std::vector<AgentLink>& agents, base::net::ConnectivityProbe& connectivity, int signals, OnLost on_lost)
       : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(on_lost)) {}
 
   /// Sends a frame of kind `request` to each agent in `agents` and returns when each has replied with a frame of kind
@@ -39,7 +39,7 @@ class AgentQuery {
   bool read_reply(std::size_t agent, protocol::FrameKind reply, const OnReply& take);
 
   std::vector<AgentLink>& agents_;
-  protocol::ConnectivityProbe& connectivity_;
+  base::net::ConnectivityProbe& connectivity_;
   int signals_;
   OnLost on_lost_;
 };

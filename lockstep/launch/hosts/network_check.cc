@@ -5,12 +5,12 @@
 #include <numeric>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/hosts/agent_query.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher::hosts {
 namespace {
@@ -47,8 +47,8 @@ class NetworkChecker {
   void check(const std::vector<std::vector<protocol::ProbeFailure>>& failures, const NetworkPlan& network) const;
 
   std::vector<AgentLink>& agents_;
-  std::string token_ = protocol::ConnectivityProbe::make_token();
-  protocol::ConnectivityProbe connectivity_;
+  std::string token_ = base::net::ConnectivityProbe::make_token();
+  base::net::ConnectivityProbe connectivity_;
   AgentQuery query_;
 };
 

@@ -17,7 +17,6 @@
 #include "lockstep/launch/output/console_renderer.h"
 #include "lockstep/launch/output/line_splitter.h"
 #include "lockstep/launch/output/output_acks.h"
-#include "lockstep/launch/output/traceback_filter.h"
 
 namespace lockstep::launcher::output {
 

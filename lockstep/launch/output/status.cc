@@ -1,7 +1,5 @@
 #include "lockstep/launch/output/status.h"
 
-#include <dirent.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -173,21 +171,6 @@ void add_resource_use(std::vector<JobStatus>& jobs, const std::string& host) {
 
 }  // namespace
 
-std::vector<RankSnapshot> find_local_ranks() {
-  std::vector<RankSnapshot> ranks;
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
-  while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
-    const auto pid = base::parse_int(entry->d_name);
-    if (!pid) continue;
-    if (auto snapshot = base::telemetry::find_rank_page(static_cast<pid_t>(*pid)))
-      ranks.push_back(std::move(*snapshot));
-  }
-  std::sort(ranks.begin(), ranks.end(), [](const RankSnapshot& a, const RankSnapshot& b) {
-    return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
-  });
-  return ranks;
-}
-
 std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std::vector<RankSnapshot>& pages,
                                        const std::string& host) {
   std::stable_partition(reports.begin(), reports.end(), [](const JobStatus& report) { return report.is_whole; });
@@ -235,7 +218,7 @@ std::string status_text(const std::vector<JobStatus>& jobs, const std::string& h
 void print_status(bool json) {
   const std::string host = base::net::host_name();
   protocol::StatusReplies replies = protocol::request_job_status(base::Deadline::in(base::kStatusTimeout));
-  std::vector<JobStatus> jobs = combine_reports(std::move(replies.jobs), find_local_ranks(), host);
+  std::vector<JobStatus> jobs = combine_reports(std::move(replies.jobs), base::telemetry::find_rank_pages(), host);
   add_resource_use(jobs, host);
   std::fputs(status_text(jobs, host, json).c_str(), stdout);
   for (const pid_t pid : replies.silent)

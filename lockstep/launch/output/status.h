@@ -18,10 +18,6 @@ namespace lockstep::launcher::output {
 /// whose CPU time it measures.
 void print_status(bool json);
 
-/// Returns the ranks of this user on this host, whichever launcher started them, sorted by job and rank. Only reads
-/// their pages in shared memory.
-std::vector<base::telemetry::RankSnapshot> find_local_ranks();
-
 /// Combines the reports about the ranks of each job. A report of a launcher takes precedence over that of an agent, and
 /// either over `pages`, the pages of ranks on `host`, where the report says anything of a rank. Sorted by job and rank.
 /// Ranks that are only in `pages` have no resource use. Pure.

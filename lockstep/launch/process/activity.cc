@@ -20,15 +20,13 @@
 
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/proc_stat.h"
 #include "lockstep/base/thread.h"
 
 namespace lockstep::launcher::process {
 namespace {
 
 using Directory = std::unique_ptr<DIR, int (*)(DIR*)>;
-
-// The positions of fields of /proc/PID/stat after the name; see proc(5).
-constexpr std::size_t kParent = 1, kFirstTime = 11, kTimes = 4;
 
 std::string path_of(pid_t pid, const char* file) { return "/proc/" + std::to_string(pid) + "/" + file; }
 
@@ -102,27 +100,8 @@ void add_connections(int family, std::map<std::uint32_t, std::uint64_t>& connect
   }
 }
 
-/// Of a process, or of a thread of one.
-struct Stat {
-  std::string name;
-  pid_t parent = 0;
-  std::chrono::milliseconds cpu_time{0};  // also of children that have ended
-};
-
-std::optional<Stat> read_stat(const std::string& path) {
-  static const auto tick = std::chrono::milliseconds(1000 / std::max(::sysconf(_SC_CLK_TCK), 1L));
-  std::string text;
-  std::getline(std::ifstream(path), text, '\0');
-  // The format is "PID (NAME) STATE PARENT ...": the name may contain any character, including ')'.
-  const std::size_t name = text.find(" ("), name_end = text.rfind(") ");
-  if (name_end == std::string::npos || name > name_end) return std::nullopt;
-  const std::vector<std::string> words = base::split(text.substr(name_end + 2), ' ');
-  if (words.size() < kFirstTime + kTimes) return std::nullopt;
-  std::int64_t ticks = 0;
-  for (std::size_t i = 0; i < kTimes; ++i) ticks += base::parse_int(words[kFirstTime + i]).value_or(0);
-  return Stat{text.substr(name + 2, name_end - name - 2),
-              static_cast<pid_t>(base::parse_int(words[kParent]).value_or(0)), ticks * tick};
-}
+/// With that of children that have ended.
+std::chrono::milliseconds all_cpu_time(const base::ProcStat& stat) { return stat.cpu_time + stat.children_cpu_time; }
 
 /// Calls `visit` with the name of each entry of a folder that is a number.
 template <typename Visit>
@@ -136,7 +115,7 @@ void for_each_number(const std::string& folder, const Visit& visit) {
 std::map<pid_t, ProcessCounters> read_processes() {
   std::map<pid_t, ProcessCounters> all;
   for_each_number("/proc", [&](pid_t pid) {
-    if (const auto stat = read_stat(path_of(pid, "stat"))) all[pid] = {stat->parent, stat->cpu_time};
+    if (const auto stat = base::read_proc_stat(pid)) all[pid] = {stat->parent, all_cpu_time(*stat)};
   });
   return all;
 }
@@ -146,12 +125,12 @@ std::chrono::milliseconds without_own_threads(pid_t pid, std::chrono::millisecon
   std::chrono::milliseconds sum{0};
   const std::string folder = path_of(pid, "task/");
   for_each_number(folder, [&](pid_t thread) {
-    const auto stat = read_stat(folder + std::to_string(thread) + "/stat");
-    if (stat && stat->name.starts_with(base::kOwnThreadPrefix)) sum += stat->cpu_time;
+    const auto stat = base::read_proc_stat(folder + std::to_string(thread) + "/stat");
+    if (stat && stat->name.starts_with(base::kOwnThreadPrefix)) sum += all_cpu_time(*stat);
   });
   if (sum.count() == 0) return counted;
-  const auto process = read_stat(path_of(pid, "stat"));  // at the same time as those of the threads
-  return (process ? process->cpu_time : counted) - sum;
+  const auto process = base::read_proc_stat(pid);  // at the same time as those of the threads
+  return (process ? all_cpu_time(*process) : counted) - sum;
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 #include <dirent.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -11,25 +10,11 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/proc_stat.h"
 #include "lockstep/launch/process/process.h"
 
 namespace lockstep::launcher::process {
 namespace {
-
-/// Returns the parent of `pid`; 0 if there is no such process. A zombie counts as a process: it may have running
-/// threads, or it will soon be reaped.
-pid_t parent_of(pid_t pid) {
-  const base::Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  char text[512];
-  const ssize_t size = fd ? ::read(fd.get(), text, sizeof text) : -1;
-  if (size <= 0) return 0;
-  // The format is "pid (name) state parent ..."; the name may contain any character, including ')'.
-  const std::string_view stat(text, static_cast<std::size_t>(size));
-  const std::size_t close = stat.rfind(") ");
-  if (close == std::string_view::npos || close + 4 >= stat.size()) return 0;
-  const std::string_view rest = stat.substr(close + 4);
-  return static_cast<pid_t>(base::parse_int(rest.substr(0, rest.find(' '))).value_or(0));
-}
 
 std::map<pid_t, pid_t> all_parents() {
   std::map<pid_t, pid_t> parents;
@@ -37,7 +22,8 @@ std::map<pid_t, pid_t> all_parents() {
   if (!directory) return parents;
   while (const dirent* entry = ::readdir(directory.get()))
     if (const auto pid = base::parse_int(entry->d_name))
-      if (const pid_t parent = parent_of(static_cast<pid_t>(*pid))) parents[static_cast<pid_t>(*pid)] = parent;
+      if (const auto stat = base::read_proc_stat(static_cast<pid_t>(*pid)))
+        parents[static_cast<pid_t>(*pid)] = stat->parent;
   return parents;
 }
 

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/proc_stat.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 
@@ -27,24 +28,21 @@ std::string read_file(const std::filesystem::path& path) {
   return all;
 }
 
-/// Returns the process state, which follows the name in /proc/PID/stat. The name may contain any character and ends at
-/// the last ')'.
-char find_state(const std::string& stat) {
-  const std::size_t end = stat.rfind(')');
-  return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
+char state_in(const std::filesystem::path& stat) {
+  return base::read_proc_stat(stat.string()).value_or(base::ProcStat()).state;
 }
 
 std::string kernel_report(int rank, pid_t pid) {
   const std::filesystem::path process = "/proc/" + std::to_string(pid);
   std::string text = "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " +
-                     find_state(read_file(process / "stat")) + "\n";
+                     state_in(process / "stat") + "\n";
   std::error_code error;
   int count = 0;
   for (const auto& thread : std::filesystem::directory_iterator(process / "task", error)) {
     if (++count > kMaxThreads) break;
     const std::string where = read_file(thread.path() / "wchan");
     text += "thread " + thread.path().filename().string() + " (" + read_file(thread.path() / "comm") + "): state " +
-            find_state(read_file(thread.path() / "stat")) +
+            state_in(thread.path() / "stat") +
             (where.empty() || where == "0" ? "" : ", in the kernel function " + where) + "\n";
   }
   return text + "\n";

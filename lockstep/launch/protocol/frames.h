@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/byte_codec.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/plan/host_info.h"
 #include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/protocol/message_codec.h"
 #include "lockstep/launch/protocol/network_messages.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
@@ -98,11 +98,6 @@ class FrameReader {
   std::size_t begin_ = 0;  // index of the first byte that has not been read
 };
 
-/// Begins the message of each error about a frame that this program would not have written.
-inline constexpr std::string_view kProtocolSubject = "launcher and agent";
-/// Throws Error kProtocol. `what` describes such a frame.
-[[noreturn]] void throw_protocol_error(const std::string& what);
-
 // Each function decode_X() throws Error kProtocol for anything that encode_X() does not write.
 
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);
@@ -151,9 +146,13 @@ std::string encode_texts(const std::vector<std::string>& texts);
 /// Expects exactly `count` texts, and makes them printable.
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count);
 
-/// Appends a label, which read_label() reads.
-void put_label(std::string& out, const plan::JobLabel& label);
-plan::JobLabel read_label(base::ByteReader& reader);
+void fields(Is<plan::JobLabel> auto& label, auto& field) {
+  field(label.id);
+  field(label.name);
+  field(label.launcher_host);
+  field(label.launcher_pid);
+  field(label.world_size);
+}
 
 std::string encode_job(const plan::JobPlan& job);
 plan::JobPlan decode_job(std::string_view bytes);

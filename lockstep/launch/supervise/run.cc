@@ -27,7 +27,6 @@
 #include "lockstep/launch/supervise/agent_verdict.h"
 #include "lockstep/launch/supervise/error_texts.h"
 #include "lockstep/launch/supervise/generation.h"
-#include "lockstep/launch/supervise/host_backoff.h"
 #include "lockstep/launch/supervise/restarts.h"
 
 namespace lockstep::launcher::supervise {

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/channel/captured_step.h"
+#include "lockstep/comm/interface/captured_step.h"
 #include "lockstep/optim/fused/fused_update.h"
 
 namespace lockstep::optim::inline fused {
 
 using base::UsageError;
-using comm::channel::CapturedStep;
+using comm::CapturedStep;
 
 /// Makes an update of which a CUDA graph may be made: the device reads learning rates and step counts from its memory,
 /// and the host writes and counts them for each replay. Other options must stay as they are now.

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/channel/captured_step.h"
+#include "lockstep/comm/interface/captured_step.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/kernels/clip_grad.h"
@@ -22,7 +22,7 @@ namespace lockstep::optim::inline fused {
 namespace {
 
 using base::UsageError;
-using comm::channel::CapturedStep;
+using comm::CapturedStep;
 
 constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 

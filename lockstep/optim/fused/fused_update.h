@@ -17,7 +17,7 @@
 #include "lockstep/optim/fused/state_sharding.h"
 #include "lockstep/optim/fused/update_rule.h"
 
-namespace lockstep::comm::channel {
+namespace lockstep::comm::inline interface {
 class CapturedStep;
 }
 
@@ -72,7 +72,7 @@ class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
   double gradient_scale() const;
   void check_not_scaled_twice();
   void end_step();
-  void step_captured(comm::channel::CapturedStep& step);
+  void step_captured(comm::CapturedStep& step);
   void write_lr(std::uint64_t constants);
   void require_clippable(const std::string& call) const;
   void measure_norms(std::uint64_t options_hash);

@@ -1,8 +1,10 @@
 #include "lockstep/train/report/rank_record.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
@@ -93,6 +95,22 @@ RankRecord record_from_json(const JsonValue& json) {
 }
 
 }  // namespace
+
+ResourceUsage ResourceUsage::now() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  std::uint64_t all_pages = 0, resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
+  ResourceUsage use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
+                    .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+                    .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
+  use.peak_resident_bytes =
+      std::max(use.peak_resident_bytes, use.resident_bytes);  // the kernel updates them at different times
+  return use;
+}
 
 std::string to_text(const RankRecord& record) {
   JsonValue json{{"rank", record.rank},

@@ -8,7 +8,6 @@
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/ddp/replicas.h"
-#include "lockstep/launch/output/status.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/clip_grad.h"
 #include "lockstep/optim/sgd.h"
@@ -95,7 +94,7 @@ TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
     fused.step();
   }
   world().barrier();
-  std::vector<base::telemetry::RankSnapshot> ranks = launcher::output::find_local_ranks();
+  std::vector<base::telemetry::RankSnapshot> ranks = base::telemetry::find_rank_pages();
   std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
   ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
   for (int rank = 0; rank < world().size(); ++rank) {

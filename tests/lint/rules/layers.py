@@ -93,7 +93,7 @@ def check_module(tree, path, modules):
         target = folder_of(file)
         if target in private and path == CHOOSER:
             continue
-        if target in private and not target.endswith(("/cuda",)):
+        if target in private and not target.endswith(("/gpu",)):
             yield Finding(path, line, f"only {CHOOSER} may include {file}")
         elif target not in allowed and target not in private and file not in leaves:
             deps = ", ".join(module.lists["DEPS"]) or "nothing"

@@ -47,7 +47,7 @@ def bfloat16_halves_traffic(cluster, binary):
     check(0.45 < half <= 0.525, f"as bfloat16 the traffic is {half:.3f} of the tensor")
 
 
-def host_sync_every_4_quarters_traffic(cluster, binary):
+def average_hosts_every_4_quarters_traffic(cluster, binary):
     crossed = {
         every: run(
             cluster,
@@ -124,7 +124,7 @@ CASES = {
     for case in (
         each_byte_is_sent_once_per_host,
         bfloat16_halves_traffic,
-        host_sync_every_4_quarters_traffic,
+        average_hosts_every_4_quarters_traffic,
         host_failure_ends_job,
         mnist_losses_match_over_mpi_and_tcp,
     )

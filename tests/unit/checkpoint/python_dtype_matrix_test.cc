@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors/safetensors.h"
-#include "lockstep/checkpoint/safetensors/safetensors_dtype.h"
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "tests/support/temp_dir.h"
 

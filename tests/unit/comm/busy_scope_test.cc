@@ -1,10 +1,9 @@
-#include "lockstep/comm/busy_scope.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/group.h"
 
 namespace lockstep::comm {
 namespace {

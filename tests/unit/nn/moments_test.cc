@@ -1,8 +1,8 @@
 // Tests the combination of ranks' means and squared deviations.
-#include "lockstep/nn/moments.h"
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include "lockstep/nn/sync_batch_norm_function.h"
 
 namespace lockstep::nn {
 namespace {

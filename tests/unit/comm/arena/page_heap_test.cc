@@ -6,9 +6,6 @@
 #include <map>
 #include <random>
 
-#include "lockstep/comm/arena/page_set.h"
-#include "lockstep/comm/arena/size_class.h"
-
 namespace lockstep::comm::arena {
 namespace {
 

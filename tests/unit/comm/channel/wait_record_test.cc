@@ -1,7 +1,7 @@
 // Tests WaitRecord.
-#include "lockstep/comm/channel/wait_record.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::comm::channel {
 namespace {

@@ -1,6 +1,6 @@
-#include "lockstep/comm/reducers/bucket_size.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/comm/reducers/bucket_plan.h"
 
 namespace lockstep::comm::reducers {
 namespace {

@@ -1,6 +1,6 @@
-#include "lockstep/comm/reducers/reduction_header.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/comm/reducers/reducer_base.h"
 
 namespace lockstep::comm::reducers {
 namespace {

@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/datasets/image_resize.h"
+#include "lockstep/data/datasets/image_crop.h"
 #include "lockstep/data/loader.h"
 #include "tests/support/jpeg_writer.h"
 #include "tests/support/temp_dir.h"

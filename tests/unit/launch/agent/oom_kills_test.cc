@@ -1,6 +1,6 @@
-#include "lockstep/launch/agent/oom_kills.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/launch/agent/rank_monitor.h"
 
 namespace lockstep::launcher::agent {
 namespace {

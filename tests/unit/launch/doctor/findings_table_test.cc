@@ -1,9 +1,9 @@
-#include "lockstep/launch/doctor/findings_table.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "lockstep/launch/doctor/diagnosis.h"
 
 namespace lockstep::launcher::doctor {
 namespace {

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <thread>
 
-#include "lockstep/launch/doctor/python_facts.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "tests/support/temp_dir.h"

@@ -1,6 +1,6 @@
-#include "lockstep/launch/doctor/network_cost.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/launch/doctor/diagnosis.h"
 
 namespace lockstep::launcher::doctor {
 namespace {

@@ -1,9 +1,9 @@
-#include "lockstep/launch/output/traceback_filter.h"
-
 #include <gmock/gmock.h>
 
 #include <string>
 #include <vector>
+
+#include "lockstep/launch/output/console_renderer.h"
 
 namespace lockstep::launcher::output {
 namespace {

@@ -1,11 +1,11 @@
-#include "lockstep/launch/plan/cpu_placement.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <set>
+
+#include "lockstep/launch/plan/host_info.h"
 
 namespace lockstep::launcher::plan {
 namespace {

@@ -1,7 +1,7 @@
-#include "lockstep/launch/supervise/host_backoff.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/launch/supervise/restarts.h"
 
 namespace lockstep::launcher::supervise {
 namespace {

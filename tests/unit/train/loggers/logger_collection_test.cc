@@ -12,8 +12,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/train/loggers/csv_logger.h"
 #include "lockstep/train/loggers/json_logger.h"
+#include "lockstep/train/loggers/tensorboard_logger.h"
 #include "lockstep/train/loggers/text_escaping.h"
-#include "lockstep/train/loggers/tfrecord.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::training {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/train/report/resource_usage.h"
+#include "lockstep/train/report/rank_record.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::training {
