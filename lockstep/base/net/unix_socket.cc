@@ -1,6 +1,7 @@
 #include "lockstep/base/net/unix_socket.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
