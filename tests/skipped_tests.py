@@ -29,7 +29,7 @@ def main():
     if "--sentence" not in sys.argv:
         print(*names, sep="\n" if names else "", end="\n" if names else "")
     elif names:
-        print(f"{len(names)} not run, because this machine lacks something: {', '.join(names)}")
+        print(f"{len(names)} tests were not run; the output of each says why: {', '.join(names)}")
 
 
 if __name__ == "__main__":

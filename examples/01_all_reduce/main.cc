@@ -8,7 +8,9 @@
 
 #include "examples/arguments.h"
 
-int main(int argc, char** argv) try {
+namespace {
+
+int run(int argc, char** argv) {
   examples::Arguments("Adds the numbers of all ranks. Start it with: lockstep run -n 4 01_all_reduce")
       .parse(argc, argv);
   lockstep::Group world = lockstep::init();
@@ -18,7 +20,9 @@ int main(int argc, char** argv) try {
 
   std::cout << "rank " << world.rank() << " of " << world.size() << ": the sum is " << numbers[0].item<int>()
             << std::endl;
-} catch (const lockstep::Error& error) {
-  std::cerr << "01_all_reduce: " << error.what() << std::endl;
-  return lockstep::base::exit_code(error.cause());
+  return 0;
 }
+
+}  // namespace
+
+int main(int argc, char** argv) { return lockstep::main(argc, argv, run); }

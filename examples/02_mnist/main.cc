@@ -10,7 +10,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 
 #include "examples/arguments.h"
 
@@ -172,7 +171,9 @@ void train(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) try { train(read_options(argc, argv)); } catch (const lockstep::Error& error) {
-  std::cerr << "02_mnist: " << error.what() << std::endl;
-  return lockstep::base::exit_code(error.cause());
+int main(int argc, char** argv) {
+  return lockstep::main(argc, argv, [](int count, char** words) {
+    train(read_options(count, words));
+    return 0;
+  });
 }

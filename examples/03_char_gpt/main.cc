@@ -11,7 +11,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 
 #include "examples/03_char_gpt/gpt.h"
 #include "examples/arguments.h"
@@ -153,7 +152,9 @@ void run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) try { run(read_options(argc, argv)); } catch (const lockstep::Error& error) {
-  std::cerr << "03_char_gpt: " << error.what() << std::endl;
-  return lockstep::base::exit_code(error.cause());
+int main(int argc, char** argv) {
+  return lockstep::main(argc, argv, [](int count, char** words) {
+    run(read_options(count, words));
+    return 0;
+  });
 }

@@ -9,7 +9,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 
 #include "examples/04_imagenet/optimizer_step.h"
 #include "examples/04_imagenet/options.h"
@@ -196,10 +195,10 @@ class Training {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const Options options = read_options(argc, argv);
-  Training(options, lockstep::init()).run();
-} catch (const lockstep::Error& error) {
-  std::cerr << "04_imagenet: " << error.what() << std::endl;
-  return lockstep::base::exit_code(error.cause());
+int main(int argc, char** argv) {
+  return lockstep::main(argc, argv, [](int count, char** words) {
+    const Options options = read_options(count, words);
+    Training(options, lockstep::init()).run();
+    return 0;
+  });
 }

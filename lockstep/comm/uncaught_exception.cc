@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -68,11 +69,15 @@ bool is_out_of_memory(const c10::Error& error) {
 }
 
 /// Describes the failure of an operation. If it is a call that the other ranks did not make, and the program made it
-/// while it handled an exception of its own, that one has led to the failure.
+/// while it handled an exception of its own, that one has led to the failure, unless the others do the same, which may
+/// have read of it as the loss of a peer.
 UncaughtFailure failure_of(const base::CommError& error) {
-  if (error.while_handling() && (error.cause() == Cause::kDesync || error.cause() == Cause::kUnevenInput)) {
+  const bool has_lost_peer = dynamic_cast<const base::PeerLostError*>(&error);
+  if (error.while_handling() && (job::is_difference(error.cause()) || has_lost_peer)) {
     UncaughtFailure first = failure_of(error.while_handling());
     if (!first.comm && first.cause == Cause::kRankExited) {
+      if (has_lost_peer)
+        return {Cause::kPeerUnreachable, error.what(), error.hint(), base::exit_code(error.cause()), {}, true};
       first.text += std::string(job::kThen) + error.what();
       first.led_to_cause = true;
       return first;
@@ -172,8 +177,8 @@ int main(int argc, char** argv, const std::function<int(int argc, char** argv)>&
     const UncaughtFailure failure = failure_of(std::current_exception());
     report(failure);
     std::fflush(nullptr);
-    std::fprintf(stderr, "error: %s%s%s\n", failure.text.c_str(), failure.hint.empty() ? "" : "; ",
-                 failure.hint.c_str());
+    std::fprintf(stderr, "%s: error: %s%s%s\n", ::program_invocation_short_name, failure.text.c_str(),
+                 failure.hint.empty() ? "" : "; ", failure.hint.c_str());
     ::_exit(failure.exit_code);
   }
 }

@@ -16,12 +16,12 @@ namespace lockstep::comm {
 /// Runs `program` as the body of main(), so that the program needs no try block:
 /// `int main(int argc, char** argv) { return lockstep::main(argc, argv, train); }`
 ///
-/// Returns what `program` returns. If `program` throws, the exception is printed on stderr and becomes the job's first
-/// cause unless there is one, so that every rank that waits for this rank fails with the same text. Then the process
-/// exits at once, without static destructors, with the exit code of the cause (docs/reference/exit-codes.md) if the
-/// exception is one of Lockstep's, else with 1. If an operation between ranks failed while `program` handled another
-/// exception, the job's first cause is that one. The failure of a child that the rank has forked is only printed: it is
-/// not the job's.
+/// Returns what `program` returns. If `program` throws, "NAME: error: TEXT" is printed on stderr, and the exception
+/// becomes the job's first cause unless there is one, so that every rank that waits for this rank fails with the same
+/// text. Then the process exits at once, without static destructors, with the exit code of the cause
+/// (docs/reference/exit-codes.md) if the exception is one of Lockstep's, else with 1. If an operation between ranks
+/// failed while `program` handled another exception, the job's first cause is that one. The failure of a child that the
+/// rank has forked is only printed: it is not the job's.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
 /// For other languages: publishes an error that ends this process as the job's first cause, unless there is one that it

@@ -122,15 +122,23 @@ Fatal publish_cause(Store& store, const Fatal& fatal) noexcept {
 }
 
 void replace_cause(Store& store, const Fatal& fatal) noexcept {
-  publish_cause(store, fatal);
+  const auto takes_part = [&](const Fatal& cause) {
+    return cause.rank == fatal.rank ||
+           (cause.detail + " ").find("rank " + std::to_string(fatal.rank) + " ") != std::string::npos;
+  };
+  const bool has_lost_peer = fatal.cause == base::Cause::kPeerUnreachable;
+  if (!has_lost_peer) publish_cause(store, fatal);
   try {
     const auto deadline = base::Deadline::in(std::chrono::seconds(2));
     const std::string line = store.find(key::kCause, deadline).value_or("");
-    const auto now = parse_fatal(line);
-    if (!now || (now->cause != base::Cause::kDesync && now->cause != base::Cause::kUnevenInput)) return;
-    const bool takes_part = now->rank == fatal.rank ||
-                            (now->detail + " ").find("rank " + std::to_string(fatal.rank) + " ") != std::string::npos;
-    if (takes_part) store.compare_set(key::kCause, line, format_fatal(fatal), deadline);
+    const std::string replaced = store.find(key::kReplacedCause, deadline).value_or("");
+    const auto now = parse_fatal(line), before = parse_fatal(replaced);
+    if (now && !has_lost_peer && replaced.empty() && is_difference(now->cause) && takes_part(*now)) {
+      store.set(key::kReplacedCause, line, deadline);
+      store.compare_set(key::kCause, line, format_fatal(fatal), deadline);
+    } else if (now && before && now->rank != fatal.rank && takes_part(*before)) {
+      store.compare_set(key::kCause, line, replaced, deadline);
+    }
   } catch (const std::exception&) {
     // The store is lost, so that no process reads the cause.
   }

@@ -43,9 +43,15 @@ std::optional<Fatal> parse_fatal(std::string_view line);
 /// Returns the fields for an error that ends this process: its cause, text and hint, this host and this process.
 Fatal to_fatal(const base::Error& error);
 
+/// Whether it is kDesync or kUnevenInput: ranks made calls that differ.
+constexpr bool is_difference(base::Cause cause) {
+  return cause == base::Cause::kDesync || cause == base::Cause::kUnevenInput;
+}
+
 /// Store keys that the launcher and the ranks share.
 namespace key {
-inline constexpr std::string_view kCause = "cause";  ///< the first cause, as format_fatal()
+inline constexpr std::string_view kCause = "cause";                   ///< the first cause, as format_fatal()
+inline constexpr std::string_view kReplacedCause = "cause/replaced";  ///< what replace_cause() has replaced
 std::string exited(int rank);    ///< the ExitRecord of a rank whose process has ended; removed if it connects again
 std::string left(int rank);      ///< set by a rank that leaves its world in good order
 std::string progress(int rank);  ///< a number that grows, about once per second, while the rank makes progress
@@ -56,8 +62,10 @@ std::string progress(int rank);  ///< a number that grows, about once per second
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
 
 /// Publishes `fatal`, an exception during whose handling its rank made a call that others did not make, in the place of
-/// the kDesync or kUnevenInput in the store that this has led to: one in which the rank takes part. Leaves any other
-/// cause, and publishes it if there is none. Blocks as publish_cause().
+/// the kDesync or kUnevenInput in the store that this has led to: one in which the rank takes part. If another rank
+/// that takes part was handling an exception too, as in a program that trains in a catch block, that is not what has
+/// led to it, and the difference is the cause again; kPeerUnreachable stands for such an exception. Leaves any other
+/// cause, and publishes `fatal` if there is none, but not the loss of a peer. Blocks as publish_cause().
 void replace_cause(Store& store, const Fatal& fatal) noexcept;
 
 }  // namespace lockstep::job

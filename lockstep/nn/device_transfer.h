@@ -1,4 +1,4 @@
-// Copies of tensors between devices, counted in both directions of the graph. Private to nn/.
+// Copies of tensors between devices, counted in both directions of the graph, and how devices are used. Private to nn/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
-// The autograd function of SyncBatchNorm and of converted BatchNorm modules. Private to nn/.
+// The moments of batches, and the autograd function of SyncBatchNorm and of converted BatchNorm modules. Private to
+// nn/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,6 @@
 #include "lockstep/train/fit_loop.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
@@ -9,26 +8,20 @@
 #include <cctype>
 #include <chrono>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <list>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
-#include <vector>
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/module_io.h"
-#include "lockstep/checkpoint/stateful.h"
-#include "lockstep/comm/group.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/data/seed.h"
 #include "lockstep/nn/module_summary.h"
@@ -37,11 +30,9 @@
 #include "lockstep/train/batch_runner.h"
 #include "lockstep/train/checkpoint_manager.h"
 #include "lockstep/train/loggers/record_file.h"
-#include "lockstep/train/metrics/metrics.h"
 #include "lockstep/train/optimizer_set.h"
 #include "lockstep/train/step_error.h"
 #include "lockstep/train/training_reporter.h"
-#include "lockstep/train/training_state.h"
 
 namespace lockstep::training {
 namespace {
@@ -49,147 +40,6 @@ namespace {
 using base::UsageError;
 using checkpoint::StateDict;
 using checkpoint::value_of;
-
-/// The epoch and step after which a validation runs.
-struct ValidationLocation {
-  std::int64_t epoch = 0, step = 0;
-};
-
-/// Puts the module in eval() mode and restores the mode of each submodule.
-class EvalModeGuard {
- public:
-  explicit EvalModeGuard(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
-    for (const auto& part : module.modules(/*include_self=*/false)) submodules_.emplace_back(part, part->is_training());
-    module.eval();
-  }
-  ~EvalModeGuard() {
-    module_.train(was_training_);
-    for (const auto& [part, was_training] : submodules_)
-      part->train(was_training);  // parents first, so that each child ends in its own mode
-  }
-  EvalModeGuard(const EvalModeGuard&) = delete;
-  EvalModeGuard& operator=(const EvalModeGuard&) = delete;
-
- private:
-  torch::nn::Module& module_;
-  const bool was_training_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> submodules_;
-};
-
-/// Stops the loader's threads, including after an exception.
-struct EndEpochGuard {
-  BatchRunner& batches;
-  ~EndEpochGuard() { batches.end_epoch(); }
-};
-
-/// Throws UsageError for a loader that repeats samples to give all ranks the same number: means would count them twice.
-void require_exact_sharding(const BatchRunner& batches) {
-  if (!batches.is_exact())
-    throw base::UsageError(
-        "the validation loader has mode kPad, which repeats samples, so that means would count them twice; expected "
-        "kExact "
-        "or kDrop",
-        "Use make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
-}
-
-/// Runs validation_step() on the first `num_batches` batches of this rank and returns means over all ranks of the
-/// values that it logs, and of the loss that it returns, as "val_loss". Runs without gradients and with the module in
-/// eval() mode; the previous mode of each submodule is restored, including after an exception. Collective; it waits for
-/// the other ranks once, at its end.
-NamedValues validate(const comm::Group& world, torch::nn::Module& module, BatchRunner& batches,
-                     std::int64_t num_batches, const amp::Precision& precision, ValidationLocation location) {
-  Metrics metrics;
-  {
-    const EvalModeGuard eval_guard(module);
-    const at::NoGradGuard no_grad;
-    const EndEpochGuard epoch_guard{batches};
-    StepLog log(metrics, "");
-    log.epoch = location.epoch;
-    log.step = location.step;
-    batches.begin_epoch(0);
-    for (log.batch = 0; log.batch < num_batches && batches.fetch_next(); ++log.batch) {
-      log.num_samples = batches.num_samples();
-      if (precision.weights != at::kFloat) batches.cast_batch(precision.weights);
-      const amp::Autocast autocast(
-          {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
-      const at::Tensor loss = call_user_step("validation_step()", {log.epoch, log.batch, log.step}, batches,
-                                             [&] { return batches.run_step(log); });
-      if (loss.defined()) log.log("val_loss", loss);
-    }
-  }
-  return mean_over_ranks(metrics, world);
-}
-
-/// Counters and metrics of a training run that are saved in its checkpoints.
-struct FitProgress {
-  std::int64_t epoch = 0, step = 0;         ///< completed
-  bool in_epoch = false;                    ///< the loader's position is inside `epoch`
-  bool validation_due = false;              ///< the run stopped just before a validation
-  double seconds = 0;                       ///< total duration of the earlier runs that this run continues
-  std::int64_t last_logged_step = 0;        ///< step of the last log_metrics()
-  Metrics unlogged_metrics, epoch_metrics;  ///< of this rank: since last_logged_step, and earlier in this epoch
-  NamedValues train_values, val_values;     ///< of the last epoch and the last validation
-};
-
-/// Returns the state that is equal on all ranks. `seconds` is the total duration, including the current run.
-checkpoint::StateDict to_state_dict(const FitProgress& progress, double seconds);
-/// Restores that state. Throws UsageError for missing keys.
-void load_fit_progress(FitProgress& progress, const checkpoint::StateDict& state);
-
-/// Returns the metric sums of this rank.
-checkpoint::StateDict metric_sums(const FitProgress& progress);
-/// Restores the sums from the parts that all ranks of the previous job wrote. With a different number of ranks, the
-/// sums are redistributed so that none is lost.
-void load_metric_sums(FitProgress& progress, const TrainingState& state, const std::string& part,
-                      const comm::Group& world);
-
-constexpr const char* kTrainValuePrefix = "train_value.";  // followed by the name of the value
-constexpr const char* kValValuePrefix = "val_value.";
-
-void put_values(StateDict& state, const char* prefix, const NamedValues& values) {
-  for (const auto& [name, value] : values) state[prefix + name] = value;
-}
-
-NamedValues get_values(const StateDict& state, const std::string& prefix) {
-  NamedValues values;
-  for (const auto& [name, value] : state)
-    if (name.starts_with(prefix)) values.emplace_back(name.substr(prefix.size()), value_of<double>(state, name));
-  return values;
-}
-
-StateDict to_state_dict(const FitProgress& progress, double seconds) {
-  StateDict state = {{"epoch", progress.epoch},
-                     {"step", progress.step},
-                     {"validation_due", progress.validation_due},
-                     {"seconds", seconds},
-                     {"told_at", progress.last_logged_step}};
-  put_values(state, kTrainValuePrefix, progress.train_values);
-  put_values(state, kValValuePrefix, progress.val_values);
-  return state;
-}
-
-void load_fit_progress(FitProgress& progress, const StateDict& state) {
-  progress.epoch = value_of<std::int64_t>(state, "epoch");
-  progress.step = value_of<std::int64_t>(state, "step");
-  progress.validation_due = value_of<bool>(state, "validation_due");
-  progress.seconds = value_of<double>(state, "seconds");
-  progress.last_logged_step = value_of<std::int64_t>(state, "told_at");
-  progress.train_values = get_values(state, kTrainValuePrefix);
-  progress.val_values = get_values(state, kValValuePrefix);
-}
-
-StateDict metric_sums(const FitProgress& progress) {
-  return {{"sums", to_text(progress.unlogged_metrics.sums())}, {"epoch_sums", to_text(progress.epoch_metrics.sums())}};
-}
-
-void load_metric_sums(FitProgress& progress, const TrainingState& state, const std::string& part,
-                      const comm::Group& world) {
-  for (int rank = world.rank(); rank < state.found()->world_size(); rank += world.size()) {
-    const StateDict sums = state.read(part, rank);
-    progress.unlogged_metrics.add(sums_from_text(value_of<std::string>(sums, "sums")));
-    progress.epoch_metrics.add(sums_from_text(value_of<std::string>(sums, "epoch_sums")));
-  }
-}
 
 constexpr const char* kStopReasonTexts[] = {"all epochs completed", "max_steps", "max_time", "stop requested",
                                             "stopped by a callback"};  // indexed by StopReason

@@ -60,6 +60,5 @@ class _Engine(_ImperativeEngine):
 
 
 def install() -> None:
-    """Takes effect once."""
-    if not isinstance(Variable._execution_engine, _Engine):
-        Variable._execution_engine = _Engine()
+    """Called once."""
+    Variable._execution_engine = _Engine()

@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from lockstep import _C
-from lockstep.errors import CommError, Error
+from lockstep.errors import CommError, Error, PeerLostError
 
 
 class Owner(Protocol):
@@ -38,7 +38,7 @@ def add_owner(owner: Owner) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception on one line, behind that of the first one from which it has come."""
+    """Returns the message of an exception on one line, preceded by that of the first exception in its chain."""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return _C.exception_text(lines) or traceback.format_exception_only(type(error), error)[-1].strip().split("\n")[0]
 
@@ -63,12 +63,14 @@ def report(error: BaseException) -> int:
     """Publishes `error`. Returns the exit code with which the process should end."""
     global _failed
     _failed = True
-    if isinstance(error, CommError) and error.cause in ("DESYNC", "UNEVEN_INPUT"):
-        # By a call in a `finally` block or an exception handler, which the other ranks did not make. A program that
-        # trains where it has caught an ImportError has not failed by that.
-        if not isinstance(_first_of(error), (Error, ImportError)):
-            return _C.report_failure("RANK_EXITED", text_of(error), "", led_to_cause=True)
     if isinstance(error, Error):
+        # By a call in a `finally` block or an exception handler, which the other ranks did not make, or all of them
+        # make. A program that trains where it has caught an ImportError has not failed by that.
+        is_handling = isinstance(error, CommError) and not isinstance(_first_of(error), (Error, ImportError))
+        if is_handling and error.cause in ("DESYNC", "UNEVEN_INPUT"):
+            return _C.report_failure("RANK_EXITED", text_of(error), "", led_to_cause=True)
+        if is_handling and isinstance(error, PeerLostError):
+            _C.report_failure("PEER_UNREACHABLE", "", "", led_to_cause=True)
         message = str(error).removesuffix(f"; {error.hint}") if error.hint else str(error)
         return _C.report_failure(error.cause, message, error.hint)
     text = text_of(error)

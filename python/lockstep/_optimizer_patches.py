@@ -5,6 +5,7 @@ first of these optimizers changes the functions."""
 from __future__ import annotations
 
 import functools
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,20 +16,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lockstep.errors import UsageError
 
-_optimizers: weakref.WeakSet | None = None  # those of lockstep.optim, once there is one
+_optimizers: weakref.WeakSet = weakref.WeakSet()  # those of lockstep.optim
+_installed = False
 
 
 def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
     """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
     ids = {id(parameter) for parameter in parameters}
-    for optimizer in list(_optimizers or ()):
+    for optimizer in list(_optimizers):
         if optimizer._optimizer is not None and not ids.isdisjoint(optimizer._names):
             optimizer.average_gradients()
 
 
 def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
     ids = {id(gradient) for gradient in gradients}
-    for optimizer in list(_optimizers or ()):
+    for optimizer in list(_optimizers):
         if not optimizer._has_local_gradients():
             continue
         if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
@@ -40,9 +42,9 @@ def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
 
 def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
-    if _optimizers is None or optimizer in _optimizers:
+    if optimizer in _optimizers:
         return
-    for ours in list(_optimizers or ()):
+    for ours in list(_optimizers):
         if not ours._has_local_gradients():
             continue
         ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
@@ -56,6 +58,13 @@ def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             )
 
 
+def _holds(cell: types.CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:  # it is empty
+        return False
+
+
 def _replace_inner(name: str, make: Callable[[Any], Any]) -> bool:
     """Replaces what a decorated function of torch.nn.utils calls, so that `from ... import` has the replaced one too.
     Returns False if the function is there, and is not such a one."""
@@ -63,8 +72,8 @@ def _replace_inner(name: str, make: Callable[[Any], Any]) -> bool:
     if function is None:  # of later versions of torch
         return True
     inner = getattr(function, "__wrapped__", None)
-    places = [one for one in getattr(function, "__closure__", None) or () if one.cell_contents is inner]
-    if len(places) != 1:
+    places = [one for one in getattr(function, "__closure__", None) or () if _holds(one, inner)]
+    if inner is None or len(places) != 1:
         return False
     places[0].cell_contents = make(inner)
     return True
@@ -73,10 +82,10 @@ def _replace_inner(name: str, make: Callable[[Any], Any]) -> bool:
 def install(optimizers: weakref.WeakSet) -> None:
     """Takes effect once, for the optimizers of lockstep.optim, which `optimizers` contains from their beginning. Warns
     of functions that are not torch's own, or those of an unknown torch, and leaves them as they are."""
-    global _optimizers
-    if _optimizers is not None:
+    global _optimizers, _installed
+    if _installed:
         return
-    _optimizers = optimizers
+    _installed, _optimizers = True, optimizers
     foreign = []
 
     def averaging(inner: Any) -> Any:
@@ -118,7 +127,7 @@ def install(optimizers: weakref.WeakSet) -> None:
     register_optimizer_step_pre_hook(_require_own_step)
     if foreign:
         warnings.warn(
-            f"lockstep.optim: {', '.join(foreign)}: not those of a torch that Lockstep knows, so they see each rank's "
-            "own gradients; write optimizer.average_gradients() before them",
+            f"lockstep.optim cannot patch {', '.join(foreign)} (replaced, or an unknown version of torch), which will "
+            "use this rank's gradients; call optimizer.average_gradients() before",
             stacklevel=4,
         )

@@ -55,5 +55,7 @@ def _end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         call(optimizer)
 
 
-register_optimizer_step_pre_hook(_begin)
-register_optimizer_step_post_hook(_end)
+def install() -> None:
+    """Called once."""
+    register_optimizer_step_pre_hook(_begin)
+    register_optimizer_step_post_hook(_end)

@@ -115,8 +115,8 @@ def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
 
 def _count_optimizers() -> None:
     """Those that are made from now on."""
-    _init = _count_from_the_beginning(torch.optim.Optimizer.__init__)
-    torch.optim.Optimizer.__init__ = _init
+    kind: Any = torch.optim.Optimizer
+    kind.__init__ = _count_from_the_beginning(kind.__init__)
 
 
 when_joined.append(_count_optimizers)
@@ -460,7 +460,8 @@ def join(
     """Runs loop(), a training loop whose number of batches may differ between ranks. A rank whose loop has ended takes
     part in the reductions of the others with zeros, until all have ended; then all ranks get the parameters of one that
     trained to the end, and the state and options of its optimizers of torch that have them. A schedule that makes steps
-    in the loop stays behind on a rank whose loop has ended: make its steps after join(). Collective.
+    in the loop stays behind on a rank whose loop has ended: make its steps after join(). Optimizers that were made
+    before lockstep.init() are known only once they have made a step. Collective.
 
     Args:
         models: every DistributedDataParallel that the loop trains.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep import _C, _engine, _failures, _fork_copies
+from lockstep import _C, _engine, _failures, _fork_copies, _step_counts
 from lockstep.errors import UsageError
 
 _OPS = {name: getattr(_C.ReduceOp, name) for name in ("sum", "mean", "product", "min", "max")}
@@ -425,9 +425,9 @@ def world() -> Group | None:
     return _world() if _world is not None else None
 
 
-when_joined: list[Callable[[], None]] = [_engine.install, _failures.install, _fork_copies.install]
-"""Called once, when the process has joined its first world: what replaces functions of torch or of Python. Private to
-the package."""
+when_joined: list[Callable[[], None]] = [_engine.install, _fork_copies.install, _step_counts.install]
+"""Called once, when the process has joined its first world: what replaces functions of torch, or adds hooks to them.
+Private to the package."""
 
 
 def joined(group: _C.Group) -> Group:
@@ -435,6 +435,7 @@ def joined(group: _C.Group) -> Group:
     global _world
     while when_joined:
         when_joined.pop(0)()
+    _failures.install()  # each time: a child made by fork() may join a world of its own
     made = Group(group)
     _world = weakref.ref(made)
     return made

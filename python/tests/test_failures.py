@@ -48,7 +48,7 @@ def ranks_left():
 
 
 OPTIMIZERS = ("fused", "torch")
-# What a rank does before its first step takes longer than this nowhere.
+# Long enough for the start of a rank on a slow machine.
 FAST = ("--hang-timeout", "10", "--stall-timeout", "3")
 
 
@@ -77,6 +77,11 @@ def test_desync(optimizer):
     _, output, fatal = run("desync", optimizer)
     assert fatal["cause"] == "DESYNC" and fatal["step"] in ("3", "4"), output  # whichever rank reports it
     assert "accuracy" in fatal["detail"] and "rank 0" in fatal["detail"] and "rank 1" in fatal["detail"], output
+
+
+def test_desync_in_a_handler_of_all_ranks():
+    _, output, fatal = run("handler", "torch", size=3)
+    assert fatal["cause"] == "DESYNC" and "accuracy" in fatal["detail"], output
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -26,8 +26,7 @@ def attributes():
 before = attributes()
 import lockstep
 after = attributes()
-registered = "torch.utils.hooks.RemovableHandle.next_id"  # changes with each hook, which torch's own functions add
-changed = [name for name, value in before.items() if after.get(name) is not value and name != registered]
+changed = [name for name, value in before.items() if after.get(name) is not value]
 assert not changed, changed
 """
 

@@ -25,11 +25,13 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   const auto text = folder.write("short.txt", "ten bytes.");
   const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
   const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --weights, --save, --loss-log, --help";
-  expect_usage_error({sum, "4"}, "01_all_reduce: unknown argument \"4\"; expected --help");
-  expect_usage_error({mnist},
-                     "02_mnist: --data is missing; expected a directory with the MNIST files, such as --data mnist");
-  expect_usage_error({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; expected an integer from 1 to 1000");
-  expect_usage_error({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; expected an integer from 1 to 1000");
+  expect_usage_error({sum, "4"}, "01_all_reduce: error: unknown argument \"4\"; expected --help");
+  expect_usage_error(
+      {mnist}, "02_mnist: error: --data is missing; expected a directory with the MNIST files, such as --data mnist");
+  expect_usage_error({mnist, "--epochs", "0"},
+                     "02_mnist: error: --epochs is \"0\"; expected an integer from 1 to 1000");
+  expect_usage_error({mnist, "--epochs", "3x"},
+                     "02_mnist: error: --epochs is \"3x\"; expected an integer from 1 to 1000");
   expect_usage_error({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; expected an integer from 1 to 100000");
   expect_usage_error({mnist, "--seed", "-1"}, "--seed is \"-1\"; expected an integer from 0 to 1000000000");
   expect_usage_error({mnist, "--lr", "nan"}, "--lr is \"nan\"; expected a number from 1e-06 to 10");
@@ -41,7 +43,8 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   expect_usage_error({mnist, "--data", folder / "nowhere"},
                      "Mnist::load: the directory " + (folder / "nowhere") +
                          " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
-  expect_usage_error({gpt}, "03_char_gpt: --corpus is missing; expected a text file or a directory with text files");
+  expect_usage_error({gpt},
+                     "03_char_gpt: error: --corpus is missing; expected a text file or a directory with text files");
   expect_usage_error({gpt, "--corpus", empty}, "read_corpus: " + empty + " contains no text");
   expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "read_corpus: " + (folder / "nowhere") + " does not exist");
   expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leave a part without a window of 8 characters");

@@ -1,4 +1,4 @@
-// Parses the header of a safetensors file from an untrusted source, without torch.
+// The dtypes of safetensors, and the header of a file, parsed from an untrusted source. Needs headers of torch only.
 #pragma once
 
 #include <c10/core/ScalarType.h>

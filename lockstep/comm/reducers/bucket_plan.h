@@ -1,4 +1,4 @@
-// Plans which gradients share a bucket. Pure functions.
+// Plans which gradients share a bucket, and measures how large buckets should be.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Chooses the part of an image that becomes a sample. All functions are pure.
+// Chooses the part of an image that becomes a sample, and resizes it. All functions are pure.
 #pragma once
 
 #include <cstdint>

@@ -19,13 +19,10 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/net/abstract_socket.h"
-#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
 #include "lockstep/launch/agent/epoll.h"
-#include "lockstep/launch/agent/error_files.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
@@ -39,8 +36,6 @@
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
-#include "lockstep/launch/protocol/status_messages.h"
-#include "lockstep/launch/protocol/status_socket.h"
 #include "lockstep/launch/slurm/step_task.h"
 
 namespace lockstep::launcher::agent {
@@ -48,40 +43,6 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
-
-/// Listens for `lockstep status`. Not thread-safe. Nothing blocks.
-class StatusResponder {
- public:
-  /// If the system refuses a socket, fd() returns -1: the job runs nevertheless, and `lockstep status` lists only the
-  /// ranks that it finds by itself.
-  explicit StatusResponder(plan::JobLabel label);
-
-  /// Returns the descriptor to poll for reading. Then call reply().
-  int fd() const { return listener_ ? listener_->fd() : -1; }
-  /// Replies to all processes of this user that have connected. Calls `find_ranks` for each.
-  void reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const;
-
- private:
-  const plan::JobLabel label_;
-  const std::string host_;
-  std::optional<base::net::AbstractListener> listener_;
-};
-
-StatusResponder::StatusResponder(plan::JobLabel label) : label_(std::move(label)), host_(base::net::host_name()) {
-  try {
-    listener_.emplace(protocol::kStatusSocketPrefix);
-  } catch (const base::SystemError&) {
-    // See fd().
-  }
-}
-
-void StatusResponder::reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const {
-  while (const base::Fd connection = listener_->try_accept()) {
-    protocol::JobStatus job{.label = label_, .is_whole = false, .ranks = find_ranks()};
-    for (protocol::RankStatus& rank : job.ranks) rank.host = host_;
-    protocol::send_job_status(connection.get(), job);
-  }
-}
 
 constexpr std::array kLibraryChecks = {2, 5, 10, 20, 40};  // numbers of health reports, which are one second apart
 /// Processes that end with their rank, such as the resource tracker of Python's multiprocessing, have this time.

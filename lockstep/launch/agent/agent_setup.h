@@ -1,5 +1,5 @@
-// The phase of an agent before its ranks start: it reports its host, takes part in the network check, answers `lockstep
-// doctor`, and receives the job.
+// The phase of an agent before its ranks start: it gets a guard, reports its host, takes part in the network check,
+// answers `lockstep doctor`, receives the job, and checks this host for it.
 #pragma once
 
 #include <sys/types.h>

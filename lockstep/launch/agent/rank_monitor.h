@@ -1,17 +1,23 @@
-// Monitors one rank through the page of shared memory that the agent creates for it.
+// Monitors ranks through the pages of shared memory that the agent creates for them, counts out-of-memory kills, and
+// replies to `lockstep status`.
 #pragma once
 
 #include <sys/types.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/job_key.h"
+#include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/protocol/status_messages.h"
@@ -83,6 +89,24 @@ class RankMonitor {
   std::uint64_t num_active_samples_ = 0, num_work_samples_ = 0;
   process::ProcessSample last_sample_, earlier_sample_;  // of the last two calls of health()
   std::uint64_t polls_ = 0;
+};
+
+/// Listens for `lockstep status`. Not thread-safe. Nothing blocks.
+class StatusResponder {
+ public:
+  /// If the system refuses a socket, fd() returns -1: the job runs nevertheless, and `lockstep status` lists only the
+  /// ranks that it finds by itself.
+  explicit StatusResponder(plan::JobLabel label);
+
+  /// Returns the descriptor to poll for reading. Then call reply().
+  int fd() const { return listener_ ? listener_->fd() : -1; }
+  /// Replies to all processes of this user that have connected. Calls `find_ranks` for each.
+  void reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const;
+
+ private:
+  const plan::JobLabel label_;
+  const std::string host_;
+  std::optional<base::net::AbstractListener> listener_;
 };
 
 }  // namespace lockstep::launcher::agent

@@ -1,4 +1,5 @@
-// The processes of the ranks of this host: signals to them, and what they leave behind.
+// The processes of the ranks of this host: their arguments, environment, standard input and error files, signals to
+// them, and what they leave behind.
 #pragma once
 
 #include <sys/types.h>
@@ -85,5 +86,28 @@ void signal_ranks(std::vector<RankProcess>& ranks, int signal, bool also_in_worl
 /// A child that has called setsid() is assigned by the variable LOCKSTEP_RANK in its environment; without it, to no
 /// rank.
 std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& ranks);
+
+/// One file per rank, which a program writes if its main function has the decorator `record` of
+/// torch.distributed.elastic, or because it follows that contract: TORCHELASTIC_ERROR_FILE names the file. The names
+/// are random. A file exists only from the failure of a rank until take_message().
+class ErrorFiles {
+ public:
+  /// Throws SystemError.
+  ErrorFiles();
+
+  /// Returns the path of the file of `rank`, below the directory for temporary files.
+  std::string path(int rank) const;
+
+  /// Reads and removes the file of `rank`. Returns its message, at most protocol::kMaxErrorMessageBytes of it; empty if
+  /// there is no file or if it is not such a file. The file is untrusted.
+  std::string take_message(int rank) const;
+
+ private:
+  std::string prefix_;
+};
+
+/// Returns the message in `text`, the contents of an error file: {"message": {"message": "ValueError: x", ...}} or
+/// {"message": "ValueError: x"}. Empty if it is neither. Pure.
+std::string error_file_message(const std::string& text);
 
 }  // namespace lockstep::launcher::agent

@@ -1,4 +1,4 @@
-// Turns the facts about hosts into findings with remedies. Pure.
+// Turns the facts about hosts into findings with remedies, and these into a table or JSON. Pure.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The facts about a host that its agent sends to the launcher before the job is planned.
+// The facts about a host that its agent sends to the launcher before the job is planned, and the CPUs of each rank.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Decides whether a failed job is restarted, and after which pause, from the ends of its previous generations.
+// Decides whether a failed job is restarted, after which pause and on which hosts, from the ends of its previous
+// generations.
 #pragma once
 
 #include <chrono>

@@ -2,38 +2,27 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
-#include <cstddef>
-#include <functional>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "lockstep/base/cause.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
-#include "lockstep/job/fatal.h"
-#include "lockstep/job/store.h"
 #include "lockstep/job/store_server.h"
-#include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
-#include "lockstep/launch/protocol/rank_exit.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
+#include "lockstep/launch/supervise/cause_of_exits.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/status_service.h"
+#include "lockstep/launch/supervise/stdin_forwarder.h"
 #include "lockstep/launch/supervise/verdict.h"
 
 namespace lockstep::launcher::supervise {
@@ -41,117 +30,6 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
-
-struct CauseOfExits {
-  job::Store& store;
-  const output::Output& output;
-  const std::vector<protocol::RankLocation>& locations;
-  const std::vector<protocol::RankExit>& exits;  ///< so far, in the order of their arrival
-
-  /// Returns the cause that a rank has published, if there is one.
-  std::optional<job::Fatal> published() const;
-  /// Returns whether there is one that says more than that another process has ended.
-  bool is_known() const;
-  /// Returns the verdict on a job in which `end` was the first failure. See judge_exit().
-  Verdict judge(const protocol::RankExit& end) const;
-  /// Completes `verdict` when all ranks have ended: a rank may have published since that its exception led to the
-  /// cause, and exit codes are known.
-  void settle(Verdict& verdict, const std::vector<base::telemetry::RankSnapshot>& ranks) const;
-};
-
-std::optional<job::Fatal> CauseOfExits::published() const {
-  const auto line = store.find(job::key::kCause, base::Deadline::in(std::chrono::seconds(1)));
-  return line ? job::parse_fatal(*line) : std::nullopt;
-}
-
-bool CauseOfExits::is_known() const {
-  const auto cause = published();
-  return cause && !is_victim_of_another(*cause);
-}
-
-Verdict CauseOfExits::judge(const protocol::RankExit& end) const {
-  auto cause = published();
-  // A victim may have published its error, but a rank that has lost no peer, or that ended too early, explains it. An
-  // error with the same words may also be the program's own: then the others have lost that rank.
-  const bool has_lost_peer = end.lost_peer || end.code == base::exit_code(base::Cause::kPeerUnreachable);
-  const bool explains = !has_lost_peer || (end.lost_port != 0 && !early_ends(exits, end).empty());
-  if (cause && is_victim_of_another(*cause) && explains) cause.reset();
-  const bool is_rank = cause && cause->rank >= 0 && cause->rank < static_cast<int>(locations.size());
-  const int rank = is_rank ? cause->rank : end.rank;
-  return judge_exit(end, {.tail = output.tail(rank),
-                          .prefix = output.prefix(rank),
-                          .published = std::move(cause),
-                          .locations = locations,
-                          .early_ends = early_ends(exits, end),
-                          .own_errors = own_errors_or_none()});
-}
-
-void CauseOfExits::settle(Verdict& verdict, const std::vector<base::telemetry::RankSnapshot>& ranks) const {
-  const base::Cause cause = verdict.fatal.cause;
-  const protocol::RankExit* failure = first_failure(exits);
-  const auto now = published();
-  if ((cause == base::Cause::kDesync || cause == base::Cause::kUnevenInput) && failure && now && is_own_failure(*now)) {
-    std::string stacks = std::move(verdict.printed_stacks);
-    verdict = judge(*failure);
-    verdict.printed_stacks = std::move(stacks);
-    add_step_and_operation(verdict.fatal, ranks);
-  }
-  use_own_exit_code(verdict, exits);
-}
-
-/// Reads the standard input and hands each chunk to every agent that needs it. It reads the next one when all of them
-/// have taken the last, so that the slowest rank sets the pace and memory is bounded. Not thread-safe.
-class StdinForwarder {
- public:
-  /// The first agent has rank 0.
-  StdinForwarder(cli::StdinRanks ranks, std::size_t num_agents);
-
-  /// Call it when the ranks have been started.
-  void start() { is_started_ = true; }
-  /// Returns the descriptor to poll for reading; -1 while no input is needed, or while another process group is in the
-  /// foreground of the terminal.
-  int poll_fd() const;
-  /// Reads what is available and calls `send` with each agent and the bytes, which are empty at the end of the input.
-  /// Call it when poll_fd() is readable.
-  void forward(const std::function<void(std::size_t, const std::string&)>& send);
-  /// The ranks of an agent have taken the last chunk.
-  void on_taken(std::size_t agent) { awaited_.erase(agent); }
-  void on_agent_lost(std::size_t agent);
-
- private:
-  std::set<std::size_t> agents_;   // that have ranks that read the input
-  std::set<std::size_t> awaited_;  // agents that have not taken the last chunk
-  bool is_started_ = false;
-  bool has_ended_ = false;
-};
-
-constexpr std::size_t kChunkBytes = std::size_t{1} << 16;
-
-StdinForwarder::StdinForwarder(cli::StdinRanks ranks, std::size_t num_agents) {
-  if (ranks == cli::StdinRanks::kRankZero) agents_.insert(0);
-  for (std::size_t i = 0; i < num_agents && ranks == cli::StdinRanks::kAll; ++i) agents_.insert(i);
-}
-
-int StdinForwarder::poll_fd() const {
-  if (!is_started_ || has_ended_ || agents_.empty() || !awaited_.empty()) return -1;
-  const bool in_background = ::isatty(STDIN_FILENO) == 1 && ::tcgetpgrp(STDIN_FILENO) != ::getpgrp();
-  return in_background ? -1 : STDIN_FILENO;
-}
-
-void StdinForwarder::forward(const std::function<void(std::size_t, const std::string&)>& send) {
-  std::string bytes(kChunkBytes, '\0');
-  const ssize_t size = ::read(STDIN_FILENO, bytes.data(), bytes.size());
-  if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  has_ended_ = bytes.empty();
-  for (const std::size_t agent : agents_) send(agent, bytes);
-  awaited_ = agents_;
-}
-
-void StdinForwarder::on_agent_lost(std::size_t agent) {
-  agents_.erase(agent);
-  awaited_.erase(agent);
-}
 
 class Supervisor {
  public:

@@ -1,4 +1,4 @@
-// A logger that writes TensorBoard event files.
+// A logger that writes TensorBoard event files, and the encoding of their records.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +39,6 @@ class ProtoMessage {
   void append_raw(Number value);
   std::string serialized_;
 };
-
-class ProtoMessage;
 
 /// Writes a new file events.out.tfevents.TIME.HOST.PID.N for each logger; TensorBoard merges the files of a directory.
 /// Scalars are float32, as from Python, including NaN and infinities. Histograms contain the finite values; the number

@@ -1,9 +1,10 @@
 """Shows `lockstep run` what a rank does that uses torch.distributed without Lockstep.
 
 activate() runs when the interpreter starts, and only under `lockstep run`. It waits until the program itself imports
-torch.distributed, and changes nothing that the program sees. From init_process_group() on, a thread looks twice per
-second at the flight recorder of torch, which knows the collectives that are enqueued and completed, and writes the page
-of this rank that the launcher reads. An error here ends the watch, with one warning, and never the program.
+torch.distributed. Except that torch's store listens on one address, the program sees no change. From
+init_process_group() on, a thread looks twice per second at the flight recorder of torch, which knows the collectives
+that are enqueued and completed, and writes the page of this rank that the launcher reads. An error here ends the watch,
+with one warning, and never the program.
 
 LOCKSTEP_WATCH=off switches it off.
 """

@@ -309,14 +309,18 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *arguments: Any, **option
     return [allreduce(tensor, *arguments, **options) for tensor in tensors]
 
 
-def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
-    handles = [allreduce_async(tensor, *arguments, **options) for tensor in tensors]
+def _grouped(handles: Sequence[_Handle]) -> _Handle:
     return _Handle([work for one in handles for work in one.works], lambda: [one.wait() for one in handles])
+
+
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
+    """Starts grouped_allreduce(), without gradients."""
+    return _grouped([allreduce_async(tensor, *arguments, **options) for tensor in tensors])
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
-    handles = [allreduce_async_(tensor, *arguments, **options) for tensor in tensors]
-    return _Handle([work for one in handles for work in one.works], lambda: [one.wait() for one in handles])
+    """Starts grouped_allreduce_()."""
+    return _grouped([allreduce_async_(tensor, *arguments, **options) for tensor in tensors])
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> list[torch.Tensor]:

@@ -1,5 +1,5 @@
-"""Every option and LOCKSTEP_ variable that a sentence in lockstep/ or python/ names exists: a remedy that does not is
-worse than none. A sentence is a string with a space; options of other programs are listed here."""
+"""Every option and LOCKSTEP_ variable that a sentence in lockstep/ or python/ names exists. A sentence is
+a string with a space; options of other programs are listed here."""
 
 import re
 
@@ -48,7 +48,7 @@ def check(tree):
                     continue
                 for option in OPTION.findall(text):
                     if option not in options:
-                        yield Finding(path, number, f"{option} is no option of lockstep (tests/lint/cli)")
+                        yield Finding(path, number, f"{option} is not an option of lockstep (tests/lint/cli)")
                 for variable in VARIABLE.findall(text):
                     if variable not in variables:
                         yield Finding(path, number, f"{variable} is not in {VARIABLES}")

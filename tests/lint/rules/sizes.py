@@ -1,6 +1,6 @@
 """Warns of a file of more than 500 lines, a function of more than 60, and a folder of lockstep/ or tests/ with more
-than 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted. A thought decides where a file is
-cut, not a number."""
+than 30 files, sub-folders not counted; tests/mutations and fuzz corpora are excepted. Split files by topic, not by
+size."""
 
 import re
 

@@ -101,6 +101,9 @@ def attack(args, folder):
 
     while not (folder / "joined").exists() and job.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
+    if not (folder / "joined").exists():
+        job.kill()
+        return [f"the job has not started: {job.communicate(timeout=60)[0][-2000:]}"]
     store = int((folder / "joined").read_text())
     while not find_ports() and job.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
@@ -114,6 +117,8 @@ def attack(args, folder):
     wrong = list(strangers.answered)
     if not attacked:
         wrong.append("rank 0 did not listen")
+    if strangers.opened < 500:
+        wrong.append(f"only {strangers.opened} of 1100 connections were opened")
     if job.returncode != 0:
         wrong.append(f"exit code {job.returncode}: {text[-2000:]}")
     return wrong

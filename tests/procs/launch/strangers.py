@@ -1,4 +1,4 @@
-"""The TCP sockets on which processes listen, and connections of strangers to them."""
+"""The TCP sockets on which processes listen, and unauthenticated connections to them."""
 
 import os
 import pathlib
@@ -38,7 +38,9 @@ def listeners(pids):
 
 
 HELLO = b"LOCKSTEP" + struct.pack("<HB", 2, 32) + b"0" * 32 + struct.pack("<ii", 0, 1) + bytes(32)
-MESH_HELLO, MESH_CHALLENGE_BYTES = b"LOCKMESH", 64
+MESH_HELLO = b"LOCKMESH"
+# Of a store: a challenge, and why a proof is refused. Of a rank: a random number and a MAC.
+MAX_STORE_ANSWER_BYTES, MAX_RANK_ANSWER_BYTES = 256, 64
 
 
 def unauthenticated_bytes(rng):
@@ -62,10 +64,10 @@ def unauthenticated_bytes(rng):
 
 
 class Attack:
-    """Connections of a stranger."""
+    """Connections of a process without the job's key."""
 
     def __init__(self, rng):
-        self.rng, self.answered = rng, []
+        self.rng, self.answered, self.opened = rng, [], 0
         self.kept = []  # (socket, what it has sent, whether it sends more now and then)
 
     def run(self, find_ports, count, end):
@@ -93,6 +95,7 @@ class Attack:
         sent = unauthenticated_bytes(self.rng) or b"L"[: self.rng.randrange(2)]
         try:
             one.connect(("127.0.0.1", port))
+            self.opened += 1
             one.setblocking(False)
             one.send(sent)
         except OSError:
@@ -110,8 +113,8 @@ class Attack:
         one.close()
         if answer and not sent.startswith((HELLO[:8], MESH_HELLO)):
             self.answered.append(f"{sent[:40]} was answered by {answer[:40]}")
-        if sent.startswith(MESH_HELLO) and len(answer) > MESH_CHALLENGE_BYTES:
-            self.answered.append(f"a rank without the key received {len(answer)} bytes")
+        if len(answer) > (MAX_RANK_ANSWER_BYTES if sent.startswith(MESH_HELLO) else MAX_STORE_ANSWER_BYTES):
+            self.answered.append(f"{len(answer)} bytes were sent to a process without the key, for {sent[:40]}")
 
     def end(self):
         for entry in self.kept:

@@ -8,7 +8,7 @@ every port of the job, from its start on. One rank joins late, during the attack
 before and after it, for its time and its hashes. The script checks that
   - each listener is bound to one address, and only the launcher listens while the ranks train;
   - the job succeeds with the hashes of an undisturbed one, and the late rank joins;
-  - no connection but one that begins as a rank's receives a byte, and that one no more than a challenge;
+  - no connection but one that begins as a rank's receives a byte, and that one at most 256, without data;
   - the process that serves the store grows by at most 1 MiB (--more-kib).
 """
 

@@ -145,5 +145,39 @@ TEST(FirstCause, TheOneThatHasLedToItTakesItsPlace) {
   expect_equal(publish_cause(store, example()), first);
 }
 
+// As in a program that trains in a catch block.
+TEST(FirstCause, ExceptionThatAllRanksHandleHasNotLedToIt) {
+  // The second rank may read of the first one's exception before it notices the difference.
+  for (const base::Cause second : {base::Cause::kRankExited, base::Cause::kPeerUnreachable}) {
+    LocalStore store;
+    Fatal difference = example();
+    difference.cause = base::Cause::kDesync;
+    difference.rank = 1;
+    difference.detail = "rank 1 called a(), rank 2 called b()";
+    publish_cause(store, difference);
+    const auto cause_after = [&](int rank, base::Cause cause = base::Cause::kRankExited) {
+      Fatal own = example();
+      own.cause = cause;
+      own.rank = rank;
+      replace_cause(store, own);
+      return publish_cause(store, example()).cause;
+    };
+    EXPECT_EQ(cause_after(3), base::Cause::kDesync);  // takes no part
+    EXPECT_EQ(cause_after(2), base::Cause::kRankExited);
+    EXPECT_EQ(cause_after(2), base::Cause::kRankExited);
+    EXPECT_EQ(cause_after(1, second), base::Cause::kDesync);
+    EXPECT_EQ(cause_after(2), base::Cause::kDesync);
+    expect_equal(publish_cause(store, example()), difference);
+  }
+}
+
+TEST(FirstCause, LossOfAPeerIsNone) {
+  LocalStore store;
+  Fatal own = example();
+  own.cause = base::Cause::kPeerUnreachable;
+  replace_cause(store, own);
+  EXPECT_EQ(store.find(key::kCause, base::Deadline::in(std::chrono::seconds(1))), std::nullopt);
+}
+
 }  // namespace
 }  // namespace lockstep::job

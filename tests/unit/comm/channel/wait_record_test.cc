@@ -1,7 +1,7 @@
 // Tests WaitRecord.
-#include <gtest/gtest.h>
+#include "lockstep/comm/channel/wait_record.h"
 
-#include "lockstep/comm/channel/deadlock_detector.h"
+#include <gtest/gtest.h>
 
 namespace lockstep::comm::channel {
 namespace {

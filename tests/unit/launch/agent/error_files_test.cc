@@ -1,11 +1,10 @@
-#include "lockstep/launch/agent/error_files.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "lockstep/launch/agent/rank_process.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher::agent {

@@ -1,4 +1,5 @@
-// A GradientReducer decorator that injects a fault into a reduction, for tests.
+// Decorators of a GradientReducer: one checks that gradients are finite, one injects a fault into a reduction, for
+// tests.
 #pragma once
 
 #include <functional>

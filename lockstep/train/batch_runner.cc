@@ -1,0 +1,79 @@
+#include "lockstep/train/batch_runner.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "lockstep/amp/autocast.h"
+#include "lockstep/base/error.h"
+#include "lockstep/train/step_error.h"
+
+namespace lockstep::training {
+namespace {
+
+/// Puts the module in eval() mode and restores the mode of each submodule.
+class EvalModeGuard {
+ public:
+  explicit EvalModeGuard(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
+    for (const auto& part : module.modules(/*include_self=*/false)) submodules_.emplace_back(part, part->is_training());
+    module.eval();
+  }
+  ~EvalModeGuard() {
+    module_.train(was_training_);
+    for (const auto& [part, was_training] : submodules_)
+      part->train(was_training);  // parents first, so that each child ends in its own mode
+  }
+  EvalModeGuard(const EvalModeGuard&) = delete;
+  EvalModeGuard& operator=(const EvalModeGuard&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  const bool was_training_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> submodules_;
+};
+
+/// Stops the loader's threads, including after an exception.
+struct EndEpochGuard {
+  BatchRunner& batches;
+  ~EndEpochGuard() { batches.end_epoch(); }
+};
+
+}  // namespace
+
+void require_exact_sharding(const BatchRunner& batches) {
+  if (!batches.is_exact())
+    throw base::UsageError(
+        "the validation loader has mode kPad, which repeats samples, so that means would count them twice; expected "
+        "kExact "
+        "or kDrop",
+        "Use make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
+}
+
+NamedValues validate(const comm::Group& world, torch::nn::Module& module, BatchRunner& batches,
+                     std::int64_t num_batches, const amp::Precision& precision, ValidationLocation location) {
+  Metrics metrics;
+  {
+    const EvalModeGuard eval_guard(module);
+    const at::NoGradGuard no_grad;
+    const EndEpochGuard epoch_guard{batches};
+    StepLog log(metrics, "");
+    log.epoch = location.epoch;
+    log.step = location.step;
+    batches.begin_epoch(0);
+    for (log.batch = 0; log.batch < num_batches && batches.fetch_next(); ++log.batch) {
+      log.num_samples = batches.num_samples();
+      if (precision.weights != at::kFloat) batches.cast_batch(precision.weights);
+      const amp::Autocast autocast(
+          {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
+      const at::Tensor loss = call_user_step("validation_step()", {log.epoch, log.batch, log.step}, batches,
+                                             [&] { return batches.run_step(log); });
+      if (loss.defined()) log.log("val_loss", loss);
+    }
+  }
+  return mean_over_ranks(metrics, world);
+}
+
+}  // namespace lockstep::training
