@@ -1,12 +1,10 @@
 #include "bench/harness/options.h"
 
-#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 
 #include "bench/harness/statistics.h"
-#include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
-#include "lockstep/launch/cli/help_layout.h"
-#include "lockstep/launch/cli/option_parsing.h"
+#include "lockstep/launch/cli/option_table.h"
 
 namespace lockstep::bench {
 namespace {
@@ -33,47 +31,40 @@ const char* const kDescription =
     "  arena       one process: forward and backward with the arena and with malloc; the arena's growth";
 
 const char* const kBenchUsage = "lockstep bench WHAT [options]";
-constexpr const char* kMeasurementGroup = "Measurement";
-constexpr const char* kBaselineGroup = "Baselines";
-constexpr const char* kReportGroup = "Output";
 
+/// The options, of which some have one text for several values.
 struct RawOptions {
-  std::string ranks, sizes, models, optimizer, impls, rounds;
+  std::string sizes = "8,4K,64K,1M,250M", models = kModels.front(), impls;
 };
 
-void declare_options(CLI::App& app, RawOptions& raw, Options& options) {
-  launcher::cli::begin_option_group(app, kMeasurementGroup);
-  app.set_help_flag("-h,--help", "show this text");
-  const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
-    app.add_option(name, value, text)->type_name(type);
-  };
-  option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 64 (default 2; memory: 4; arena: always 1)");
-  option("--size", raw.sizes, "LIST",
-         "all-reduce: sizes in bytes; K and M are 1024 and 1024^2 (default 8,4K,64K,1M,250M)");
-  option("--model", raw.models, "LIST", "step: mlp-50m (default), mlp-65m, mlp-6m, transformer-2m or cnn-1m");
-  option("--optimizer", raw.optimizer, "NAME", "step: sgd (default, with momentum 0.9) or adamw");
-  option("--impl", raw.impls, "LIST", "measure these implementations only; ratios refer to the first");
-  option("--rounds", raw.rounds, "N", "minimum number of rounds, 1 to 1000 (default 7)");
-  launcher::cli::begin_option_group(app, kBaselineGroup);
-  option("--mpi", options.mpis, "DIR", "another MPI: a directory with bin/mpicc and bin/mpirun; may be repeated");
-  option("--python", options.python, "FILE", "a Python interpreter with torch (default: python3 in PATH)");
-  launcher::cli::begin_option_group(app, kReportGroup);
-  app.add_flag("--json", options.json, "print one JSON object per line on stdout, and the tables on stderr");
-  app.footer(
+launcher::cli::OptionType<std::string> list() {
+  return launcher::cli::text("LIST", "names or numbers, separated by commas");
+}
+
+void add_options(launcher::cli::OptionTable& table, RawOptions& raw, Options& options) {
+  table.group("Measurement", "lockstep bench step -n 4 --model mlp-6m,cnn-1m --optimizer adamw");
+  table.option("-n,--ranks", options.ranks, launcher::cli::integer(1, kMaxRanks),
+               "number of ranks, 1 to 64 (default 2; memory: 4; arena: always 1)");
+  table.option("--size", raw.sizes, list(),
+               "all-reduce: sizes in bytes; K and M are 1024 and 1024^2 (default {default})");
+  table.option("--model", raw.models, list(), "step: {default} (default), mlp-65m, mlp-6m, transformer-2m or cnn-1m");
+  table.option("--optimizer", options.optimizer, launcher::cli::choice_of("NAME", std::array{"sgd", "adamw"}),
+               "step: {default} (default, with momentum 0.9) or adamw");
+  table.option("--impl", raw.impls, list(), "measure these implementations only; ratios refer to the first");
+  table.option("--rounds", options.rounds, launcher::cli::integer(1, kMaxRounds),
+               "minimum number of rounds, 1 to 1000 (default {default})");
+  table.group("Baselines", "lockstep bench all-reduce --mpi /opt/mpich");
+  table.list("--mpi", options.mpis, launcher::cli::text("DIR", "a directory"),
+             "another MPI: a directory with bin/mpicc and bin/mpirun; may be repeated");
+  table.option("--python", options.python, launcher::cli::text("FILE", "a Python interpreter"),
+               "a Python interpreter with torch (default: python3 in PATH)");
+  table.group("Output", "lockstep bench launch --json");
+  table.flag("--json", options.json, "print one JSON object per line on stdout, and the tables on stderr");
+  table.footer(
       "All implementations are started once and measured in turns, in rotating order, for several rounds. A ratio is "
-      "the "
-      "median of the ratios of the rounds. If the rounds differ by more than 15 % (quartiles), more of them are run, "
-      "up "
-      "to twice as many; results that still vary are marked as noisy. Baselines that are not installed are listed, "
-      "with "
-      "the way to install them.");
-  launcher::cli::set_help_layout(
-      app, {.usage = kBenchUsage,
-            .examples = {
-                {kMeasurementGroup, "lockstep bench step -n 4 --model mlp-6m,cnn-1m --optimizer adamw"},
-                {kBaselineGroup, "lockstep bench all-reduce --mpi /opt/mpich"},
-                {kReportGroup, "lockstep bench launch --json"},
-            }});
+      "the median of the ratios of the rounds. If the rounds differ by more than 15 % (quartiles), more of them are "
+      "run, up to twice as many; results that still vary are marked as noisy. Baselines that are not installed are "
+      "listed, with the way to install them.");
 }
 
 const Benchmark* find_benchmark(const std::string& name) {
@@ -82,29 +73,20 @@ const Benchmark* find_benchmark(const std::string& name) {
   return nullptr;
 }
 
-void check_values(const RawOptions& raw, Options& options) {
-  const Benchmark& benchmark = *find_benchmark(options.benchmark);
-  options.ranks =
-      raw.ranks.empty() ? benchmark.ranks : static_cast<int>(base::parse_int_in_range("-n", raw.ranks, 1, kMaxRanks));
+void check_values(const RawOptions& raw, bool has_ranks, Options& options) {
+  if (!has_ranks) options.ranks = find_benchmark(options.benchmark)->ranks;
   if (options.benchmark == "arena")
     options.ranks = static_cast<int>(base::parse_int_in_range("-n", std::to_string(options.ranks), 1, 1));
-  if (!raw.rounds.empty())
-    options.rounds = static_cast<int>(base::parse_int_in_range("--rounds", raw.rounds, 1, kMaxRounds));
-  for (const std::string& size : base::split(raw.sizes.empty() ? "8,4K,64K,1M,250M" : raw.sizes, ','))
-    options.sizes.push_back(parse_size(size));
-  options.models = base::split(raw.models.empty() ? "mlp-50m" : raw.models, ',');
+  for (const std::string& size : base::split(raw.sizes, ',')) options.sizes.push_back(parse_size(size));
+  options.models = base::split(raw.models, ',');
   for (const std::string& model : options.models)
     if (std::find(kModels.begin(), kModels.end(), model) == kModels.end())
-      throw base::UsageError("--model has " + base::quoted(model, 80) +
-                             "; expected mlp-50m, mlp-65m, mlp-6m, transformer-2m or cnn-1m");
-  if (!raw.optimizer.empty()) options.optimizer = raw.optimizer;
-  if (options.optimizer != "sgd" && options.optimizer != "adamw")
-    throw base::UsageError("--optimizer is " + base::quoted(options.optimizer, 80) + "; expected sgd or adamw");
+      throw base::UsageError("--model has " + base::quoted(model, 80) + "; expected " + base::alternatives(kModels));
   if (!raw.impls.empty()) options.impls = base::split(raw.impls, ',');
 }
 
 /// Rejects options that the benchmark does not use.
-void reject_unused_options(const CLI::App& app, const std::string& what) {
+void reject_unused_options(const launcher::cli::OptionTable& table, const std::string& what) {
   const std::pair<const char*, std::vector<std::string>> users[] = {
       {"--size", {"all-reduce"}},
       {"--model", {"step"}},
@@ -114,7 +96,7 @@ void reject_unused_options(const CLI::App& app, const std::string& what) {
       {"--rounds", {"all-reduce", "step", "launch", "arena"}},
       {"--python", {"step", "launch", "memory"}}};
   for (const auto& [option, allowed] : users)
-    if (app.get_option(option)->count() > 0 && std::find(allowed.begin(), allowed.end(), what) == allowed.end())
+    if (table.is_given(option) && std::find(allowed.begin(), allowed.end(), what) == allowed.end())
       throw base::UsageError(std::string("lockstep bench ") + what + " has no option " + option +
                              "; see lockstep bench --help");
 }
@@ -126,31 +108,23 @@ void reject_unused_options(const CLI::App& app, const std::string& what) {
 Options parse_options(std::vector<std::string> words) {
   Options options;
   RawOptions raw;
-  CLI::App app(kDescription);
-  declare_options(app, raw, options);
-  if (!words.empty() && words.front() != "--help" && words.front() != "-h") {
+  launcher::cli::OptionTable table("lockstep bench", kBenchUsage, kDescription);
+  add_options(table, raw, options);
+  const std::string expected = "; expected all-reduce, step, launch, memory or arena";
+  if (words.empty()) throw table.error("no benchmark given" + expected);
+  if (words.front() != "--help" && words.front() != "-h") {
     options.benchmark = words.front();
     words.erase(words.begin());
     if (!find_benchmark(options.benchmark))
-      throw base::UsageError("lockstep bench: unknown benchmark " + base::quoted(options.benchmark, 80) +
-                             "; expected all-reduce, step, launch, memory or arena");
-  } else if (words.empty()) {
-    throw base::UsageError("lockstep bench: no benchmark given; expected all-reduce, step, launch, memory or arena");
+      throw table.error("unknown benchmark " + base::quoted(options.benchmark, 80) + expected);
   }
-  try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
-  } catch (const CLI::CallForHelp&) {
+  if (!table.parse_options_only(std::move(words))) {
     options.benchmark.clear();
-    options.text = app.help();
+    options.text = table.help();
     return options;
-  } catch (const CLI::ExtrasError&) {
-    throw base::UsageError("lockstep bench: unknown option " + base::quoted(app.remaining().front(), 80) +
-                           "; see lockstep bench --help");
-  } catch (const CLI::ParseError& error) {
-    throw base::UsageError("lockstep bench: " + std::string(error.what()) + "; see lockstep bench --help");
   }
-  reject_unused_options(app, options.benchmark);
-  check_values(raw, options);
+  reject_unused_options(table, options.benchmark);
+  check_values(raw, table.is_given("-n"), options);
   return options;
 }
 

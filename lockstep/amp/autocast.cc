@@ -38,8 +38,7 @@ void warn_if_slow(at::ScalarType dtype) {
     [[maybe_unused]] static const bool warned = [] {
       base::log_warning(
           "Autocast: float16 on a CPU is slow: linear layers measured 50 times slower than in float32, and LSTM fails "
-          "with "
-          "a oneDNN error. Use bfloat16");
+          "with a oneDNN error. Use bfloat16");
       return true;
     }();
   } else if (dtype == at::kBFloat16) {
@@ -48,8 +47,7 @@ void warn_if_slow(at::ScalarType dtype) {
       if (!fast)
         base::log_warning(
             "Autocast: bfloat16 is slow on this CPU, which has neither avx512_bf16 nor amx_bf16: measured 2 times "
-            "slower "
-            "than float32");
+            "slower than float32");
       return true;
     }();
   }

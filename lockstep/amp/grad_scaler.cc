@@ -218,8 +218,7 @@ bool GradScaler::all_finite(const std::vector<at::Tensor>& found_inf) {
     std::ostringstream text;
     text << "GradScaler: the scale has fallen to " << scale << ", below warn_below (" << warn_below_
          << "). Gradients that are non-finite at every scale are not caused by scaling: look for a division by zero or "
-            "a "
-            "logarithm of zero";
+            "a logarithm of zero";
     base::log_warning(text.str());
   }
   return both[0].item<float>() == 0;
@@ -290,11 +289,11 @@ void GradScaler::load_state_dict(const checkpoint::StateDict& state) {
                      .growth_interval = checkpoint::value_of<std::int64_t>(state, "growth_interval"),
                      .growth_tracker = checkpoint::value_of<std::int64_t>(state, "_growth_tracker")};
   if (state.size() != 5)
-    throw_usage_error("load_state_dict",
-                      "the state has " + std::to_string(state.size()) +
-                          " entries; expected scale, growth_factor, backoff_factor, growth_interval and "
-                          "_growth_tracker",
-                      "");
+    throw_usage_error(
+        "load_state_dict",
+        "the state has " + std::to_string(state.size()) +
+            " entries; expected scale, growth_factor, backoff_factor, growth_interval and _growth_tracker",
+        "");
   set_state(loaded, "GradScaler::load_state_dict()");
   if (!scale_.defined()) return;
   scale_.fill_(loaded.scale);

@@ -44,13 +44,12 @@ std::string find_conflict(const Precision& precision) {
   if (!low_weights && precision.autocast != at::kHalf && precision.loss_scaling)
     return "loss scaling, but nothing computes in float16; expected loss_scaling = false";
   if (precision.autocast == at::kHalf && !precision.loss_scaling)
-    return "float16 without loss scaling: gradients below 6e-8 would be 0; expected loss_scaling = true, or "
-           "bf16-mixed";
+    return "float16 without loss scaling: gradients below 6e-8 would be 0; expected loss_scaling = true, or bf16-mixed";
   if (precision.weights == at::kHalf && precision.loss_scaling && !precision.master_weights)
     return "loss scaling of float16 gradients, which unscaling would make 0 again; expected master_weights = true";
   if (precision.weights == at::kHalf && precision.master_weights && !precision.loss_scaling)
-    return "float32 master weights for float16 gradients that are not scaled: those below 6e-8 would be 0; "
-           "expected loss_scaling = true";
+    return "float32 master weights for float16 gradients that are not scaled: those below 6e-8 would be 0; expected "
+           "loss_scaling = true";
   return {};
 }
 

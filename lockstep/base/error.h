@@ -73,6 +73,8 @@ class CommError : public Error {
   int peer() const { return peer_; }
   /// The exception that the calling thread was handling; null if there was none.
   const std::exception_ptr& while_handling() const { return while_handling_; }
+  /// Throws a copy of the most derived class.
+  [[noreturn]] virtual void rethrow() const { throw *this; }
 
  private:
   std::exception_ptr while_handling_ = std::current_exception();
@@ -85,18 +87,21 @@ class CommError : public Error {
 class DesyncError : public CommError {
  public:
   using CommError::CommError;
+  [[noreturn]] void rethrow() const override { throw *this; }
 };
 
 /// An operation did not finish before its deadline.
 class TimeoutError : public CommError {
  public:
   using CommError::CommError;
+  [[noreturn]] void rethrow() const override { throw *this; }
 };
 
 /// The connection to a peer ended: the peer died or left, or the network failed.
 class PeerLostError : public CommError {
  public:
   using CommError::CommError;
+  [[noreturn]] void rethrow() const override { throw *this; }
 };
 
 }  // namespace lockstep::base

@@ -28,17 +28,10 @@ void write_line(std::string_view prefix, std::string_view text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-bool read_quiet() {
-  const auto& text = Env::this_process().lockstep_log;
-  if (!text || *text == "info") return false;
-  if (*text == "quiet") return true;
-  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; expected quiet or info");
-}
-
 }  // namespace
 
 void log_info(std::string_view text) {
-  static const bool quiet = read_quiet();
+  static const bool quiet = Env::this_process().lockstep_log == "quiet";
   if (!quiet) write_line("lockstep: ", text);
 }
 

@@ -44,8 +44,8 @@ SharedMemory SharedMemory::create(const char* name, std::size_t size) {
                       errno == EMFILE ? "raise ulimit -n"
                       : errno != EPERM && errno != ENOSYS
                           ? ""
-                          : "allow the system call memfd_create, which a profile of the container may forbid "
-                            "(docker run --security-opt seccomp=...)");
+                          : "allow the system call memfd_create, which a profile of the container may forbid (docker "
+                            "run --security-opt seccomp=...)");
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
     throw SystemError("cannot allocate " + std::to_string(size) + " bytes of shared memory", errno);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw SystemError("cannot seal shared memory", errno);

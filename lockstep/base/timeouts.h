@@ -33,6 +33,11 @@ static_assert(kReconnectGrace > kHeartbeatInterval, "the heartbeat is what recon
 
 // Waits of ranks for each other.
 
+/// LOCKSTEP_TIMEOUT: how long a rank waits for ranks that make no progress, and the launcher for progress of any rank.
+inline constexpr std::chrono::seconds kDefaultTimeout{300};
+/// LOCKSTEP_JOIN_TIMEOUT: how long init() waits for all ranks.
+inline constexpr std::chrono::seconds kDefaultJoinTimeout{60};
+
 /// A wait publishes itself in the store, and polls it for the first time, after this time.
 inline constexpr std::chrono::milliseconds kFirstWaitPoll{200};
 /// The longest interval between two polls, in groups of 50 or more ranks.

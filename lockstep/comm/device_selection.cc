@@ -123,14 +123,9 @@ std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
 }  // namespace
 
 DeviceRequest parse_device(const std::string& asked) {
-  if (asked == "auto") return {};
-  if (asked == "cpu") return {.cpu = true};
-  if (asked == "cuda") return {.gpu = true};
-  const auto index = asked.starts_with("cuda:") ? base::parse_int(asked.substr(5)) : std::nullopt;
-  if (!index || *index < 0 || *index > 127)
-    throw base::UsageError("device (LOCKSTEP_DEVICE) is " + base::quoted(asked, 80) +
-                           "; expected auto, cpu, cuda or cuda:N with N from 0 to 127");
-  return {.gpu = true, .index = static_cast<int>(*index)};
+  const auto index = base::device_index(asked);
+  if (!index) throw base::UsageError("device is " + base::quoted(asked, 80) + "; expected " + base::kDevices);
+  return {.cpu = asked == "cpu", .gpu = asked.starts_with("cuda"), .index = *index};
 }
 
 bool detect_gpus(World& world, const DeviceRequest& request) {

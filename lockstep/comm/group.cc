@@ -41,6 +41,7 @@ BusyStack& busy_stack() {
 }
 
 using base::UsageError;
+using Impl = GroupAccess::Impl;
 
 /// Throws UsageError if several elements of `tensor` share memory, as after expand(): it cannot hold a result.
 void check_writable(CollectiveKind kind, const at::Tensor& tensor) {
@@ -102,7 +103,6 @@ void check_parts(CollectiveKind kind, const at::Tensor& whole, const at::Tensor&
                      describe(part) + " on " + part.device().str() + "; both must be on one device");
 }
 
-template <typename Impl>
 CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options);
   impl.check_reduce(CollectiveKind::kAllReduce, tensor, op);
@@ -112,7 +112,6 @@ CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, Reduc
   return make_in_place_request(std::move(collective), tensor, true);
 }
 
-template <typename Impl>
 CollectiveRequest reduce_request(Impl& impl, const at::Tensor& tensor, int root, ReduceOp op,
                                  const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kReduce, tensor, options);
@@ -123,7 +122,6 @@ CollectiveRequest reduce_request(Impl& impl, const at::Tensor& tensor, int root,
   return make_in_place_request(std::move(collective), tensor, root == impl.rank);
 }
 
-template <typename Impl>
 CollectiveRequest broadcast_request(Impl& impl, const at::Tensor& tensor, int root, const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kBroadcast, tensor, options);
   impl.check_root(CollectiveKind::kBroadcast, root);
@@ -131,7 +129,6 @@ CollectiveRequest broadcast_request(Impl& impl, const at::Tensor& tensor, int ro
   return make_in_place_request(std::move(collective), tensor, root != impl.rank);
 }
 
-template <typename Impl>
 CollectiveRequest all_gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input,
                                      const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kAllGather, input, options);
@@ -139,7 +136,6 @@ CollectiveRequest all_gather_request(Impl& impl, const at::Tensor& output, const
   return make_out_of_place_request(std::move(collective), output, input, input);
 }
 
-template <typename Impl>
 CollectiveRequest reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                          const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kReduceScatter, output, options);
@@ -149,7 +145,6 @@ CollectiveRequest reduce_scatter_request(Impl& impl, const at::Tensor& output, c
   return make_out_of_place_request(std::move(collective), output, input, output);
 }
 
-template <typename Impl>
 CollectiveRequest gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
                                  const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kGather, input, options);
@@ -159,7 +154,6 @@ CollectiveRequest gather_request(Impl& impl, const at::Tensor& output, const at:
   return make_out_of_place_request(std::move(collective), impl.rank == root ? output : at::Tensor(), input, input);
 }
 
-template <typename Impl>
 CollectiveRequest scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
                                   const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kScatter, output, options);
@@ -169,7 +163,6 @@ CollectiveRequest scatter_request(Impl& impl, const at::Tensor& output, const at
   return make_out_of_place_request(std::move(collective), output, impl.rank == root ? input : at::Tensor(), output);
 }
 
-template <typename Impl>
 CollectiveRequest all_to_all_request(Impl& impl, const at::Tensor& output, const at::Tensor& input,
                                      const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kAllToAll, input, options);
@@ -180,7 +173,6 @@ CollectiveRequest all_to_all_request(Impl& impl, const at::Tensor& output, const
   return make_out_of_place_request(std::move(collective), output, input, input);
 }
 
-template <typename Impl>
 CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
   CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBarrier, {}, options)};
   request.moves_data = false;
@@ -189,7 +181,6 @@ CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
 
 /// Gathers equal parts of the size of the largest input, which the comparison of signatures reveals. `outputs` must
 /// stay valid until the operation is done.
-template <typename Impl>
 CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                              const CallOptions& options) {
   CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kAllGather, input, options),
@@ -216,7 +207,6 @@ CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>
 }
 
 /// The comparison of signatures reveals the root's length; the other ranks then allocate their tensor.
-template <typename Impl>
 CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const CallOptions& options) {
   if (bytes.size() > kMaxByteStringSize)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");

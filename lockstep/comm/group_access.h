@@ -44,6 +44,8 @@ struct JobStart {
 /// that two groups can train on two threads; a stop request concerns the whole process. Threads: as Group, unless
 /// stated.
 struct GroupAccess {
+  using Impl = Group::Impl;  ///< for comm
+
   /// Sets the number of steps: on a rank that has joined and follows the steps of the other ranks, and in a training
   /// that resumes.
   static void set_steps(const Group& group, std::int64_t steps);

@@ -127,14 +127,11 @@ void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor
 
 void Group::Impl::fail(const CommError& error) {
   try {
-    // Throw the most derived type: a copy of the base class would lose it.
-    if (const auto* throw_desync = dynamic_cast<const base::DesyncError*>(&error)) throw *throw_desync;
-    if (const auto* timeout = dynamic_cast<const base::TimeoutError*>(&error)) throw *timeout;
-    if (const auto* lost = dynamic_cast<const base::PeerLostError*>(&error)) throw *lost;
-    throw error;
+    error.rethrow();
   } catch (const CommError& thrown) {
     channel_.fail(thrown);
   }
+  __builtin_unreachable();  // rethrow() throws
 }
 
 void Group::Impl::begin(CollectiveRequest& request) {

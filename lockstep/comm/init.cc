@@ -102,9 +102,10 @@ void open_store(World& world, const ExternalRendezvous* rendezvous, Deadline dea
 }
 
 /// Returns the key in the page that the agent made for this process, else the key in the file that the user named.
-job::JobKey find_key(const Env& env) {
+job::JobKey find_key() {
+  const auto& file = Env::this_process().lockstep_key_file;
   job::JobKey given = job::JobKey::inherited();
-  return given.is_set() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
+  return given.is_set() || !file ? given : job::JobKey::from_file(*file);
 }
 
 std::vector<int> ranks_of_other_hosts(const job::identity::Identity& id) {
@@ -115,27 +116,18 @@ std::vector<int> ranks_of_other_hosts(const job::identity::Identity& id) {
   return remote_ranks;
 }
 
-/// Returns the option if it is set, else the variable's value, else `otherwise`.
-std::chrono::milliseconds timeout_setting(const std::optional<std::chrono::milliseconds>& option, const char* variable,
-                                          const Env::Value& value, std::chrono::milliseconds otherwise,
-                                          bool may_be_none = false) {
-  if (option) return *option;
-  if (!value) return otherwise;
-  const auto seconds = base::parse_double(*value);
-  if (!seconds || *seconds < 0 || (*seconds == 0 && !may_be_none) || *seconds > 1e7)
-    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) + "; expected seconds, " +
-                           (may_be_none ? "from 0 (no limit) to 10000000" : "more than 0 and at most 10000000"));
-  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
-}
-
-/// Defaults to true if other ranks of this host can map the arena.
-bool should_use_arena(const InitOptions& options, const Env& env, const World& world) {
-  if (options.arena) return *options.arena;
-  if (!env.lockstep_arena) return world.transport == "shm" || world.transport == "hierarchy";
-  if (*env.lockstep_arena == "on") return true;
-  if (*env.lockstep_arena == "off") return false;
-  throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; expected on or off");
-}
+/// InitOptions with what the environment says where an option is not set, and else its default.
+struct Settings {
+  job::identity::Identity identity;
+  std::chrono::milliseconds timeout;  // 0: no limit
+  std::chrono::milliseconds join_timeout;
+  std::string transport;
+  CrossHostTransport cross_host_transport;
+  DeviceRequest device;
+  std::optional<bool> arena;  // unset: if other ranks of this host can map it
+  std::string interface;
+  job::Injection injection;
+};
 
 void log_world(const World& world, const std::string& reason) {
   const job::identity::Identity& id = world.identity;
@@ -194,64 +186,85 @@ job::identity::Identity identity_of(const ExternalRendezvous& rendezvous) {
   return id;
 }
 
+/// Throws UsageError for what this process can tell by itself.
+Settings parse_settings(const InitOptions& options, const ExternalRendezvous* rendezvous, const Env& env) {
+  const auto text = [](const std::string& option, const Env::Value& variable) {
+    return !option.empty() ? option : variable.value_or("auto");
+  };
+  env.check();
+  base::simd::best_instruction_set();  // one that this CPU lacks fails here, not in a step
+  Settings settings{
+      .identity = rendezvous ? identity_of(*rendezvous)
+                             : job::identity::identify(
+                                   env, {options.rank, options.world_size, options.address, options.env_from}),
+      .timeout = options.timeout.value_or(env.lockstep_timeout.value_or(base::kDefaultTimeout)),
+      .join_timeout = options.join_timeout.value_or(env.lockstep_join_timeout.value_or(base::kDefaultJoinTimeout)),
+      .transport = text(options.transport, env.lockstep_transport),
+      .cross_host_transport = CrossHostTransport::kNone,
+      .device = parse_device(text(options.device, env.lockstep_device)),
+      .arena = options.arena ? options.arena : env.lockstep_arena,
+      .interface = env.lockstep_interface.value_or(""),
+      .injection = {}};
+  if (env.lockstep_inject) settings.injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
+  settings.cross_host_transport = choose_cross_host_transport(
+      settings.identity, text(options.cross_host_transport, env.lockstep_cross_host_transport));
+  check_transport(settings.transport, settings.identity.world_size);
+  if (env.lockstep_host_timeout) base::net::set_host_timeout(*env.lockstep_host_timeout);
+  return settings;
+}
+
+/// Joins the job, chooses the transport, and sets up what groups need. The world can be used to report a failure.
+void open_world(World& world, const Settings& settings, bool on_gpu, Deadline deadline) {
+  job::join(*world.store, world.identity,
+            {{"lockstep", LOCKSTEP_VERSION},
+             {"libtorch", TORCH_VERSION},
+             {"transport", settings.transport},
+             {"outer", name(settings.cross_host_transport)},
+             {"device", on_gpu ? "cuda" : "cpu"},
+             {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
+             {"program", job::build_id("")}},
+            deadline);
+  check_injection(world);
+  const TransportChoice choice = choose_transport(world.identity, settings.transport, settings.cross_host_transport);
+  world.transport = choice.name;
+  world.cross_host_transport = choice.cross_host;
+  if (on_gpu) select_gpu(world, settings.device);
+  prepare_transport(world, settings.transport, deadline);
+  if (settings.arena.value_or(world.transport == "shm" || world.transport == "hierarchy")) arena::install_arena();
+  log_world(world, choice.reason);
+}
+
+/// Makes this rank visible: to the ranks that wait for it, and to the agent.
+void publish_world(World& world, std::chrono::milliseconds timeout) {
+  auto& page = base::telemetry::RankPage::this_process();
+  const job::identity::Identity& id = world.identity;
+  const bool is_local = id.store == StoreKind::kLocal;
+  world.deadlock_detector = make_deadlock_detector(world, timeout);
+  base::telemetry::publish_to(
+      page, {.rank = id.rank, .world_size = id.world_size, .job = id.job, .transport = world.transport});
+  if (!is_local || page.agent_pid != 0)
+    world.heartbeat = std::make_unique<job::health::Heartbeat>(is_local ? nullptr : world.store, id.rank);
+  if (page.agent_pid != 0) show_lines_at_once();
+}
+
 std::shared_ptr<World> make_world(const InitOptions& options, const ExternalRendezvous* rendezvous) {
-  const Env& env = Env::this_process();
+  const Settings settings = parse_settings(options, rendezvous, Env::this_process());
   auto world = base::make_process_owned<World>();
-  world->identity =
-      rendezvous ? identity_of(*rendezvous)
-                 : job::identity::identify(env, {options.rank, options.world_size, options.address, options.env_from});
-  const auto timeout =
-      timeout_setting(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
-  world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
-  const auto join_timeout = timeout_setting(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout,
-                                            std::chrono::seconds(60));
-  if (env.lockstep_host_timeout)
-    base::net::set_host_timeout(
-        std::chrono::seconds(base::parse_int_in_range("LOCKSTEP_HOST_TIMEOUT", *env.lockstep_host_timeout, 1, 3600)));
-  world->interface = env.lockstep_interface.value_or("");
-  if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
-  const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const CrossHostTransport cross_host_transport = choose_cross_host_transport(
-      world->identity, !options.cross_host_transport.empty() ? options.cross_host_transport
-                                                             : env.lockstep_cross_host_transport.value_or("auto"));
-  check_transport(asked, world->identity.world_size);
-  base::simd::best_instruction_set();  // an invalid LOCKSTEP_INSTRUCTION_SET fails here, not in a step
-  const DeviceRequest request =
-      parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
-  const bool on_gpu = detect_gpus(*world, request);
-  if (world->identity.store != StoreKind::kLocal) world->key = find_key(env);
-  const Deadline deadline = Deadline::in(join_timeout);
+  world->identity = settings.identity;
+  world->timeout = settings.timeout.count() > 0 ? settings.timeout : kUnlimitedSetupTimeout;
+  world->interface = settings.interface;
+  world->injection = settings.injection;
+  const bool on_gpu = detect_gpus(*world, settings.device);
+  if (world->identity.store != StoreKind::kLocal) world->key = find_key();
+  const Deadline deadline = Deadline::in(settings.join_timeout);
   open_store(*world, rendezvous, deadline);
-  std::string reason;
   try {
-    job::join(*world->store, world->identity,
-              {{"lockstep", LOCKSTEP_VERSION},
-               {"libtorch", TORCH_VERSION},
-               {"transport", asked},
-               {"outer", name(cross_host_transport)},
-               {"device", on_gpu ? "cuda" : "cpu"},
-               {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
-               {"program", job::build_id("")}},
-              deadline);
-    check_injection(*world);
-    reason = choose_transport(*world, asked, cross_host_transport);
-    if (on_gpu) select_gpu(*world, request);
-    prepare_transport(*world, asked, deadline);
-    if (should_use_arena(options, env, *world)) arena::install_arena();
+    open_world(*world, settings, on_gpu, deadline);
   } catch (const base::Error& error) {
     publish_init_failure(*world, error);
     throw;
   }
-  const job::identity::Identity& id = world->identity;
-  world->deadlock_detector = make_deadlock_detector(*world, timeout);
-  base::telemetry::publish_to(
-      base::telemetry::RankPage::this_process(),
-      {.rank = id.rank, .world_size = id.world_size, .job = id.job, .transport = world->transport});
-  if (id.store != StoreKind::kLocal || base::telemetry::RankPage::this_process().agent_pid != 0)
-    world->heartbeat =
-        std::make_unique<job::health::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
-  if (base::telemetry::RankPage::this_process().agent_pid != 0) show_lines_at_once();
-  log_world(*world, reason);
+  publish_world(*world, settings.timeout);
   return world;
 }
 

@@ -193,18 +193,19 @@ void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
   }
 }
 
-const std::vector<std::string>& transport_names() {
-  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"};
-  return names;
+namespace {
+
+template <typename Names>
+void check_name(const char* what, const std::string& asked, const Names& names) {
+  if (std::find(names.begin(), names.end(), asked) == names.end())
+    throw base::UsageError(std::string(what) + " is " + base::quoted(asked, 80) + "; expected " +
+                           base::alternatives({names.begin(), names.end()}));
 }
 
+}  // namespace
+
 void check_transport(const std::string& asked, int size) {
-  const auto& names = transport_names();
-  if (std::find(names.begin(), names.end(), asked) == names.end()) {
-    std::string list;
-    for (const std::string& one : names) list += (list.empty() ? "" : ", ") + one;
-    throw base::UsageError("transport is " + base::quoted(asked, 80) + "; expected " + list);
-  }
+  check_name("transport", asked, base::kTransports);
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self requires a world of one rank, but there are " + std::to_string(size) +
                            " ranks; expected auto, shm, hierarchy, tcp, mpi or nccl");
@@ -224,9 +225,7 @@ std::string name(CrossHostTransport transport) {
 }
 
 CrossHostTransport choose_cross_host_transport(const job::identity::Identity& identity, const std::string& asked) {
-  if (asked != "auto" && asked != "tcp" && asked != "mpi")
-    throw base::UsageError("the transport between hosts (LOCKSTEP_CROSS_HOST_TRANSPORT) is " + base::quoted(asked, 80) +
-                           "; expected auto, tcp or mpi");
+  check_name("cross_host_transport", asked, base::kCrossHostTransports);
   if (asked == "mpi" && !mpi::mpi_unavailable_reason().empty())
     throw base::UsageError("cross_host_transport mpi: " + mpi::mpi_unavailable_reason());
   const std::string& source = identity.source;
@@ -237,21 +236,23 @@ CrossHostTransport choose_cross_host_transport(const job::identity::Identity& id
   return mpi ? CrossHostTransport::kTcpAndMpi : CrossHostTransport::kTcp;
 }
 
-std::string choose_transport(World& world, const std::string& asked, CrossHostTransport cross_host_transport) {
-  const int size = world.identity.world_size;
-  const bool one_host = static_cast<int>(world.identity.local_ranks.size()) == size;
+TransportChoice choose_transport(const job::identity::Identity& identity, const std::string& asked,
+                                 CrossHostTransport cross_host) {
+  const int size = identity.world_size;
+  const bool one_host = static_cast<int>(identity.local_ranks.size()) == size;
   if (asked == "shm" && !one_host)
     throw base::UsageError("transport shm requires all ranks on one host, but there are " +
-                           std::to_string(world.identity.num_nodes) + " hosts; expected auto, hierarchy, tcp or mpi");
+                           std::to_string(identity.num_nodes) + " hosts; expected auto, hierarchy, tcp or mpi");
   if (asked == "hierarchy" && one_host)
     throw base::UsageError("transport hierarchy requires several hosts, but all " + std::to_string(size) +
                            " ranks share one; expected auto, shm, tcp or mpi");
-  world.transport = asked;
-  const bool free = asked == "auto" || asked == "nccl";  // NCCL is for GPU tensors only
-  if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
-  if (world.transport == "hierarchy") world.cross_host_transport = cross_host_transport;
-  if (!free) return "requested by name";
-  return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks on several hosts";
+  TransportChoice choice{.name = asked, .reason = "requested by name"};
+  if (asked == "auto" || asked == "nccl")  // NCCL is for GPU tensors only
+    choice = size == 1  ? TransportChoice{"self", CrossHostTransport::kNone, "a world of one"}
+             : one_host ? TransportChoice{"shm", CrossHostTransport::kNone, "all ranks share a host"}
+                        : TransportChoice{"hierarchy", CrossHostTransport::kNone, "ranks on several hosts"};
+  if (choice.name == "hierarchy") choice.cross_host = cross_host;
+  return choice;
 }
 
 void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {

@@ -52,21 +52,21 @@ struct World {
   std::unique_ptr<job::StoreServer> server;  // set if this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<channel::DeadlockDetector> deadlock_detector;
-  std::unique_ptr<job::health::Heartbeat> heartbeat;   // set if the store or an agent can read it
-  std::string transport;                               // name of the chosen transport
-  CrossHostTransport cross_host_transport{};           // kNone unless transport is hierarchy
-  std::shared_ptr<const shm::LocalPeers> local_peers;  // for shm and hierarchy
-  std::string address;                                 // numeric address of this host on the network to the other hosts
-  std::string interface;                               // the user's choice of network interface; may be empty
-  at::Device device = at::kCPU;                        // of this rank
-  int num_gpus = 0;                                    // visible to this rank
-  std::string gpu_unavailable_reason;                  // why this rank has no GPU
-  gpu::Gpu gpu;                                        // set if this rank has a GPU
-  bool uses_nccl = false;                              // GPU tensors use NCCL; otherwise they go through host memory
-  std::string gpu_transport_text;                      // the same, for the log
-  std::chrono::milliseconds timeout{};                 // limit for waits while groups are made
-  job::Injection injection;                            // the fault to inject, if any
-  std::atomic<bool> stop_agreed{false};                // a finished reduction contained a stop request
+  std::unique_ptr<job::health::Heartbeat> heartbeat;                    // set if the store or an agent can read it
+  std::string transport;                                                // name of the chosen transport
+  CrossHostTransport cross_host_transport = CrossHostTransport::kNone;  // unless transport is hierarchy
+  std::shared_ptr<const shm::LocalPeers> local_peers;                   // for shm and hierarchy
+  std::string address;                   // numeric address of this host on the network to the other hosts
+  std::string interface;                 // the user's choice of network interface; may be empty
+  at::Device device = at::kCPU;          // of this rank
+  int num_gpus = 0;                      // visible to this rank
+  std::string gpu_unavailable_reason;    // why this rank has no GPU
+  gpu::Gpu gpu;                          // set if this rank has a GPU
+  bool uses_nccl = false;                // GPU tensors use NCCL; otherwise they go through host memory
+  std::string gpu_transport_text;        // the same, for the log
+  std::chrono::milliseconds timeout{};   // limit for waits while groups are made
+  job::Injection injection;              // the fault to inject, if any
+  std::atomic<bool> stop_agreed{false};  // a finished reduction contained a stop request
 
   /// Makes a transport for channel `name` among `members` (world ranks). All members must call it; blocks until they
   /// have.
@@ -101,17 +101,19 @@ void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, 
 /// that can connect to it can read. Also connects world.store. A job key that is already set is kept.
 void rendezvous_over_torchrun(World& world, base::Deadline deadline);
 
-/// Returns the names that --transport accepts, "auto" first.
-const std::vector<std::string>& transport_names();
-
 /// Throws UsageError if `asked` is not the name of a transport, or if this build or a world of `size` ranks does not
 /// support it.
 void check_transport(const std::string& asked, int size);
 
-/// Sets world.transport from `asked` and from which ranks share a host; returns the reason for the log. A transport
-/// that the user named is never replaced: throws UsageError if it cannot be used. `cross_host_transport` is the result
-/// of choose_cross_host_transport().
-std::string choose_transport(World& world, const std::string& asked, CrossHostTransport cross_host_transport);
+struct TransportChoice {
+  std::string name;
+  CrossHostTransport cross_host = CrossHostTransport::kNone;
+  std::string reason;  ///< for the log
+};
+/// Chooses the transport from `asked` and from which ranks share a host. One that the user named is never replaced:
+/// throws UsageError if it cannot be used. `cross_host` is the result of choose_cross_host_transport(). Pure.
+TransportChoice choose_transport(const job::identity::Identity& identity, const std::string& asked,
+                                 CrossHostTransport cross_host);
 
 /// Sets up what the chosen transport needs before the first group exists. Blocks until all ranks have called it. Throws
 /// CommError, and UsageError if `asked` is "nccl" and NCCL cannot be used.

@@ -108,8 +108,7 @@ class GraphedStep::Impl {
     if (at::autocast::is_autocast_enabled(device_.type()) && at::autocast::is_autocast_cache_enabled())
       throw UsageError(
           "GraphedStep: called inside an Autocast, whose cached casts every replay would use again; expected an "
-          "Autocast "
-          "inside the body");
+          "Autocast inside the body");
   }
 
   /// Null if there are max_graphs variants already.

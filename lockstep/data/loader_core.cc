@@ -27,8 +27,8 @@ LoaderOptions validated(const LoaderOptions& options) {
   require("timeout", options.timeout.count(), 1, INT64_MAX);
   if (options.drop_last && options.mode == ShardMode::kExact)
     throw base::UsageError(
-        "LoaderOptions.drop_last is true with mode kExact, which draws every sample; expected "
-        "drop_last = false, or mode kPad or kDrop");
+        "LoaderOptions.drop_last is true with mode kExact, which draws every sample; expected drop_last = false, or "
+        "mode kPad or kDrop");
   check_device(options.device);
   return options;
 }

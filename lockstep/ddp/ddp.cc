@@ -136,9 +136,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
 
   if (options_.average_hosts_every > 1) {
     reduce_group_ = group_.split_by_host();
-    host_averager_ = std::make_unique<HostAverager>(
-        group_, all_tensors_, options_.average_hosts_every, options_.wire_dtype,
-        [this](const at::Tensor& tensor) -> const at::Tensor& { return memory_of(tensor); });
+    make_host_averager();
   }
 
   NamedTensors compared;
@@ -179,8 +177,8 @@ void DistributedDataParallel::Impl::detach_module() {
   if (num_reductions_ == 0 && replicas_.compared_at < 0 && group_.size() > 1 && group_.rank() == 0)
     base::log_warning(
         "the DistributedDataParallel of " + parameters_.front().name +
-        ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive "
-        "while the model trains, and make a new one for a new module");
+        ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive while "
+        "the model trains, and make a new one for a new module");
 }
 
 void DistributedDataParallel::Impl::on_gradient_arrives() {
@@ -188,8 +186,7 @@ void DistributedDataParallel::Impl::on_gradient_arrives() {
   Backward* const now = Backward::current();
   if (!now)
     throw UsageError(
-        "DistributedDataParallel: a gradient of its module was computed by another engine than torch's "
-        "default engine",
+        "DistributedDataParallel: a gradient of its module was computed by another engine than torch's default engine",
         "call backward() instead");
   if (backward_ == now) return;
   if (backward_)
@@ -341,8 +338,12 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
 void DistributedDataParallel::Impl::end_step() {
   // With average_hosts_every a reduction covers one host; the other hosts receive a stop request when the hosts are
   // averaged.
-  const bool all_know = host_averager_ == nullptr || host_averager_->average_if_due(stop_requested_);
-  if (all_know && stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
+  if (!host_averager_) {
+    if (stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
+    return;
+  }
+  host_averager_->count_reduction();
+  if (host_averager_->is_due()) average_hosts();
 }
 
 void DistributedDataParallel::Impl::on_step_end() {
@@ -355,8 +356,26 @@ void DistributedDataParallel::Impl::replace_buffer(const at::Tensor& buffer, con
     if (one.is_same(buffer)) one = tensor;
 }
 
+void DistributedDataParallel::Impl::make_host_averager() {
+  host_link_.emplace(group_);
+  host_averager_.emplace(options_.average_hosts_every, host_link_->exchange(options_.wire_dtype),
+                         [this](const at::Tensor& mean, const at::Tensor& tensor) {
+                           const at::Tensor& memory = memory_of(tensor);
+                           copy_values(mean, memory);
+                           if (!memory.is_same(tensor)) tensor.unsafeGetTensorImpl()->bump_version();
+                         });
+}
+
 void DistributedDataParallel::Impl::average_hosts() {
-  if (host_averager_) host_averager_->average();
+  if (!host_averager_) return;
+  // A write to a parameter bumps its version counter, so that a pending graph fails; a write to a buffer does not (see
+  // BufferSync).
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : all_tensors_)
+    tensors.push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
+  host_averager_->average(tensors, true);
+  if (host_link_->has_several_hosts()) stop_requested_ = host_link_->any(stop_requested_, "stop requested");
+  if (stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
 void DistributedDataParallel::Impl::check_join_allowed() const {
@@ -451,9 +470,8 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Gro
     : impl_(base::make_process_owned<Impl>(
           ModelTensors{.parameters = named_parameters(*module), .buffers = named_buffers(*module)},
           ModuleWatch(*module, options.ignore, options.buffers != BufferMode::kLocal), std::move(group), options)) {}
-DistributedDataParallel::DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options,
-                                                 std::function<void()> check_model) {
-  ModuleWatch watch(model, options.ignore, options.buffers != BufferMode::kLocal, std::move(check_model));
+DistributedDataParallel::DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options) {
+  ModuleWatch watch(model, options.ignore, options.buffers != BufferMode::kLocal);
   impl_ = base::make_process_owned<Impl>(std::move(model), std::move(watch), std::move(group), std::move(options));
 }
 DistributedDataParallel::~DistributedDataParallel() {

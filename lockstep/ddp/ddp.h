@@ -134,12 +134,10 @@ class DistributedDataParallel {
  public:
   [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]
   DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options = {});
-  /// The same for a model that is not a torch::nn::Module, such as a torch::jit::Module or one written in Python.
-  /// `check_model` is called where a module would be checked for tensors that were replaced, added or removed, on the
-  /// same threads; what it throws propagates out of backward() or step().
+  /// The same for a model that is not a torch::nn::Module, such as a torch::jit::Module or one written in Python. It is
+  /// not checked for tensors that were replaced, added or removed.
   [[nodiscard("gradients are averaged only while the DistributedDataParallel exists")]]
-  DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options = {},
-                          std::function<void()> check_model = {});
+  DistributedDataParallel(ModelTensors model, comm::Group group, DdpOptions options = {});
   ~DistributedDataParallel();
   DistributedDataParallel(DistributedDataParallel&&) noexcept;
 
@@ -164,8 +162,8 @@ class DistributedDataParallel {
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
 
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
-  /// evaluating or saving. A collective: all ranks call it, and it blocks until they have. Throws CommError. Without
-  /// average_hosts_every it does nothing.
+  /// evaluating or saving, and begins the count of reductions anew. A collective: all ranks call it, and it blocks
+  /// until they have. Throws CommError. Without average_hosts_every it does nothing.
   void average_hosts();
 
   /// Compares the parameters of all ranks now, for example at the end of a training or before saving; a

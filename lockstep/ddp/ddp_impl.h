@@ -17,8 +17,8 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/gradient_fingerprint.h"
 #include "lockstep/ddp/gradient_source.h"
-#include "lockstep/ddp/host_averager.h"
 #include "lockstep/ddp/module_watch.h"
+#include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/ddp/replica_check.h"
 #include "lockstep/ddp/replicas.h"
 
@@ -52,6 +52,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void check_join_allowed() const;
 
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
+  void make_host_averager();
   void average_hosts();
   void compare_replicas();
 
@@ -174,7 +175,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   const base::ForkGuard fork_guard_;  // a child made by fork() takes no part
   comm::Group group_;
   const DdpOptions options_;
-  std::unique_ptr<HostAverager> host_averager_;  // with average_hosts_every
+  std::optional<HostLink> host_link_;  // with average_hosts_every, as the next one
+  std::optional<HostAverager> host_averager_;
   comm::Group reduce_group_;  // averages gradients: all ranks, or with average_hosts_every the ranks of this host
   std::vector<HookedParameter> parameters_;
   NamedTensors all_tensors_;  // parameters and buffers, broadcast at the end of join()

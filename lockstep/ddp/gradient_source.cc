@@ -132,8 +132,8 @@ void DistributedDataParallel::Impl::require_outside_backward() const {
   if (Backward::current())
     throw UsageError(
         "step() was called inside backward(), before the gradients were averaged over the ranks",
-        "call step() after backward(); an optimizer of lockstep::optim updates each parameter in backward() "
-        "after update_in_backward()");
+        "call step() after backward(); an optimizer of lockstep::optim updates each parameter in backward() after "
+        "update_in_backward()");
 }
 
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
@@ -146,8 +146,8 @@ void DistributedDataParallel::Impl::require_gradients_unchanged() const {
                        "disable update_in_backward() of the optimizer")
           : UsageError("the gradient of " + parameters_[i].name +
                            " was changed between backward() and step(), before it was averaged over the ranks",
-                       "call the optimizer's average_gradients() before changing gradients, or its "
-                       "clip_grad_norm() instead of torch's");
+                       "call the optimizer's average_gradients() before changing gradients, or its clip_grad_norm() "
+                       "instead of torch's");
 }
 
 void DistributedDataParallel::Impl::average_gradients() {

@@ -38,9 +38,8 @@ ModuleWatch::ModuleWatch(torch::nn::Module& module, std::vector<std::string> ign
   remember(model, with_buffers);
 }
 
-ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers,
-                         std::function<void()> check_model)
-    : ignored_(std::move(ignored)), check_model_(std::move(check_model)) {
+ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers)
+    : ignored_(std::move(ignored)) {
   remember(model, with_buffers);
 }
 
@@ -60,7 +59,6 @@ bool ModuleWatch::is_ignored(const std::string& name) const {
 }
 
 void ModuleWatch::check() const {
-  if (check_model_) check_model_();
   const auto module = module_.lock();
   for (const Kind& kind : kinds_) {
     for (const Known& known : kind.known)

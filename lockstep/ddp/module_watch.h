@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,9 +21,8 @@ class ModuleWatch {
  public:
   /// `ignored` are names of parameters and buffers that may change. Without `with_buffers`, all buffers may.
   ModuleWatch(torch::nn::Module& module, std::vector<std::string> ignored, bool with_buffers);
-  /// Without a module: `check_model`, unless it is empty, does what check() does for the names of a module's tensors.
-  ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers,
-              std::function<void()> check_model);
+  /// Without a module: which tensors have the names is not checked.
+  ModuleWatch(const ModelTensors& model, std::vector<std::string> ignored, bool with_buffers);
 
   /// Throws UsageError, which names the first parameter or buffer that was added, removed or replaced, or has another
   /// dtype, size or device. The names in a module that is not owned by a std::shared_ptr, or that was destroyed, are
@@ -50,7 +48,6 @@ class ModuleWatch {
 
   const std::vector<std::string> ignored_;
   std::weak_ptr<torch::nn::Module> module_;
-  std::function<void()> check_model_;
   std::vector<Kind> kinds_;
 };
 

@@ -81,10 +81,10 @@ void check_handshake(const base::net::Address& address, const Credentials& crede
     throw CommError(
         Cause::kAuthFailed, "store", -1, -1, store + " and this rank have different job keys",
         credentials.key.is_set()
-            ? "set the same LOCKSTEP_KEY_FILE on every rank, or start them with `lockstep run`, which passes a "
-              "key to them"
-            : "this rank has no key: set LOCKSTEP_KEY_FILE to the job's key file, or start the ranks with "
-              "`lockstep run`, which passes a key to them");
+            ? "set the same LOCKSTEP_KEY_FILE on every rank, or start them with `lockstep run`, which passes a key to "
+              "them"
+            : "this rank has no key: set LOCKSTEP_KEY_FILE to the job's key file, or start the ranks with `lockstep "
+              "run`, which passes a key to them");
 }
 
 /// Receives exactly `size` bytes. Throws SystemError if the connection ends.

@@ -47,8 +47,7 @@ void require_exact_sharding(const BatchRunner& batches) {
   if (!batches.is_exact())
     throw base::UsageError(
         "the validation loader has mode kPad, which repeats samples, so that means would count them twice; expected "
-        "kExact "
-        "or kDrop",
+        "kExact or kDrop",
         "Use make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
 }
 

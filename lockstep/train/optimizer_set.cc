@@ -54,8 +54,8 @@ OptimizerSet::OptimizerSet(comm::Group world, torch::nn::Module& module, const T
     entry.fused = dynamic_cast<optim::FusedOptimizer*>(entry.optimizer.get());
     if (entry.fused && master_weights_)
       throw UsageError(
-          "configure_optimizers() returned an optimizer of lockstep::optim, which does not support the float32 "
-          "master weights of precision " +
+          "configure_optimizers() returned an optimizer of lockstep::optim, which does not support the float32 master "
+          "weights of precision " +
           options_.precision + "; expected an optimizer of torch for setup.parameters()");
     if (config.schedule) entry.scheduler.emplace(*entry.optimizer, std::move(config.schedule));
     entry.schedule_by_epoch = config.schedule_by_epoch;

@@ -55,11 +55,7 @@ comm::Group init_world(const TrainerOptions& options) {
 /// Applies LOCKSTEP_NAME and LOCKSTEP_TRACE, which the launcher sets.
 TrainerOptions with_launcher_settings(TrainerOptions options, const base::Env& env) {
   if (options.name.empty()) options.name = env.lockstep_name.value_or("");
-  if (env.lockstep_trace) {
-    if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1")
-      throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; expected 0 or 1");
-    options.trace |= *env.lockstep_trace == "1" && !options.folder.empty();
-  }
+  options.trace |= env.lockstep_trace.value_or(false) && !options.folder.empty();
   return options;
 }
 

@@ -240,8 +240,8 @@ void TrainingState::check_setting(const std::string& name, const std::string& no
     throw UsageError(
         "resume: the setting \"" + name + "\" is " + now + "; expected " + then + ", as in the checkpoint " +
             found_->path(),
-        "use the saved setting, or start a new training in another directory; it can load() the weights of "
-        "the checkpoint");
+        "use the saved setting, or start a new training in another directory; it can load() the weights of the "
+        "checkpoint");
   if (world_.rank() == 0)
     base::log_warning("resume: the setting \"" + name + "\" is " + now + ", and was " + then + " in the checkpoint " +
                       found_->path() + "; the training goes on with " + (rule == SettingRule::kUsesNew ? now : then));

@@ -18,15 +18,7 @@ _before_backward: list[Callable[[], None]] = []
 _after_backward: list[Callable[[], None]] = []
 
 
-class ModuleChanged(BaseException):
-    """Tensors of a module have changed since its DistributedDataParallel was made. `take_over` makes it anew."""
-
-    def __init__(self, take_over: Callable[[], None]) -> None:
-        super().__init__()
-        self.take_over = take_over
-
-
-def around_backward(before: Callable[[], None], after: Callable[[], None]) -> None:
+def around_backward(before: Callable[[], None], after: Callable[[], None] = lambda: None) -> None:
     """Registers functions that are called before and after each backward() of Python that is not inside another one."""
     _before_backward.append(before)
     _after_backward.append(after)
@@ -48,12 +40,7 @@ class _Engine(_ImperativeEngine):
             return _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
         for function in _before_backward:
             function()
-        while True:
-            try:
-                result = _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
-                break
-            except ModuleChanged as changed:  # before anything was computed
-                changed.take_over()
+        result = _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
         for function in _after_backward:
             function()
         return result

@@ -3,12 +3,11 @@
 import atexit
 import os
 import sys
-import threading
 import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 
@@ -93,17 +92,6 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: types.T
     os._exit(code)
 
 
-def _exit(code: object = None) -> NoReturn:
-    """Replaces sys.exit(): a rank that exits with an error has not finished its part of the job. Published now, because
-    groups leave the job when the frames that own them end."""
-    global _failed
-    is_main = threading.current_thread() is threading.main_thread()  # another thread ends alone
-    if is_main and os.getpid() == _process and code not in (None, 0, PREEMPTED):
-        _failed = True
-        _C.report_failure("RANK_EXITED", f"sys.exit({code!r})", "")
-    _previous_exit(code)  # type: ignore[arg-type]  # as in sys.exit(), any object
-
-
 def check_at_end(check: Callable[[], None]) -> None:
     """At the end of the process, unless an exception ends it, calls check(), whose Error ends it as an uncaught one."""
     _checks.append(check)
@@ -126,16 +114,14 @@ def _leave() -> None:
 
 
 _previous_hook = sys.excepthook
-_previous_exit = sys.exit
 
 
 def install() -> None:
     """Takes effect once, in the process that calls it."""
-    global _previous_hook, _previous_exit, _process
+    global _previous_hook, _process
     _process = os.getpid()
     if sys.excepthook is _on_uncaught:
         return
     _previous_hook = sys.excepthook
     sys.excepthook = _on_uncaught
-    _previous_exit, sys.exit = sys.exit, _exit
     atexit.register(_leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -79,14 +80,22 @@ def _hint_for_buffer(name: str) -> str:
     )
 
 
-_all: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_all: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def _existing() -> list[DistributedDataParallel]:
+    """In the order in which they were made, which is the same on all ranks. Other threads may make more meanwhile."""
+    return [one for ref in _all.valuerefs() if (one := ref()) is not None]
+
+
 _optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """Optimizers in the order in which they were made, with the number of their steps."""
 
 
 def _owners_of(optimizer: torch.optim.Optimizer) -> list[DistributedDataParallel]:
     """Those whose gradients the optimizer uses."""
-    return [one for one in list(_all) if one._ddp is not None and one._has_parameter_of(optimizer)]
+    return [one for one in _existing() if one._is_open() and one._has_parameter_of(optimizer)]
 
 
 def _require_no_backward(optimizer: torch.optim.Optimizer) -> None:
@@ -183,22 +192,6 @@ class _Kept:
         return type(None), ()
 
 
-class _ChangeListener:
-    """Called when the tensors or modules of a module have changed."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = weakref.ref(ddp)  # the C++ object holds this one
-
-    def __call__(self) -> None:
-        ddp = self._ddp()
-        if ddp is None:
-            return
-        ddp._take_over_buffers()
-        if ddp._changes():
-            raise _engine.ModuleChanged(ddp._take_over)
-        ddp._dicts.watch(_dicts(ddp.module))  # a module without tensors was added or removed
-
-
 class DistributedDataParallel:
     """Averages the gradients of a module's parameters over the ranks of a group, as long as it exists; if the program
     drops it before the first backward(), as long as the module exists.
@@ -288,9 +281,9 @@ class DistributedDataParallel:
         self._no_sync_depth = 0
         self._accumulated_at = -1  # the number of reductions when no_sync() ended
         self._optimizer: Any = None  # a weak reference to the one of lockstep.optim
-        self._dicts = _C.ModuleDicts(_ChangeListener(self))
+        self._dicts = _C.ModuleDicts()
         self._attach()
-        _all.add(self)
+        _all[next(_numbers)] = self
         if group.size > 1:
             _unaveraged.averaged.update(map(id, module.parameters()))
         _failures.add_owner(self)
@@ -299,12 +292,11 @@ class DistributedDataParallel:
         module = self.module
         _check_module(module)
         self._known = self._facts()
-        self._ddp: Any = _C.DistributedDataParallel(
+        self._ddp = _C.DistributedDataParallel(
             list(module.named_parameters()),
             [(name, one) for name, one in module.named_buffers() if name not in self._own_buffers],
             self.group._group,
             self._options,
-            self._dicts,
             broadcast,
         )
         self._dicts.watch(_dicts(module))
@@ -313,13 +305,16 @@ class DistributedDataParallel:
         _step_counts.watch(self, own, DistributedDataParallel._count_step)
 
     def _count_step(self) -> None:
-        if self._ddp is not None:
+        if self._is_open():
             self._ddp.count_optimizer_step()
             self._ddp.on_step_end()
             _unaveraged.trains_averaged = True
 
+    def _is_open(self) -> bool:
+        return hasattr(self, "_ddp")
+
     def _close(self) -> None:
-        self._ddp = None
+        vars(self).pop("_ddp", None)
 
     def __del__(self) -> None:
         # A function may have made this object, and its caller trains the module: from now on, that owns the object.
@@ -381,6 +376,16 @@ class DistributedDataParallel:
                 changes[name] = f"was changed from {self._known[name][1]} to {now[name][1]}"
         return changes
 
+    def _take_over_changes(self) -> None:
+        """Before each backward(): takes over the changes of the module."""
+        if not self._is_open() or not self._dicts.have_changed() or not self._ddp.belongs_to_this_thread():
+            return
+        self._take_over_buffers()
+        if self._changes():
+            self._take_over()
+        else:
+            self._dicts.watch(_dicts(self.module))  # a module without tensors was added or removed
+
     def _take_over(self) -> None:
         """Makes the C++ object anew, for tensors of the module that have changed. Collective."""
         changes = self._changes()
@@ -413,7 +418,7 @@ class DistributedDataParallel:
                 raise UsageError(
                     f"{begin}, but differently on ranks 0 and {rank}{_first_difference(everyone[0], text)}", hint=hint
                 )
-        self._ddp = None
+        vars(self).pop("_ddp", None)
         self._attach(broadcast=False)  # the graph of this backward() needs the values as they are
 
     @contextlib.contextmanager
@@ -488,3 +493,11 @@ def broadcast_parameters(module: torch.nn.Module, group: Group, root: int = 0) -
     """Copies rank `root`'s parameters and buffers to all ranks. Collective."""
     with torch.no_grad():
         _C.broadcast_tensors([*module.named_parameters(), *module.named_buffers()], group._group, root)
+
+
+def _take_over_changes() -> None:
+    for one in _existing():
+        one._take_over_changes()
+
+
+_engine.around_backward(before=_take_over_changes)

@@ -58,11 +58,11 @@ class Group:
     _CLOSE_ORDER = 2
 
     def __init__(self, group: _C.Group) -> None:
-        self._group: Any = group
+        self._group = group
         _failures.add_owner(self)
 
     def _close(self) -> None:
-        self._group = None
+        del self._group
 
     def __repr__(self) -> str:
         return f"<lockstep.Group {self.name}: rank {self.rank} of {self.size}, {self.transport}>"

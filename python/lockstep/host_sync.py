@@ -1,10 +1,6 @@
 """Less traffic between hosts for torch's DistributedDataParallel."""
 
-import os
-import pathlib
-import platform
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +10,6 @@ from torch import nn
 from lockstep import _C
 from lockstep.errors import UsageError
 
-_BUCKET_BYTES = 32 << 20
 _WIRE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -50,7 +45,6 @@ class HostSync:
         self.every, self.wire_dtype = every, wire_dtype
         self._ddp = weakref.ref(ddp)  # which keeps this object
         self._size = dist.get_world_size()
-        self._num_reductions = 0  # since sync()
         self._backend = _lockstep_backend(ddp)
         if every == 1:
             if self._backend is None:
@@ -66,26 +60,26 @@ class HostSync:
         groups = [dist.new_group(ranks) for ranks in hosts]
         self._inside = groups[hosts.index(self._own)]
         self._leaders = dist.new_group([ranks[0] for ranks in hosts]) if self._backend is None else None
-        self._has_several_hosts = len(hosts) > 1
+        average = weakref.WeakMethod(self._average)  # no circle through C++
+
+        def exchange(flat: torch.Tensor, equal_on_host: bool) -> None:
+            if call := average():
+                call(flat, equal_on_host)
+
+        self._averager = _C.HostAverager(every, exchange if len(hosts) > 1 else None)
         ddp.register_comm_hook(self, _reduce_inside)
         ddp.register_forward_pre_hook(lambda ddp, _: self._sync_if_due(ddp))
 
     def sync(self) -> None:
         """Makes parameters and floating-point buffers equal on all hosts, with `every` above 1. Collective; blocks."""
-        self._num_reductions = 0
         ddp = self._ddp()
-        if self.every == 1 or not self._has_several_hosts or ddp is None:
-            return
-        with torch.no_grad():
-            for tensors, is_equal in ((ddp.module.parameters(), True), (ddp.module.buffers(), False)):
-                for bucket in _buckets(one.data for one in tensors if one.is_floating_point()):
-                    flat = torch.cat([one.reshape(-1) for one in bucket])
-                    self._average(flat, is_equal)
-                    for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-                        one.copy_(part.view_as(one))
+        if self.every > 1 and ddp is not None:
+            self._averager.average(list(ddp.module.parameters()), equal_on_host=True)
+            # A graph may have saved a buffer, which is no error, as in torch's own broadcast of buffers.
+            self._averager.average([one.data for one in ddp.module.buffers()], equal_on_host=False)
 
     def _sync_if_due(self, ddp: nn.Module) -> None:
-        if ddp.training and torch.is_grad_enabled() and self._num_reductions >= self.every:
+        if ddp.training and torch.is_grad_enabled() and self._averager.is_due():
             self.sync()
 
     def _average(self, flat: torch.Tensor, is_equal: bool) -> None:
@@ -121,7 +115,7 @@ class HostSync:
 
 def _reduce_inside(state: HostSync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     if bucket.is_last():
-        state._num_reductions += 1
+        state._averager.count_reduction()
     flat = bucket.buffer().div_(len(state._own))
     work = dist.all_reduce(flat, group=state._inside, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
@@ -163,21 +157,6 @@ def _lockstep_backend(ddp: nn.Module) -> Any:
 
 
 def _ranks_of_hosts() -> list[list[int]]:
-    """The ranks of each host: as the launcher numbers them, else by its name and the start of its kernel."""
-    own = next((f"{name}{os.environ[name]}" for name in ("GROUP_RANK", "SLURM_NODEID") if name in os.environ), None)
-    if own is None:
-        own = platform.node() + pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     names: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, own)
+    dist.all_gather_object(names, _C.host_id())
     return [[rank for rank, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
-
-
-def _buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors of one dtype and device together, of about _BUCKET_BYTES."""
-    buckets: dict[Any, list[list[torch.Tensor]]] = {}
-    for one in tensors:
-        lists = buckets.setdefault((one.dtype, one.device), [[]])
-        if sum(other.nbytes for other in lists[-1]) >= _BUCKET_BYTES:
-            lists.append([])
-        lists[-1].append(one)
-    return [bucket for lists in buckets.values() for bucket in lists if bucket]

@@ -74,9 +74,9 @@ void bind_data(py::module_& module) {
           "receive", [](const Pass& self) { return self.received->next() != nullptr; },
           "Counts the next batch as drawn; after the last one, the epoch as finished.");
   py::class_<LoaderPositions, Holder<LoaderPositions>>(module, "LoaderPositions")
-      .def(py::init([](std::uint64_t num_samples, const Group* world, std::int64_t batch_size, std::uint64_t seed,
-                       bool shuffle, const std::string& mode, bool drop_last) {
-             return Holder<LoaderPositions>(new LoaderPositions(num_samples, world,
+      .def(py::init([](std::uint64_t num_samples, const std::optional<Group>& world, std::int64_t batch_size,
+                       std::uint64_t seed, bool shuffle, const std::string& mode, bool drop_last) {
+             return Holder<LoaderPositions>(new LoaderPositions(num_samples, world ? &*world : nullptr,
                                                                 data::LoaderOptions{.batch_size = batch_size,
                                                                                     .seed = seed,
                                                                                     .shuffle = shuffle,

@@ -5,12 +5,15 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "lockstep/ddp/backward.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/ddp/replicas.h"
+#include "lockstep/job/join.h"
 #include "python/src/bindings.h"
 
 namespace lockstep::python {
@@ -22,17 +25,6 @@ using ddp::DistributedDataParallel;
 /// nanoseconds per tensor. Used with the GIL.
 class ModuleDicts {
  public:
-  /// `on_change` is called when a tensor or module has changed; it raises an exception, or accepts the change with
-  /// watch().
-  explicit ModuleDicts(py::function on_change) : on_change_(std::move(on_change)) {}
-  /// Also released by threads without the GIL.
-  static std::shared_ptr<ModuleDicts> make(py::function on_change) {
-    return {new ModuleDicts(std::move(on_change)), [](ModuleDicts* object) {
-              const py::gil_scoped_acquire gil;
-              delete object;
-            }};
-  }
-
   /// From now on, compares with the present entries of `dicts`: _parameters, _buffers and _modules of a module and of
   /// all modules in it.
   void watch(std::vector<py::dict> dicts) {
@@ -52,13 +44,8 @@ class ModuleDicts {
     }
   }
 
-  void check() const {
-    for (const Known& known : dicts_)
-      if (!is_same(known)) {
-        on_change_();
-        return;
-      }
-  }
+  /// Whether a tensor or module has changed since watch().
+  bool have_changed() const { return !std::all_of(dicts_.begin(), dicts_.end(), is_same); }
 
  private:
   struct Entry {
@@ -88,7 +75,6 @@ class ModuleDicts {
   }
 
   std::vector<Known> dicts_;
-  py::function on_change_;
 };
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -114,16 +100,12 @@ ddp::DdpOptions ddp_options(const py::dict& values) {
 }
 
 Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors buffers, const comm::Group& group,
-                                         const py::dict& options, std::shared_ptr<ModuleDicts> watch, bool broadcast) {
+                                         const py::dict& options, bool broadcast) {
   ddp::DdpOptions converted = ddp_options(options);
-  const auto check = [watch] {
-    const py::gil_scoped_acquire gil;
-    watch->check();
-  };
   const py::gil_scoped_release release;
   return Holder<DistributedDataParallel>(new DistributedDataParallel(
       ddp::ModelTensors{.parameters = std::move(parameters), .buffers = std::move(buffers), .broadcast = broadcast},
-      group, std::move(converted), check));
+      group, std::move(converted)));
 }
 
 /// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.
@@ -138,6 +120,14 @@ py::object run_backward(const std::vector<at::Tensor>& roots, const py::function
     result = run();
   });
   return result;
+}
+
+/// `exchange(flat, equal_on_host)` replaces a flat tensor by its mean; None if there is one host.
+ddp::HostAverager make_host_averager(int period, const std::optional<py::function>& exchange) {
+  ddp::HostAverager::Exchange call;
+  if (exchange)
+    call = [exchange = *exchange](const at::Tensor& flat, bool equal_on_host) { exchange(flat, equal_on_host); };
+  return {period, std::move(call), [](const at::Tensor& mean, const at::Tensor& tensor) { tensor.copy_(mean); }};
 }
 
 py::dict to_python(const comm::ReducerStats& stats) {
@@ -185,9 +175,16 @@ void bind_ddp(py::module_& module) {
              return ddp::belongs_to_this_thread(dynamic_cast<const ddp::BackwardParticipant*>(source.get()));
            })
       .def("stats", [](const DistributedDataParallel& self) { return to_python(self.stats()); });
-  py::class_<ModuleDicts, std::shared_ptr<ModuleDicts>>(module, "ModuleDicts")
-      .def(py::init(&ModuleDicts::make))
-      .def("watch", &ModuleDicts::watch);
+  py::class_<ModuleDicts>(module, "ModuleDicts")
+      .def(py::init())
+      .def("watch", &ModuleDicts::watch)
+      .def("have_changed", &ModuleDicts::have_changed);
+  py::class_<ddp::HostAverager>(module, "HostAverager")
+      .def(py::init(&make_host_averager))
+      .def("count_reduction", &ddp::HostAverager::count_reduction)
+      .def("is_due", &ddp::HostAverager::is_due)
+      .def("average", &ddp::HostAverager::average, py::arg("tensors"), py::arg("equal_on_host"));  // calls Python
+  module.def("host_id", job::host_id);
   module.def("run_backward", run_backward);
   module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });
   module.def(

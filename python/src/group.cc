@@ -162,24 +162,26 @@ std::vector<py::bytes> to_python(const std::function<std::vector<std::string>()>
 void bind_bytes(py::class_<Group, Holder<Group>>& group) {
   group
       .def("broadcast_bytes",
-           [](const Group& self, const std::string& bytes, int root, std::string name, Seconds timeout) {
-             std::string found;
+           [](const Group& self, const py::bytes& bytes, int root, std::string name, Seconds timeout) {
+             std::string found(bytes);
              {
                const py::gil_scoped_release release;
-               found = self.broadcast_bytes(bytes, root, call_options(std::move(name), timeout));
+               found = self.broadcast_bytes(found, root, call_options(std::move(name), timeout));
              }
              return py::bytes(found);
            })
       .def("leave_value",
-           [](const Group& self, const std::string& value) {
-             return to_python([&] { return GroupAccess::leave_value(self, GroupAccess::new_value_key(self), value); });
+           [](const Group& self, const py::bytes& value) {
+             const std::string text(value);
+             return to_python([&] { return GroupAccess::leave_value(self, GroupAccess::new_value_key(self), text); });
            })
       .def(
           "all_gather_bytes",
-          [](const Group& self, const std::string& bytes, std::string name, Seconds timeout, const std::string& hint) {
+          [](const Group& self, const py::bytes& bytes, std::string name, Seconds timeout, const std::string& hint) {
+            const std::string text(bytes);
             CallOptions options = call_options(std::move(name), timeout);
             options.hint = hint;
-            return to_python([&] { return self.all_gather_bytes(bytes, options); });
+            return to_python([&] { return self.all_gather_bytes(text, options); });
           },
           py::arg("bytes"), py::arg("name"), py::arg("timeout"), py::arg("hint") = "");
 }

@@ -30,13 +30,11 @@ if BACKEND:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.nn.parallel import DistributedDataParallel
-    from torch.testing._internal.common_distributed import TEST_SKIPS
     from torch.testing._internal.distributed import distributed_test as suite
 
     if BACKEND != "gloo":
         import lockstep  # noqa: F401
 
-    SKIPPED = [one.exit_code for one in TEST_SKIPS.values()]
     init, new_group, get_backend = dist.init_process_group, c10d.new_group, dist.get_backend
     get_profiling_event = suite.get_profiling_event
     get_ddp_logging_data = DistributedDataParallel._get_ddp_logging_data
@@ -53,16 +51,9 @@ if BACKEND:
             group = make(*arguments, **named)
             name = c10d._get_default_group()._get_backend(torch.device("cpu")).name()
             assert name == "lockstep", f"the default group is one of {name}"
-            if make is init:
-                sys.exit = functools.partial(end, sys.exit)
             return group
 
         return wrapper
-
-    def end(exit, code=None):
-        """sys.exit(). The tests skip by an exit code; Lockstep would take that for an error, of which it tells the
-        others before rank 0 ends."""
-        os._exit(code) if code in SKIPPED else exit(code)
 
     def events_of_lockstep(name, *arguments, **named):
         """The profiler's events of Lockstep, under the names that the tests compare."""

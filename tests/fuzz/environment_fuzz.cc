@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const std::string& line : base::split(text, '\n'))
     if (const std::size_t equals = line.find('='); equals != std::string::npos)
       variables[line.substr(0, equals)] = line.substr(equals + 1);
-  const base::Env env = base::Env::from([&](const char* name) -> base::Env::Value {
+  const base::Env env = base::Env([&](const char* name) -> base::Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : base::Env::Value(found->second);
   });

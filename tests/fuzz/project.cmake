@@ -22,16 +22,16 @@ list(FILTER sources EXCLUDE REGEX "/base/simd/")  # clang 14 lacks a name of a C
 # minutes more.
 foreach(
   name
-  launch/cli/command_line launch/cli/doctor_options launch/cli/help_layout launch/cli/host_list
-  launch/cli/host_options launch/cli/horovodrun launch/cli/interface_filter launch/cli/option_parsing
+  launch/cli/command_line launch/cli/doctor_options launch/cli/host_list
+  launch/cli/host_options launch/cli/horovodrun launch/cli/interface_filter launch/cli/option_table
   launch/cli/suggestion
   launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/host_info launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
   launch/protocol/status_messages
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
   checkpoint/safetensors/safetensors_header
-  checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle_validator
-  checkpoint/torch_file/torch_dtype checkpoint/torch_file/unpickler checkpoint/torch_file/unpickler_reduce
+  checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle
+  checkpoint/torch_file/torch_dtype checkpoint/torch_file/unpickler
   checkpoint/torch_file/zip_reader
   data/datasets/idx data/datasets/vocabulary)
   list(APPEND sources "${root}/lockstep/${name}.cc")

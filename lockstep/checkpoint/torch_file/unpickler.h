@@ -53,7 +53,7 @@ class Unpickler {
   void memo_put(std::uint64_t key);
   void memo_get(std::uint64_t key);
 
-  // Function calls (unpickler_reduce.cc).
+  // Function calls. They are not executed: each only records the value that it would return.
   void reduce();
   Pickle::Value encode_latin1(const std::vector<Index>& arguments);
   Pickle::Value rebuild_tensor(Pickle::Callable function, const std::vector<Index>& arguments);

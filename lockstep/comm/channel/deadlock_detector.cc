@@ -31,7 +31,8 @@ constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr job::ExitRecord kCleanExit{job::ExitKind::kCode, 0};
 constexpr const char* kUnevenHint =
-    "give every rank the same number of batches, or put the loop under lockstep::join()";
+    "give every rank the same number of batches, or put the loop under lockstep::join(); or the rank has exited with "
+    "an error";
 
 Deadline store_deadline() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }

@@ -125,8 +125,8 @@ void InPlaceGradientReducer::report_copies() {
   base::log_info(
       std::to_string(copied_.size()) + " of " + std::to_string(specs_.size()) +
       " gradients are copied before they are reduced, " + specs_[copied_.front()].name +
-      " first: other ranks cannot access their memory, their strides are not the parameter's, or two of them "
-      "share memory");
+      " first: other ranks cannot access their memory, their strides are not the parameter's, or two of them share "
+      "memory");
 }
 
 void InPlaceGradientReducer::consume_all(ChunkSink& sink) {

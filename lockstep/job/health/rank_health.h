@@ -56,8 +56,8 @@ struct RankHealth {
 
 /// The time limits of find_hang().
 struct HealthLimits {
-  std::chrono::milliseconds stall{30000};  ///< maximum time without a heartbeat; 0 disables the check
-  std::chrono::milliseconds hang{300000};  ///< maximum time without progress; 0 disables the check
+  std::chrono::milliseconds stall{30000};                  ///< maximum time without a heartbeat; 0 disables the check
+  std::chrono::milliseconds hang = base::kDefaultTimeout;  ///< maximum time without progress; 0 disables the check
   /// Maximum time in which a rank works without reporting progress while another rank waits; 0 disables the check.
   std::chrono::milliseconds work{1800000};
   /// Maximum time in which no process of any rank uses CPU time; 0 disables the check.

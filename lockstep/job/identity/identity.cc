@@ -221,13 +221,14 @@ std::string_view detect_source(const Env& env) {
   return env.pmix_rank ? "pmix" : "none";
 }
 
-/// Returns the source that `name`, a value of LOCKSTEP_ENV_FROM, selects.
-std::string_view parse_source(const char* variable_name, const std::string& name, const Env& env) {
+/// Returns the source that `name`, one of kRankSources, selects.
+std::string_view parse_source(const std::string& name, const Env& env) {
+  if (name == "auto") return detect_source(env);
   if (name == "pmi") return env.pmix_rank && !env.pmi_rank ? "pmix" : "pmi";
-  for (const std::string_view source : {"none", "lockstep", "torchrun", "mpi", "slurm"})
+  for (const std::string_view source : base::kRankSources)
     if (name == source) return source;
-  throw UsageError(std::string(variable_name) + " is " + base::quoted(name, 80) +
-                   "; expected auto, none, lockstep, torchrun, mpi, slurm or pmi");
+  throw UsageError("InitOptions.env_from is " + base::quoted(name, 80) + "; expected " +
+                   base::alternatives({base::kRankSources.begin(), base::kRankSources.end()}));
 }
 
 }  // namespace
@@ -237,19 +238,17 @@ std::uint16_t slurm_port(std::int64_t job, std::int64_t step) {
 }
 
 std::string_view identity_source(const Env& env) {
+  env.check();
   const std::string from = env.lockstep_env_from.value_or("auto");
-  if (from != "auto") return parse_source("LOCKSTEP_ENV_FROM", from, env);
-  const std::string_view source = detect_source(env);
-  return source == "none" ? "" : source;
+  const std::string_view source = parse_source(from, env);
+  return from == "auto" && source == "none" ? "" : source;
 }
 
 Identity identify(const Env& env, const ExplicitIdentity& given) {
   if (given.rank || given.world_size || !given.address.empty()) return from_explicit(given);
-  const bool by_program = !given.env_from.empty();
-  const std::string from = by_program ? given.env_from : env.lockstep_env_from.value_or("auto");
-  const std::string_view source =
-      from == "auto" ? detect_source(env)
-                     : parse_source(by_program ? "InitOptions.env_from" : "LOCKSTEP_ENV_FROM", from, env);
+  env.check();
+  const std::string from = !given.env_from.empty() ? given.env_from : env.lockstep_env_from.value_or("auto");
+  const std::string_view source = parse_source(from, env);
   if (source == "lockstep") {
     Identity id = from_lockstep(env);
     if (from == "auto") check_no_inner_torchrun(env, id);

@@ -28,7 +28,6 @@
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/agent/rank_process.h"
 #include "lockstep/launch/plan/job_plan.h"
-#include "lockstep/launch/plan/variable_check.h"
 #include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
@@ -135,7 +134,7 @@ std::optional<plan::JobPlan> Agent::prepare(plan::JobPlan job) {
     if (!warnings.empty()) warnings += "\n";
     if (liveness_fd_) check_interfaces(job.environment);
     process::check_startable(job.program);
-    for (const std::string& warning : plan::check_lockstep_variables(job.environment)) warnings += warning + "\n";
+    for (const std::string& warning : plan::check_variables(job.environment)) warnings += warning + "\n";
     queue_frame(protocol::FrameKind::kPrepared, -1, std::move(warnings));
     return job;
   } catch (const base::Error& error) {

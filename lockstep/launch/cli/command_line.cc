@@ -1,16 +1,15 @@
 #include "lockstep/launch/cli/command_line.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 
-#include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/timeouts.h"
+#include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/injection.h"
-#include "lockstep/launch/cli/help_layout.h"
 #include "lockstep/launch/cli/horovodrun.h"
 #include "lockstep/launch/cli/host_options.h"
-#include "lockstep/launch/cli/option_parsing.h"
+#include "lockstep/launch/cli/option_table.h"
 #include "lockstep/launch/cli/suggestion.h"
 
 namespace lockstep::launcher::cli {
@@ -40,293 +39,174 @@ const char* const kUsage =
     "lockstep --version prints the version.\n"
     "lockstep --cmake-dir prints the folder of the installed CMake package, for CMAKE_PREFIX_PATH.\n";
 
-const char* const kStatusUsage =
-    "usage: lockstep status [--json]\n"
-    "\n"
-    "Prints the ranks of your jobs: those that lockstep run has started from this host, on all their\n"
-    "hosts, and those on this host, whichever launcher started them. A rank may run any program.\n"
-    "\n"
-    "For each rank: the process and its state; its CPU time in percent of one core, over the last 0.5 to\n"
-    "2 s; and its resident memory (rss). For a rank in which lockstep::init() has returned, also: the\n"
-    "number of gradient reductions that it has started; the memory of its arena, which the other ranks of\n"
-    "the host read, in use, at its peak and resident; its current operation with the time spent in it,\n"
-    "the last operation that finished, and the ranks that have not arrived. For other ranks, the state is\n"
-    "\"no init() yet\": they run another program, or are still starting.\n"
-    "\n"
-    "Options:\n"
-    "  -h, --help                    show this text\n"
-    "  --json                        print one JSON object per rank and line, with sizes in bytes\n"
-    "  Example: lockstep status --json\n";
-
 const char* const kRunUsage = "lockstep run [options] [--] program [arguments...]";
 
-constexpr const char* kProgramGroup = "What to run";
-constexpr const char* kDeviceGroup = "GPUs and cores";
-constexpr const char* kOutputGroup = "Output";
-constexpr const char* kFailureGroup = "Failures";
-constexpr const char* kTestGroup = "Testing";
-
-/// The options as text. CLI11 only splits the command line. The functions below check the values, so that all messages
-/// have the same form.
-struct RawRunOptions {
-  RawHostOptions hosts;
-  std::string gpus, ranks, transport, hang_timeout, work_timeout, idle_timeout, host_timeout, stall_timeout,
-      join_timeout, bind, output, name, inject, stdin_ranks, grace, fail_grace, max_restarts, restart_pause, min_hosts;
-};
-
-void declare_program_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
-  begin_option_group(app, kProgramGroup);
-  app.set_help_flag("-h,--help", "show this text");
-  declare_option(app, "-n,--ranks", raw.ranks, "N",
-                 "number of ranks, 1 to 4096, also -np (default: all slots of the hosts; a host without slots gets one "
-                 "rank per visible GPU, else one per physical core)");
-  app.add_option("-x,--export", run.exports,
-                 "set this variable for the ranks on all hosts, to VALUE or to its value here; may be repeated")
-      ->type_name("NAME[=VALUE]")
-      ->expected(1)
-      ->take_all();
-  app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
-               "append --local_rank=K, or --NAME=K, to the arguments of the rank with local rank K")
-      ->type_name("[=NAME]");
-  declare_option(app, "--transport", raw.transport, "NAME",
-                 "how ranks exchange data: auto (default), self, shm, hierarchy, tcp, mpi or nccl");
-}
-
-void declare_run_host_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
-  declare_host_options(app, raw.hosts);
-  app.add_flag("--ship", run.ship,
-               "copy lockstep, and the folder of a Python script or else a program given as a path, to hosts that lack "
-               "them: to ~/.cache/lockstep, compared by content");
-  app.add_option("--slurm-step", run.slurm_step)->group("");  // set by launch() only
-}
-
-void declare_device_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
-  begin_option_group(app, kDeviceGroup);
-  declare_option(app, "--gpus", raw.gpus, "LIST",
-                 "GPUs that ranks may use, in the form of CUDA_VISIBLE_DEVICES; local rank K uses the K-th");
-  app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
-  app.add_flag("--share-gpus", run.share_gpus,
-               "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
-  declare_option(app, "--bind", raw.bind, "MODE",
-                 "cores of its own for each rank: auto (default): unless a Python program would get only one; cores: "
-                 "always; none: never");
-}
-
-void declare_output_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
-  begin_option_group(app, kOutputGroup);
-  declare_option(app, "--stdin", raw.stdin_ranks, "RANKS",
-                 "the ranks that read the standard input of lockstep: none (default), 0 or all; the others read "
-                 "/dev/null");
-  declare_option(app, "--output", raw.output, "DIR",
-                 "also write the output of each rank to DIR/rank.N.out and DIR/rank.N.err");
-  app.add_flag("--quiet-ranks", run.quiet_ranks, "print the output of rank 0 only");
-  declare_option(app, "--name", raw.name, "NAME",
-                 "name of the run (default: the program's name and the time); a Trainer's files and the stacks of "
-                 "hanging ranks go to runs/NAME");
-  app.add_flag("--trace", run.trace,
-               "let a Trainer write trace.json, for Perfetto and chrome://tracing: the latest steps of all ranks, with "
-               "each gradient bucket");
-}
-
-void declare_failure_options(CLI::App& app, RawRunOptions& raw) {
-  begin_option_group(app, kFailureGroup);
-  declare_option(app, "--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
-  declare_option(
-      app, "--fail-grace", raw.fail_grace, "SECONDS",
-      "from SIGTERM to SIGKILL after a rank has failed, and for processes that outlive their rank (default 2)");
-  declare_option(app, "--max-restarts", raw.max_restarts, "N",
-                 "restart all ranks, at most N times, after failures that may be transient, such as a killed rank or a "
-                 "lost host (default 0)");
-  declare_option(app, "--restart-pause", raw.restart_pause, "SECONDS",
-                 "pause before a restart (default 1); it doubles with each restart, up to 60, and is reset by a newer "
-                 "checkpoint");
-  declare_option(app, "--min-hosts", raw.min_hosts, "M",
-                 "restart with fewer ranks if at least M hosts are left; failed hosts are not used for a while "
-                 "(default: all hosts)");
-  declare_option(app, "--join-timeout", raw.join_timeout, "SECONDS",
-                 "time limit for all ranks to join the job (default 60)");
-  declare_option(app, "--hang-timeout", raw.hang_timeout, "SECONDS",
-                 "end the job if no rank makes progress for this long (default 300; 0: no limit, for a debugger)");
-  declare_option(app, "--work-timeout", raw.work_timeout, "SECONDS",
-                 "end the job if a rank works for this long without reporting progress while others wait for it "
-                 "(default 1800; 0: no limit)");
-  declare_option(app, "--idle-timeout", raw.idle_timeout, "SECONDS",
-                 "end the job if no process of any rank uses CPU time for this long; for programs that use neither "
-                 "Lockstep nor torch.distributed (default 0: no limit)");
-  declare_option(app, "--stall-timeout", raw.stall_timeout, "SECONDS",
-                 "end the job if a rank sends no heartbeat for this long (default 30; 0: no limit)");
-  declare_option(app, "--host-timeout", raw.host_timeout, "SECONDS",
-                 "end the job if one host receives no packet from another for this long (1 to 3600, default 5); a "
-                 "shorter cut of the network only delays the job");
-}
-
-void declare_test_options(CLI::App& app, RawRunOptions& raw) {
-  begin_option_group(app, kTestGroup);
-  declare_option(app, "--inject", raw.inject, "KIND@rank=R,step=S",
-                 "inject a fault into rank R's S-th gradient reduction; KIND is kill, stop, segv, loop, throw, desync, "
-                 "corrupt (a NaN in a gradient), flip (one bit of a mean) or slow");
-}
-
-void declare_run_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
-  declare_program_options(app, raw, run);
-  declare_run_host_options(app, raw, run);
-  declare_device_options(app, raw, run);
-  declare_output_options(app, raw, run);
-  declare_failure_options(app, raw);
-  declare_test_options(app, raw);
-  app.footer(
-      "Each line of a rank's output begins with [rank]. The exit code is that of the first rank that failed, or 128 + "
-      "N "
-      "if signal N ended it; 64 means that nothing was started. Ctrl-C stops all ranks, and a second Ctrl-C kills "
-      "them.");
-  set_help_layout(app, {.usage = kRunUsage,
-                        .examples = {
-                            {kProgramGroup, "lockstep run -n 4 ./train --epochs 3"},
-                            {kHostGroup, "lockstep run -H alpha:4,beta:4 --ship ./train"},
-                            {kDeviceGroup, "lockstep run -n 2 --gpus 4,5 python train.py"},
-                            {kOutputGroup, "lockstep run -n 4 --name baseline --output logs --quiet-ranks ./train"},
-                            {kFailureGroup, "lockstep run -H alpha:4,beta:4 --max-restarts 5 --min-hosts 1 ./train"},
-                            {kTestGroup, "lockstep run -n 4 --inject kill@rank=2,step=100 ./train"},
-                        }});
-}
-
-/// Checks that `list` holds numbers or UUIDs of devices, separated by commas.
-const std::string& checked_gpus(const std::string& list) {
+bool is_gpu_list(std::string_view list) {
   const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '/'; };
-  for (const std::string& one : base::split(list, ','))
-    if (one.empty() || one.size() > 64 || one[0] == '-' || !std::all_of(one.begin(), one.end(), allowed))
-      throw base::UsageError("--gpus is " + base::quoted(list, 80) +
-                             "; expected numbers or UUIDs of GPUs, separated by commas");
-  return list;
+  for (const std::string& gpu : base::split(list, ','))
+    if (gpu.empty() || gpu.size() > 64 || gpu[0] == '-' || !std::all_of(gpu.begin(), gpu.end(), allowed)) return false;
+  return true;
 }
 
-void check_argument_name(const std::string& name) {
-  for (const char c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
-      throw base::UsageError("--pass-local-rank is " + base::quoted(name, 80) +
-                             "; expected letters, digits, '_' and '-'");
+bool is_name_of_argument(std::string_view name) {
+  return std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
 }
 
-/// Checks that `name` is one path component, because it becomes a directory below runs/.
-std::string checked_name(const std::string& name) {
-  const auto allowed = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
-  };
-  if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-' ||
-      !std::all_of(name.begin(), name.end(), allowed))
-    throw base::UsageError(
-        "--name is " + base::quoted(name, 80) +
-        "; expected 1 to 128 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'");
-  return name;
+void add_program_options(OptionTable& table, RunOptions& run) {
+  table.group("What to run", "lockstep run -n 4 ./train --epochs 3");
+  table.option("-n,--ranks", run.ranks, integer(1, kMaxRanks),
+               "number of ranks, 1 to 4096, also -np (default: all slots of the hosts; a host without slots gets one "
+               "rank per visible GPU, else one per physical core)");
+  table.list("-x,--export", run.exports,
+             text(
+                 "NAME[=VALUE]", [](std::string_view variable) { return !variable.empty() && variable[0] != '='; },
+                 "NAME or NAME=VALUE"),
+             "set this variable for the ranks on all hosts, to VALUE or to its value here; may be repeated");
+  table.optional_value("--pass-local-rank", run.local_rank_argument,
+                       text("NAME", is_name_of_argument, "letters, digits, '_' and '-'"), "local_rank",
+                       "append --local_rank=K, or --NAME=K, to the arguments of the rank with local rank K");
+  table.option("--transport", run.transport, choice_of("NAME", base::kTransports), "how ranks exchange data: {values}",
+               "auto");
+  add_host_options(table, run, "lockstep run -H alpha:4,beta:4 --ship ./train");
+  table.flag("--ship", run.ship,
+             "copy lockstep, and the folder of a Python script or else a program given as a path, to hosts that lack "
+             "them: to ~/.cache/lockstep, compared by content");
+  table.internal("--slurm-step", run.slurm_step);  // set by launch() only
 }
 
-void check_restarts(const CLI::App& app, const RawRunOptions& raw, RunOptions& run) {
-  if (is_given(app, "--max-restarts"))
-    run.max_restarts = static_cast<int>(base::parse_int_in_range("--max-restarts", raw.max_restarts, 0, kMaxRestarts));
-  for (const char* name : {"--restart-pause", "--min-hosts"})
-    if (is_given(app, name) && !is_given(app, "--max-restarts"))
-      throw base::UsageError(std::string("lockstep run: ") + name + " requires --max-restarts");
-  if (is_given(app, "--min-hosts"))
-    run.min_hosts = static_cast<int>(base::parse_int_in_range("--min-hosts", raw.min_hosts, 1, kMaxHosts));
-  if (!is_given(app, "--restart-pause")) return;
-  if (base::parse_double(raw.restart_pause).value_or(-1) > kMaxRestartPause)
-    throw base::UsageError("--restart-pause is " + base::quoted(raw.restart_pause, 80) + "; expected seconds, 0 to 60");
-  run.restart_pause = milliseconds("--restart-pause", raw.restart_pause);
+void add_device_options(OptionTable& table, RunOptions& run) {
+  table.group("GPUs and cores", "lockstep run -n 2 --gpus 4,5 python train.py");
+  table.option("--gpus", run.gpus, text("LIST", is_gpu_list, "numbers or UUIDs of GPUs, separated by commas"),
+               "GPUs that ranks may use, in the form of CUDA_VISIBLE_DEVICES; local rank K uses the K-th");
+  table.flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
+  table.flag("--share-gpus", run.share_gpus,
+             "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
+  table.option("--bind", run.bind,
+               choice<Bind>("MODE", {{"auto", Bind::kAuto}, {"cores", Bind::kCores}, {"none", Bind::kNone}}),
+               "cores of its own for each rank: {default} (default): unless a Python program would get only one; "
+               "cores: always; none: never");
 }
 
-void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions& run) {
-  const auto given = [&](const char* name) { return is_given(app, name); };
-  if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in_range("-n", raw.ranks, 1, kMaxRanks));
-  check_host_options(app, "run", raw.hosts, run);
-  for (const std::string& variable : run.exports)
-    if (variable.empty() || variable[0] == '=')
-      throw base::UsageError("-x is " + base::quoted(variable, 80) + "; expected NAME or NAME=VALUE");
-  if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
-  if (given("--transport"))
-    run.transport =
-        check_one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"});
-  if (given("--bind")) {
-    const std::string bind = check_one_of("--bind", raw.bind, {"auto", "cores", "none"});
-    run.bind = bind == "cores" ? Bind::kCores : bind == "none" ? Bind::kNone : Bind::kAuto;
-  }
-  if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
-  if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);
-  const auto keep = [&](const char* name, const std::string& text, std::string& kept) {
-    if (!given(name)) return;
-    seconds(name, text, 1e-3);
-    kept = text;
-  };
-  keep("--join-timeout", raw.join_timeout, run.join_timeout);
-  if (given("--hang-timeout")) run.hang_timeout = milliseconds("--hang-timeout", raw.hang_timeout);
-  if (given("--work-timeout")) run.work_timeout = milliseconds("--work-timeout", raw.work_timeout);
-  if (given("--idle-timeout")) run.idle_timeout = milliseconds("--idle-timeout", raw.idle_timeout);
-  if (given("--stall-timeout")) run.stall_timeout = milliseconds("--stall-timeout", raw.stall_timeout);
-  if (given("--host-timeout"))
-    run.host_timeout = std::chrono::seconds(base::parse_int_in_range("--host-timeout", raw.host_timeout, 1, 3600));
-  check_restarts(app, raw, run);
-  if (given("--inject")) {
-    job::parse_injection("--inject", raw.inject);
-    run.inject = raw.inject;
-  }
-  if (given("--name")) run.name = checked_name(raw.name);
-  if (given("--stdin")) {
-    const std::string ranks = check_one_of("--stdin", raw.stdin_ranks, {"none", "0", "all"});
-    run.stdin_ranks = ranks == "all" ? StdinRanks::kAll : ranks == "0" ? StdinRanks::kRankZero : StdinRanks::kNone;
-  }
-  if (given("--output")) run.output_dir = check_not_empty("--output", raw.output, "the path of a directory");
-  check_argument_name(run.local_rank_argument);
+void add_output_options(OptionTable& table, RunOptions& run) {
+  table.group("Output", "lockstep run -n 4 --name baseline --output logs --quiet-ranks ./train");
+  table.option("--stdin", run.stdin_ranks,
+               choice<StdinRanks>(
+                   "RANKS", {{"none", StdinRanks::kNone}, {"0", StdinRanks::kRankZero}, {"all", StdinRanks::kAll}}),
+               "the ranks that read the standard input of lockstep: {values}; the others read /dev/null");
+  table.option("--output", run.output_dir, text("DIR", "the path of a directory"),
+               "also write the output of each rank to DIR/rank.N.out and DIR/rank.N.err");
+  table.flag("--quiet-ranks", run.quiet_ranks, "print the output of rank 0 only");
+  table.option("--name", run.name, plain_name(),
+               "name of the run (default: the program's name and the time); a Trainer's files and the stacks of "
+               "hanging ranks go to runs/NAME");
+  table.flag("--trace", run.trace,
+             "let a Trainer write trace.json, for Perfetto and chrome://tracing: the latest steps of all ranks, with "
+             "each gradient bucket");
+}
+
+void add_failure_options(OptionTable& table, RunOptions& run) {
+  const job::health::HealthLimits limits;
+  table.group("Failures", "lockstep run -H alpha:4,beta:4 --max-restarts 5 --min-hosts 1 ./train");
+  table.option("--grace", run.grace, seconds(), "from SIGTERM to SIGKILL when you stop the job (default {default})");
+  table.option(
+      "--fail-grace", run.fail_grace, seconds(),
+      "from SIGTERM to SIGKILL after a rank has failed, and for processes that outlive their rank (default {default})");
+  table.option("--max-restarts", run.max_restarts, integer(0, kMaxRestarts),
+               "restart all ranks, at most N times, after failures that may be transient, such as a killed rank or a "
+               "lost host (default {default})");
+  table.option("--restart-pause", run.restart_pause, seconds(0, kMaxRestartPause),
+               "pause before a restart (default {default}); it doubles with each restart, up to 60, and is reset by a "
+               "newer checkpoint");
+  table.option("--min-hosts", run.min_hosts, integer(1, kMaxHosts).named("M"),
+               "restart with fewer ranks if at least M hosts are left; failed hosts are not used for a while (default: "
+               "all hosts)");
+  table.require("--restart-pause", "--max-restarts");
+  table.require("--min-hosts", "--max-restarts");
+  table.option("--join-timeout", run.join_timeout, seconds(1e-3),
+               "time limit for all ranks to join the job (default {default})", base::kDefaultJoinTimeout);
+  table.option("--hang-timeout", run.hang_timeout, seconds(),
+               "end the job if no rank makes progress for this long (default {default}; 0: no limit, for a debugger)",
+               limits.hang);
+  table.option("--work-timeout", run.work_timeout, seconds(),
+               "end the job if a rank works for this long without reporting progress while others wait for it (default "
+               "{default}; 0: no limit)",
+               limits.work);
+  table.option("--idle-timeout", run.idle_timeout, seconds(),
+               "end the job if no process of any rank uses CPU time for this long; for programs that use neither "
+               "Lockstep nor torch.distributed (default {default}: no limit)");
+  table.option("--stall-timeout", run.stall_timeout, seconds(),
+               "end the job if a rank sends no heartbeat for this long (default {default}; 0: no limit)", limits.stall);
+  table.option("--host-timeout", run.host_timeout, whole_seconds(1, 3600),
+               "end the job if one host receives no packet from another for this long (1 to 3600, default {default}); "
+               "a shorter cut of the network only delays the job",
+               base::kPeerHostTimeout);
+}
+
+void add_run_options(OptionTable& table, RunOptions& run) {
+  add_program_options(table, run);
+  add_device_options(table, run);
+  add_output_options(table, run);
+  add_failure_options(table, run);
+  table.group("Testing", "lockstep run -n 4 --inject kill@rank=2,step=100 ./train");
+  table.option("--inject", run.inject,
+               checked_text("KIND@rank=R,step=S",
+                            [](const char* what, const std::string& fault) { job::parse_injection(what, fault); }),
+               "inject a fault into rank R's S-th gradient reduction; KIND is kill, stop, segv, loop, throw, desync, "
+               "corrupt (a NaN in a gradient), flip (one bit of a mean) or slow");
+  table.footer(
+      "Each line of a rank's output begins with [rank]. The exit code is that of the first rank that failed, or 128 + "
+      "N if signal N ended it; 64 means that nothing was started. Ctrl-C stops all ranks, and a second Ctrl-C kills "
+      "them.");
 }
 
 CommandLine parse_run(std::vector<std::string> words) {
   CommandLine command;
-  RawRunOptions raw;
-  CLI::App app("Starts N ranks of a program on one or several hosts, and ends all of them when one fails.");
-  declare_run_options(app, raw, command.run);
-
-  auto program = parse_options(app, "run", std::move(words));
+  OptionTable table("lockstep run", kRunUsage,
+                    "Starts N ranks of a program on one or several hosts, and ends all of them when one fails.");
+  add_run_options(table, command.run);
+  auto program = table.parse(std::move(words));
   if (!program) {
-    command.text = app.help();
+    command.text = table.help();
     return command;
   }
-  check_run_options(app, raw, command.run);
-
   command.run.command = std::move(*program);
   if (command.run.command.empty() || command.run.command.front().empty())
-    throw base::UsageError(std::string("lockstep run: no program given; expected ") + kRunUsage);
+    throw table.error(std::string("no program given; expected ") + kRunUsage);
   command.subcommand = Subcommand::kRun;
   return command;
 }
 
-CommandLine parse_status(const std::vector<std::string>& words) {
-  if (words.empty()) return {Subcommand::kStatus, {}, "", {}};
-  if (words.size() == 1 && words[0] == "--json") return {Subcommand::kStatus, {}, "", {}, true};
-  if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h"))
-    return {Subcommand::kPrint, {}, kStatusUsage, {}};
-  throw base::UsageError("lockstep status: unknown argument " + base::quoted(words.back(), 80) +
-                         "; expected --json or --help");
+CommandLine parse_status(std::vector<std::string> words) {
+  CommandLine command{.subcommand = Subcommand::kStatus};
+  OptionTable table(
+      "lockstep status", "lockstep status [--json]",
+      "Prints the ranks of your jobs: those that lockstep run has started from this host, on all their hosts, and "
+      "those on this host, whichever launcher started them. A rank may run any program.\n"
+      "\n"
+      "For each rank: the process and its state; its CPU time in percent of one core, over the last 0.5 to 2 s; and "
+      "its resident memory (rss). For a rank in which lockstep::init() has returned, also: the number of gradient "
+      "reductions that it has started; the memory of its arena, which the other ranks of the host read, in use, at its "
+      "peak and resident; its current operation with the time spent in it, the last operation that finished, and the "
+      "ranks that have not arrived. For other ranks, the state is \"no init() yet\": they run another program, or are "
+      "still starting.");
+  table.group("Options", "lockstep status --json");
+  table.flag("--json", command.json, "print one JSON object per rank and line, with sizes in bytes");
+  return table.parse_options_only(std::move(words)) ? command : CommandLine{.text = table.help()};
 }
 
 /// Parses the options of `lockstep agent`, which only the launcher executes.
-CommandLine parse_agent(const std::vector<std::string>& words) {
+CommandLine parse_agent(std::vector<std::string> words) {
   CommandLine command{.subcommand = Subcommand::kAgent};
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--guarded")
-      command.agent.guarded = true;
-    else if (words[i] == "--slurm-step" && i + 1 < words.size())
-      command.agent.slurm_step = words[++i];
-    else if (words[i] == "--staged-program" && i + 1 < words.size())
-      command.agent.staged_program = words[++i];
-    else if (words[i] == "--staged-script" && i + 1 < words.size())
-      command.agent.staged_script = words[++i];
-    else if (words[i] == "--staged-hook" && i + 1 < words.size())
-      command.agent.staged_hook = words[++i];
-    else if (words[i] == "--wait-in-step" && i + 1 < words.size())
-      command.agent.waits_in_step = words[++i];
-    else
-      throw base::UsageError("lockstep agent: unknown option " + base::quoted(words[i], 80) +
-                             "; lockstep run starts the agents itself");
-  }
-  return command;
+  OptionTable table("lockstep agent", "lockstep agent [options]",
+                    "Runs the agent of a host; lockstep run starts the agents itself.");
+  table.group("Options", "lockstep agent");
+  table.flag("--guarded", command.agent.guarded, "");
+  table.internal("--slurm-step", command.agent.slurm_step);
+  table.internal("--staged-program", command.agent.staged_program);
+  table.internal("--staged-script", command.agent.staged_script);
+  table.internal("--staged-hook", command.agent.staged_hook);
+  table.internal("--wait-in-step", command.agent.waits_in_step);
+  return table.parse_options_only(std::move(words)) ? command : CommandLine{.text = table.help()};
 }
 
 /// Treats `lockstep help run` as `lockstep run --help`.

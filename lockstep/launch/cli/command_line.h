@@ -31,7 +31,7 @@ struct RunOptions : HostOptions {
   bool isolate_gpus = false;              ///< each rank sees only its own GPU
   bool share_gpus = false;                ///< several ranks may use one GPU
   std::string transport = {};             ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
-  std::string join_timeout = {};          ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
+  std::optional<std::chrono::milliseconds> join_timeout = {};  ///< LOCKSTEP_JOIN_TIMEOUT for the ranks
   /// Maximum time without progress of any rank. 0: no limit; default 300 s.
   std::optional<std::chrono::milliseconds> hang_timeout = {};
   /// How long a host may send no packet; default base::kPeerHostTimeout.

@@ -8,13 +8,10 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/host_list.h"
 
-namespace CLI {
-class App;
-}
-
 namespace lockstep::launcher::cli {
 
-/// The checked options.
+class OptionTable;
+
 struct HostOptions {
   /// Empty: all hosts of our SLURM allocation, or this host if there is no allocation.
   std::vector<HostSpec> hosts = {};
@@ -29,21 +26,8 @@ struct HostOptions {
   std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };
 
-/// The options as text, before check_host_options() has checked them.
-struct RawHostOptions {
-  std::string hosts = {}, host_file = {}, env_from = {}, remote_path = {}, connect_timeout = {}, interface = {},
-              cwd = {};
-};
-
-inline constexpr const char* kHostGroup = "Hosts";  ///< heading of these options in a help text
-
-/// Declares -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd in the group
-/// kHostGroup. Parsing writes to `raw`, which must exist until then.
-void declare_host_options(CLI::App& app, RawHostOptions& raw);
-
-/// Checks the options that are on the command line and stores them in `options`. Reads the file that --hostfile names.
-/// Throws UsageError or FormatError; `subcommand` is part of the message.
-void check_host_options(const CLI::App& app, const std::string& subcommand, const RawHostOptions& raw,
-                        HostOptions& options);
+/// Adds -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd in a group of their own.
+/// Parsing reads the file that --hostfile names, and throws a FormatError for an error in it.
+void add_host_options(OptionTable& table, HostOptions& options, const std::string& example);
 
 }  // namespace lockstep::launcher::cli

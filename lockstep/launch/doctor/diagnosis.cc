@@ -172,8 +172,8 @@ class HostDiagnosis {
                      : time_text(apart) + (clock_offset > 0 ? " ahead of this host's" : " behind this host's"),
         severity == Severity::kOk
             ? ""
-            : "run timedatectl set-ntp true (or chronyd) there and here: otherwise times of logs, "
-              "files and certificates do not match");
+            : "run timedatectl set-ntp true (or chronyd) there and here: otherwise times of logs, files and "
+              "certificates do not match");
   }
 
   /// Checks to which address the host's own name resolves, because other libraries listen on that address.

@@ -187,21 +187,18 @@ std::string staging_script(const std::vector<StagedFile>& files, const std::vect
   // that is there already may be damaged, so its checksum is compared. What was unpacked from an archive stays:
   // others may use it. A file of it that was changed since is renamed, and unpacked again.
   std::string script =
-      "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
-      "is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; }; "
-      "put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; "
-      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && "
-      "chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; "
-      "sums() { LC_ALL=C tar --quoting-style=literal -tf \"$1\" | grep -v \"/\\$\" | tr \"\\n\" \"\\0\" | "
-      "(cd \"$2\" && LC_ALL=C xargs -0 cksum) 2>/dev/null; }; "
-      "repair() { sums \"$1\" \"$2\" >\"$3.$$\"; if ! cmp -s \"$3\" \"$3.$$\"; then "
-      "grep -Fxv -f \"$3\" \"$3.$$\" | cut -d\" \" -f3- | while IFS= read -r f; do mv -f \"$2/$f\" \"$2/$f.changed\"; "
-      "done; tar -xf \"$1\" -C \"$2\" && sums \"$1\" \"$2\" >\"$3\"; fi; rm -f \"$3.$$\"; }; "
-      "unpack() { a=$c/$1/$2; s=$c/$1/files.sums; d=$c/$1/" +
+      "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; is() { [ \"$(cksum <\"$1\")\" = \"$2 $3\" ]; "
+      "}; put() { f=$c/$1/$2; if [ -x \"$f\" ] && is \"$f\" $4 $3; then echo y; return; fi; mkdir -p \"$c/$1\" && "
+      "t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && is \"$t\" $4 $3 && chmod 700 \"$t\" && mv -f "
+      "\"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; sums() { LC_ALL=C tar --quoting-style=literal -tf \"$1\" | "
+      "grep -v \"/\\$\" | tr \"\\n\" \"\\0\" | (cd \"$2\" && LC_ALL=C xargs -0 cksum) 2>/dev/null; }; repair() { sums "
+      "\"$1\" \"$2\" >\"$3.$$\"; if ! cmp -s \"$3\" \"$3.$$\"; then grep -Fxv -f \"$3\" \"$3.$$\" | cut -d\" \" -f3- | "
+      "while IFS= read -r f; do mv -f \"$2/$f\" \"$2/$f.changed\"; done; tar -xf \"$1\" -C \"$2\" && sums \"$1\" "
+      "\"$2\" >\"$3\"; fi; rm -f \"$3.$$\"; }; unpack() { a=$c/$1/$2; s=$c/$1/files.sums; d=$c/$1/" +
       std::string(kFolderName) +
-      "; if [ -d \"$d\" ]; then [ $3 = 1 ] || repair \"$a\" \"$d\" \"$s\"; return; fi; "
-      "t=$(mktemp -d \"$c/$1/.XXXXXX\") && tar -xf \"$a\" -C \"$t\" && sums \"$a\" \"$t\" >\"$t.s\" && "
-      "mv -f \"$t.s\" \"$s\" && mv -T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
+      "; if [ -d \"$d\" ]; then [ $3 = 1 ] || repair \"$a\" \"$d\" \"$s\"; return; fi; t=$(mktemp -d "
+      "\"$c/$1/.XXXXXX\") && tar -xf \"$a\" -C \"$t\" && sums \"$a\" \"$t\" >\"$t.s\" && mv -f \"$t.s\" \"$s\" && mv "
+      "-T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
   for (const StagedFile& one : files) {
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
               std::to_string(posix_checksum(one.content)) + "; ";

@@ -6,9 +6,12 @@
 #include <numeric>
 #include <optional>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
+#include "lockstep/job/injection.h"
+#include "lockstep/launch/cli/suggestion.h"
 
 namespace lockstep::launcher::plan {
 namespace {
@@ -27,6 +30,13 @@ std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds l
   std::snprintf(text, sizeof text, "%.15g",
                 limit.count() == 0 ? 0 : static_cast<double>((limit + later).count()) / 1000);
   return text;
+}
+
+base::Env env_of(const process::Environment& environment) {
+  return base::Env([&](const char* name) -> base::Env::Value {
+    const auto value = process::find_variable(environment, name);
+    return value ? base::Env::Value(*value) : std::nullopt;
+  });
 }
 
 int count_ranks(const std::vector<Node>& nodes) {
@@ -59,7 +69,8 @@ process::Environment shared_environment(const cli::RunOptions& options, const La
   if (!options.name.empty()) environment.push_back("LOCKSTEP_NAME=" + options.name);
   if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
-  if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
+  if (options.join_timeout)
+    environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + seconds(*options.join_timeout, std::chrono::seconds(0)));
   if (options.host_timeout)
     environment.push_back("LOCKSTEP_HOST_TIMEOUT=" + seconds(*options.host_timeout, std::chrono::seconds(0)));
   // The ranks' time limit is longer than the launcher's, so that the launcher, which monitors all ranks, acts first.
@@ -273,17 +284,28 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
 
 job::health::HealthLimits health_limits(const cli::RunOptions& options, const process::Environment& environment) {
   job::health::HealthLimits limits;
-  const auto variable = process::find_variable(environment, "LOCKSTEP_TIMEOUT");
-  const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
-  if (seconds && *seconds >= 0 && *seconds < 1e7)
-    limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
-  limits.hang = options.hang_timeout.value_or(limits.hang);
+  limits.hang = options.hang_timeout.value_or(env_of(environment).lockstep_timeout.value_or(limits.hang));
   limits.judge_last_rank = options.hang_timeout.has_value();  // an explicit limit applies to the last rank too
   limits.work = options.work_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.work);
   limits.judge_last_work = options.work_timeout.has_value();
   limits.idle = options.idle_timeout;
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
+}
+
+std::vector<std::string> check_variables(const process::Environment& environment) {
+  const base::Env env = env_of(environment);
+  env.check();
+  if (env.lockstep_inject) job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
+  const std::vector<std::string>& known = env.lockstep_names();
+  std::vector<std::string> warnings;
+  for (const std::string& variable : environment) {
+    const std::string name(process::variable_name(variable));
+    const bool is_ours = name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_TEST_");
+    if (is_ours && std::find(known.begin(), known.end(), name) == known.end())
+      warnings.push_back("the variable " + base::quoted(name, 80) + " does not exist" + cli::suggestion(name, known));
+  }
+  return warnings;
 }
 
 int default_ranks(const cli::RunOptions& options, const LaunchContext& context, const Node& node) {

@@ -116,6 +116,10 @@ std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 /// `environment`.
 job::health::HealthLimits health_limits(const cli::RunOptions& options, const process::Environment& environment);
 
+/// Checks the LOCKSTEP_ variables of a rank before it starts. Throws the UsageError that init() would throw. Returns a
+/// warning for each variable that does not exist; names that begin with LOCKSTEP_TEST_ are left alone.
+std::vector<std::string> check_variables(const process::Environment& environment);
+
 /// Returns how many bytes of one stream of one rank may be on their way between the rank's pipe and their destination.
 /// An agent then stops reading the pipe until the launcher acknowledges some. 8 to 256 KiB, and at most 32 MiB for the
 /// streams of all ranks together up to 2048 ranks.

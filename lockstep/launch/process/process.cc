@@ -1,17 +1,59 @@
 #include "lockstep/launch/process/process.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <map>
+#include <memory>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/proc_stat.h"
 
 namespace lockstep::launcher::process {
+namespace {
+
+std::map<pid_t, pid_t> all_parents() {
+  std::map<pid_t, pid_t> parents;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
+  if (!directory) return parents;
+  while (const dirent* entry = ::readdir(directory.get()))
+    if (const auto pid = base::parse_int(entry->d_name))
+      if (const auto stat = base::read_proc_stat(static_cast<pid_t>(*pid)))
+        parents[static_cast<pid_t>(*pid)] = stat->parent;
+  return parents;
+}
+
+std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
+  const std::map<pid_t, pid_t> parents = all_parents();
+  const pid_t self = ::getpid();
+  const auto below_us = [&](pid_t pid) {
+    // The number of hops is bounded, because pids that are reused while /proc is read could form a cycle.
+    for (std::size_t hops = 0; hops < parents.size(); ++hops) {
+      if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
+      const auto entry = parents.find(pid);
+      if (entry == parents.end()) return false;
+      if (entry->second == self) return true;
+      pid = entry->second;
+    }
+    return false;
+  };
+  std::vector<pid_t> found;
+  for (const auto& [pid, parent] : parents)
+    if (below_us(pid)) found.push_back(pid);
+  return found;
+}
+
+}  // namespace
+
 void open_standard_descriptors() {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
@@ -60,6 +102,32 @@ std::optional<ReapedChild> try_reap() {
   while (reaped.pid < 0 && errno == EINTR);
   if (reaped.pid < 0) return std::nullopt;
   return reaped;
+}
+
+void check_proc() {
+  char text[32];
+  const ssize_t size = ::readlink("/proc/self", text, sizeof text);
+  if (size > 0 && std::string_view(text, static_cast<std::size_t>(size)) == std::to_string(::getpid())) return;
+  throw base::UsageError("/proc does not show the processes of this PID namespace",
+                         "mount it there (mount -t proc proc /proc), or start the container with a /proc of its own");
+}
+
+std::vector<pid_t> descendants() { return descendants_except({}); }
+
+std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline) {
+  for (;;) {
+    while (const auto reaped = try_reap())
+      if (reaped->pid == 0) break;
+    const std::vector<pid_t> left = descendants_except(spared);
+    if (left.empty() || deadline.expired()) return left;
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    // Wait for SIGCHLD, which is blocked. A process that is not our child yet sends none, hence the short limit.
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    const timespec limit{0, 5'000'000};
+    ::sigtimedwait(&child, nullptr, &limit);
+  }
 }
 
 }  // namespace lockstep::launcher::process

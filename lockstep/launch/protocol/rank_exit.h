@@ -28,8 +28,9 @@ struct RankExit {
   std::string message{};       ///< what it wrote to its error file before it failed; at most kMaxErrorMessageBytes
   std::array<std::int64_t, 64> ports{};  ///< RankPage::tcp_ports
   int lost_port = 0;                     ///< of the peer that its error names; 0: none; set by the launcher, not sent
-  bool lost_peer = false;  ///< its last lines say only that another process has ended; set by the launcher, not sent
-  bool preempted = false;  ///< it stopped in good order after a stop request; set by the launcher, not sent
+  bool lost_peer = false;   ///< its last lines say only that another process has ended; set by the launcher, not sent
+  bool after_stop = false;  ///< the job's ranks had been sent a signal to stop; set by the launcher, not sent
+  bool preempted = false;   ///< it stopped in good order after a stop request; set by the launcher, not sent
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// Returns the exit code as a shell reports it: the code, or 128 + the signal.

@@ -81,8 +81,8 @@ Verdict judge_start_failure(process::StartStep step, int error, int rank, const 
                       : error == ENOMEM ? "use fewer ranks, or free memory on this host"
                       : error != EPERM && error != ENOSYS
                           ? ""
-                          : "allow the system calls fork and memfd_create, which a profile of the container "
-                            "may forbid (docker run --security-opt seccomp=...)");
+                          : "allow the system calls fork and memfd_create, which a profile of the container may forbid "
+                            "(docker run --security-opt seccomp=...)");
 }
 
 Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint) {

@@ -1,5 +1,6 @@
 #include "lockstep/launch/supervise/cause_of_exits.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,13 +13,29 @@ std::optional<job::Fatal> CauseOfExits::published() const {
   return line ? job::parse_fatal(*line) : std::nullopt;
 }
 
+namespace {
+
+/// Whether another rank has published that this one had left.
+bool is_left_rank(const job::Fatal& cause, int rank) {
+  return cause.cause == base::Cause::kUnevenInput && cause.pid < 0 && cause.rank == rank;
+}
+
+}  // namespace
+
+bool CauseOfExits::needs_exit_of_rank_that_left() const {
+  const auto cause = published();
+  if (!cause || !is_left_rank(*cause, cause->rank)) return false;
+  return std::none_of(exits.begin(), exits.end(), [&](const auto& end) { return end.rank == cause->rank; });
+}
+
 bool CauseOfExits::is_known() const {
   const auto cause = published();
   return cause && !is_victim_of_another(*cause);
 }
 
-Verdict CauseOfExits::judge(const protocol::RankExit& end) const {
-  auto cause = published();
+Verdict CauseOfExits::judge(const protocol::RankExit& end) const { return judge(end, published()); }
+
+Verdict CauseOfExits::judge(const protocol::RankExit& end, std::optional<job::Fatal> cause) const {
   // A victim may have published its error, but a rank that has lost no peer, or that ended too early, explains it. An
   // error with the same words may also be the program's own: then the others have lost that rank.
   const bool has_lost_peer = end.lost_peer || end.code == base::exit_code(base::Cause::kPeerUnreachable);
@@ -35,15 +52,24 @@ Verdict CauseOfExits::judge(const protocol::RankExit& end) const {
 }
 
 void CauseOfExits::settle(Verdict& verdict, const std::vector<base::telemetry::RankSnapshot>& ranks) const {
+  const auto replace = [&](const protocol::RankExit& end, std::optional<job::Fatal> cause) {
+    std::string stacks = std::move(verdict.printed_stacks);
+    verdict = judge(end, std::move(cause));
+    verdict.printed_stacks = std::move(stacks);
+    add_step_and_operation(verdict.fatal, ranks);
+  };
   const protocol::RankExit* failure = first_failure(exits);
   const auto now = published();
   const bool was_replaced = now && is_own_failure(*now) && job::is_difference(verdict.fatal.cause);
   const bool was_restored = now && is_own_failure(verdict.fatal) && job::is_difference(now->cause);
-  if (failure && (was_replaced || was_restored)) {
-    std::string stacks = std::move(verdict.printed_stacks);
-    verdict = judge(*failure);
-    verdict.printed_stacks = std::move(stacks);
-    add_step_and_operation(verdict.fatal, ranks);
+  if (failure && (was_replaced || was_restored)) replace(*failure, now);
+  // A rank that exits with an error leaves its world as one that has finished does.
+  for (const protocol::RankExit& end : exits) {
+    const bool is_own_exit = end.failed() && end.signal == 0 && !end.after_stop && !end.lost_peer &&
+                             end.code != base::exit_code(base::Cause::kUnevenInput) &&
+                             end.code != base::exit_code(base::Cause::kPeerUnreachable);
+    if (now && is_left_rank(*now, end.rank) && is_own_exit && verdict.fatal.cause == now->cause)
+      replace(end, std::nullopt);
   }
   use_own_exit_code(verdict, exits);
 }

@@ -23,8 +23,12 @@ struct CauseOfExits {
   std::optional<job::Fatal> published() const;
   /// Returns whether there is one that says more than that another process has ended.
   bool is_known() const;
+  /// Returns whether another rank has published kUnevenInput about a rank that has not ended yet: its exit code tells
+  /// whether it had finished.
+  bool needs_exit_of_rank_that_left() const;
   /// Returns the verdict on a job in which `end` was the first failure. See judge_exit().
   Verdict judge(const protocol::RankExit& end) const;
+  Verdict judge(const protocol::RankExit& end, std::optional<job::Fatal> cause) const;
   /// Completes `verdict` when all ranks have ended: ranks may have published since what led to the cause
   /// (job::replace_cause()), and exit codes are known.
   void settle(Verdict& verdict, const std::vector<base::telemetry::RankSnapshot>& ranks) const;

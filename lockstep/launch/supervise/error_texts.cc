@@ -14,8 +14,7 @@ namespace {
 
 const std::vector<KnownError> kTable = {
     {"Duplicate GPU detected",
-     "two ranks use one GPU: call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before "
-     "init_process_group()"},
+     "two ranks use one GPU: call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before init_process_group()"},
     {"unhandled cuda error",
      "the line after \"Last error\" has the cause; often the driver is too old for this CUDA, or the GPU is full or "
      "used by another rank: see lockstep doctor, and run with NCCL_DEBUG=WARN"},
@@ -24,15 +23,14 @@ const std::vector<KnownError> kTable = {
      "ulimit -n, and run with NCCL_DEBUG=WARN"},
     {"ncclInternalError", "run with NCCL_DEBUG=WARN, which prints the cause; often a network interface is missing"},
     {"Unable to find interface for",
-     "GLOO_SOCKET_IFNAME or the host's name is wrong; leave it unset, as lockstep "
-     "run sets it, or see ip addr"},
+     "GLOO_SOCKET_IFNAME or the host's name is wrong; leave it unset, as lockstep run sets it, or see ip addr"},
     {"Unable to find address for", "GLOO_SOCKET_IFNAME names an interface that this host does not have: see ip addr"},
     {"op.preamble.length <= op.nbytes",
-     "ranks passed tensors of different sizes to one collective, or made different calls: look for a call inside "
-     "'if rank == 0'"},
+     "ranks passed tensors of different sizes to one collective, or made different calls: look for a call inside 'if "
+     "rank == 0'"},
     {"gloo::EnforceNotMet",
-     "the text after the file name has the condition that failed; often the ranks made "
-     "different calls, or the network interface is wrong (GLOO_SOCKET_IFNAME)"},
+     "the text after the file name has the condition that failed; often the ranks made different calls, or the network "
+     "interface is wrong (GLOO_SOCKET_IFNAME)"},
     {"Detected mismatch between collectives on ranks",
      "every rank must make the same calls in the same order: look for a call inside 'if rank == 0'"},
     {"modified by an inplace operation",
@@ -46,12 +44,10 @@ const std::vector<KnownError> kTable = {
      "a parameter is used in two nested backward passes: use checkpoint(..., use_reentrant=False), or "
      "lockstep.DistributedDataParallel"},
     {"CUDA out of memory",
-     "lower the batch size; if only GPU 0 is full, pass map_location to torch.load() and call "
-     "torch.cuda.set_device() "
+     "lower the batch size; if only GPU 0 is full, pass map_location to torch.load() and call torch.cuda.set_device() "
      "with LOCAL_RANK first"},
     {"CUBLAS_STATUS_ALLOC_FAILED",
-     "the GPU's memory is full: lower the batch size, or look for other processes with "
-     "nvidia-smi"},
+     "the GPU's memory is full: lower the batch size, or look for other processes with nvidia-smi"},
     {"invalid device ordinal",
      "a rank uses a GPU that does not exist: take LOCAL_RANK instead of RANK, and start no more ranks than GPUs"},
     {"device-side assert triggered",
@@ -63,8 +59,7 @@ const std::vector<KnownError> kTable = {
     {"NVIDIA driver on your system is too old", "update the driver, or install a torch for an older CUDA"},
     {"Found no NVIDIA driver", "this host has no GPU or no driver: run nvidia-smi there"},
     {"no CUDA-capable device is detected",
-     "CUDA_VISIBLE_DEVICES hides all GPUs, or the container has none: see "
-     "nvidia-smi"},
+     "CUDA_VISIBLE_DEVICES hides all GPUs, or the container has none: see nvidia-smi"},
     {"Cannot re-initialize CUDA in forked subprocess",
      "do not use CUDA in workers of a DataLoader, or start them with multiprocessing_context=\"spawn\""},
     {"Distributed package doesn't have NCCL built in", "use the backend \"gloo\", or install a torch with CUDA"},
@@ -82,14 +77,13 @@ const std::vector<KnownError> kTable = {
     {"unrecognized arguments: --local",
      "the script does not know this argument: leave out --pass-local-rank, or read os.environ[\"LOCAL_RANK\"]"},
     {"arguments are required: --local",
-     "add --pass-local-rank=NAME to lockstep run, with this name, or read "
-     "os.environ[\"LOCAL_RANK\"]"},
+     "add --pass-local-rank=NAME to lockstep run, with this name, or read os.environ[\"LOCAL_RANK\"]"},
     {"No module named 'amp_C'", "Apex was built without its extensions; torch.amp and fused=True replace it"},
     {"No module named 'apex'", "torch.amp.autocast and torch.amp.GradScaler replace it"},
     {"No module named 'horovod", "import lockstep.horovod as hvd replaces import horovod.torch as hvd"},
     {"No module named",
-     "the interpreter that lockstep run found lacks this package: activate its environment, or "
-     "name the interpreter with its path; lockstep doctor compares the hosts"},
+     "the interpreter that lockstep run found lacks this package: activate its environment, or name the interpreter "
+     "with its path; lockstep doctor compares the hosts"},
     {"Missing key(s) in state_dict: \"module.",
      "the model is wrapped and the file is not: load it into model.module, or before DistributedDataParallel"},
     {"Unexpected key(s) in state_dict: \"module.",
@@ -109,8 +103,7 @@ const std::vector<KnownError> kTable = {
     {"insufficient shared memory", "enlarge /dev/shm (docker run --shm-size=8g), or use fewer workers"},
     {"killed by signal: Bus error", "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
     {"killed by signal: Killed",
-     "a worker of the DataLoader was killed, most likely because the host's memory was "
-     "full: use fewer workers"},
+     "a worker of the DataLoader was killed, most likely because the host's memory was full: use fewer workers"},
     {"killed by signal: ", "a worker of the DataLoader died: num_workers=0 shows where"},
     {"exited unexpectedly",
      "a worker of the DataLoader ended: num_workers=0 shows its error; if there is none, the host or /dev/shm was "

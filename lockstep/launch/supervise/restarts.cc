@@ -20,11 +20,14 @@ constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // for a prog
 
 bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
-/// Returns whether an exit code of a rank, or of a shell that started it, means an error that a user must fix: 2
-/// (argparse, shells), 126 and 127 (command not found), and the codes of causes that are not restartable.
+/// Returns whether an exit code of a rank, or of a shell that started it, means an error that a user must fix, or a
+/// stop that was requested.
 bool is_user_error(int code) {
-  constexpr std::array kCodes = {2, 64, 65, 70, 73, 75, 76, 78, 126, 127};
-  return contains(kCodes, code);
+  constexpr std::array kOfShells = {2, 126, 127};  // also argparse; a command that cannot be executed or does not exist
+  constexpr std::array kCauses = {Cause::kBadArg, Cause::kBadFile,  Cause::kFolderInUse,
+                                  Cause::kDesync, Cause::kProtocol, Cause::kPreempted};
+  return contains(kOfShells, code) || code == base::exit_code_before_start(Cause::kBadArg) ||
+         std::any_of(kCauses.begin(), kCauses.end(), [&](Cause cause) { return base::exit_code(cause) == code; });
 }
 
 /// Returns whether a user or a scheduler sends this signal to stop a process.

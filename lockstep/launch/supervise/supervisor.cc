@@ -90,6 +90,7 @@ class Supervisor {
   std::optional<job::health::HangFinding> finding_;  // the hang because of which snapshots were requested
   bool snapshots_requested_ = false;                 // after the first failure or hang
   Deadline snapshot_deadline_ = Deadline::never();
+  Deadline stop_at_ = Deadline::never();     // when agents send the signal to stop
   std::set<std::size_t> awaited_snapshots_;  // agents whose snapshots are awaited
   int stop_signal_ = 0;                      // the user's signal
   Deadline decide_at_ = Deadline::never();   // when the first failure is judged
@@ -146,6 +147,7 @@ void Supervisor::send_acks() {
 
 void Supervisor::send_stop(const protocol::StopRequest& request) {
   broadcast({protocol::FrameKind::kStop, -1, protocol::encode_stop(request)});
+  if (stop_at_.is_never()) stop_at_ = Deadline::in(request.notice_period);
   const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
   for (hosts::AgentLink& agent : agents_)
     agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + base::kAgentExitTimeout));
@@ -169,7 +171,8 @@ Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot
 /// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
-  if (is_culprit_missing(exits_, locations_.size()) && !culprit_deadline_.expired() && !cause_of_exits().is_known()) {
+  const bool is_unknown = is_culprit_missing(exits_, locations_.size()) && !cause_of_exits().is_known();
+  if ((is_unknown || cause_of_exits().needs_exit_of_rank_that_left()) && !culprit_deadline_.expired()) {
     decide_at_ = Deadline::in(base::kFirstFailureWindow);
     return;
   }
@@ -226,6 +229,7 @@ void Supervisor::on_rank_exit(protocol::RankExit end) {
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->close_rank(end.rank);
   add_lost_peer(end, output_->tail(end.rank), output_->prefix(end.rank));
+  end.after_stop = stop_at_.expired();
   exits_.push_back(end);
   rank_states_.on_rank_exit(end.rank);
   store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));

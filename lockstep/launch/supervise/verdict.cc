@@ -20,15 +20,6 @@ int precedence(const protocol::RankExit& end) {
   return end.lost_peer ? 0 : 1;
 }
 
-/// The exit code that a rank has announced in the cause that it published: that of sys.exit(3), 1 for an exception.
-int announced_code(const job::Fatal& fatal) {
-  constexpr std::string_view kCall = "sys.exit(";
-  const std::string_view text = fatal.detail;
-  if (!text.starts_with(kCall)) return base::exit_code(fatal.cause);
-  const auto code = base::parse_int(text.substr(kCall.size(), text.find(')') - kCall.size()));
-  return code ? static_cast<int>(*code & 0xFF) : base::exit_code(fatal.cause);
-}
-
 /// Returns the row for an error, or else for the last lines before it; null if there is none.
 const KnownError* remedy_for(const std::string& error, const ExitEvidence& evidence) {
   for (const std::vector<KnownError>* table : {&evidence.own_errors, &known_errors()})
@@ -221,7 +212,7 @@ void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& 
   for (const protocol::RankExit& end : exits) {
     if (end.rank != verdict.fatal.rank || !end.failed()) continue;
     const bool was_ending = verdict.fatal.cause == base::Cause::kRankExited && end.signal != 0;
-    verdict.exit_code = was_ending ? announced_code(verdict.fatal) : end.exit_code();
+    verdict.exit_code = was_ending ? base::exit_code(verdict.fatal.cause) : end.exit_code();
   }
 }
 

@@ -81,7 +81,7 @@ void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exit
 
 /// Sets the exit code of a verdict on a rank that died or exited to that of its exit in `exits`. The verdict may be
 /// older: the rank may have published its cause first, and other ranks may have exited before it; if it has been killed
-/// since it raised an exception or called sys.exit(), the code is the one that it would have ended with. Pure.
+/// since it raised an exception, the code is the one that it would have ended with. Pure.
 void use_own_exit_code(Verdict& verdict, const std::vector<protocol::RankExit>& exits);
 
 /// Returns what is printed above the FATAL line: where the ranks were (`states`), and the last lines of stderr of the

@@ -174,8 +174,7 @@ std::uint64_t FusedUpdate::begin_update() {
   if (updated_in_backward_)
     throw UsageError(
         "backward(): an earlier backward() has updated parameters (update_in_backward()), and step() has not been "
-        "called "
-        "since",
+        "called since",
         "call step() after each backward(), or disable update_in_backward() to accumulate gradients");
   storage_.require_unwritten();
   return options_hash_ = prepare();

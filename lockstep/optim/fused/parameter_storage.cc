@@ -266,8 +266,8 @@ void ParameterStorage::accept_writes() {
   if (!all.eq(own).all().item<bool>())
     throw UsageError(
         "lockstep::optim: parameter " + name + " was changed outside step(), to values that differ between ranks",
-        "make the same change on all ranks, or make it in change_parameters() of the optimizer, which "
-        "gives all ranks the values of one");
+        "make the same change on all ranks, or make it in change_parameters() of the optimizer, which gives all ranks "
+        "the values of one");
   publish(changes);
 }
 

@@ -178,7 +178,7 @@ TEST(Rendezvous, IncompleteVariablesAreReported) {
                  "MASTER_PORT is \"123456\"; expected an integer from 1 to 65535");
   expect_bad_arg({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
   expect_bad_arg({{"LOCKSTEP_TRANSPORT", "gluu"}},
-                 "transport is \"gluu\"; expected auto, self, shm, hierarchy, tcp, mpi");
+                 "LOCKSTEP_TRANSPORT is \"gluu\"; expected auto, self, shm, hierarchy, tcp, mpi");
   expect_bad_arg({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
   expect_bad_arg({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }

@@ -13,6 +13,7 @@ INLINE = (
     "comm/interface",
     "data/datasets",
     "ddp/hooks",
+    "ddp/outer",
     "optim/fused",
     "optim/schedules",
     "train/loggers",

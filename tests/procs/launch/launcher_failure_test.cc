@@ -62,8 +62,8 @@ TEST(LauncherFailure, DeathOutranksEarlierExit) {
   const TempDir folder;
   const ProcessResult exit = run_process(shell_ranks(
       2, "cd " + folder.path() +
-             "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; "
-             "while [ ! -e pid ]; do sleep 0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
+             "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; while [ ! -e pid ]; do sleep "
+             "0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
   EXPECT_EQ(exit.code, 137);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
 }
@@ -110,8 +110,8 @@ TEST(LauncherFailure, OutputUpToDeathIsShown) {
 TEST(LauncherFailure, MessageOfAnErrorFileIsTheDetail) {
   const ProcessResult exit = run_process(
       shell_ranks(2,
-                  "[ $RANK = 1 ] || exec sleep 100; echo $TORCHELASTIC_ERROR_FILE; "
-                  "echo '{\"message\": {\"message\": \"ValueError: x\"}}' >$TORCHELASTIC_ERROR_FILE; exit 3"));
+                  "[ $RANK = 1 ] || exec sleep 100; echo $TORCHELASTIC_ERROR_FILE; echo '{\"message\": {\"message\": "
+                  "\"ValueError: x\"}}' >$TORCHELASTIC_ERROR_FILE; exit 3"));
   EXPECT_EQ(exit.code, 3);
   EXPECT_EQ(fatal_in(exit.err).detail, "exited with code 3: ValueError: x");
   ASSERT_THAT(exit.out, StartsWith("[1] /"));
@@ -126,8 +126,8 @@ TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {
   // A process name that contains the end marker of the name in /proc/PID/stat.
   const ProcessResult odd =
       run_process(shell_ranks(1,
-                              "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & "
-                              "while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
+                              "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & while ! grep "
+                              "-q y /proc/$!/comm; do :; done; exit 0"));
   EXPECT_EQ(odd.code, 0);
   EXPECT_LT(odd.elapsed, 2s);
   const ProcessResult bad = run_process(shell_ranks(

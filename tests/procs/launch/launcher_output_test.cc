@@ -195,10 +195,9 @@ TEST(LauncherOutput, ProgressBarIsErasedOnTerminal) {
   SpawnOptions options = lockstep_run(
       {"-n", "2", "sh", "-c",
        "cd " + folder.path() +
-           "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; "
-           "while [ ! -e printed ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do "
-           "sleep 0.01; done; sleep 0.2; "
-           "echo hi; touch printed; fi"},
+           "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; while [ "
+           "! -e printed ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do sleep "
+           "0.01; done; sleep 0.2; echo hi; touch printed; fi"},
       {{"TERM", "xterm"}});
   options.out = options.err = terminal.slave.get();
   Process process(options);

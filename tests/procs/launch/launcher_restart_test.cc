@@ -37,8 +37,8 @@ TEST(LauncherRestart, FailingJobIsRestartedUntilItSucceeds) {
   const TempDir folder;
   const ProcessResult exit =
       run_restarts(folder, 3,
-                   "echo start $LOCKSTEP_GENERATION $TORCHELASTIC_RESTART_COUNT of "
-                   "$TORCHELASTIC_MAX_RESTARTS >>$LOG; [ $LOCKSTEP_GENERATION = 2 ] || kill -KILL $$");
+                   "echo start $LOCKSTEP_GENERATION $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS >>$LOG; "
+                   "[ $LOCKSTEP_GENERATION = 2 ] || kill -KILL $$");
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(lines_of(folder / "log"), ElementsAre("start 0 0 of 3", "start 1 1 of 3", "start 2 2 of 3"));
   EXPECT_THAT(exit.err, HasSubstr("lockstep: RANK_DIED of rank 0 on "));
@@ -187,8 +187,8 @@ TEST(LauncherRestart, OldProcessesAreGoneBeforeRestart) {
   // A child in a session of its own, for which the rank does not wait.
   const ProcessResult exit =
       run_restarts(folder, 1,
-                   "if [ $LOCKSTEP_GENERATION = 1 ]; then kill -0 $(cat $LOG) 2>/dev/null && echo there; "
-                   "exit 0; fi; setsid sleep 300 & echo $! >$LOG; kill -KILL $$");
+                   "if [ $LOCKSTEP_GENERATION = 1 ]; then kill -0 $(cat $LOG) 2>/dev/null && echo there; exit 0; fi; "
+                   "setsid sleep 300 & echo $! >$LOG; kill -KILL $$");
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_EQ(exit.out, "");
 }

@@ -49,8 +49,8 @@ TEST(LauncherStop, FirstCtrlCSendsSigint) {
 
 TEST(LauncherStop, SigtermFollowsCtrlCAfterHalfOfTheGracePeriod) {
   Process process(shell_ranks(1,
-                              "trap 'echo first' INT; trap 'echo second; exit 0' TERM; echo up$RANK; "
-                              "while :; do sleep 0.01; done",
+                              "trap 'echo first' INT; trap 'echo second; exit 0' TERM; echo up$RANK; while :; do sleep "
+                              "0.01; done",
                               {"--grace", "2"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   const auto begun = Deadline::Clock::now();
@@ -81,8 +81,8 @@ TEST(LauncherStop, CtrlBackslashWritesTheStacksOfAllRanks) {
 TEST(LauncherStop, AReaderThatClosesEndsTheJobWithoutAnError) {
   Process process({.argv = {"sh", "-c",
                             "{ " + kLockstep +
-                                " run -n 2 sh -c 'while :; do echo line; sleep 0.01; done'; "
-                                "echo code $? >&2; } | head -1"}});
+                                " run -n 2 sh -c 'while :; do echo line; sleep 0.01; done'; echo code $? >&2; } | head "
+                                "-1"}});
   const ProcessResult exit = process.wait(Deadline::in(10s));
   EXPECT_THAT(exit.out, testing::MatchesRegex("\\[[01]\\] line\n"));
   EXPECT_EQ(exit.err, "code 141\n");
@@ -216,8 +216,8 @@ TEST(LauncherStop, ProcessesThatARankLeavesBehindAreNamed) {
     EXPECT_EQ(exit.code, 0);
     for (int rank = 0; rank < ranks; ++rank)
       EXPECT_THAT(exit.err, ContainsRegex("warning: rank " + std::to_string(rank) +
-                                          " ended while these processes of it still ran: [0-9]+ \\(sleep\\), "
-                                          "[0-9]+ \\(sleep\\); they get SIGTERM now, and SIGKILL in 2 s"));
+                                          " ended while these processes of it still ran: [0-9]+ \\(sleep\\), [0-9]+ "
+                                          "\\(sleep\\); they get SIGTERM now, and SIGKILL in 2 s"));
   }
 }
 

@@ -116,9 +116,8 @@ TEST(ModuleIo, ListsMismatchesAndLeavesModuleUnchanged) {
               "cannot load " + (folder / "x") +
                   std::string(": it does not match the module: 5 missing in the file (\"norm.bias\", "
                               "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
-                              "\"norm.weight\"); 6 unexpected in the "
-                              "file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", ...); 1 with another shape "
-                              "(\"scale\" [1, 1] in the file, [1] in the module)"));
+                              "\"norm.weight\"); 6 unexpected in the file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", "
+                              "...); 1 with another shape (\"scale\" [1, 1] in the file, [1] in the module)"));
   }
   EXPECT_TRUE(net->first->weight.equal(before));
 }

@@ -455,8 +455,8 @@ TEST(Loader, RejectsOptionsOutOfRange) {
   EXPECT_THAT(message({.prefetch = 0}), HasSubstr("prefetch is 0; expected 1 to 1024"));
   EXPECT_THAT(message({.timeout = std::chrono::milliseconds(0)}), HasSubstr("timeout is 0"));
   EXPECT_EQ(message({.device = at::kCUDA}),
-            "LoaderOptions.device is cuda, which libtorch cannot use in this process; expected cpu, or "
-            "Group::device() after lockstep::init() found a GPU");
+            "LoaderOptions.device is cuda, which libtorch cannot use in this process; expected cpu, or Group::device() "
+            "after lockstep::init() found a GPU");
   EXPECT_THAT(message({.mode = ShardMode::kExact, .drop_last = true}), HasSubstr("drop_last"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), DataShard{}); }), HasSubstr("has 0 samples"));
 }

@@ -101,8 +101,8 @@ Report synthetic_report() {
   }
   logged.log_scalars({29'999, 0},
                      {{"<img src=x onerror=alert(1)>", 1},
-                      {"a name of a number that is much longer than any column of a page of this width could "
-                       "ever be/without_a_place_to_break_it_in_two_because_it_is_one_word_only",
+                      {"a name of a number that is much longer than any column of a page of this width could ever "
+                       "be/without_a_place_to_break_it_in_two_because_it_is_one_word_only",
                        2}});
   Report report{.title = "char-gpt <script>document.title='broken'</script>",
                 .facts = {},

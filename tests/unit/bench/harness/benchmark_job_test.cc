@@ -29,8 +29,8 @@ TEST(BenchmarkJob, MeasuresAndStopsWhenRequestsEnd) {
   const TempDir folder;
   // Two ranks in one shell, which reads the requests of both.
   BenchmarkJob job(
-      shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + "
-            "d)) >&3; done; echo done >$1.end",
+      shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + d)) "
+            ">&3; done; echo done >$1.end",
             2),
       folder.path());
   EXPECT_THAT(job.wait_until_ready(soon()), IsEmpty());

@@ -43,9 +43,9 @@ MemoryShortage shortage_of_host() {
 TEST(MemoryShortage, TextNamesRequestLimitAndUsers) {
   EXPECT_EQ(
       describe(shortage_of_host()),
-      "no memory for 16 MiB more: the host has 40 MiB of 1000 MiB left (/proc/meminfo, MemTotal), and 96 MiB must "
-      "stay free; this rank's arena holds 300 MiB, and the ranks of this job share 500 MiB on this host; the "
-      "largest other uses of memory: process 7 (python3) 80 MiB");
+      "no memory for 16 MiB more: the host has 40 MiB of 1000 MiB left (/proc/meminfo, MemTotal), and 96 MiB must stay "
+      "free; this rank's arena holds 300 MiB, and the ranks of this job share 500 MiB on this host; the largest other "
+      "uses of memory: process 7 (python3) 80 MiB");
   MemoryShortage refused = shortage_of_host();
   refused.error_number = ENOSPC;
   refused.largest_users.clear();
@@ -90,8 +90,8 @@ TEST(MemoryShortageDeathTest, RefusalOfTheKernelIsAnError) {
   };
   EXPECT_EXIT(
       allocate(), ::testing::ExitedWithCode(0),
-      "RESOURCE arena: no memory for 40 MiB more: the kernel refuses it .No space left on device.; .* has .* MiB "
-      "left .*; this rank's arena holds 1 MiB, .* / use fewer ranks");
+      "RESOURCE arena: no memory for 40 MiB more: the kernel refuses it .No space left on device.; .* has .* MiB left "
+      ".*; this rank's arena holds 1 MiB, .* / use fewer ranks");
 }
 
 TEST(MemoryShortage, ArenaFullNamesTheLimitOfTheCapacity) {

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 base::Env environment(const std::map<std::string, std::string>& variables) {
-  return base::Env::from([&](const char* name) -> base::Env::Value {
+  return base::Env([&](const char* name) -> base::Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : base::Env::Value(found->second);
   });

@@ -55,8 +55,8 @@ TEST(NcclFailure, CudaErrorNamesGpuErrorAndRemedy) {
   const CaughtError memory = catch_error(failure_of(1, "init.cc\nCuda failure 2 'out of memory'\n"));
   EXPECT_EQ(memory.text,
             "broadcast(parameters)#1: ncclBroadcast(float32[9], root 0) failed on rank 3, cuda:1 (GPU-7, NVIDIA H100) "
-            "of host beta: CUDA reports cudaErrorMemoryAllocation; NCCL reports: init.cc; "
-            "Cuda failure 2 'out of memory'");
+            "of host beta: CUDA reports cudaErrorMemoryAllocation; NCCL reports: init.cc; Cuda failure 2 'out of "
+            "memory'");
   EXPECT_TRUE(memory.comm);
   EXPECT_EQ(memory.cause, base::Cause::kResource);
   EXPECT_THAT(memory.hint, AllOf(HasSubstr("free memory on the GPU"), Not(HasSubstr("driver"))));

@@ -113,8 +113,7 @@ TEST(ProgressReport, AbandonedOperationIsCurrentUntilTheNext) {
   one.waiting = false;
   EXPECT_EQ(progress_report({one}),
             "  rank 0, step 7: abandoned gradients(fc)#4 of world.ddp0, 4096 bytes of float32; last finished "
-            "gradients(fc)#3 of world.ddp0, "
-            "4096 bytes of float32; for 30.0 s\n");
+            "gradients(fc)#3 of world.ddp0, 4096 bytes of float32; for 30.0 s\n");
   one.operations.push_back(operation(1, "gradients", "fc", 80, 81, "world.ddp1"));
   EXPECT_EQ(current_operation(one), nullptr);
   EXPECT_EQ(last_finished_operation(one)->channel, "world.ddp1");

@@ -18,7 +18,7 @@ using tests::message_of;
 using Variables = std::map<std::string, std::string>;
 
 Env environment(const Variables& variables) {
-  return Env::from([&](const char* name) -> Env::Value {
+  return Env([&](const char* name) -> Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : Env::Value(found->second);
   });

@@ -102,7 +102,7 @@ TEST(JobPlan, NoVariableIsSetTwice) {
   cli::RunOptions run = options(3);
   run.transport = "tcp";
   run.hang_timeout = std::chrono::milliseconds(7500);
-  run.join_timeout = "2.5";
+  run.join_timeout = std::chrono::milliseconds(2500);
   const JobPlan job = plan_job(run, launch);
   for (const RankPlan& rank : job.ranks) {
     std::vector<std::string> names;

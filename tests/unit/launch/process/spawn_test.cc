@@ -47,8 +47,7 @@ TEST(Spawn, ChildHasWhatItsSpecSays) {
 
 TEST(Spawn, ChildLeadsASession) {
   const ShellResult result = run_shell(
-      "read -r pid name state parent group session rest < /proc/$$/stat; "
-      "[ $pid = $group ] && [ $pid = $session ]");
+      "read -r pid name state parent group session rest < /proc/$$/stat; [ $pid = $group ] && [ $pid = $session ]");
   EXPECT_EQ(result.code, 0);
 }
 

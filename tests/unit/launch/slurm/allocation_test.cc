@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 using Variables = std::map<std::string, std::string>;
 
 base::Env env(const Variables& variables) {
-  return base::Env::from([&](const char* name) -> base::Env::Value {
+  return base::Env([&](const char* name) -> base::Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? base::Env::Value() : base::Env::Value(found->second);
   });

@@ -172,8 +172,8 @@ TEST(Histogram, HandlesExtremeValues) {
 
 TEST(Image, RejectsInvalidImages) {
   EXPECT_EQ(message_of<base::UsageError>([] { encode_png({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
-            "image: 2 x 2 pixels, 2 channels and 1 bytes; expected sides of 1 to 16384 pixels, 1, 3 or 4 channels, "
-            "and one byte per channel and pixel");
+            "image: 2 x 2 pixels, 2 channels and 1 bytes; expected sides of 1 to 16384 pixels, 1, 3 or 4 channels, and "
+            "one byte per channel and pixel");
 }
 
 TEST(TextEscaping, EscapesAndRepairsText) {
@@ -217,8 +217,7 @@ TEST(LoggerCollection, RejectReservedNames) {
   };
   EXPECT_EQ(error_of({{"x", 1}, {"step", 1}}),
             "LoggerCollection: the name of a value is \"step\"; expected a name that is not empty and not step, time, "
-            "text or "
-            "histogram");
+            "text or histogram");
   EXPECT_EQ(error_of({{"x", 1}, {"x", 1}}, 3),
             "LoggerCollection: the name \"x\" occurs twice in one call at step 3; expected unique names");
   EXPECT_EQ(error_of({{"x", 1}}, -1), "LoggerCollection: the step of \"x\" is -1; expected 0 or more");

@@ -221,8 +221,7 @@ TEST(RankRecorder, ReadsTheFlightRecorder) {
 TEST(RankRecorder, RejectsInvalidOptions) {
   EXPECT_EQ(message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
             "RankRecorderOptions: keep_steps is 0, sample_interval is 1000 ms, curve_points is 100; expected at least "
-            "1, 1 and "
-            "2");
+            "1, 1 and 2");
 }
 
 TEST(Trace, HasAllRanksOnOneAxis) {

@@ -1,4 +1,6 @@
 // Reads the files of torch.save().
+#include "lockstep/checkpoint/torch_file/torch_file.h"
+
 #include <torch/types.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/torch_file/pickle.h"
-#include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "lockstep/checkpoint/torch_file/zip_reader.h"
 
 namespace lockstep::checkpoint::inline torch_file {

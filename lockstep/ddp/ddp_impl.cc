@@ -1,11 +1,12 @@
 // The hooks of DistributedDataParallel on the autograd nodes that accumulate the gradients of parameters.
+#include "lockstep/ddp/ddp_impl.h"
+
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "lockstep/base/error.h"
-#include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
 namespace {

@@ -1,10 +1,9 @@
-#include "lockstep/launch/plan/variable_check.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/cli/suggestion.h"
+#include "lockstep/launch/plan/job_plan.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher::plan {
@@ -15,18 +14,18 @@ using testing::HasSubstr;
 using tests::message_of;
 
 std::string error_of(const std::string& variable) {
-  return message_of<base::UsageError>([&] { check_lockstep_variables({"PATH=/bin", variable}); });
+  return message_of<base::UsageError>([&] { check_variables({"PATH=/bin", variable}); });
 }
 
-TEST(VariableCheck, AcceptsValidValues) {
-  EXPECT_THAT(check_lockstep_variables({"LOCKSTEP_TRANSPORT=shm", "LOCKSTEP_DEVICE=cuda:1", "LOCKSTEP_TIMEOUT=0",
-                                        "LOCKSTEP_JOIN_TIMEOUT=0.5", "LOCKSTEP_HOST_TIMEOUT=20",
-                                        "LOCKSTEP_ARENA=", "LOCKSTEP_INJECT=kill@rank=1,step=2", "LOCKSTEP_LOG=quiet",
-                                        "LOCKSTEP_TEST_ANYTHING=1", "LOCKSTEP_NAME=any thing", "OTHER=x"}),
+TEST(CheckVariables, AcceptsValidValues) {
+  EXPECT_THAT(check_variables({"LOCKSTEP_TRANSPORT=shm", "LOCKSTEP_DEVICE=cuda:1", "LOCKSTEP_TIMEOUT=0",
+                               "LOCKSTEP_JOIN_TIMEOUT=0.5", "LOCKSTEP_HOST_TIMEOUT=20",
+                               "LOCKSTEP_ARENA=", "LOCKSTEP_INJECT=kill@rank=1,step=2", "LOCKSTEP_LOG=quiet",
+                               "LOCKSTEP_TEST_ANYTHING=1", "LOCKSTEP_NAME=any thing", "OTHER=x"}),
               ElementsAre());
 }
 
-TEST(VariableCheck, RefusesWhatARankWouldRefuse) {
+TEST(CheckVariables, RefusesWhatARankWouldRefuse) {
   EXPECT_EQ(error_of("LOCKSTEP_TRANSPORT=tcpp"),
             "LOCKSTEP_TRANSPORT is \"tcpp\"; expected auto, self, shm, hierarchy, tcp, mpi or nccl");
   EXPECT_EQ(error_of("LOCKSTEP_ARENA=yes"), "LOCKSTEP_ARENA is \"yes\"; expected on or off");
@@ -39,8 +38,8 @@ TEST(VariableCheck, RefusesWhatARankWouldRefuse) {
   EXPECT_THAT(error_of("LOCKSTEP_TRACE=true"), HasSubstr("expected 0 or 1"));
 }
 
-TEST(VariableCheck, WarnsAboutVariablesThatDoNotExist) {
-  EXPECT_THAT(check_lockstep_variables({"LOCKSTEP_TRANSPROT=shm", "LOCKSTEP_XYZZY=1"}),
+TEST(CheckVariables, WarnsAboutVariablesThatDoNotExist) {
+  EXPECT_THAT(check_variables({"LOCKSTEP_TRANSPROT=shm", "LOCKSTEP_XYZZY=1"}),
               ElementsAre("the variable \"LOCKSTEP_TRANSPROT\" does not exist; did you mean LOCKSTEP_TRANSPORT?",
                           "the variable \"LOCKSTEP_XYZZY\" does not exist"));
 }
