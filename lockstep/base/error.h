@@ -10,9 +10,8 @@
 namespace lockstep::base {
 
 /// The base class of every exception that Lockstep throws. what() is one line: the operation, the rank and the peer if
-/// there are any, the value received and the values expected. Ranks publish CommErrors, and all errors that init()
-/// throws, in the store. The launcher prints the first of them in its FATAL line. Of other errors it receives only the
-/// rank's exit code.
+/// there are any, the value received and the values expected. Ranks publish CommErrors, all errors that init() throws,
+/// and those that end a program, in the store. The launcher prints the first of them in its FATAL line.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& message, const std::string& hint = {});

@@ -105,11 +105,12 @@ Group GroupAccess::make_group(const Group& group, std::string name, std::vector<
   const std::shared_ptr<World>& world = group.impl_->world;
   const auto own = std::find(world_ranks.begin(), world_ranks.end(), world->identity.rank);
   if (own == world_ranks.end())
-    throw UsageError("group " + name + ": rank " + std::to_string(world->identity.rank) + " is not one of its ranks");
+    throw base::UsageError("group " + name + ": rank " + std::to_string(world->identity.rank) +
+                           " is not one of its ranks");
   for (const int rank : world_ranks)
     if (rank < 0 || rank >= world->identity.world_size)
-      throw UsageError("group " + name + ": rank " + std::to_string(rank) + "; expected 0 to " +
-                       std::to_string(world->identity.world_size - 1));
+      throw base::UsageError("group " + name + ": rank " + std::to_string(rank) + "; expected 0 to " +
+                             std::to_string(world->identity.world_size - 1));
   const int rank = static_cast<int>(own - world_ranks.begin());
   return Group(base::make_process_owned<Group::Impl>(world, std::move(name), std::move(world_ranks), rank));
 }

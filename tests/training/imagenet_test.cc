@@ -144,7 +144,7 @@ TEST(Imagenet, NamesABrokenImage) {
   const TempDir folder;
   const std::string broken = write_broken_images(folder);
   const ProcessResult exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "1"}, 65);
-  EXPECT_THAT(exit.err, HasSubstr("04_imagenet: one of 2 samples that begin with sample "));
+  EXPECT_THAT(exit.err, HasSubstr("04_imagenet: error: one of 2 samples that begin with sample "));
   EXPECT_THAT(exit.err, HasSubstr(": " + broken + ":0: not a JPEG but a PNG\n"));
 }
 
@@ -166,7 +166,7 @@ void expect_usage_error(const Words& words, const std::string& text) {
   argv.insert(argv.end(), words.begin(), words.end());
   const ProcessResult exit = run_process({.argv = argv});
   EXPECT_EQ(exit.code, 78);
-  EXPECT_THAT(exit.err, HasSubstr("04_imagenet: " + text + "\n"));
+  EXPECT_THAT(exit.err, HasSubstr("04_imagenet: error: " + text + "\n"));
 }
 
 TEST(Imagenet, RejectsBadArguments) {

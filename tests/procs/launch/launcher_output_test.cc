@@ -127,7 +127,7 @@ TEST(LauncherOutput, StdinGoesToTheRanksThatReadIt) {
               ElementsAre("", "[0] a", "[0] b", "[0] end", "[1] a", "[1] b", "[1] end", "[2] a", "[2] b", "[2] end"));
   const ProcessResult exit = run("1");
   EXPECT_EQ(exit.code, 64);
-  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("--stdin"), HasSubstr("none, 0, all")));
+  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("--stdin"), HasSubstr("none, 0 or all")));
 }
 
 TEST(LauncherOutput, AFullDiskIsAWarningAndAnExitCode) {
