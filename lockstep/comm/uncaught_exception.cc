@@ -24,6 +24,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/job/fatal.h"
 #include "lockstep/job/python_exception.h"
 
 namespace lockstep::comm {
