@@ -25,6 +25,7 @@ longer fits the code."""
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -105,8 +106,12 @@ class Tree:
             return stream.read()
 
     def write(self, file, text):
-        with open(self.path(file), "w", encoding="utf-8") as stream:
+        # In one step, so that an interrupt leaves no part of a file.
+        path = self.path(file)
+        with open(f"{path}.mutate", "w", encoding="utf-8") as stream:
             stream.write(text)
+        shutil.copymode(path, stream.name)
+        os.replace(stream.name, path)
 
     def run(self, *command, **environment):
         """Runs a command. Returns its exit code and output, and also writes both to the log."""

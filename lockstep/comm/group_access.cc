@@ -19,14 +19,15 @@
 namespace lockstep::comm {
 namespace {
 
-/// The reducer of a world of one rank, where every gradient is its own mean. Copies nothing: the sink receives the
-/// gradient that was passed to ready().
+/// The reducer of a group of one rank, as on a host with one rank whose hosts are averaged, where every gradient is its
+/// own mean. Copies nothing: the sink receives the gradient that was passed to ready().
 class SingleRankReducer final : public GradientReducer {
  public:
   explicit SingleRankReducer(std::vector<GradientSpec> specs) : specs_(std::move(specs)), gradients_(specs_.size()) {}
   void begin(const StepIdentity& step, std::vector<Collective>, ChunkSink*) override {
     gradients_.assign(specs_.size(), {});
     joined_ = step.joined;
+    stop_requested_ = step.stop_requested;
   }
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
     gradients_[index] = {gradient, fresh, true};
@@ -39,7 +40,7 @@ class SingleRankReducer final : public GradientReducer {
       if (gradients_[i].fresh) sink.consume(i, gradients_[i].tensor);
     gradients_.assign(specs_.size(), {});
     ++stats_.reductions;
-    return {.active = 1};
+    return {.active = 1, .stop_requested = stop_requested_};
   }
   bool has_begun_on_all_ranks() const override { return true; }
   void abandon(const std::string&) noexcept override { gradients_.assign(specs_.size(), {}); }
@@ -54,6 +55,7 @@ class SingleRankReducer final : public GradientReducer {
   std::vector<GradientSpec> specs_;
   std::vector<Gradient> gradients_;
   bool joined_ = false;
+  bool stop_requested_ = false;
   ReducerStats stats_;
 };
 

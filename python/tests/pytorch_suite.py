@@ -134,6 +134,7 @@ def run_process(backend, options):
         "BACKEND": "gloo",
         "WORLD_SIZE": str(options.world_size),
         "TEMP_DIR": str(temporary),
+        "TMPDIR": str(temporary),
         "LOCKSTEP_LOG": "quiet",
     }
     began = time.monotonic()

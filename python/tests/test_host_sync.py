@@ -92,9 +92,11 @@ def check_training(backend, rank, size):
     train(rank, ddp)
     assert distance(net, before[int(rank > 1)]) < 1e-5, backend
     net[1].running_mean.fill_(rank)
+    net[1].running_var = torch.full_like(net[1].running_var, rank)  # a module may replace its buffers
     hosts.sync()
     assert distance(net, after) < 1e-5, backend
-    assert torch.allclose(net[1].running_mean, torch.tensor((size - 1) / 2)), backend
+    for buffer in (net[1].running_mean, net[1].running_var):
+        assert torch.allclose(buffer, torch.tensor((size - 1) / 2)), backend
     check_equal(net)
 
 

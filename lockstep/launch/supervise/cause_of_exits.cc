@@ -7,12 +7,6 @@
 #include "lockstep/base/cause.h"
 
 namespace lockstep::launcher::supervise {
-
-std::optional<job::Fatal> CauseOfExits::published() const {
-  const auto line = store.find(job::key::kCause, base::Deadline::in(std::chrono::seconds(1)));
-  return line ? job::parse_fatal(*line) : std::nullopt;
-}
-
 namespace {
 
 /// Whether another rank has published that this one had left.
@@ -21,6 +15,11 @@ bool is_left_rank(const job::Fatal& cause, int rank) {
 }
 
 }  // namespace
+
+std::optional<job::Fatal> CauseOfExits::published() const {
+  const auto line = store.find(job::key::kCause, base::Deadline::in(std::chrono::seconds(1)));
+  return line ? job::parse_fatal(*line) : std::nullopt;
+}
 
 bool CauseOfExits::needs_exit_of_rank_that_left() const {
   const auto cause = published();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -169,6 +170,17 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
   average();
   expect_as("after ");
   for (const at::Tensor& parameter : net->parameters()) expect_equal_on_all(parameter.detach(), world(), "parameter");
+}
+
+// Also where the program averages more often than is due, so that the hosts exchange nothing else.
+TEST(DdpHosts, StopRequestTravelsWithAverageHosts) {
+  auto net = make_net();
+  DistributedDataParallel ddp(net, world(), {.average_hosts_every = 100});
+  EXPECT_FALSE(world().stop_requested());
+  if (world().rank() == world().size() - 1) std::raise(SIGUSR1);
+  backward_on(net, batch_of(world().rank(), 0));
+  ddp.average_hosts();
+  EXPECT_TRUE(world().stop_requested());
 }
 
 TEST(DdpHosts, IncompatibleOptionsAreRejected) {
