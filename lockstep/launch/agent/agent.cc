@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,13 +21,13 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
-#include "lockstep/launch/agent/epoll.h"
 #include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/agent/rank_process.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/activity.h"
+#include "lockstep/launch/process/event_loop.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_stacks.h"
@@ -54,14 +53,11 @@ class Agent {
   int run();
 
  private:
-  // The data of an epoll event: one of these, or 4 * index + stream for the pipe of a rank.
-  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL, kStatus = ~4ULL;
-  static constexpr std::size_t kStdinStream = 2;  // after the streams of OutputForwarder
-
   std::optional<plan::JobPlan> prepare(plan::JobPlan job);
   void start_ranks(const plan::JobPlan& job);
   void start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int null, std::uint64_t max_files);
   void write_stdin();
+  void watch_events();
   void poll_once();
   void read_input();
   void handle_frame(const protocol::Frame& frame);
@@ -76,18 +72,20 @@ class Agent {
   void send_saved_checkpoint(const RankProcess& process);
   void write_stacks(const std::vector<int>& ranks);
   void end_left_behind();
-  void check_timers();
+  void on_dump_end();
+  void kill_job();
+  void give_up();
   void on_launcher_lost();
   void queue_frame(protocol::FrameKind kind, int rank, std::string payload = {}) {
     queue_.push({kind, rank, std::move(payload)});
   }
 
-  base::Fd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  process::EventLoop loop_;
   base::Fd signals_;
   protocol::FrameReader input_{protocol::kMaxJobFrameBytes};
   FrameQueue queue_{STDOUT_FILENO};
-  OutputForwarder output_{epoll_.get(), queue_};
-  StdinWriter stdin_{epoll_.get()};
+  OutputForwarder output_{loop_, queue_};
+  StdinWriter stdin_{loop_, [this] { write_stdin(); }};
   base::Fd liveness_fd_;
   std::optional<StatusResponder> status_responder_;
   base::Pipe failures_;
@@ -162,7 +160,7 @@ void Agent::start_rank(const plan::JobPlan& job, const plan::RankPlan& plan, int
                                 .id = plan.rank});
   process.session = process.pid;
   output_.add_rank(plan.rank, {std::move(out.read), std::move(err.read)});
-  if (in.write) stdin_.add_rank(std::move(in.write), 4 * ranks_.size() + kStdinStream);
+  if (in.write) stdin_.add_rank(std::move(in.write));
   queue_frame(protocol::FrameKind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
   ranks_.push_back(std::move(process));
   ++num_running_;
@@ -197,28 +195,26 @@ void Agent::read_input() {
 }
 
 void Agent::handle_frame(const protocol::Frame& frame) {
-  if (frame.kind == protocol::FrameKind::kStart) {
-    if (const auto job = std::exchange(prepared_job_, std::nullopt)) start_ranks(*job);
-  } else if (frame.kind == protocol::FrameKind::kStop) {
-    prepared_job_.reset();
-    stop(protocol::decode_stop(frame.payload));
-  } else if (frame.kind == protocol::FrameKind::kSnapshotRequest) {
-    send_snapshots();
-    queue_frame(protocol::FrameKind::kSnapshotsDone, -1);
-  } else if (frame.kind == protocol::FrameKind::kStatusRequest) {
-    for (const protocol::RankStatus& rank : rank_statuses())
-      queue_frame(protocol::FrameKind::kRankStatus, rank.rank, protocol::encode_rank_status(rank));
-    queue_frame(protocol::FrameKind::kStatusDone, -1);
-  } else if (frame.kind == protocol::FrameKind::kWriteStacks) {
-    write_stacks(protocol::decode_ranks(frame.payload));
-  } else if (frame.kind == protocol::FrameKind::kSignal) {
-    forward_signal(ranks_, static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]));
-  } else if (frame.kind == protocol::FrameKind::kOutputAck) {
-    const auto numbers = protocol::decode_numbers(frame.payload, 2);
-    output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]), static_cast<std::size_t>(numbers[1]));
-  } else if (frame.kind == protocol::FrameKind::kStdin) {
-    stdin_.write(frame.payload);
-    write_stdin();
+  using Kind = protocol::FrameKind;
+  switch (frame.kind) {
+    case Kind::kStart:
+      if (const auto job = std::exchange(prepared_job_, std::nullopt)) start_ranks(*job);
+      break;
+    case Kind::kStop: prepared_job_.reset(); return stop(protocol::decode_stop(frame.payload));
+    case Kind::kSnapshotRequest: send_snapshots(); return queue_frame(Kind::kSnapshotsDone, -1);
+    case Kind::kStatusRequest:
+      for (const protocol::RankStatus& rank : rank_statuses())
+        queue_frame(Kind::kRankStatus, rank.rank, protocol::encode_rank_status(rank));
+      return queue_frame(Kind::kStatusDone, -1);
+    case Kind::kWriteStacks: return write_stacks(protocol::decode_ranks(frame.payload));
+    case Kind::kSignal: return forward_signal(ranks_, static_cast<int>(protocol::decode_numbers(frame.payload, 1)[0]));
+    case Kind::kOutputAck: {
+      const auto numbers = protocol::decode_numbers(frame.payload, 2);
+      return output_.acknowledge(frame.rank, static_cast<std::size_t>(numbers[0]),
+                                 static_cast<std::size_t>(numbers[1]));
+    }
+    case Kind::kStdin: stdin_.write(frame.payload); return write_stdin();
+    default: protocol::throw_unexpected(frame.kind);
   }
 }
 
@@ -244,6 +240,7 @@ void Agent::stop(const protocol::StopRequest& request) {
 }
 
 void Agent::send_rank_health() {
+  rank_health_at_ = Deadline::in(base::kRankHealthInterval);
   const auto now = job::health::StallTimer::Clock::now();
   std::optional<process::HostActivity> activity;
   for (std::size_t index = 0; index < ranks_.size(); ++index) {
@@ -324,8 +321,6 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
 void Agent::on_launcher_lost() {
   if (std::exchange(launcher_lost_, true)) return;
   prepared_job_.reset();
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
-  if (liveness_fd_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, liveness_fd_.get(), nullptr);
   stop({.signal = SIGKILL});
 }
 
@@ -359,6 +354,8 @@ void Agent::on_rank_exit(std::size_t index, int status) {
 }
 
 void Agent::reap_children() {
+  while (process::read_signal(signals_.get())) {
+  }
   for (;;) {
     const auto reaped = process::try_reap();
     has_children_ = reaped.has_value();
@@ -367,6 +364,7 @@ void Agent::reap_children() {
       if (ranks_[index].pid == reaped->pid) on_rank_exit(index, reaped->status);
     std::erase_if(dumps_, [&](const process::StackDump& dump) { return dump.tool() == reaped->pid; });
   }
+  if (dumps_.empty()) on_dump_end();
   if (num_running_ > 0 || !has_children_ || lingering_) return;
   lingering_ = true;
   const bool any_succeeded =
@@ -384,66 +382,54 @@ void Agent::end_left_behind() {
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
 }
 
-void Agent::check_timers() {
-  if (rank_health_at_.expired()) {
-    send_rank_health();
-    rank_health_at_ = Deadline::in(base::kRankHealthInterval);
-  }
-  if (dumps_end_at_.expired()) {
-    for (process::StackDump& dump : dumps_) dump.give_up();
-    dumps_.clear();
-    dumps_end_at_ = Deadline::never();
-  }
-  if (dumps_.empty() && stop_after_dumps_) stop(*std::exchange(stop_after_dumps_, std::nullopt));
-  if (signal_at_.expired()) {
-    signal_ranks(ranks_, signal_, true);
-    signal_at_ = Deadline::never();
-  }
-  if (end_left_behind_at_.expired()) end_left_behind();
-  if (kill_at_.expired()) {
-    for (const pid_t pid : process::descendants()) ::kill(pid, SIGKILL);
-    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(base::kUnkillableTimeout);
-    kill_at_ = Deadline::in(kKillRetryInterval);
-  }
-  if (give_up_at_.expired() && has_children_) {
-    for (const RankProcess& process : ranks_)
-      if (process.pid > 0)
-        queue_frame(protocol::FrameKind::kUnkillable, process.rank, protocol::encode_numbers({process.pid}));
-    if (num_running_ == 0)
-      for (const pid_t pid : process::descendants())
-        queue_frame(protocol::FrameKind::kUnkillable, -1, protocol::encode_numbers({pid}));
-    has_children_ = false;
-  }
+/// All stacks have been written, or the time for it is over.
+void Agent::on_dump_end() {
+  dumps_end_at_ = Deadline::never();
+  for (process::StackDump& dump : dumps_) dump.give_up();
+  dumps_.clear();
+  if (stop_after_dumps_) stop(*std::exchange(stop_after_dumps_, std::nullopt));
+}
+
+void Agent::kill_job() {
+  for (const pid_t pid : process::descendants()) ::kill(pid, SIGKILL);
+  if (give_up_at_.is_never()) give_up_at_ = Deadline::in(base::kUnkillableTimeout);
+  kill_at_ = Deadline::in(kKillRetryInterval);
+}
+
+/// Reports the processes that SIGKILL did not end.
+void Agent::give_up() {
+  give_up_at_ = Deadline::never();
+  if (!std::exchange(has_children_, false)) return;
+  for (const RankProcess& process : ranks_)
+    if (process.pid > 0)
+      queue_frame(protocol::FrameKind::kUnkillable, process.rank, protocol::encode_numbers({process.pid}));
+  if (num_running_ == 0)
+    for (const pid_t pid : process::descendants())
+      queue_frame(protocol::FrameKind::kUnkillable, -1, protocol::encode_numbers({pid}));
+}
+
+void Agent::watch_events() {
+  loop_.on_readable([this] { return launcher_lost_ ? -1 : STDIN_FILENO; }, [this] { read_input(); });
+  // No data is sent on this connection, so it has ended.
+  loop_.on_readable([this] { return launcher_lost_ ? -1 : liveness_fd_.get(); }, [this] { on_launcher_lost(); });
+  loop_.on_readable([this] { return status_responder_->fd(); },
+                    [this] { status_responder_->reply([this] { return rank_statuses(); }); });
+  loop_.on_readable([this] { return signals_.get(); }, [this] { reap_children(); });
+  loop_.on_writable([this] { return launcher_lost_ || queue_.empty() ? -1 : STDOUT_FILENO; }, [] {});
+  loop_.at([this] { return rank_health_at_; }, [this] { send_rank_health(); });
+  loop_.at([this] { return dumps_end_at_; }, [this] { on_dump_end(); });
+  loop_.at([this] { return signal_at_; },
+           [this] {
+             signal_at_ = Deadline::never();
+             signal_ranks(ranks_, signal_, true);
+           });
+  loop_.at([this] { return end_left_behind_at_; }, [this] { end_left_behind(); });
+  loop_.at([this] { return kill_at_; }, [this] { kill_job(); });
+  loop_.at([this] { return give_up_at_; }, [this] { give_up(); });
 }
 
 void Agent::poll_once() {
-  std::array<epoll_event, 64> events;
-  const Deadline next = earlier(earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, end_left_behind_at_)),
-                                earlier(dumps_end_at_, rank_health_at_));
-  const int wait_ms = next.poll_ms();
-  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
-  bool signalled = false;
-  for (int i = 0; i < count; ++i) {
-    const std::uint64_t id = events[static_cast<std::size_t>(i)].data.u64;
-    if (id == kInput)
-      read_input();
-    else if (id == kLiveness)
-      on_launcher_lost();  // no data is sent on this connection, so it has ended
-    else if (id == kSignals)
-      signalled = true;
-    else if (id == kStatus)
-      status_responder_->reply([this] { return rank_statuses(); });
-    else if (id != kOutput && id % 4 == kStdinStream)
-      write_stdin();
-    else if (id != kOutput)
-      output_.forward(id / 4, id % 4);
-  }
-  if (signalled) {
-    while (process::read_signal(signals_.get())) {
-    }
-    reap_children();
-  }
-  check_timers();
+  loop_.run_once();
   if (!launcher_lost_ && !queue_.flush()) on_launcher_lost();
 }
 
@@ -456,13 +442,9 @@ int Agent::run() {
   if (!setup) return 0;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
-  add_to_epoll(epoll_.get(), STDIN_FILENO, kInput, EPOLLIN);
-  add_to_epoll(epoll_.get(), signals_.get(), kSignals, EPOLLIN);
-  add_to_epoll(epoll_.get(), STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
   liveness_fd_ = std::move(setup->liveness_fd);
-  if (liveness_fd_) add_to_epoll(epoll_.get(), liveness_fd_.get(), kLiveness, EPOLLIN);
   status_responder_.emplace(setup->job.label);
-  if (status_responder_->fd() >= 0) add_to_epoll(epoll_.get(), status_responder_->fd(), kStatus, EPOLLIN);
+  watch_events();
   prepared_job_ = prepare(std::move(setup->job));
   while (prepared_job_) poll_once();
   reap_children();

@@ -261,18 +261,18 @@ std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
     if (size == 0) throw LauncherLost();
     if (size > 0) input.feed({bytes, static_cast<std::size_t>(size)});
     while (const auto frame = input.next()) {
-      if (frame->kind == protocol::FrameKind::kRouteRequest)
-        responder.find_routes(protocol::decode_route_request(frame->payload));
-      else if (frame->kind == protocol::FrameKind::kProbeRequest)
-        responder.probe_peers(protocol::decode_probe_request(frame->payload));
-      else if (doctor.handle(*frame))
-        continue;
-      else if (frame->kind != protocol::FrameKind::kJob)
-        throw base::Error(base::Cause::kProtocol, "expected a job, received another frame");
-      else {
-        setup.job = protocol::decode_job(frame->payload);
-        setup.liveness_fd = responder.take_liveness_fd();
-        return setup;
+      switch (frame->kind) {
+        case protocol::FrameKind::kRouteRequest:
+          responder.find_routes(protocol::decode_route_request(frame->payload));
+          break;
+        case protocol::FrameKind::kProbeRequest:
+          responder.probe_peers(protocol::decode_probe_request(frame->payload));
+          break;
+        case protocol::FrameKind::kJob:
+          setup.job = protocol::decode_job(frame->payload);
+          setup.liveness_fd = responder.take_liveness_fd();
+          return setup;
+        default: doctor.handle(*frame);
       }
     }
   }

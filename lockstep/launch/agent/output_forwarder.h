@@ -7,6 +7,7 @@
 
 #include "lockstep/base/fd.h"
 #include "lockstep/launch/agent/frame_queue.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::launcher::agent {
 
@@ -16,18 +17,15 @@ namespace lockstep::launcher::agent {
 /// add_rank(). Not thread-safe.
 class OutputForwarder {
  public:
-  /// Pipes are added to the epoll instance `epoll`, for reading, with the data 4 * index + stream; stream 0 is stdout,
-  /// 1 is stderr. Both must outlive this object.
-  OutputForwarder(int epoll, FrameQueue& queue) : epoll_(epoll), queue_(queue) {}
+  /// `loop` reads the pipes; it calls this object. Both must outlive it.
+  OutputForwarder(process::EventLoop& loop, FrameQueue& queue) : loop_(loop), queue_(queue) {}
 
   void set_window(std::size_t window) { window_ = window; }
 
   /// Takes the read ends of the stdout and stderr of `rank`. Throws SystemError.
   void add_rank(int rank, std::array<base::Fd, 2> pipes);
 
-  /// Call it when the pipe is readable.
-  void forward(std::size_t index, std::size_t stream);
-  /// The launcher has acknowledged bytes of a stream. Ignores ranks that it does not have.
+  /// The launcher has acknowledged bytes of a stream (0 is stdout, 1 is stderr). Ignores ranks that it does not have.
   void acknowledge(int rank, std::size_t stream, std::size_t bytes);
 
   /// Forwards what the rank, which has exited, has written so far, and not what processes that it left behind write.
@@ -43,16 +41,15 @@ class OutputForwarder {
   struct Pipe {
     base::Fd fd;
     std::size_t in_flight = 0;  // bytes that are not acknowledged
-    bool is_paused = false;     // not in the epoll set
   };
   struct RankPipes {
     int rank = -1;
     std::array<Pipe, 2> pipes;
   };
   void read(std::size_t index, std::size_t stream, std::size_t max_bytes);
-  void watch(std::size_t index, std::size_t stream);
+  bool is_paused(const Pipe& pipe) const { return pipe.in_flight >= window_; }
 
-  const int epoll_;
+  process::EventLoop& loop_;
   FrameQueue& queue_;
   std::size_t window_ = 0;
   std::vector<RankPipes> ranks_;

@@ -18,7 +18,6 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/job_key.h"
-#include "lockstep/launch/agent/epoll.h"
 #include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/process/python_program.h"
@@ -47,10 +46,15 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 20;  // it also has the 
 
 }  // namespace
 
-void StdinWriter::add_rank(base::Fd pipe, std::uint64_t epoll_data) {
+void StdinWriter::add_rank(base::Fd pipe) {
   base::set_nonblocking(pipe.get());
-  add_to_epoll(epoll_, pipe.get(), epoll_data, EPOLLOUT | EPOLLET);
   ranks_.push_back({std::move(pipe)});
+  loop_.on_writable(
+      [this, index = ranks_.size() - 1] {
+        const RankStdin& rank = ranks_[index];
+        return rank.pipe && rank.written < chunk_.size() ? rank.pipe.get() : -1;
+      },
+      on_writable_);
 }
 
 void StdinWriter::write(std::string bytes) {

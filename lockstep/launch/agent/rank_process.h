@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/fd.h"
@@ -15,22 +16,23 @@
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/environment.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::launcher::agent {
 
 /// Writes each chunk of input to every rank that reads it, without blocking. Not thread-safe.
 class StdinWriter {
  public:
-  explicit StdinWriter(int epoll) : epoll_(epoll) {}
+  /// `loop` calls `on_writable`, which calls flush(), when a rank can take more.
+  StdinWriter(process::EventLoop& loop, process::EventLoop::Handler on_writable)
+      : loop_(loop), on_writable_(std::move(on_writable)) {}
 
-  /// Takes the write end of a rank's stdin and adds it to the epoll instance, edge-triggered and for writing, with the
-  /// data `epoll_data`. Throws SystemError.
-  void add_rank(base::Fd pipe, std::uint64_t epoll_data);
+  /// Takes the write end of a rank's stdin.
+  void add_rank(base::Fd pipe);
 
   /// Begins to write `bytes`; empty means the end of the input. The last chunk must have been taken.
   void write(std::string bytes);
-  /// Continues. Call it when any of the pipes has become writable. Returns true once when all ranks have taken the
-  /// chunk, or do not read any more.
+  /// Continues. Returns true once when all ranks have taken the chunk, or do not read any more.
   bool flush();
 
  private:
@@ -39,7 +41,8 @@ class StdinWriter {
     std::size_t written = 0;  // bytes of the chunk
   };
 
-  const int epoll_;
+  process::EventLoop& loop_;
+  const process::EventLoop::Handler on_writable_;
   std::vector<RankStdin> ranks_;
   std::string chunk_;
   bool is_pending_ = false;

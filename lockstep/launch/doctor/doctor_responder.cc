@@ -79,19 +79,16 @@ void DoctorResponder::measure(const std::string& payload) const {
   send_(protocol::FrameKind::kLinkSpeed, encode_link_speed(speed));
 }
 
-bool DoctorResponder::handle(const protocol::Frame& frame) {
-  if (frame.kind == protocol::FrameKind::kClockRequest)
-    send_clock();
-  else if (frame.kind == protocol::FrameKind::kHostFactsRequest)
-    send_(protocol::FrameKind::kHostFacts,
-          encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
-  else if (frame.kind == protocol::FrameKind::kListenRequest)
-    listen(frame.payload);
-  else if (frame.kind == protocol::FrameKind::kMeasureRequest)
-    measure(frame.payload);
-  else
-    return false;
-  return true;
+void DoctorResponder::handle(const protocol::Frame& frame) const {
+  switch (frame.kind) {
+    case protocol::FrameKind::kClockRequest: return send_clock();
+    case protocol::FrameKind::kHostFactsRequest:
+      return send_(protocol::FrameKind::kHostFacts,
+                   encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
+    case protocol::FrameKind::kListenRequest: return listen(frame.payload);
+    case protocol::FrameKind::kMeasureRequest: return measure(frame.payload);
+    default: protocol::throw_unexpected(frame.kind);
+  }
 }
 
 }  // namespace lockstep::launcher::doctor

@@ -17,8 +17,7 @@ bool AgentQuery::read_reply(std::size_t i, protocol::FrameKind reply, const OnRe
   std::string why;
   try {
     for (const protocol::Frame& frame : agent.read()) {
-      if (frame.kind != reply)
-        throw base::Error(base::Cause::kProtocol, "a frame that is not the reply to the request");
+      if (frame.kind != reply) protocol::throw_unexpected(frame.kind);
       take(i, frame.payload);
       return true;
     }

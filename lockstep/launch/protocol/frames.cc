@@ -19,6 +19,10 @@ void throw_protocol_error(const std::string& what) {
   throw base::Error(base::Cause::kProtocol, std::string(kProtocolSubject) + ": " + what);
 }
 
+void throw_unexpected(FrameKind kind) {
+  throw_protocol_error("an unexpected frame of the kind " + std::to_string(static_cast<int>(kind)));
+}
+
 std::string encode(const Frame& frame) {
   std::string bytes;
   bytes.reserve(kHeaderBytes + frame.payload.size() + 1);

@@ -68,6 +68,9 @@ enum class FrameKind : std::uint32_t {
   kDone,             ///< empty; no process of the job is left; the last frame
 };
 
+/// Throws Error kProtocol: the reader does not expect a frame of this kind now. Every reader answers so.
+[[noreturn]] void throw_unexpected(FrameKind kind);
+
 /// A frame. `rank` is -1 if the frame does not belong to a rank.
 struct Frame {
   FrameKind kind = FrameKind::kDone;

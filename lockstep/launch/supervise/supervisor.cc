@@ -1,6 +1,5 @@
 #include "lockstep/launch/supervise/supervisor.h"
 
-#include <poll.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/output/output.h"
+#include "lockstep/launch/process/event_loop.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
@@ -41,16 +41,18 @@ class Supervisor {
   void send_jobs(plan::LaunchContext context);
   void mark_host_lost(std::size_t index);
   bool has_agent() const;
-  Deadline next_deadline() const;
-  void poll_once();
+  void watch_events();
+  void watch_agent(std::size_t index);
   void read_agent(std::size_t index);
   void handle_frame(std::size_t agent, const protocol::Frame& frame);
   void on_rank_exit(protocol::RankExit end);
   void conclude_preemption();
   void on_start_failed(std::size_t agent, int rank, process::StartStep step, int error);
   void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
+  void on_foreign_library(const std::string& library);
   void on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why);
   void on_host_unreachable(std::size_t index);
+  void read_signals();
   void on_signal(int signal);
   void decide();
   void request_snapshots();
@@ -70,6 +72,7 @@ class Supervisor {
   CauseOfExits cause_of_exits() { return {store_->store(), *output_, locations_, exits_}; }
   void conclude(Verdict verdict);
 
+  process::EventLoop loop_;
   const cli::RunOptions options_;
   const std::vector<pid_t> inherited_children_;
   const int signals_;
@@ -277,51 +280,52 @@ void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
 void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
   using Kind = protocol::FrameKind;
   const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
-  if (frame.kind == Kind::kStdout || frame.kind == Kind::kStderr) {
-    output_->add(frame.rank, frame.kind == Kind::kStdout ? output::Stream::kOut : output::Stream::kErr, frame.payload);
-  } else if (frame.kind == Kind::kRankHealth) {
-    on_rank_health(protocol::decode_rank_health(frame.payload));
-  } else if (frame.kind == Kind::kPrepared) {
-    on_prepared(agent, frame.payload);
-  } else if (frame.kind == Kind::kRefused) {
-    on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2));
-  } else if (frame.kind == Kind::kStarted) {
-    location_of(frame.rank, locations_).pid = number();
-  } else if (frame.kind == Kind::kStartFailed) {
-    const auto numbers = protocol::decode_numbers(frame.payload, 2);
-    on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
-  } else if (frame.kind == Kind::kStdinTaken) {
-    stdin_.on_taken(agent);
-  } else if (frame.kind == Kind::kPythonLocation) {
-    if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
-  } else if (frame.kind == Kind::kStacks) {
-    if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
-  } else if (frame.kind == Kind::kUsesLibrary) {
-    if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
-      output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
-  } else if (frame.kind == Kind::kLeftBehind) {
-    output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
-  } else if (frame.kind == Kind::kCheckpointSaved) {
-    outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
-  } else if (frame.kind == Kind::kSnapshot) {
-    const auto snapshot = protocol::decode_snapshot(frame.payload);
-    if (!verdict_) rank_states_.add(snapshot);  // later snapshots show ranks that are being stopped
-  } else if (frame.kind == Kind::kSnapshotsDone) {
-    awaited_snapshots_.erase(agent);
-    if (awaited_snapshots_.empty()) on_snapshots();
-  } else if (frame.kind == Kind::kRankStatus) {
-    status_.add(agent, protocol::decode_rank_status(frame.payload));
-  } else if (frame.kind == Kind::kStatusDone) {
-    status_.on_done(agent);
-  } else if (frame.kind == Kind::kRankExited) {
-    on_rank_exit(protocol::decode_rank_exit(frame.payload));
-  } else if (frame.kind == Kind::kUnkillable) {
-    on_unkillable(agent, frame.rank, number());
-  } else if (frame.kind == Kind::kDone) {
-    done_agents_.insert(agent);
-  } else if (frame.kind != Kind::kAlive) {
-    throw base::Error(base::Cause::kProtocol, "the agent sent a frame that does not belong to a running job");
+  switch (frame.kind) {
+    case Kind::kStdout: return output_->add(frame.rank, output::Stream::kOut, frame.payload);
+    case Kind::kStderr: return output_->add(frame.rank, output::Stream::kErr, frame.payload);
+    case Kind::kRankHealth: return on_rank_health(protocol::decode_rank_health(frame.payload));
+    case Kind::kPrepared: return on_prepared(agent, frame.payload);
+    case Kind::kRefused: return on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2));
+    case Kind::kStarted: location_of(frame.rank, locations_).pid = number(); return;
+    case Kind::kStartFailed: {
+      const auto numbers = protocol::decode_numbers(frame.payload, 2);
+      return on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
+    }
+    case Kind::kStdinTaken: return stdin_.on_taken(agent);
+    case Kind::kPythonLocation:
+      if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
+      return;
+    case Kind::kStacks:
+      if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
+      return;
+    case Kind::kUsesLibrary: return on_foreign_library(frame.payload);
+    case Kind::kLeftBehind:
+      return output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
+    case Kind::kCheckpointSaved:
+      outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
+      return;
+    case Kind::kSnapshot: {
+      const auto snapshot = protocol::decode_snapshot(frame.payload);
+      if (!verdict_) rank_states_.add(snapshot);  // later snapshots show ranks that are being stopped
+      return;
+    }
+    case Kind::kSnapshotsDone:
+      awaited_snapshots_.erase(agent);
+      if (awaited_snapshots_.empty()) on_snapshots();
+      return;
+    case Kind::kRankStatus: return status_.add(agent, protocol::decode_rank_status(frame.payload));
+    case Kind::kStatusDone: return status_.on_done(agent);
+    case Kind::kRankExited: return on_rank_exit(protocol::decode_rank_exit(frame.payload));
+    case Kind::kUnkillable: return on_unkillable(agent, frame.rank, number());
+    case Kind::kDone: done_agents_.insert(agent); return;
+    case Kind::kAlive: return;
+    default: protocol::throw_unexpected(frame.kind);
   }
+}
+
+void Supervisor::on_foreign_library(const std::string& library) {
+  if (locations_.size() > 1 && warnings_.insert("library " + library).second)
+    output_->print_note(foreign_library_note(library, locations_.size(), options_.command));
 }
 
 void Supervisor::read_agent(std::size_t index) {
@@ -333,6 +337,10 @@ void Supervisor::read_agent(std::size_t index) {
     done_agents_.erase(index);  // so that on_agent_lost() stops the other hosts
   }
   if (agents_[index].descriptor() < 0) on_agent_lost(index);
+}
+
+void Supervisor::read_signals() {
+  while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
 }
 
 void Supervisor::on_signal(int signal) {
@@ -421,46 +429,46 @@ bool Supervisor::has_agent() const {
                      [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
 }
 
-Deadline Supervisor::next_deadline() const {
-  Deadline next = earlier(earlier(output_->next_drop(), status_.deadline()), earlier(decide_at_, snapshot_deadline_));
-  for (const hosts::AgentLink& agent : agents_)
-    if (agent.descriptor() >= 0) next = earlier(next, agent.next_deadline());
-  return next;
+void Supervisor::watch_agent(std::size_t index) {
+  hosts::AgentLink& agent = agents_[index];
+  loop_.on_readable([&agent] { return agent.descriptor(); }, [this, index] { read_agent(index); });
+  loop_.on_readable([&agent] { return agent.liveness_fd(); },
+                    [this, index, &agent] {
+                      if (agent.close_liveness_fd()) on_host_unreachable(index);
+                    });
+  loop_.at([&agent] { return agent.descriptor() < 0 ? Deadline::never() : agent.next_deadline(); },
+           [this, index, &agent] {
+             if (agent.check_timeouts()) on_agent_silent(index);
+           });
 }
 
-void Supervisor::poll_once() {
-  std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
-  for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
-  for (const hosts::AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
-  const std::size_t acks = entries.size(), input = acks + 1, failures = acks + 2, status = acks + 3;
-  entries.push_back({output_->acks().fd(), POLLIN, 0});
-  entries.push_back({stdin_.poll_fd(), POLLIN, 0});
-  entries.push_back({output_->failure_fd(), POLLIN, 0});
-  entries.push_back({status_.fd(), POLLIN, 0});
-  ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
-  if (entries[0].revents)
-    while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1].revents) read_agent(i);
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1 + agents_.size()].revents && agents_[i].close_liveness_fd()) on_host_unreachable(i);
-  if (entries[failures].revents && output_->check_failures()) on_reader_closed();
-  if (entries[input].revents)
-    stdin_.forward([&](std::size_t agent, const std::string& bytes) {
-      agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
-    });
-  if (entries[status].revents) status_.accept(agents_);
-  status_.reply_if_due();
-  output_->drop_stalled();
-  if (entries[acks].revents) send_acks();
-  if (decide_at_.expired()) decide();
-  if (snapshot_deadline_.expired()) on_snapshots();
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (agents_[i].descriptor() >= 0 && agents_[i].check_timeouts()) on_agent_silent(i);
+void Supervisor::watch_events() {
+  loop_.at([this] { return decide_at_; }, [this] { decide(); });
+  loop_.at([this] { return snapshot_deadline_; }, [this] { on_snapshots(); });
+  loop_.on_readable([this] { return signals_; }, [this] { read_signals(); });
+  for (std::size_t i = 0; i < agents_.size(); ++i) watch_agent(i);
+  loop_.on_readable([this] { return output_->failure_fd(); },
+                    [this] {
+                      if (output_->check_failures()) on_reader_closed();
+                    });
+  loop_.on_readable([this] { return stdin_.poll_fd(); },
+                    [this] {
+                      stdin_.forward([&](std::size_t agent, const std::string& bytes) {
+                        agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
+                      });
+                    });
+  loop_.on_readable([this] { return status_.fd(); }, [this] { status_.accept(agents_); });
+  loop_.on_readable([this] { return output_->acks().fd(); }, [this] { send_acks(); });
+  loop_.at([this] { return earlier(output_->next_drop(), status_.deadline()); }, [] {});  // run() calls both each time
 }
 
 JobOutcome Supervisor::run() {
-  while (has_agent()) poll_once();
+  watch_events();
+  while (has_agent()) {
+    loop_.run_once();
+    status_.reply_if_due();
+    output_->drop_stalled();
+  }
   conclude_preemption();
   if (verdict_) {
     cause_of_exits().settle(*verdict_, rank_states_.snapshots());

@@ -1,10 +1,10 @@
 #include "lockstep/launch/agent/output_forwarder.h"
 
 #include <gtest/gtest.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -17,13 +17,14 @@ constexpr std::size_t kWindow = 100'000;
 
 /// Two ranks whose pipes the test writes, and the frames for the launcher.
 struct TwoRanks {
-  base::Fd epoll{::epoll_create1(EPOLL_CLOEXEC)};
+  process::EventLoop loop;
   base::Pipe channel = base::make_pipe();
   FrameQueue queue{channel.write.get()};
-  OutputForwarder forwarder{epoll.get(), queue};
+  OutputForwarder forwarder{loop, queue};
   base::Pipe pipes[2][2];
 
   TwoRanks() {
+    loop.at([] { return base::Deadline::in(std::chrono::seconds(0)); }, [] {});  // run_once() does not block
     base::set_nonblocking(channel.write.get());
     base::set_nonblocking(channel.read.get());
     forwarder.set_window(kWindow);
@@ -36,15 +37,11 @@ struct TwoRanks {
     }
   }
 
-  /// Forwards what epoll reports until it reports nothing, and returns how many bytes of rank 10's stdout arrived.
+  /// Forwards until no pipe is to be read, and returns how many bytes of rank 10's stdout arrived.
   std::size_t forward_all() {
     std::size_t arrived = 0;
     protocol::FrameReader reader(protocol::kMaxFrameBytes);
-    epoll_event events[8];
-    for (int count; (count = ::epoll_wait(epoll.get(), events, 8, 0)) > 0;) {
-      for (int i = 0; i < count; ++i) forwarder.forward(events[i].data.u64 / 4, events[i].data.u64 % 4);
-      arrived += receive(reader);
-    }
+    while (loop.run_once()) arrived += receive(reader);
     return arrived + receive(reader);
   }
 
@@ -126,8 +123,7 @@ TEST(OutputForwarder, TheEndOfAPausedPipeDoesNotSpin) {
   TwoRanks ranks;
   auto [written, arrived] = ranks.fill_beyond_the_window(0, 1000);
   ranks.pipes[0][0].write.reset();
-  epoll_event event;
-  EXPECT_EQ(::epoll_wait(ranks.epoll.get(), &event, 1, 0), 0);
+  EXPECT_FALSE(ranks.loop.run_once());
   ranks.forwarder.forward_rest();
   EXPECT_EQ(arrived + ranks.forward_all(), written);
 }

@@ -1,0 +1,46 @@
+// The event loop of the launcher and of its agents.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::launcher::process {
+
+/// Waits for descriptors and deadlines, and calls their handlers. What is waited for is asked anew before each wait, so
+/// a handler changes its own object only, and nothing is ever removed. Not thread-safe.
+class EventLoop {
+ public:
+  using Descriptor = std::function<int()>;  ///< returns -1 for nothing to wait for now
+  using Time = std::function<base::Deadline()>;
+  using Handler = std::function<void()>;
+
+  /// Calls `handler` when the descriptor can be read, or has ended.
+  void on_readable(Descriptor descriptor, Handler handler);
+  /// Calls `handler` when the descriptor can be written, or its reader has ended.
+  void on_writable(Descriptor descriptor, Handler handler);
+  /// Calls `handler` when the time has come. The handler must move the time, or it is called again at once.
+  void at(Time time, Handler handler) { timers_.push_back({std::move(time), std::move(handler)}); }
+
+  /// Blocks until something has happened, and calls the handlers: those of descriptors in the order in which they were
+  /// added, then those of times. Returns whether a descriptor was ready. Throws what the handlers throw.
+  bool run_once();
+
+ private:
+  struct Watch {
+    Descriptor descriptor;
+    short events;
+    Handler handler;
+  };
+  struct Timer {
+    Time time;
+    Handler handler;
+  };
+  std::deque<Watch> watches_;  // a handler may add one
+  std::vector<Timer> timers_;
+};
+
+}  // namespace lockstep::launcher::process
