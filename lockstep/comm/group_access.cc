@@ -159,13 +159,13 @@ std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_n
   std::vector<at::Tensor> examples;
   for (const GradientSpec& spec : specs) examples.push_back(spec.example);
   // A hook requires buckets.
-  auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(examples);
+  auto table = options.hook ? nullptr : transport->make_gradient_table(examples);
   if (options.hook && rank == 0)
     base::log_info("gradients of " + reducer_name + " are packed into buckets for the hook " + options.hook->name());
   auto channel = std::make_unique<channel::Channel>(id, members, rank, transport, world->deadlock_detector);
-  if (reducer)
+  if (table)
     return std::make_unique<reducers::InPlaceGradientReducer>(std::move(reducer_name), std::move(specs),
-                                                              std::move(channel), std::move(reducer));
+                                                              std::move(channel), std::move(table));
   if (options.bucket_bytes.empty())
     options.bucket_bytes = reducers::measure_bucket_bytes(*channel, examples.front().device());
   return std::make_unique<reducers::BucketedReducer>(std::move(reducer_name), std::move(specs), std::move(channel),

@@ -15,6 +15,7 @@
 #include "lockstep/base/process_owned.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
+#include "lockstep/comm/reducers/in_place_gradient_reducer.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
@@ -155,7 +156,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
                                                        .wire_dtype = host_averager_ ? at::kFloat : options_.wire_dtype,
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
-  fused_reducer_ = reducer_->fused();
+  in_place_reducer_ = reducer_->in_place();
   replicas_.check.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
@@ -312,7 +313,7 @@ void DistributedDataParallel::Impl::finish_reduction() {
     if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, fresh);
   }
   const bool updates_from_chunks = optimizer_.updater && keeps_local_gradients();
-  complete_reduction(updates_from_chunks ? fused_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(*this),
+  complete_reduction(updates_from_chunks ? in_place_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(*this),
                      updates_from_chunks || !optimizer_.is_attached);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
 }
@@ -439,7 +440,7 @@ bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   } discard_sink;
   const at::NoGradGuard no_grad;
   const comm::Participation participation =
-      keeps_local_gradients() ? fused_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(discard_sink);
+      keeps_local_gradients() ? in_place_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(discard_sink);
   if (participation.stop_requested) comm::GroupAccess::set_stop_agreed(group_);
   if (participation.active == 0) return false;
   buffers_.unpack(group_.size());

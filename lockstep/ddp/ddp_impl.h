@@ -162,7 +162,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void end_update();
   void check_backward_update() const;
   /// True if backward() leaves each rank its own gradients, for an optimizer to reduce.
-  bool keeps_local_gradients() const { return optimizer_.sink != nullptr && fused_reducer_ != nullptr; }
+  bool keeps_local_gradients() const { return optimizer_.sink != nullptr && in_place_reducer_ != nullptr; }
   /// False if all ranks use one copy of the parameters, and if ranks that have joined hold others.
   bool can_compare_replicas() const {
     return reduce_group_.size() > 1 && !keeps_local_gradients() && !join_.has_anyone_joined;
@@ -182,7 +182,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   NamedTensors all_tensors_;  // parameters and buffers, broadcast at the end of join()
   BufferSync buffers_;
   std::unique_ptr<comm::GradientReducer> reducer_;
-  comm::FusedReducer* fused_reducer_ = nullptr;  // reducer_'s; null if it does not reduce in place
+  comm::reducers::InPlaceGradientReducer* in_place_reducer_ = nullptr;  // reducer_->in_place()
 
   ModuleWatch module_watch_;
   Backward* backward_ = nullptr;  // the one that this object has joined

@@ -3,6 +3,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_access.h"
+#include "lockstep/comm/reducers/in_place_gradient_reducer.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
@@ -26,7 +27,7 @@ bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
   if (optimizer_.is_attached)
     throw UsageError("lockstep::optim: this DistributedDataParallel already has an optimizer",
                      "use one optimizer with several parameter groups, or one DistributedDataParallel per optimizer");
-  if (sink && reduce_group_.transport() == "hierarchy" && !fused_reducer_) {
+  if (sink && reduce_group_.transport() == "hierarchy" && !in_place_reducer_) {
     optimizer_.host_group = reduce_group_.split_by_host();
     std::vector<comm::GradientSpec> specs;
     for (const HookedParameter& parameter : parameters_) specs.push_back({parameter.name, parameter.tensor.detach()});
@@ -35,7 +36,7 @@ bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* sink) {
   }
   optimizer_.is_attached = true;  // nothing below throws
   optimizer_.sink = sink;
-  return keeps_local_gradients() || (optimizer_.host_reducer && optimizer_.host_reducer->fused());
+  return keeps_local_gradients() || (optimizer_.host_reducer && optimizer_.host_reducer->in_place());
 }
 
 GradientSource::ShardOwners DistributedDataParallel::Impl::shard_owners() {
@@ -113,7 +114,7 @@ void DistributedDataParallel::Impl::detach_optimizer() noexcept {
 
 comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
   require_attached();
-  return (optimizer_.host_reducer ? optimizer_.host_reducer->fused() : fused_reducer_)->allocate_shared(bytes);
+  return (optimizer_.host_reducer ? optimizer_.host_reducer->in_place() : in_place_reducer_)->allocate_shared(bytes);
 }
 
 void DistributedDataParallel::Impl::set_parameter_memory(std::vector<at::Tensor> memory) {
@@ -179,7 +180,7 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
     if (!before.is_same(parameters_[i].tensor.grad()))
       gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // submit_gradient() has moved it to other memory
   }
-  complete_reduction(fused_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
+  complete_reduction(in_place_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) {
     gradient_fingerprint_.clear();
     optimizer_.has_averaged_gradients = false;  // the next ones need not come from backward()
@@ -191,7 +192,7 @@ void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, c
   optimizer_.host_reducer->begin(step, {}, nullptr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.grad().defined()) optimizer_.host_reducer->ready(i, parameters_[i].tensor.grad(), true);
-  optimizer_.host_reducer->fused()->finish_fused(sink);
+  optimizer_.host_reducer->in_place()->finish_fused(sink);
 }
 
 }  // namespace lockstep::ddp

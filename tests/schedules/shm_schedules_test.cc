@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/gradient_table.h"
-#include "lockstep/comm/shm/sync_op_queue.h"
+#include "lockstep/comm/shm/sync_op.h"
 #include "tests/schedules/explore.h"
 
 namespace lockstep::schedules {

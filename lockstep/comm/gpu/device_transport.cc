@@ -205,9 +205,9 @@ class DeviceTransport final : public Transport {
     return options_.host->start_checked(op, signature);
   }
 
-  std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+  std::shared_ptr<shm::GradientTable> make_gradient_table(const std::vector<at::Tensor>& parts) override {
     const bool on_cpu = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
-    return on_cpu ? options_.host->make_in_place_reducer(parts) : nullptr;
+    return on_cpu ? options_.host->make_gradient_table(parts) : nullptr;
   }
 
   void abort(std::exception_ptr cause) noexcept override {

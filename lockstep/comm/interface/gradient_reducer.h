@@ -7,8 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/interface/chunk_sink.h"
 #include "lockstep/comm/interface/collective.h"
-#include "lockstep/comm/interface/peer_memory_reducer.h"
+
+namespace lockstep::comm::reducers {
+class InPlaceGradientReducer;
+}  // namespace lockstep::comm::reducers
 
 namespace lockstep::comm::inline interface {
 
@@ -85,21 +89,6 @@ struct ReducerStats {
   std::string layout;
 };
 
-/// Additional interface of reducers that work in place: passes gradients to a sink in the same pass over memory that
-/// would reduce them. The gradients themselves stay unchanged on every rank.
-class FusedReducer {
- public:
-  virtual ~FusedReducer() = default;
-  /// Replaces GradientReducer::finish() if begin() was called with a use other than kAverage. A rank that has joined
-  /// gets no chunks, and finish_gradient() only for an update. Throws like finish(). If some rank has a sparse
-  /// gradient, throws UsageError on all ranks, and no sink has received anything (except early; see
-  /// GradientReducer::begin()).
-  virtual Participation finish_fused(ChunkSink& sink) = 0;
-  /// Allocates memory that all ranks of the reducer share. All ranks must call it, between reductions; blocks until
-  /// they have. Throws CommError.
-  virtual SharedAllocation allocate_shared(std::size_t bytes) = 0;
-};
-
 /// Reduces a list of gradients to their means over the ranks.
 ///
 /// All ranks must run the same reductions in the same order. In each reduction, every rank calls begin(), then ready()
@@ -110,8 +99,8 @@ class GradientReducer {
 
   /// Starts the next reduction. `extra_ops` are broadcasts and reductions to run with it, the same on all ranks; the
   /// root of a broadcast is the first rank that has not joined. `early_sink` is null except with kUpdateInBackward,
-  /// where the reducer must be a FusedReducer: ready() may then pass chunks to it before finish_fused(). If a gradient
-  /// turns out to be sparse later, some chunks have been passed already. Does not wait for other ranks.
+  /// where in_place() must not be null: ready() may then pass chunks to it before finish_fused(). If a gradient turns
+  /// out to be sparse later, some chunks have been passed already. Does not wait for other ranks.
   virtual void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) = 0;
 
   /// Reports that gradient `index` is complete on this rank, and starts the operations that can start. `fresh`: the
@@ -139,8 +128,9 @@ class GradientReducer {
 
   virtual ReducerStats stats() const = 0;
 
-  /// Returns the FusedReducer interface, or null if gradients are not reduced in place.
-  virtual FusedReducer* fused() { return nullptr; }
+  /// Returns the reducer that this one is or forwards to if gradients are reduced in place, else null. Only that one
+  /// can pass them to a ChunkSink.
+  virtual reducers::InPlaceGradientReducer* in_place() { return nullptr; }
 };
 
 }  // namespace lockstep::comm::inline interface

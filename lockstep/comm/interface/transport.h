@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "lockstep/comm/interface/collective.h"
-#include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/interface/pending.h"
+
+namespace lockstep::comm::shm {
+class GradientTable;
+}  // namespace lockstep::comm::shm
 
 namespace lockstep::comm::inline interface {
 
@@ -59,10 +62,10 @@ class Transport {
   /// operation with the same number, counts as a rank with a different call.
   virtual PendingPtr start_checked(const Collective& op, const SignatureView& call) { return nullptr; }
 
-  /// Makes a reducer for gradients with the dtypes and sizes of `gradients`. All ranks must call it, in the order of
-  /// their operations; blocks until they have. The reducer must not outlive the transport. Returns null if ranks cannot
+  /// Makes a table for gradients with the dtypes and sizes of `gradients`. All ranks must call it, in the order of
+  /// their operations; blocks until they have. The table must not outlive the transport. Returns null if ranks cannot
   /// access each other's memory.
-  virtual std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& gradients) {
+  virtual std::shared_ptr<shm::GradientTable> make_gradient_table(const std::vector<at::Tensor>& gradients) {
     return nullptr;
   }
 

@@ -32,7 +32,7 @@ class ForwardingReducer : public GradientReducer {
   bool has_begun_on_all_ranks() const override { return inner_->has_begun_on_all_ranks(); }
   void abandon(const std::string& why) noexcept override { inner_->abandon(why); }
   ReducerStats stats() const override { return inner_->stats(); }
-  FusedReducer* fused() override { return inner_->fused(); }
+  InPlaceGradientReducer* in_place() override { return inner_->in_place(); }
 
  private:
   const std::unique_ptr<GradientReducer> inner_;

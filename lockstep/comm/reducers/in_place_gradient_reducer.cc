@@ -7,6 +7,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/reducers/sparse_average.h"
+#include "lockstep/comm/shm/gradient_table.h"
 
 namespace lockstep::comm::reducers {
 namespace {
@@ -22,9 +23,9 @@ std::vector<std::int64_t> strides_for(const at::Tensor& example) {
 
 InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs,
                                                std::unique_ptr<channel::Channel> channel,
-                                               std::unique_ptr<PeerMemoryReducer> reducer)
+                                               std::shared_ptr<shm::GradientTable> table)
     : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
-      reducer_(std::move(reducer)),
+      table_(std::move(table)),
       states_(specs_.size()) {
   for (const GradientSpec& spec : specs_) strides_.push_back(strides_for(spec.example));
 }
@@ -41,9 +42,9 @@ void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collect
   order_.clear();
   copied_.clear();
   stats_.started_early = 0;
-  reducer_->begin_round(step.use == GradientUse::kAverage            ? EarlyWork::kReduce
-                        : step.use == GradientUse::kUpdateInBackward ? EarlyWork::kConsume
-                                                                     : EarlyWork::kNone);
+  table_->begin_round(step.use == GradientUse::kAverage            ? shm::EarlyWork::kReduce
+                      : step.use == GradientUse::kUpdateInBackward ? shm::EarlyWork::kConsume
+                                                                   : shm::EarlyWork::kNone);
   early_sink_ = early_sink;
   averaged_ = step.already_averaged;
   open_ = true;
@@ -53,7 +54,7 @@ void InPlaceGradientReducer::begin(const StepIdentity& step, std::vector<Collect
 bool InPlaceGradientReducer::can_reduce_in_place(std::size_t index, const at::Tensor& gradient) const {
   return gradient.scalar_type() == specs_[index].example.scalar_type() &&
          gradient.strides() == at::IntArrayRef(strides_[index]) &&
-         reducer_->is_peer_accessible(gradient.const_data_ptr()) && !published_.contains(gradient.const_data_ptr());
+         table_->is_peer_accessible(gradient.const_data_ptr()) && !published_.contains(gradient.const_data_ptr());
 }
 
 at::Tensor InPlaceGradientReducer::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
@@ -65,26 +66,25 @@ at::Tensor InPlaceGradientReducer::ready(std::size_t index, const at::Tensor& gr
   ++stats_.started_early;
   if (early_sink_ && has_begun_on_all_ranks()) consume_early();
   if (!is_strided(gradient)) {
-    reducer_->publish(index, nullptr, fresh);
+    table_->publish(index, nullptr, fresh);
     return {};
   }
   if (gradient.numel() == 0) return {};
   const bool staged = !can_reduce_in_place(index, gradient);
-  state.mean =
-      staged ? reducer_->make_peer_accessible(specs_[index].example, strides_[index]).copy_(gradient) : gradient;
+  state.mean = staged ? table_->make_peer_accessible(specs_[index].example, strides_[index]).copy_(gradient) : gradient;
   stats_.copies_in += staged;
   if (staged) copied_.push_back(index);
   stats_.bytes += static_cast<std::int64_t>(state.mean.nbytes());
   void* data = state.mean.mutable_data_ptr();
   published_.insert(data);
-  reducer_->publish(index, data, fresh);
+  table_->publish(index, data, fresh);
   return staged && fresh ? state.mean : at::Tensor();
 }
 
 /// Passes the sink on only after the comparison of headers: all ranks then run the same update.
 void InPlaceGradientReducer::consume_early() {
   wait_for_headers();
-  if (participation_.active == channel_->size()) reducer_->consume_early(*early_sink_, divisor_);
+  if (participation_.active == channel_->size()) table_->consume_early(*early_sink_, divisor_);
   early_sink_ = nullptr;
 }
 
@@ -101,16 +101,24 @@ Participation InPlaceGradientReducer::finish(GradientSink& sink) {
 
 Participation InPlaceGradientReducer::finish_fused(ChunkSink& sink) {
   wait_for_headers();
-  if (participation_.active > 0) {
-    start_extra_ops();
-    if (use_ == GradientUse::kAverage)  // this rank has joined; the use is that of the other ranks
-      reduce_all();
-    else
-      consume_all(sink);
-    wait_extra_ops();
+  if (participation_.active == 0) return end_round();
+  start_extra_ops();
+  if (use_ == GradientUse::kAverage) {  // this rank has joined; the use is that of the other ranks
+    reduce_all();
+  } else {
+    ++stats_.operations;
+    wait(*table_->finish_consuming(is_shadow_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
+    const std::vector<shm::GradientPresence>& presence = table_->presence();
+    for (std::size_t i = 0; i < specs_.size(); ++i)
+      if (presence[i].sparse) throw_sparse_gradient(specs_[i].name);
+    for (std::size_t i = 0; i < specs_.size(); ++i)
+      if (presence[i].dense && !(is_shadow_ && use_ == GradientUse::kNorm)) sink.finish_gradient(i);
   }
+  wait_extra_ops();
   return end_round();
 }
+
+SharedAllocation InPlaceGradientReducer::allocate_shared(std::size_t bytes) { return table_->allocate_shared(bytes); }
 
 Participation InPlaceGradientReducer::end_round() {
   finish_reduction();
@@ -129,25 +137,14 @@ void InPlaceGradientReducer::report_copies() {
       "memory");
 }
 
-void InPlaceGradientReducer::consume_all(ChunkSink& sink) {
-  ++stats_.operations;
-  wait(*reducer_->finish_consuming(is_shadow_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
-  const std::vector<GradientPresence>& presence = reducer_->presence();
-  for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (presence[i].sparse) throw_sparse_gradient(specs_[i].name);
-  if (is_shadow_ && use_ == GradientUse::kNorm) return;
-  for (std::size_t i = 0; i < specs_.size(); ++i)
-    if (presence[i].dense) sink.finish_gradient(i);
-}
-
 void InPlaceGradientReducer::reduce_all() {
   ++stats_.operations;
-  wait(*reducer_->finish(), name_);
-  if (reducer_->has_remote_readers()) {
+  wait(*table_->finish(), name_);
+  if (table_->has_remote_readers()) {
     read_peer_means();
     wait(*start(make_op(CollectiveKind::kBarrier, name_)), name_);
   }
-  const std::vector<GradientPresence>& presence = reducer_->presence();
+  const std::vector<shm::GradientPresence>& presence = table_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (!presence[i].sparse) continue;
     State& state = states_[i];
@@ -159,19 +156,18 @@ void InPlaceGradientReducer::reduce_all() {
 
 /// Copies the means of gradients that only other ranks have published.
 void InPlaceGradientReducer::read_peer_means() {
-  const std::vector<GradientPresence>& presence = reducer_->presence();
+  const std::vector<shm::GradientPresence>& presence = table_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (!presence[i].dense || states_[i].mean.defined() || is_shadow_) continue;
     const at::Tensor& example = specs_[i].example;
     const auto options = example.options().requires_grad(false);
-    const at::Tensor theirs =
-        at::from_blob(const_cast<void*>(reducer_->mean(i)), example.sizes(), strides_[i], options);
+    const at::Tensor theirs = at::from_blob(const_cast<void*>(table_->mean(i)), example.sizes(), strides_[i], options);
     states_[i].mean = at::empty_strided(example.sizes(), strides_[i], options).copy_(theirs);
   }
 }
 
 void InPlaceGradientReducer::deliver(GradientSink& sink) {
-  const std::vector<GradientPresence>& presence = reducer_->presence();
+  const std::vector<shm::GradientPresence>& presence = table_->presence();
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (!presence[i].dense && !presence[i].sparse) continue;
     if (active_scale_ != 1) states_[i].mean.mul_(active_scale_);

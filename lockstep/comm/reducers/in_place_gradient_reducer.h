@@ -6,8 +6,12 @@
 #include <unordered_set>
 #include <vector>
 
-#include "lockstep/comm/interface/peer_memory_reducer.h"
+#include "lockstep/comm/interface/chunk_sink.h"
 #include "lockstep/comm/reducers/reducer_base.h"
+
+namespace lockstep::comm::shm {
+class GradientTable;
+}  // namespace lockstep::comm::shm
 
 namespace lockstep::comm::reducers {
 
@@ -16,10 +20,10 @@ namespace lockstep::comm::reducers {
 /// gradients cost nothing. A gradient is copied only if the other ranks cannot access it, if its strides are not the
 /// parameter's, or if two gradients share memory: it is then written into memory of the reducer and counted in
 /// copies_in, and rank 0 logs the first such reduction.
-class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
+class InPlaceGradientReducer final : public ReducerBase {
  public:
   InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs, std::unique_ptr<channel::Channel> channel,
-                         std::unique_ptr<PeerMemoryReducer> reducer);
+                         std::shared_ptr<shm::GradientTable> table);
   ~InPlaceGradientReducer() override;
 
   void begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink* early_sink) override;
@@ -28,9 +32,15 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   Participation finish(GradientSink& sink) override;
   ReducerStats stats() const override;
 
-  FusedReducer* fused() override { return this; }
-  Participation finish_fused(ChunkSink& sink) override;
-  SharedAllocation allocate_shared(std::size_t bytes) override { return reducer_->allocate_shared(bytes); }
+  InPlaceGradientReducer* in_place() override { return this; }
+  /// Replaces finish() if begin() was called with a use other than kAverage: passes the gradients to `sink` in the same
+  /// pass over memory that would reduce them; the gradients themselves stay unchanged on every rank. A rank that has
+  /// joined gets no chunks, and finish_gradient() only for an update. Throws like finish(). If some rank has a sparse
+  /// gradient, throws UsageError on all ranks, and no sink has received anything (except early; see
+  /// GradientReducer::begin()).
+  Participation finish_fused(ChunkSink& sink);
+  /// See shm::GradientTable. All ranks must call it, between reductions; blocks until they have. Throws CommError.
+  SharedAllocation allocate_shared(std::size_t bytes);
 
  private:
   struct State {
@@ -43,11 +53,10 @@ class InPlaceGradientReducer final : public ReducerBase, public FusedReducer {
   Participation end_round();
   void consume_early();
   void reduce_all();
-  void consume_all(ChunkSink& sink);
   void read_peer_means();
   void deliver(GradientSink& sink);
 
-  const std::unique_ptr<PeerMemoryReducer> reducer_;
+  const std::shared_ptr<shm::GradientTable> table_;
   std::vector<std::vector<std::int64_t>> strides_;  // the strides with which all ranks publish each gradient
   std::vector<State> states_;
   std::unordered_set<const void*> published_;  // addresses, in this reduction: two parameters may share one gradient

@@ -20,7 +20,6 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/memory_shortage.h"
-#include "lockstep/comm/interface/peer_memory_reducer.h"
 #include "lockstep/comm/shm/reduce.h"
 #include "lockstep/job/store.h"
 
@@ -144,10 +143,27 @@ class GradientTable::ConsumeRound final : public SyncOp {
   void compute() override {
     table_.scan();
     if (!sink_ || table_.has_sparse_gradient()) return;
-    if (table_.early_ == EarlyWork::kConsume)
-      table_.consume_rest(*sink_, divisor_, first_only_);
-    else
-      table_.consume_batches(*sink_, divisor_, first_only_);
+    if (table_.early_ == EarlyWork::kConsume) return consume_rest();
+    std::uint32_t number = 0;
+    while (table_.claim(table_.layouts_.size(), static_cast<std::uint32_t>(table_.batches_.size()), number)) {
+      const WorkBatch& batch = table_.batches_[number];
+      for (std::size_t i = batch.first; i < batch.last; ++i) {
+        const std::size_t count = batch.end > 0 ? batch.end - batch.begin : table_.layouts_[i].num_elements;
+        if (table_.presence_[i].dense && count > 0)
+          table_.consume_chunk(*sink_, chunk(i, batch.begin, count), first_only_);
+      }
+    }
+  }
+  /// Consumes the chunks that no rank has consumed before the end of the round.
+  void consume_rest() {
+    for (std::size_t i = 0; i < table_.layouts_.size(); ++i)
+      if (table_.presence_[i].dense)
+        table_.claim_chunks(i, table_.layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
+          table_.consume_chunk(*sink_, chunk(i, first, count), first_only_);
+        });
+  }
+  GradientChunk chunk(std::size_t index, std::size_t first, std::size_t count) const {
+    return {.gradient_index = index, .offset = first, .count = count, .divisor = divisor_};
   }
   bool is_complete_after_compute() const override { return false; }
   GradientTable& table_;
@@ -364,30 +380,7 @@ bool GradientTable::has_sparse_gradient() const {
   return std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; });
 }
 
-/// Consumes the chunks that no rank has consumed before the end of the round.
-void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) {
-  for (std::size_t i = 0; i < layouts_.size(); ++i)
-    if (presence_[i].dense)
-      claim_chunks(i, layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
-        consume_chunk(sink, {.gradient_index = i, .offset = first, .count = count, .divisor = divisor}, first_only);
-      });
-}
-
-/// Consumes all gradients, in batches.
-void GradientTable::consume_batches(ChunkSink& sink, int divisor, bool first_only) {
-  std::uint32_t number = 0;
-  while (claim(layouts_.size(), static_cast<std::uint32_t>(batches_.size()), number)) {
-    const WorkBatch& batch = batches_[number];
-    for (std::size_t i = batch.first; i < batch.last; ++i) {
-      const std::size_t count = batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements;
-      if (presence_[i].dense && count > 0)
-        consume_chunk(sink, {.gradient_index = i, .offset = batch.begin, .count = count, .divisor = divisor},
-                      first_only);
-    }
-  }
-}
-
-void GradientTable::consume_chunk(ChunkSink& sink, const GradientChunk& chunk, bool first_only) {
+void GradientTable::consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only) {
   const std::size_t offset = chunk.offset * c10::elementSize(layouts_[chunk.gradient_index].dtype);
   c10::SmallVector<const void*, 16> gradients;
   for (int member = 0; member < control_blocks_.size(); ++member) {
@@ -395,10 +388,9 @@ void GradientTable::consume_chunk(ChunkSink& sink, const GradientChunk& chunk, b
     gradients.push_back(control_blocks_.arena_of(member) + entry(member, chunk.gradient_index).offset + offset);
     if (first_only) break;
   }
-  GradientChunk whole = chunk;
-  whole.gradients = gradients.data();
-  whole.num_gradients = gradients.size();
-  sink.consume(whole);
+  chunk.gradients = gradients.data();
+  chunk.num_gradients = gradients.size();
+  sink.consume(chunk);
 }
 
 SharedAllocation GradientTable::allocate_shared(std::size_t bytes) {

@@ -1,6 +1,8 @@
-// GradientTable: the PeerMemoryReducer of the shm transport. Gradients are reduced or consumed in place, without a
-// copy.
+// GradientTable: the gradients that the ranks of a host have published, which are reduced or consumed in place, without
+// a copy.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <chrono>
 #include <cstdint>
@@ -8,8 +10,9 @@
 #include <vector>
 
 #include "lockstep/base/atomic.h"
-#include "lockstep/comm/interface/peer_memory_reducer.h"
-#include "lockstep/comm/shm/sync_op_queue.h"
+#include "lockstep/comm/interface/chunk_sink.h"
+#include "lockstep/comm/interface/pending.h"
+#include "lockstep/comm/shm/sync_op.h"
 
 namespace lockstep::comm::shm {
 
@@ -21,6 +24,23 @@ struct PublishedGradient {
   std::uint64_t offset = 0;  // in the owner's arena
 };
 
+/// What the ranks have published of one gradient in a round.
+struct GradientPresence {
+  bool dense = false;   ///< some rank published a fresh dense gradient
+  bool sparse = false;  ///< some rank has a fresh sparse gradient
+};
+
+/// The work that ranks may do before the end of a round, on gradients that all ranks have published.
+enum class EarlyWork {
+  kNone,
+  kReduce,
+  kConsume,  ///< pass their chunks to sinks, once consume_early() has set the sink
+};
+
+/// A fixed list of gradients, the same on all ranks, reduced in rounds. In each round a rank calls begin_round(), then
+/// publish() for each gradient that it has, in any order, then finish() or finish_consuming(). Other ranks may write to
+/// a published gradient from publish() until the end of the round, or indefinitely if the round never ends.
+///
 /// Every rank publishes its gradients in its own table, and all ranks claim chunks to reduce or to consume. During
 /// backward() a rank claims at most its share of a gradient; otherwise the rank that publishes last would do all the
 /// work. At the end of the round it claims whatever is left. A sum is always in the order of the ranks, whichever rank
@@ -37,7 +57,7 @@ struct PublishedGradient {
 /// counters `published` or `completed` for the operation that ends the round (SyncOp). All ranks load these counters
 /// (acquire) before that operation is done, so they read all results. An entry is written again only in the next round,
 /// when no rank reads it any more.
-class GradientTable final : public PeerMemoryReducer {
+class GradientTable {
  public:
   static constexpr std::size_t kChunkBytes = 512 << 10;
   static_assert(kChunkBytes / sizeof(double) % GradientChunk::kAlignment == 0);
@@ -53,17 +73,48 @@ class GradientTable final : public PeerMemoryReducer {
   /// `queue`, which must outlive the table. Throws CommError.
   GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, Options options);
 
-  bool is_peer_accessible(const void* address) const override;
-  at::Tensor make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides) override;
-  void begin_round(EarlyWork early) override;
-  void consume_early(ChunkSink& sink, int divisor) override;
-  void publish(std::size_t index, void* data, bool fresh) override;
-  PendingPtr finish() override;
-  PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only) override;
-  const std::vector<GradientPresence>& presence() const override { return presence_; }
-  const void* mean(std::size_t index) const override;
-  bool has_remote_readers() const override { return has_remote_readers_; }
-  SharedAllocation allocate_shared(std::size_t bytes) override;
+  GradientTable(const GradientTable&) = delete;
+  GradientTable& operator=(const GradientTable&) = delete;
+
+  /// Returns whether the other ranks can read and write memory at `address`.
+  bool is_peer_accessible(const void* address) const;
+  /// Returns an uninitialized tensor that the other ranks can access, with the shape, dtype and device of `gradient`
+  /// and with `strides`.
+  at::Tensor make_peer_accessible(const at::Tensor& gradient, at::IntArrayRef strides);
+
+  /// Starts a round. `early` must be equal on all ranks that publish in this round. Before the end of the round, a rank
+  /// does at most its share of the early work.
+  void begin_round(EarlyWork early);
+  /// Sets the sink of a round of EarlyWork::kConsume: from now on publish() passes chunks to `sink`. Call it only if
+  /// all ranks publish in this round, and after it is certain that they run the same update. finish_consuming() must
+  /// get the same arguments.
+  void consume_early(ChunkSink& sink, int divisor);
+  /// Publishes gradient `index` at `data`, contiguous or with the strides that all ranks use for it. If `data` is null,
+  /// this rank has a sparse gradient, which is not reduced here. `fresh` as in GradientReducer::ready().
+  void publish(std::size_t index, void* data, bool fresh);
+  /// Ends publishing on this rank; does not wait. The result is done when every gradient that is fresh on some rank
+  /// holds its mean, on each rank that published it: the sum of the published gradients in rank order, divided by the
+  /// number of ranks.
+  PendingPtr finish();
+  /// Like finish(), but passes chunks to sinks instead of reducing: once every rank has called it, the chunks of
+  /// gradients that are fresh on some rank go to the ranks' sinks, with `divisor`. Done when all chunks were consumed.
+  /// A rank whose `sink` is null gets none. With `first_only`, the gradients are equal on all ranks already, and a
+  /// chunk contains only the first rank's gradient. If some rank published a sparse gradient, no sink gets any more
+  /// chunks.
+  PendingPtr finish_consuming(ChunkSink* sink, int divisor, bool first_only);
+
+  // Valid after finish() or finish_consuming() is done, until the next begin_round():
+  /// Returns what the ranks have published, by gradient. The reference stays valid as long as the table.
+  const std::vector<GradientPresence>& presence() const { return presence_; }
+  /// Returns where this rank can read the mean of a dense gradient that it has not published itself.
+  const void* mean(std::size_t index) const;
+  /// Returns whether some rank has not published a gradient that is dense in presence(). Such a rank reads mean(),
+  /// and the other ranks must leave that memory unchanged until it has read it.
+  bool has_remote_readers() const { return has_remote_readers_; }
+
+  /// Allocates memory that all ranks share. All ranks must call it, in the order of their operations; blocks until they
+  /// have. Throws CommError.
+  SharedAllocation allocate_shared(std::size_t bytes);
 
  private:
   class ReduceRound;
@@ -89,9 +140,7 @@ class GradientTable final : public PeerMemoryReducer {
   void make_batches();
   void scan();
   bool has_sparse_gradient() const;
-  void consume_rest(ChunkSink& sink, int divisor, bool first_only);
-  void consume_batches(ChunkSink& sink, int divisor, bool first_only);
-  void consume_chunk(ChunkSink& sink, const GradientChunk& chunk, bool first_only);
+  void consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only);
   bool has_published(int member, std::size_t index) const;
   const PublishedGradient& entry(int member, std::size_t index) const {
     return entries_[static_cast<std::size_t>(member)][index];

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/gradient_table.h"
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/shm_collective.h"
-#include "lockstep/comm/shm/sync_op_queue.h"
+#include "lockstep/comm/shm/sync_op.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -129,9 +129,9 @@ class ShmTransport final : public Transport {
     return add(operation, number);
   }
 
-  std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+  std::shared_ptr<GradientTable> make_gradient_table(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, collectives_,
+    return std::make_shared<GradientTable>(parts, collectives_,
                                            GradientTable::Options{.store = std::move(store), .timeout = timeout_});
   }
 

@@ -1,19 +1,12 @@
 // Forwards FusedOptimizer's functions to FusedUpdate.
 #include "lockstep/optim/fused/fused_optimizer.h"
 
-#include "lockstep/base/process_owned.h"
 #include "lockstep/optim/fused/fused_update.h"
 
 namespace lockstep::optim::inline fused {
 
 FusedOptimizer::FusedOptimizer() = default;
 FusedOptimizer::~FusedOptimizer() = default;
-
-void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
-                                const FusedOptions& options) {
-  rule_ = std::move(rule);
-  update_ = base::make_process_owned<FusedUpdate>(std::move(gradients), *rule_, options);
-}
 
 void FusedOptimizer::average_gradients() { update_->average_gradients(); }
 at::Tensor FusedOptimizer::clip_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }

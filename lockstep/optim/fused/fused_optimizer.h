@@ -113,7 +113,9 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
  protected:
   FusedOptimizer();
   ~FusedOptimizer();
-  void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
+  /// Defined in fused_update.h.
+  template <typename Rule>
+  void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
                   const FusedOptions& options);
   FusedUpdate& fused_update() { return *update_; }
   void import_loaded_state();

@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -310,18 +309,6 @@ void FusedUpdate::run_local_pass() {
   }
 }
 
-/// The kernel's arguments for a range of elements of a chunk, and the arrays that these point to. The states are those
-/// of the range if all of it is in this owner's shard; otherwise there are none.
-struct FusedUpdate::RangeArgs {
-  RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range);
-  RangeArgs(const RangeArgs&) = delete;
-  RangeArgs& operator=(const RangeArgs&) = delete;
-
-  c10::SmallVector<const void*, 16> gradients;
-  c10::SmallVector<void*, 4> states;
-  kernels::KernelArgs kernel;
-};
-
 FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range)
     : gradients(chunk.gradients, chunk.gradients + chunk.num_gradients) {
   const ParameterStorage& storage = update.storage_;
@@ -345,7 +332,6 @@ FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::Gradien
             .count = range.count};
 }
 
-/// The elements [first, end) of a chunk that are in this owner's shard.
 ElementRange FusedUpdate::owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const {
   const ElementRange shard = storage_.shard_of(chunk.gradient_index);
   first = std::max(first, shard.first);
@@ -353,11 +339,8 @@ ElementRange FusedUpdate::owned_range(const comm::GradientChunk& chunk, std::siz
   return {first, first < end ? end - first : 0};
 }
 
-void FusedUpdate::consume(const comm::GradientChunk& chunk) {
-  if (gradient_use_ == comm::GradientUse::kNorm)
-    return measuring_norms_ ? measure_chunk_norms(chunk) : sum_chunk_squares(chunk);
-  const ElementRange range = owned_range(chunk, chunk.offset, chunk.offset + chunk.count);
-  if (range.count > 0) rule_.update(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
+void FusedUpdate::measure(const comm::GradientChunk& chunk) {
+  measuring_norms_ ? measure_chunk_norms(chunk) : sum_chunk_squares(chunk);
 }
 
 void FusedUpdate::sum_chunk_squares(const comm::GradientChunk& chunk) {

@@ -1,6 +1,8 @@
 // Updates parameters and optimizer state in the same pass that reads all ranks' gradients.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <functional>
 #include <limits>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/amp/unscaling.h"
+#include "lockstep/base/process_owned.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/foreach_pass.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
@@ -26,12 +29,10 @@ namespace lockstep::optim::inline fused {
 /// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
 /// copy of parameters and state, and each chunk is updated by the rank that claims it first. Elsewhere each rank
 /// updates its own copy from gradients that backward() has averaged.
-class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
-                          private comm::ChunkSink,
-                          private ddp::BackwardUpdater {
+class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
+                    private comm::ChunkSink,
+                    private ddp::BackwardUpdater {
  public:
-  /// `rule` must outlive this object. A collective of all ranks.
-  FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
   ~FusedUpdate() override;
 
   bool shares_parameters() const { return storage_.is_shared(); }
@@ -53,8 +54,28 @@ class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
   checkpoint::StateDict state_dict();
   void load_state_dict(const checkpoint::StateDict& state);
 
+ protected:
+  /// `rule` must outlive this object. A collective of all ranks.
+  FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
+
+  /// The kernel's arguments for a range of elements of a chunk, and the arrays that these point to. The states are
+  /// those of the range if all of it is in this owner's shard; otherwise there are none.
+  struct RangeArgs {
+    RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range);
+    RangeArgs(const RangeArgs&) = delete;
+    RangeArgs& operator=(const RangeArgs&) = delete;
+
+    c10::SmallVector<const void*, 16> gradients;
+    c10::SmallVector<void*, 4> states;
+    kernels::KernelArgs kernel;
+  };
+  /// The elements [first, end) of a chunk that are in this owner's shard.
+  ElementRange owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const;
+  /// Whether the running pass computes norms, by measure(), and updates nothing.
+  bool is_measuring() const { return gradient_use_ == comm::GradientUse::kNorm; }
+  void measure(const comm::GradientChunk& chunk);
+
  private:
-  struct RangeArgs;
   struct OptimizerAttachment {
     OptimizerAttachment(ddp::GradientSource& from, comm::ChunkSink* sink)
         : source(from), can_run_pass(from.attach_optimizer(sink)) {}
@@ -63,7 +84,6 @@ class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
     const bool can_run_pass;
   };
 
-  void consume(const comm::GradientChunk& chunk) override;
   void finish_gradient(std::size_t index) override;
   std::uint64_t begin_update() override;
   void end_update(bool consumed_chunks) override;
@@ -83,7 +103,6 @@ class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
   void measure_chunk_norms(const comm::GradientChunk& chunk);
   void run_local_pass();
   void run_foreach_pass();
-  ElementRange owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const;
 
   const std::shared_ptr<ddp::GradientSource> source_;
   UpdateRule& rule_;
@@ -112,5 +131,30 @@ class FusedUpdate final : public std::enable_shared_from_this<FusedUpdate>,
   bool updated_in_backward_ = false;  // a backward() has updated since the last step()
   std::uint64_t options_hash_ = 0;    // of that update, from prepare()
 };
+
+/// The FusedUpdate of one optimizer. `Rule` is the final class of its rule, so a chunk reaches the kernel without a
+/// virtual call.
+template <typename Rule>
+class FusedUpdateOf final : public FusedUpdate {
+ public:
+  FusedUpdateOf(std::shared_ptr<ddp::GradientSource> source, Rule& rule, const FusedOptions& options)
+      : FusedUpdate(std::move(source), rule, options), rule_(rule) {}
+
+ private:
+  void consume(const comm::GradientChunk& chunk) override {
+    if (is_measuring()) return measure(chunk);
+    const ElementRange range = owned_range(chunk, chunk.offset, chunk.offset + chunk.count);
+    if (range.count > 0) rule_.update(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
+  }
+
+  const Rule& rule_;
+};
+
+template <typename Rule>
+void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
+                                const FusedOptions& options) {
+  update_ = base::make_process_owned<FusedUpdateOf<Rule>>(std::move(gradients), *rule, options);
+  rule_ = std::move(rule);
+}
 
 }  // namespace lockstep::optim::inline fused

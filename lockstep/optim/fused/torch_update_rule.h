@@ -83,7 +83,7 @@ class TorchUpdateRule : public UpdateRule {
     return fingerprint(numbers_);
   }
 
-  void update(std::size_t index, const kernels::KernelArgs& args) const override { kernel_(args, scalars_[index]); }
+  void update(std::size_t index, const kernels::KernelArgs& args) const { kernel_(args, scalars_[index]); }
   void update(std::size_t index, const kernels::ForeachArgs& args) const override {
     optim::kernels::update(args, scalars_[index]);
   }

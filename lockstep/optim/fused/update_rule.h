@@ -13,6 +13,11 @@
 namespace lockstep::optim::inline fused {
 
 /// An optimizer's options, state and arithmetic. `index` is a parameter's position in GradientSource::parameters().
+///
+/// A rule has one function more, which is not virtual, because a pass calls it for each chunk (FusedUpdateOf). It
+/// updates a range of elements; `args.states` are in the order of state_names(). It may be called on any thread of the
+/// running pass:
+///     void update(std::size_t index, const kernels::KernelArgs& args) const;
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
@@ -23,9 +28,6 @@ class UpdateRule {
   /// Begins an update: reads the options. Returns a hash of everything that must be equal on all ranks. Throws
   /// UsageError for options that this optimizer cannot use.
   virtual std::uint64_t prepare() = 0;
-  /// Updates a range of elements. `args.states` are in the order of state_names(). May be called on any thread of the
-  /// running pass.
-  virtual void update(std::size_t index, const kernels::KernelArgs& args) const = 0;
   /// Updates a batch of parameters on a device; `index` is one of them.
   virtual void update(std::size_t index, const kernels::ForeachArgs& args) const = 0;
   /// Valid after prepare(): parameters with the same key have the same options and step count.

@@ -109,7 +109,7 @@ def main():
         dist.destroy_process_group()
     if rank == last:
         misbehave()
-    elif WHAT == "spinning":  # as a rank that waits for NCCL uses its core
+    elif WHAT in ("spinning", "async"):  # as a rank that waits for NCCL uses its core
         threading.Thread(target=spin, args=(time.monotonic() + SECONDS,), daemon=True).start()
     if WHAT == "straggler":
         for _ in range(int(SECONDS / 0.2)):

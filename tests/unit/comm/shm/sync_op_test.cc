@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "lockstep/comm/shm/sync_op_queue.h"
 #include "tests/unit/comm/shm/rank_threads_suite.h"
 
 namespace lockstep::comm::shm {
