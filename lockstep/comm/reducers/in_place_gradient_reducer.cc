@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/util/strides.h>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/log.h"
