@@ -43,7 +43,7 @@ NcclCommunicator::~NcclCommunicator() { close(); }
 
 void NcclCommunicator::check(ncclResult_t result, const std::string& op, const std::string& call) const {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  const char* last_error = nccl_.get_last_error(comm_);
+  const char* last_error = nccl_.GetLastError(comm_);
   std::rethrow_exception(to_exception({.result = result,
                                        .op = op,
                                        .call = call,
@@ -59,7 +59,7 @@ void NcclCommunicator::throw_cuda_failure(const std::string& op, const std::stri
 
 bool NcclCommunicator::is_ready(const std::string& op, const std::string& call) const {
   ncclResult_t state = ncclSuccess;
-  check(nccl_.comm_get_async_error(comm_, &state), op, "ncclCommGetAsyncError");
+  check(nccl_.CommGetAsyncError(comm_, &state), op, "ncclCommGetAsyncError");
   check(state, op, call);
   return state == ncclSuccess;
 }
@@ -67,7 +67,7 @@ bool NcclCommunicator::is_ready(const std::string& op, const std::string& call) 
 void NcclCommunicator::split(int color, int key, ncclComm_t* child) {
   ncclConfig_t config = nonblocking_config();
   const std::string call = "ncclCommSplit(color " + std::to_string(color) + ", key " + std::to_string(key) + ")";
-  check(nccl_.comm_split(comm_, color, key, child, &config), "split", call);
+  check(nccl_.CommSplit(comm_, color, key, child, &config), "split", call);
 }
 
 void NcclCommunicator::set_split_comm(ncclComm_t split_comm) {
@@ -80,7 +80,7 @@ void NcclCommunicator::init_rank(const std::string& op, const std::string& id) {
   id.copy(unique_id.internal, sizeof unique_id.internal);
   ncclConfig_t config = nonblocking_config();
   const int size = static_cast<int>(options_.members.size());
-  check(nccl_.comm_init_rank_config(&comm_, size, unique_id, options_.rank, &config), op,
+  check(nccl_.CommInitRankConfig(&comm_, size, unique_id, options_.rank, &config), op,
         "ncclCommInitRankConfig(rank " + std::to_string(options_.rank) + " of " + std::to_string(size) + ")");
 }
 
@@ -90,7 +90,7 @@ bool NcclCommunicator::connect(const std::string& op) {
     std::optional<std::string> id;
     if (options_.rank == 0) {
       ncclUniqueId unique_id{};
-      check(nccl_.get_unique_id(&unique_id), op, "ncclGetUniqueId()");
+      check(nccl_.GetUniqueId(&unique_id), op, "ncclGetUniqueId()");
       id = std::string(unique_id.internal, sizeof unique_id.internal);
       options_.store->set(kUniqueIdKey, *id, Deadline::in(kStoreTimeout));
     } else {
@@ -116,18 +116,18 @@ void NcclCommunicator::abort() noexcept {
 
 void NcclCommunicator::abort(ncclComm_t comm) noexcept {
   // ncclCommAbort() may wait for the GPU or for NCCL's threads. If the GPU is broken, that wait never ends.
-  if (comm) std::thread([end = NcclLibrary::loaded().comm_abort, comm] { end(comm); }).detach();
+  if (comm) std::thread([end = NcclLibrary::loaded().CommAbort, comm] { end(comm); }).detach();
 }
 
 void NcclCommunicator::close() noexcept {
   if (!comm_ || stage_ != Stage::kConnected) return abort();
   const Deadline deadline = Deadline::in(kFinalizeTimeout);
-  ncclResult_t state = nccl_.comm_finalize(comm_);
+  ncclResult_t state = nccl_.CommFinalize(comm_);
   while ((state == ncclSuccess || state == ncclInProgress) && !deadline.expired() &&
          base::telemetry::RankPage::this_process().stop_requested.load() == 0) {
-    if (nccl_.comm_get_async_error(comm_, &state) != ncclSuccess) break;
+    if (nccl_.CommGetAsyncError(comm_, &state) != ncclSuccess) break;
     if (state == ncclSuccess) {
-      nccl_.comm_destroy(comm_);
+      nccl_.CommDestroy(comm_);
       comm_ = nullptr;
       stage_ = Stage::kClosed;
       return;

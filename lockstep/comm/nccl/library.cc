@@ -17,29 +17,12 @@ constexpr int kSharedGpuVersion = NCCL_VERSION(2, 30, 0);
 
 NcclLibrary load_symbols() {
   NcclLibrary nccl;
-  const auto resolve = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(RTLD_DEFAULT, name));
-    if (!function && nccl.missing_symbol.empty()) nccl.missing_symbol = name;
-  };
-  resolve(nccl.get_version, "ncclGetVersion");
-  resolve(nccl.get_unique_id, "ncclGetUniqueId");
-  resolve(nccl.get_last_error, "ncclGetLastError");
-  resolve(nccl.comm_init_rank_config, "ncclCommInitRankConfig");
-  resolve(nccl.comm_split, "ncclCommSplit");
-  resolve(nccl.comm_get_async_error, "ncclCommGetAsyncError");
-  resolve(nccl.comm_finalize, "ncclCommFinalize");
-  resolve(nccl.comm_destroy, "ncclCommDestroy");
-  resolve(nccl.comm_abort, "ncclCommAbort");
-  resolve(nccl.all_reduce, "ncclAllReduce");
-  resolve(nccl.reduce, "ncclReduce");
-  resolve(nccl.broadcast, "ncclBroadcast");
-  resolve(nccl.all_gather, "ncclAllGather");
-  resolve(nccl.reduce_scatter, "ncclReduceScatter");
-  resolve(nccl.send, "ncclSend");
-  resolve(nccl.recv, "ncclRecv");
-  resolve(nccl.group_start, "ncclGroupStart");
-  resolve(nccl.group_end, "ncclGroupEnd");
-  if (nccl.get_version) nccl.get_version(&nccl.version);
+#define LOCKSTEP_NCCL_LOAD(name)                                                          \
+  nccl.name = reinterpret_cast<decltype(nccl.name)>(::dlsym(RTLD_DEFAULT, "nccl" #name)); \
+  if (!nccl.name && nccl.missing_symbol.empty()) nccl.missing_symbol = "nccl" #name;
+  LOCKSTEP_NCCL_FUNCTIONS(LOCKSTEP_NCCL_LOAD)
+#undef LOCKSTEP_NCCL_LOAD
+  if (nccl.GetVersion) nccl.GetVersion(&nccl.version);
   return nccl;
 }
 
@@ -57,7 +40,7 @@ const NcclLibrary& NcclLibrary::loaded() {
 
 std::string nccl_unavailable_reason() {
   const NcclLibrary& nccl = NcclLibrary::loaded();
-  if (!nccl.get_version) return "libtorch_cuda has loaded no NCCL";
+  if (!nccl.GetVersion) return "libtorch_cuda has loaded no NCCL";
   if (nccl.version < kMinVersion) return "NCCL " + std::to_string(nccl.version) + " is loaded; expected 2.18 or newer";
   if (!nccl.missing_symbol.empty())
     return "NCCL " + version_text(nccl.version) + " has no function " + nccl.missing_symbol;

@@ -7,26 +7,18 @@
 
 namespace lockstep::comm::nccl {
 
-struct NcclLibrary {
-  decltype(&ncclGetVersion) get_version = nullptr;
-  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
-  decltype(&ncclGetLastError) get_last_error = nullptr;
-  decltype(&ncclCommInitRankConfig) comm_init_rank_config = nullptr;
-  decltype(&ncclCommSplit) comm_split = nullptr;
-  decltype(&ncclCommGetAsyncError) comm_get_async_error = nullptr;
-  decltype(&ncclCommFinalize) comm_finalize = nullptr;
-  decltype(&ncclCommDestroy) comm_destroy = nullptr;
-  decltype(&ncclCommAbort) comm_abort = nullptr;
-  decltype(&ncclAllReduce) all_reduce = nullptr;
-  decltype(&ncclReduce) reduce = nullptr;
-  decltype(&ncclBroadcast) broadcast = nullptr;
-  decltype(&ncclAllGather) all_gather = nullptr;
-  decltype(&ncclReduceScatter) reduce_scatter = nullptr;
-  decltype(&ncclSend) send = nullptr;
-  decltype(&ncclRecv) recv = nullptr;
-  decltype(&ncclGroupStart) group_start = nullptr;
-  decltype(&ncclGroupEnd) group_end = nullptr;
+/// Lists the functions of NCCL that Lockstep calls, without the prefix nccl.
+// clang-format off
+#define LOCKSTEP_NCCL_FUNCTIONS(X)                                                               \
+  X(GetVersion) X(GetUniqueId) X(GetLastError) X(CommInitRankConfig) X(CommSplit)                \
+  X(CommGetAsyncError) X(CommFinalize) X(CommDestroy) X(CommAbort) X(AllReduce) X(Reduce)        \
+  X(Broadcast) X(AllGather) X(ReduceScatter) X(Send) X(Recv) X(GroupStart) X(GroupEnd)
+// clang-format on
 
+struct NcclLibrary {
+#define LOCKSTEP_NCCL_MEMBER(name) decltype(&nccl##name) name = nullptr;
+  LOCKSTEP_NCCL_FUNCTIONS(LOCKSTEP_NCCL_MEMBER)
+#undef LOCKSTEP_NCCL_MEMBER
   std::string missing_symbol;  ///< the first function that was not found, or empty
   int version = 0;
 

@@ -75,22 +75,22 @@ ncclResult_t issue_point_to_point(const Collective& op, ncclComm_t comm, cudaStr
   const bool all = op.kind == CollectiveKind::kAllToAll;
   const std::size_t count = arguments.count / (all ? static_cast<std::size_t>(size) : 1);
   const std::size_t bytes = count * arguments.part.element_size();
-  ncclResult_t result = nccl.group_start();
+  ncclResult_t result = nccl.GroupStart();
   const auto record_error = [&](ncclResult_t next) {
     if (result == ncclSuccess || result == ncclInProgress) result = next;
   };
   for (int peer = 0; peer < size; ++peer) {
     const auto offset = static_cast<std::size_t>(peer) * bytes;
     if (all || (op.kind == CollectiveKind::kScatter && at_root))
-      record_error(nccl.send(arguments.from + offset, count, arguments.type, peer, comm, stream));
+      record_error(nccl.Send(arguments.from + offset, count, arguments.type, peer, comm, stream));
     if (all || (op.kind == CollectiveKind::kGather && at_root))
-      record_error(nccl.recv(arguments.to + offset, count, arguments.type, peer, comm, stream));
+      record_error(nccl.Recv(arguments.to + offset, count, arguments.type, peer, comm, stream));
   }
   if (op.kind == CollectiveKind::kGather)
-    record_error(nccl.send(arguments.from, count, arguments.type, op.root, comm, stream));
+    record_error(nccl.Send(arguments.from, count, arguments.type, op.root, comm, stream));
   if (op.kind == CollectiveKind::kScatter)
-    record_error(nccl.recv(arguments.to, count, arguments.type, op.root, comm, stream));
-  record_error(nccl.group_end());
+    record_error(nccl.Recv(arguments.to, count, arguments.type, op.root, comm, stream));
+  record_error(nccl.GroupEnd());
   return result;
 }
 
@@ -121,14 +121,13 @@ ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream,
   const CallArguments n(op);
   const ncclRedOp_t reduce = nccl_op(op, n.part.scalar_type());
   switch (op.kind) {
-    case CollectiveKind::kAllReduce: return nccl.all_reduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case CollectiveKind::kReduce: return nccl.reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
-    case CollectiveKind::kBroadcast: return nccl.broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
-    case CollectiveKind::kAllGather: return nccl.all_gather(n.from, n.to, n.count, n.type, comm, stream);
-    case CollectiveKind::kReduceScatter:
-      return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case CollectiveKind::kSend: return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
-    case CollectiveKind::kRecv: return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
+    case CollectiveKind::kAllReduce: return nccl.AllReduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case CollectiveKind::kReduce: return nccl.Reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
+    case CollectiveKind::kBroadcast: return nccl.Broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
+    case CollectiveKind::kAllGather: return nccl.AllGather(n.from, n.to, n.count, n.type, comm, stream);
+    case CollectiveKind::kReduceScatter: return nccl.ReduceScatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case CollectiveKind::kSend: return nccl.Send(n.from, n.count, n.type, op.root, comm, stream);
+    case CollectiveKind::kRecv: return nccl.Recv(n.to, n.count, n.type, op.root, comm, stream);
     case CollectiveKind::kGather:
     case CollectiveKind::kScatter:
     case CollectiveKind::kAllToAll: return issue_point_to_point(op, comm, stream, rank, size);
