@@ -26,6 +26,10 @@ namespace {
 
 using base::Deadline;
 
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
 /// The buffer in which the first rank of a host stores the blocks of all hosts, for its local peers to read. Small
 /// operations reuse it.
 struct ResultBuffer {
@@ -46,26 +50,151 @@ class SmallCollective {
  public:
   /// `leaders` connects the first ranks of the hosts and is null on the other ranks.
   SmallCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
-                  const HostPlan& plan, int rank, Transport* leaders, ResultBuffer& result_buffer);
+                  const HostPlan& plan, int rank, Transport* leaders, ResultBuffer& result_buffer)
+      : op_(op),
+        control_blocks_(control_blocks),
+        number_(number),
+        plan_(plan),
+        rank_(rank),
+        leaders_(leaders),
+        result_buffer_(result_buffer) {}
+
   /// Returns true if `op` is small enough. The answer is the same on all ranks.
-  static bool accepts(const Collective& op);
+  static bool accepts(const Collective& op) { return !op.input.defined() || op.input.nbytes() <= shm::kInlineBytes; }
 
   /// Makes progress until `deadline`. Returns true when the operation is finished. Throws the error of the cross-host
   /// transport, and std::runtime_error if the process of a local peer has ended.
-  bool advance(base::Deadline deadline);
+  bool advance(base::Deadline deadline) {
+    const std::size_t parity = number_ % 2;
+    if (phase_ == Phase::kPublish) {
+      publish();
+      control_blocks_.advance(control_blocks_.own().published[parity], number_);
+      phase_ = control_blocks_.rank() == 0 ? Phase::kWaitPublished : Phase::kWaitResult;
+    }
+    if (phase_ == Phase::kWaitPublished) {
+      if (!have_all_published(deadline)) return false;
+      start_cross_host();
+      phase_ = Phase::kWaitCrossHost;
+    }
+    if (phase_ == Phase::kWaitCrossHost) {
+      if (!cross_host_pending_->wait_until(deadline)) return false;
+      if (const auto error = cross_host_pending_->error()) std::rethrow_exception(error);
+      control_blocks_.own().offset[parity] = control_blocks_.arena().offset_of(result_buffer_.data);
+      control_blocks_.advance(control_blocks_.own().completed, number_);
+      write_output(static_cast<const char*>(result_buffer_.data));
+      phase_ = Phase::kFinished;
+    }
+    if (phase_ == Phase::kWaitResult) {
+      if (!control_blocks_.wait(0, control_blocks_.of(0).completed, number_, deadline)) return false;
+      write_output(control_blocks_.arena_of(0) + control_blocks_.of(0).offset[parity]);
+      phase_ = Phase::kFinished;
+    }
+    return true;
+  }
 
  private:
-  void publish();
-  bool have_all_published(base::Deadline deadline);
-  void start_cross_host();
-  void write_output(const char* blocks) const;
-  std::size_t block_bytes() const;
+  void publish() {
+    if (!op_.input.defined() || (op_.kind == CollectiveKind::kBroadcast && op_.root != rank_)) return;
+    copy(control_blocks_.own().inline_data[number_ % 2], op_.input.const_data_ptr(), op_.input.nbytes());
+  }
+
+  bool have_all_published(base::Deadline deadline) {
+    for (; next_member_ < control_blocks_.size(); ++next_member_)
+      if (!control_blocks_.wait(next_member_, control_blocks_.of(next_member_).published[number_ % 2], number_,
+                                deadline))
+        return false;
+    return true;
+  }
+
+  void start_cross_host() {
+    const std::size_t bytes = block_bytes();
+    const bool from_root = op_.kind == CollectiveKind::kBroadcast;
+    const std::size_t needed = from_root ? bytes : bytes * plan_.hosts.size();
+    if (result_buffer_.bytes < needed) {
+      // All local peers have published this operation, so they have read the blocks of the last one.
+      control_blocks_.arena().free(result_buffer_.data);
+      result_buffer_ = {control_blocks_.arena().allocate(needed), needed};
+    }
+    host_block_ = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+    all_blocks_ = at::from_blob(result_buffer_.data, {static_cast<std::int64_t>(needed)}, at::kByte);
+    auto* block = static_cast<char*>(from_root ? result_buffer_.data : host_block_.mutable_data_ptr());
+    c10::SmallVector<const char*, 16> inline_inputs;
+    for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
+      inline_inputs.push_back(control_blocks_.of(local_rank).inline_data[number_ % 2]);
+    if (reduces()) {
+      reduce_into(block, inline_inputs, {0, static_cast<std::size_t>(op_.input.numel())}, 1);
+    } else if (op_.kind == CollectiveKind::kAllGather) {
+      std::memset(block, 0, bytes);
+      for (std::size_t local_rank = 0; local_rank < inline_inputs.size(); ++local_rank)
+        copy(block + local_rank * op_.input.nbytes(), inline_inputs[local_rank], op_.input.nbytes());
+    } else {
+      *block = 0;
+    }
+    if (!from_root) {
+      cross_host_pending_ = leaders_->start(
+          {.kind = CollectiveKind::kAllGather, .input = host_block_, .output = all_blocks_, .seq = number_});
+      return;
+    }
+    const auto root = plan_.locations[static_cast<std::size_t>(op_.root)];
+    if (root.host == plan_.locations[static_cast<std::size_t>(rank_)].host)
+      copy(block, inline_inputs[static_cast<std::size_t>(root.local_rank)], op_.input.nbytes());
+    cross_host_pending_ = leaders_->start({.kind = CollectiveKind::kBroadcast,
+                                           .input = all_blocks_,
+                                           .output = all_blocks_,
+                                           .root = root.host,
+                                           .seq = number_});
+  }
+
+  /// Computes this rank's result from the blocks of all hosts.
+  void write_output(const char* blocks) const {
+    if (!op_.output.defined()) return;
+    auto* output = static_cast<char*>(op_.output.mutable_data_ptr());
+    const std::size_t bytes = block_bytes();
+    if (op_.kind == CollectiveKind::kBroadcast) {
+      if (op_.root != rank_) copy(output, blocks, op_.output.nbytes());
+    } else if (op_.kind == CollectiveKind::kAllGather) {
+      const std::size_t part = op_.input.nbytes();
+      for (std::size_t member = 0; member < plan_.locations.size(); ++member) {
+        const auto location = plan_.locations[member];
+        copy(output + member * part,
+             blocks + static_cast<std::size_t>(location.host) * bytes +
+                 static_cast<std::size_t>(location.local_rank) * part,
+             part);
+      }
+    } else if (reduces()) {
+      c10::SmallVector<const char*, 16> hosts;
+      for (std::size_t host = 0; host < plan_.hosts.size(); ++host) hosts.push_back(blocks + host * bytes);
+      const auto count = static_cast<std::size_t>(op_.output.numel());
+      const std::size_t first =
+          op_.kind == CollectiveKind::kReduceScatter ? count * static_cast<std::size_t>(rank_) : 0;
+      reduce_into(output, hosts, {first, count},
+                  op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1);
+    }
+  }
+
+  /// The size of the block of one host; at least one byte, because a barrier must send a message, too.
+  std::size_t block_bytes() const {
+    const std::size_t bytes = op_.input.defined() ? op_.input.nbytes() : 0;
+    return std::max<std::size_t>(1, op_.kind == CollectiveKind::kAllGather ? bytes * plan_.max_host_size : bytes);
+  }
+
   bool reduces() const {
     return op_.kind == CollectiveKind::kAllReduce || op_.kind == CollectiveKind::kReduce ||
            op_.kind == CollectiveKind::kReduceScatter;
   }
   /// Reduces the elements of `slice` of all `inputs` into `output`.
-  void reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const;
+  void reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
+    c10::SmallVector<const void*, 16> parts;
+    for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
+    shm::reduce({.dtype = op_.input.scalar_type(),
+                 .op = op_.op,
+                 .inputs = parts.data(),
+                 .num_inputs = parts.size(),
+                 .outputs = &output,
+                 .num_outputs = 1,
+                 .count = slice.count,
+                 .divisor = divisor});
+  }
 
   enum class Phase { kPublish, kWaitPublished, kWaitCrossHost, kWaitResult, kFinished };
 
@@ -83,148 +212,6 @@ class SmallCollective {
   PendingPtr cross_host_pending_;
 };
 
-void copy(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
-
-SmallCollective::SmallCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
-                                 const HostPlan& plan, int rank, Transport* leaders, ResultBuffer& result_buffer)
-    : op_(op),
-      control_blocks_(control_blocks),
-      number_(number),
-      plan_(plan),
-      rank_(rank),
-      leaders_(leaders),
-      result_buffer_(result_buffer) {}
-
-bool SmallCollective::accepts(const Collective& op) {
-  return !op.input.defined() || op.input.nbytes() <= shm::kInlineBytes;
-}
-
-bool SmallCollective::advance(base::Deadline deadline) {
-  const std::size_t parity = number_ % 2;
-  if (phase_ == Phase::kPublish) {
-    publish();
-    control_blocks_.advance(control_blocks_.own().published[parity], number_);
-    phase_ = control_blocks_.rank() == 0 ? Phase::kWaitPublished : Phase::kWaitResult;
-  }
-  if (phase_ == Phase::kWaitPublished) {
-    if (!have_all_published(deadline)) return false;
-    start_cross_host();
-    phase_ = Phase::kWaitCrossHost;
-  }
-  if (phase_ == Phase::kWaitCrossHost) {
-    if (!cross_host_pending_->wait_until(deadline)) return false;
-    if (const auto error = cross_host_pending_->error()) std::rethrow_exception(error);
-    control_blocks_.own().offset[parity] = control_blocks_.arena().offset_of(result_buffer_.data);
-    control_blocks_.advance(control_blocks_.own().completed, number_);
-    write_output(static_cast<const char*>(result_buffer_.data));
-    phase_ = Phase::kFinished;
-  }
-  if (phase_ == Phase::kWaitResult) {
-    if (!control_blocks_.wait(0, control_blocks_.of(0).completed, number_, deadline)) return false;
-    write_output(control_blocks_.arena_of(0) + control_blocks_.of(0).offset[parity]);
-    phase_ = Phase::kFinished;
-  }
-  return true;
-}
-
-void SmallCollective::publish() {
-  if (!op_.input.defined() || (op_.kind == CollectiveKind::kBroadcast && op_.root != rank_)) return;
-  copy(control_blocks_.own().inline_data[number_ % 2], op_.input.const_data_ptr(), op_.input.nbytes());
-}
-
-bool SmallCollective::have_all_published(base::Deadline deadline) {
-  for (; next_member_ < control_blocks_.size(); ++next_member_)
-    if (!control_blocks_.wait(next_member_, control_blocks_.of(next_member_).published[number_ % 2], number_, deadline))
-      return false;
-  return true;
-}
-
-/// The size of the block of one host; at least one byte, because a barrier must send a message, too.
-std::size_t SmallCollective::block_bytes() const {
-  const std::size_t bytes = op_.input.defined() ? op_.input.nbytes() : 0;
-  return std::max<std::size_t>(1, op_.kind == CollectiveKind::kAllGather ? bytes * plan_.max_host_size : bytes);
-}
-
-void SmallCollective::start_cross_host() {
-  const std::size_t bytes = block_bytes();
-  const bool from_root = op_.kind == CollectiveKind::kBroadcast;
-  const std::size_t needed = from_root ? bytes : bytes * plan_.hosts.size();
-  if (result_buffer_.bytes < needed) {
-    // All local peers have published this operation, so they have read the blocks of the last one.
-    control_blocks_.arena().free(result_buffer_.data);
-    result_buffer_ = {control_blocks_.arena().allocate(needed), needed};
-  }
-  host_block_ = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
-  all_blocks_ = at::from_blob(result_buffer_.data, {static_cast<std::int64_t>(needed)}, at::kByte);
-  auto* block = static_cast<char*>(from_root ? result_buffer_.data : host_block_.mutable_data_ptr());
-  c10::SmallVector<const char*, 16> inline_inputs;
-  for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
-    inline_inputs.push_back(control_blocks_.of(local_rank).inline_data[number_ % 2]);
-  if (reduces()) {
-    reduce_into(block, inline_inputs, {0, static_cast<std::size_t>(op_.input.numel())}, 1);
-  } else if (op_.kind == CollectiveKind::kAllGather) {
-    std::memset(block, 0, bytes);
-    for (std::size_t local_rank = 0; local_rank < inline_inputs.size(); ++local_rank)
-      copy(block + local_rank * op_.input.nbytes(), inline_inputs[local_rank], op_.input.nbytes());
-  } else {
-    *block = 0;
-  }
-  if (!from_root) {
-    cross_host_pending_ = leaders_->start(
-        {.kind = CollectiveKind::kAllGather, .input = host_block_, .output = all_blocks_, .seq = number_});
-    return;
-  }
-  const auto root = plan_.locations[static_cast<std::size_t>(op_.root)];
-  if (root.host == plan_.locations[static_cast<std::size_t>(rank_)].host)
-    copy(block, inline_inputs[static_cast<std::size_t>(root.local_rank)], op_.input.nbytes());
-  cross_host_pending_ = leaders_->start({.kind = CollectiveKind::kBroadcast,
-                                         .input = all_blocks_,
-                                         .output = all_blocks_,
-                                         .root = root.host,
-                                         .seq = number_});
-}
-
-void SmallCollective::reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
-  c10::SmallVector<const void*, 16> parts;
-  for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
-  shm::reduce({.dtype = op_.input.scalar_type(),
-               .op = op_.op,
-               .inputs = parts.data(),
-               .num_inputs = parts.size(),
-               .outputs = &output,
-               .num_outputs = 1,
-               .count = slice.count,
-               .divisor = divisor});
-}
-
-/// Computes this rank's result from the blocks of all hosts.
-void SmallCollective::write_output(const char* blocks) const {
-  if (!op_.output.defined()) return;
-  auto* output = static_cast<char*>(op_.output.mutable_data_ptr());
-  const std::size_t bytes = block_bytes();
-  if (op_.kind == CollectiveKind::kBroadcast) {
-    if (op_.root != rank_) copy(output, blocks, op_.output.nbytes());
-  } else if (op_.kind == CollectiveKind::kAllGather) {
-    const std::size_t part = op_.input.nbytes();
-    for (std::size_t member = 0; member < plan_.locations.size(); ++member) {
-      const auto location = plan_.locations[member];
-      copy(output + member * part,
-           blocks + static_cast<std::size_t>(location.host) * bytes +
-               static_cast<std::size_t>(location.local_rank) * part,
-           part);
-    }
-  } else if (reduces()) {
-    c10::SmallVector<const char*, 16> hosts;
-    for (std::size_t host = 0; host < plan_.hosts.size(); ++host) hosts.push_back(blocks + host * bytes);
-    const auto count = static_cast<std::size_t>(op_.output.numel());
-    const std::size_t first = op_.kind == CollectiveKind::kReduceScatter ? count * static_cast<std::size_t>(rank_) : 0;
-    reduce_into(output, hosts, {first, count},
-                op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1);
-  }
-}
-
 /// all_reduce, reduce, reduce_scatter or broadcast. compute() blocks until the cross-host exchange is done, so the
 /// operation needs a thread of its own.
 class LargeCollective final : public shm::SyncOp {
@@ -232,15 +219,64 @@ class LargeCollective final : public shm::SyncOp {
   /// `rank` is the index of this rank in the group that `plan` describes. `cross_host_group` is null for a rank that is
   /// in none. `control_blocks` and `plan` must outlive this object.
   LargeCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
-                  const HostPlan& plan, int rank, CrossHostGroup* cross_host_group);
-  ~LargeCollective() override;
+                  const HostPlan& plan, int rank, CrossHostGroup* cross_host_group)
+      : shm::SyncOp(control_blocks, number), op_(op), plan_(plan), rank_(rank), cross_host_group_(cross_host_group) {}
+
+  ~LargeCollective() override {
+    if (!is_exposed())
+      control_blocks_.arena().free(staged_);
+    else if (!staged_)
+      arena::quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
+  }
 
  private:
-  void publish() override;
-  void compute() override;
-  void complete() override;
+  void publish() override {
+    arena::Arena& arena = control_blocks_.arena();
+    const void* data = op_.input.const_data_ptr();
+    if (op_.kind == CollectiveKind::kReduceScatter || !arena.contains(data)) {
+      staged_ = arena.allocate(op_.input.nbytes());
+      std::memcpy(staged_, data, op_.input.nbytes());
+      data = staged_;
+    }
+    control_blocks_.own().offset[number_ % 2] = arena.offset_of(data);
+  }
+
+  void compute() override {
+    if (!cross_host_group_) return;
+    const auto element = op_.input.element_size();
+    const auto location = plan_.locations[static_cast<std::size_t>(rank_)];
+    const Slice slice =
+        slice_of(static_cast<std::size_t>(op_.input.numel()), plan_.num_cross_host_groups, location.local_rank);
+    LocalSlices slices{.dtype = op_.input.scalar_type(), .count = slice.count};
+    for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
+      slices.locals.push_back(control_blocks_.arena_of(local_rank) +
+                              control_blocks_.of(local_rank).offset[number_ % 2] + slice.first * element);
+    if (op_.kind == CollectiveKind::kBroadcast) {
+      const auto root = plan_.locations[static_cast<std::size_t>(op_.root)];
+      return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
+    }
+    const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
+    cross_host_group_->all_reduce(slices, op_.op, divisor, op_.wire_dtype);
+  }
+
+  void complete() override {
+    if (!staged_) return;
+    const auto* result = static_cast<const char*>(staged_);
+    if (op_.kind == CollectiveKind::kReduceScatter)
+      std::memcpy(op_.output.mutable_data_ptr(), result + op_.output.nbytes() * static_cast<std::size_t>(rank_),
+                  op_.output.nbytes());
+    else if (receives_result())
+      std::memcpy(op_.output.mutable_data_ptr(), result, op_.output.nbytes());
+    control_blocks_.arena().free(std::exchange(staged_, nullptr));
+  }
+
   bool is_complete_after_compute() const override { return false; }
-  bool receives_result() const;
+
+  /// True if complete() must copy the result to this rank's tensor: a reduce writes it at the root, a broadcast
+  /// everywhere but at the root.
+  bool receives_result() const {
+    return op_.kind == CollectiveKind::kAllReduce || (op_.kind == CollectiveKind::kReduce) == (op_.root == rank_);
+  }
 
   const Collective op_;
   const HostPlan& plan_;
@@ -248,63 +284,6 @@ class LargeCollective final : public shm::SyncOp {
   CrossHostGroup* const cross_host_group_;
   void* staged_ = nullptr;  // copy in the arena if the tensor is outside it or must not change
 };
-
-LargeCollective::LargeCollective(const Collective& op, const shm::ControlBlocks& control_blocks, std::uint32_t number,
-                                 const HostPlan& plan, int rank, CrossHostGroup* cross_host_group)
-    : shm::SyncOp(control_blocks, number), op_(op), plan_(plan), rank_(rank), cross_host_group_(cross_host_group) {}
-
-LargeCollective::~LargeCollective() {
-  if (!is_exposed())
-    control_blocks_.arena().free(staged_);
-  else if (!staged_)
-    arena::quarantine_tensor(op_.input);  // the operation was abandoned while peers may still write there
-}
-
-void LargeCollective::publish() {
-  arena::Arena& arena = control_blocks_.arena();
-  const void* data = op_.input.const_data_ptr();
-  if (op_.kind == CollectiveKind::kReduceScatter || !arena.contains(data)) {
-    staged_ = arena.allocate(op_.input.nbytes());
-    std::memcpy(staged_, data, op_.input.nbytes());
-    data = staged_;
-  }
-  control_blocks_.own().offset[number_ % 2] = arena.offset_of(data);
-}
-
-void LargeCollective::compute() {
-  if (!cross_host_group_) return;
-  const auto element = op_.input.element_size();
-  const auto location = plan_.locations[static_cast<std::size_t>(rank_)];
-  const Slice slice =
-      slice_of(static_cast<std::size_t>(op_.input.numel()), plan_.num_cross_host_groups, location.local_rank);
-  LocalSlices slices{.dtype = op_.input.scalar_type(), .count = slice.count};
-  for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
-    slices.locals.push_back(control_blocks_.arena_of(local_rank) + control_blocks_.of(local_rank).offset[number_ % 2] +
-                            slice.first * element);
-  if (op_.kind == CollectiveKind::kBroadcast) {
-    const auto root = plan_.locations[static_cast<std::size_t>(op_.root)];
-    return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
-  }
-  const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
-  cross_host_group_->all_reduce(slices, op_.op, divisor, op_.wire_dtype);
-}
-
-/// True if complete() must copy the result to this rank's tensor: a reduce writes it at the root, a broadcast
-/// everywhere but at the root.
-bool LargeCollective::receives_result() const {
-  return op_.kind == CollectiveKind::kAllReduce || (op_.kind == CollectiveKind::kReduce) == (op_.root == rank_);
-}
-
-void LargeCollective::complete() {
-  if (!staged_) return;
-  const auto* result = static_cast<const char*>(staged_);
-  if (op_.kind == CollectiveKind::kReduceScatter)
-    std::memcpy(op_.output.mutable_data_ptr(), result + op_.output.nbytes() * static_cast<std::size_t>(rank_),
-                op_.output.nbytes());
-  else if (receives_result())
-    std::memcpy(op_.output.mutable_data_ptr(), result, op_.output.nbytes());
-  control_blocks_.arena().free(std::exchange(staged_, nullptr));
-}
 
 class HierarchyTransport final : public Transport {
  public:
