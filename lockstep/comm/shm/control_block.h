@@ -45,7 +45,7 @@ struct ShmMessage {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
-/// The owner's side of the messages between it and one peer. Memory ordering: see messages.h.
+/// The owner's side of the messages between it and one peer. Memory ordering: see PeerMessages in shm.cc.
 struct MessageSlot {
   SharedCounter sent;              // the number of messages sent to the peer
   SharedCounter received;          // the number of messages from the peer that the owner has read

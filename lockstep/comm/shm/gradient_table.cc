@@ -118,59 +118,20 @@ constexpr std::uint32_t kSparse = 4;
 // The number of gradients that publish() checks. A few are enough, because all ranks publish in nearly the same order.
 constexpr std::size_t kMaxScanned = 8;
 
+/// Ends a round: `work` does what is left when all ranks have published.
+template <typename Work>
+class RoundEnd final : public SyncOp {
+ public:
+  RoundEnd(const ControlBlocks& control_blocks, std::uint32_t number, const Work& work)
+      : SyncOp(control_blocks, number), work_(work) {}
+
+ private:
+  void compute() override { work_(); }
+  bool is_complete_after_compute() const override { return false; }
+  Work work_;
+};
+
 }  // namespace
-
-/// Ends a round whose gradients are reduced.
-class GradientTable::ReduceRound final : public SyncOp {
- public:
-  ReduceRound(const ControlBlocks& control_blocks, std::uint32_t number, GradientTable& table)
-      : SyncOp(control_blocks, number), table_(table) {}
-
- private:
-  void compute() override { table_.reduce_rest(); }
-  bool is_complete_after_compute() const override { return false; }
-  GradientTable& table_;
-};
-
-/// Ends a round whose chunks go to sinks.
-class GradientTable::ConsumeRound final : public SyncOp {
- public:
-  ConsumeRound(const ControlBlocks& control_blocks, std::uint32_t number, GradientTable& table, ChunkSink* sink,
-               int divisor, bool first_only)
-      : SyncOp(control_blocks, number), table_(table), sink_(sink), divisor_(divisor), first_only_(first_only) {}
-
- private:
-  void compute() override {
-    table_.scan();
-    if (!sink_ || table_.has_sparse_gradient()) return;
-    if (table_.early_ == EarlyWork::kConsume) return consume_rest();
-    std::uint32_t number = 0;
-    while (table_.claim(table_.layouts_.size(), static_cast<std::uint32_t>(table_.batches_.size()), number)) {
-      const WorkBatch& batch = table_.batches_[number];
-      for (std::size_t i = batch.first; i < batch.last; ++i) {
-        const std::size_t count = batch.end > 0 ? batch.end - batch.begin : table_.layouts_[i].num_elements;
-        if (table_.presence_[i].dense && count > 0)
-          table_.consume_chunk(*sink_, chunk(i, batch.begin, count), first_only_);
-      }
-    }
-  }
-  /// Consumes the chunks that no rank has consumed before the end of the round.
-  void consume_rest() {
-    for (std::size_t i = 0; i < table_.layouts_.size(); ++i)
-      if (table_.presence_[i].dense)
-        table_.claim_chunks(i, table_.layouts_[i].num_chunks, [&](std::size_t first, std::size_t count) {
-          table_.consume_chunk(*sink_, chunk(i, first, count), first_only_);
-        });
-  }
-  GradientChunk chunk(std::size_t index, std::size_t first, std::size_t count) const {
-    return {.gradient_index = index, .offset = first, .count = count, .divisor = divisor_};
-  }
-  bool is_complete_after_compute() const override { return false; }
-  GradientTable& table_;
-  ChunkSink* const sink_;
-  const int divisor_;
-  const bool first_only_;
-};
 
 GradientTable::GradientTable(const std::vector<at::Tensor>& gradients, SyncOpQueue& queue, Options options)
     : queue_(queue),
@@ -344,10 +305,17 @@ void GradientTable::process_ready() {
   }
 }
 
-PendingPtr GradientTable::finish() { return queue_.start<ReduceRound>(*this); }
+PendingPtr GradientTable::finish() {
+  const auto work = [this] { reduce_rest(); };
+  return queue_.start<RoundEnd<decltype(work)>>(work);
+}
 
 PendingPtr GradientTable::finish_consuming(ChunkSink* sink, int divisor, bool first_only) {
-  return queue_.start<ConsumeRound>(*this, sink, divisor, first_only);
+  const auto work = [this, sink, divisor, first_only] {
+    scan();
+    if (sink && !has_sparse_gradient()) consume_rest(*sink, divisor, first_only);
+  };
+  return queue_.start<RoundEnd<decltype(work)>>(work);
 }
 
 /// Reads the entries of all members, after all of them have published, into states_ and presence_.
@@ -378,6 +346,28 @@ void GradientTable::reduce_rest() {
 
 bool GradientTable::has_sparse_gradient() const {
   return std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; });
+}
+
+/// Consumes what no rank has consumed before the end of the round: the rest of the chunks, or all gradients, in
+/// batches.
+void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) {
+  const auto consume = [&](std::size_t index, std::size_t first, std::size_t count) {
+    if (presence_[index].dense && count > 0)
+      consume_chunk(sink, {.gradient_index = index, .offset = first, .count = count, .divisor = divisor}, first_only);
+  };
+  if (early_ == EarlyWork::kConsume) {
+    for (std::size_t i = 0; i < layouts_.size(); ++i)
+      if (presence_[i].dense)
+        claim_chunks(i, layouts_[i].num_chunks,
+                     [&](std::size_t first, std::size_t count) { consume(i, first, count); });
+    return;
+  }
+  std::uint32_t number = 0;
+  while (claim(layouts_.size(), static_cast<std::uint32_t>(batches_.size()), number)) {
+    const WorkBatch& batch = batches_[number];
+    for (std::size_t i = batch.first; i < batch.last; ++i)
+      consume(i, batch.begin, batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements);
+  }
 }
 
 void GradientTable::consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only) {

@@ -117,8 +117,6 @@ class GradientTable {
   SharedAllocation allocate_shared(std::size_t bytes);
 
  private:
-  class ReduceRound;
-  class ConsumeRound;
   struct GradientLayout {
     at::ScalarType dtype;
     std::size_t num_elements;
@@ -140,6 +138,7 @@ class GradientTable {
   void make_batches();
   void scan();
   bool has_sparse_gradient() const;
+  void consume_rest(ChunkSink& sink, int divisor, bool first_only);
   void consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only);
   bool has_published(int member, std::size_t index) const;
   const PublishedGradient& entry(int member, std::size_t index) const {

@@ -1,10 +1,11 @@
 #include "lockstep/comm/shm/shm.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -20,72 +21,75 @@ namespace {
 
 using base::Deadline;
 
-// Memory ordering: the sender writes the data and MessageSlot::message, then advances `sent` (release). The receiver
-// loads `sent` (acquire) before it reads the message and the data, then advances its own `received` (release). The
-// sender loads `received` (acquire) before it writes the next message or frees the data. So there is one message in
-// flight per direction, and neither side needs a lock.
-
-/// Sends messages to one peer, one at a time: a send is complete when the peer has received the message. One thread at
-/// a time.
-class MessageSender {
+/// The messages to and from one peer, one at a time in each direction. One thread at a time sends, and one receives.
+///
+/// Memory ordering: the sender writes the data and MessageSlot::message, then advances `sent` (release). The receiver
+/// loads `sent` (acquire) before it reads the message and the data, then advances its own `received` (release). The
+/// sender loads `received` (acquire) before it writes the next message or frees the data. So there is one message in
+/// flight per direction, and neither side needs a lock.
+class PeerMessages {
  public:
-  MessageSender(const ControlBlocks& control_blocks, int peer) : control_blocks_(control_blocks), peer_(peer) {}
+  PeerMessages(const ControlBlocks& control_blocks, int peer) : control_blocks_(control_blocks), peer_(peer) {}
 
-  /// Publishes `tensor` to the peer; copies it first if it is not in the arena. Does not wait. Throws ArenaFull.
-  void post(const at::Tensor& tensor);
-  /// Reaches number() when the peer has read the posted message; then call release().
-  const SharedCounter& received() const { return control_blocks_.message_slot(peer_, control_blocks_.rank()).received; }
-  std::uint32_t number() const { return num_posted_; }
-  /// Frees the copy, if there is one.
-  void release();
+  /// Done when the peer has received the message.
+  PendingPtr send(const at::Tensor& tensor) {
+    return sends_.add([this, tensor, posted = false](Deadline deadline) mutable {
+      if (!std::exchange(posted, true)) post(tensor);
+      if (!control_blocks_.wait(peer_, slot_of_peer().received, num_posted_, deadline)) return false;
+      control_blocks_.arena().free(std::exchange(copy_, nullptr));
+      return true;
+    });
+  }
+
+  PendingPtr receive(const at::Tensor& tensor) {
+    return receives_.add([this, tensor](Deadline deadline) {
+      if (!control_blocks_.wait(peer_, slot_of_peer().sent, num_received_ + 1, deadline)) return false;
+      receive_into(tensor);
+      return true;
+    });
+  }
+
+  void abort(const std::exception_ptr& cause) noexcept {
+    sends_.abort(cause);
+    receives_.abort(cause);
+  }
 
  private:
+  const MessageSlot& slot_of_peer() const { return control_blocks_.message_slot(peer_, control_blocks_.rank()); }
+
+  /// Publishes `tensor` to the peer; copies it first if it is not in the arena. Throws ArenaFull.
+  void post(const at::Tensor& tensor) {
+    arena::Arena& arena = control_blocks_.arena();
+    const void* data = tensor.const_data_ptr();
+    if (tensor.nbytes() > 0 && !arena.contains(data)) {
+      copy_ = arena.allocate(tensor.nbytes());
+      std::memcpy(copy_, data, tensor.nbytes());
+      data = copy_;
+    }
+    MessageSlot& message_slot = control_blocks_.message_slot(control_blocks_.rank(), peer_);
+    message_slot.message = {tensor.nbytes() > 0 ? arena.offset_of(data) : 0, tensor.nbytes()};
+    control_blocks_.advance(message_slot.sent, ++num_posted_);
+  }
+
+  /// Copies the message that has arrived, and confirms it.
+  void receive_into(const at::Tensor& tensor) {
+    const ShmMessage& message = slot_of_peer().message;
+    if (message.bytes != tensor.nbytes())
+      throw std::runtime_error("received a message of another size; expected " + std::to_string(tensor.nbytes()) +
+                               " bytes");
+    if (message.bytes > 0)
+      std::memcpy(tensor.mutable_data_ptr(), control_blocks_.arena_of(peer_) + message.offset, message.bytes);
+    control_blocks_.advance(control_blocks_.message_slot(control_blocks_.rank(), peer_).received, ++num_received_);
+  }
+
   const ControlBlocks& control_blocks_;
   const int peer_;
   std::uint32_t num_posted_ = 0;
-  void* copy_ = nullptr;
-};
-
-/// Receives the messages of one peer. One thread at a time.
-class MessageReceiver {
- public:
-  MessageReceiver(const ControlBlocks& control_blocks, int peer) : control_blocks_(control_blocks), peer_(peer) {}
-  /// Reaches next() when a message has arrived.
-  const SharedCounter& sent() const { return control_blocks_.message_slot(peer_, control_blocks_.rank()).sent; }
-  std::uint32_t next() const { return num_received_ + 1; }
-  /// Copies the message to `tensor` and confirms it. Returns false, and leaves the message where it is, if its size
-  /// differs from the tensor's.
-  bool receive_into(const at::Tensor& tensor);
-
- private:
-  const ControlBlocks& control_blocks_;
-  const int peer_;
+  void* copy_ = nullptr;  // of the message in flight, if its tensor is not in the arena
   std::uint32_t num_received_ = 0;
+  ProgressEngine sends_{"shm"};
+  ProgressEngine receives_{"shm"};
 };
-
-void MessageSender::post(const at::Tensor& tensor) {
-  arena::Arena& arena = control_blocks_.arena();
-  const void* data = tensor.const_data_ptr();
-  if (tensor.nbytes() > 0 && !arena.contains(data)) {
-    copy_ = arena.allocate(tensor.nbytes());
-    std::memcpy(copy_, data, tensor.nbytes());
-    data = copy_;
-  }
-  MessageSlot& message_slot = control_blocks_.message_slot(control_blocks_.rank(), peer_);
-  message_slot.message = {tensor.nbytes() > 0 ? arena.offset_of(data) : 0, tensor.nbytes()};
-  control_blocks_.advance(message_slot.sent, ++num_posted_);
-}
-
-void MessageSender::release() { control_blocks_.arena().free(std::exchange(copy_, nullptr)); }
-
-bool MessageReceiver::receive_into(const at::Tensor& tensor) {
-  const ShmMessage& message = control_blocks_.message_slot(peer_, control_blocks_.rank()).message;
-  if (message.bytes != tensor.nbytes()) return false;
-  if (message.bytes > 0)
-    std::memcpy(tensor.mutable_data_ptr(), control_blocks_.arena_of(peer_) + message.offset, message.bytes);
-  control_blocks_.advance(control_blocks_.message_slot(control_blocks_.rank(), peer_).received, ++num_received_);
-  return true;
-}
 
 class ShmTransport final : public Transport {
  public:
@@ -114,8 +118,8 @@ class ShmTransport final : public Transport {
       pending->finish(cause_);
       return pending;
     }
-    if (op.kind == CollectiveKind::kSend) return send(op);
-    if (op.kind == CollectiveKind::kRecv) return receive(op);
+    if (op.kind == CollectiveKind::kSend) return messages_of(op).send(op.input);
+    if (op.kind == CollectiveKind::kRecv) return messages_of(op).receive(op.output);
     const std::uint32_t number = reserve_sequence_numbers(op);
     return add(std::make_shared<ShmCollective>(op, *control_blocks_, number), number);
   }
@@ -141,10 +145,7 @@ class ShmTransport final : public Transport {
     cause_ = std::move(cause);
     aborted_.store(true);
     collectives_.abort(cause_);
-    for (const auto& messages : peer_messages_) {
-      messages->sends.abort(cause_);
-      messages->receives.abort(cause_);
-    }
+    for (const auto& messages : peer_messages_) messages->abort(cause_);
   }
 
  private:
@@ -175,37 +176,7 @@ class ShmTransport final : public Transport {
     return operation;
   }
 
-  struct PeerMessages {
-    PeerMessages(const ControlBlocks& control_blocks, int peer)
-        : sender(control_blocks, peer), receiver(control_blocks, peer) {}
-    MessageSender sender;
-    MessageReceiver receiver;
-    ProgressEngine sends{"shm"};
-    ProgressEngine receives{"shm"};
-  };
-
-  PendingPtr send(const Collective& op) {
-    PeerMessages& messages = *peer_messages_[static_cast<std::size_t>(op.root)];
-    return messages.sends.add(
-        [this, &messages, tensor = op.input, peer = op.root, posted = false](Deadline deadline) mutable {
-          if (!std::exchange(posted, true)) messages.sender.post(tensor);
-          if (!control_blocks_->wait(peer, messages.sender.received(), messages.sender.number(), deadline))
-            return false;
-          messages.sender.release();
-          return true;
-        });
-  }
-
-  PendingPtr receive(const Collective& op) {
-    PeerMessages& messages = *peer_messages_[static_cast<std::size_t>(op.root)];
-    return messages.receives.add([this, &messages, tensor = op.output, peer = op.root](Deadline deadline) {
-      if (!control_blocks_->wait(peer, messages.receiver.sent(), messages.receiver.next(), deadline)) return false;
-      if (!messages.receiver.receive_into(tensor))
-        throw std::runtime_error("received a message of another size; expected " + std::to_string(tensor.nbytes()) +
-                                 " bytes");
-      return true;
-    });
-  }
+  PeerMessages& messages_of(const Collective& op) { return *peer_messages_[static_cast<std::size_t>(op.root)]; }
 
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
