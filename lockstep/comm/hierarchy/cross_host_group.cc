@@ -96,13 +96,7 @@ void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, at::S
   c10::SmallVector<const void*, 16> inputs;
   for (const char* local : slices.locals) inputs.push_back(local + slot.first * element);
   void* sum = wire_dtype == slices.dtype ? bytes_of(slot.sent) : bytes_of(unrounded_);
-  shm::reduce({.dtype = slices.dtype,
-               .op = op,
-               .inputs = inputs.data(),
-               .num_inputs = inputs.size(),
-               .outputs = &sum,
-               .num_outputs = 1,
-               .count = slot.count});
+  shm::reduce_to(sum, inputs, slices.dtype, op, slot.count);
   if (wire_dtype != slices.dtype)
     shm::convert(
         {.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
@@ -119,15 +113,7 @@ void CrossHostGroup::start_gather(ReduceOp op, int divisor, at::ScalarType wire_
   const std::size_t part_bytes = slot.part_count * c10::elementSize(wire_dtype);
   c10::SmallVector<const void*, 16> inputs;
   for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(slot.received) + host * part_bytes);
-  void* sum = bytes_of(slot.part);
-  shm::reduce({.dtype = wire_dtype,
-               .op = op,
-               .inputs = inputs.data(),
-               .num_inputs = inputs.size(),
-               .outputs = &sum,
-               .num_outputs = 1,
-               .count = slot.part_count,
-               .divisor = divisor});
+  shm::reduce_to(bytes_of(slot.part), inputs, wire_dtype, op, slot.part_count, divisor);
   slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, part_bytes),
                               first_bytes(slot.all, part_bytes * num_hosts_));
 }

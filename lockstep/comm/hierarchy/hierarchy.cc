@@ -186,14 +186,7 @@ class SmallCollective {
   void reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
     c10::SmallVector<const void*, 16> parts;
     for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
-    shm::reduce({.dtype = op_.input.scalar_type(),
-                 .op = op_.op,
-                 .inputs = parts.data(),
-                 .num_inputs = parts.size(),
-                 .outputs = &output,
-                 .num_outputs = 1,
-                 .count = slice.count,
-                 .divisor = divisor});
+    shm::reduce_to(output, parts, op_.input.scalar_type(), op_.op, slice.count, divisor);
   }
 
   enum class Phase { kPublish, kWaitPublished, kWaitCrossHost, kWaitResult, kFinished };

@@ -5,12 +5,13 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread.h"
@@ -74,32 +75,23 @@ Api load_api() {
 
 constexpr auto kFinalizeTimeout = std::chrono::seconds(5);
 
-struct AddOp {
-  static float apply(float a, float b) { return a + b; }
-};
-struct MinOp {
-  static float apply(float a, float b) { return b < a ? b : a; }
-};
-struct MaxOp {
-  static float apply(float a, float b) { return a < b ? b : a; }
-};
-struct MultiplyOp {
-  static float apply(float a, float b) { return a * b; }
-};
+float smaller(float a, float b) { return std::min(a, b); }
+float larger(float a, float b) { return std::max(a, b); }
 
 /// MPI has neither float16 nor bfloat16, so their bits are sent as uint16.
-template <typename Narrow, typename Op>
+template <typename Narrow, auto op>
 void reduce_narrow(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const Narrow*>(in);
   auto* to = static_cast<Narrow*>(in_out);
   for (int i = 0; i < *count; ++i)
-    to[i] = static_cast<Narrow>(Op::apply(static_cast<float>(from[i]), static_cast<float>(to[i])));
+    to[i] = static_cast<Narrow>(op(static_cast<float>(from[i]), static_cast<float>(to[i])));
 }
 
 template <typename Narrow>
 void create_ops(MPI_Op (&ops)[4]) {
-  MPI_User_function* const functions[] = {reduce_narrow<Narrow, AddOp>, reduce_narrow<Narrow, MinOp>,
-                                          reduce_narrow<Narrow, MaxOp>, reduce_narrow<Narrow, MultiplyOp>};
+  MPI_User_function* const functions[] = {reduce_narrow<Narrow, std::plus<float>()>, reduce_narrow<Narrow, smaller>,
+                                          reduce_narrow<Narrow, larger>,
+                                          reduce_narrow<Narrow, std::multiplies<float>()>};
   for (int i = 0; i < 4; ++i) check_mpi_result(api().Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 

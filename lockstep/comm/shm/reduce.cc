@@ -25,6 +25,18 @@ void fail_reduce_dtype(at::ScalarType dtype) {
 
 void reduce(const Reduction& reduction) { chosen_table().reduce(reduction); }
 
+void reduce_to(void* output, c10::ArrayRef<const void*> inputs, at::ScalarType dtype, ReduceOp op, std::size_t count,
+               int divisor) {
+  reduce({.dtype = dtype,
+          .op = op,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = &output,
+          .num_outputs = 1,
+          .count = count,
+          .divisor = divisor});
+}
+
 void convert(const Conversion& conversion) {
   if (conversion.from != conversion.to) return chosen_table().convert(conversion);
   if (conversion.count > 0)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstddef>
 
@@ -33,8 +34,11 @@ struct Conversion {
   std::size_t count;
 };
 
-// Both functions use base::simd::best_instruction_set(). The bits of the result do not depend on it.
+// All functions use base::simd::best_instruction_set(). The bits of the result do not depend on it.
 void reduce(const Reduction& reduction);
+/// The same with one output.
+void reduce_to(void* output, c10::ArrayRef<const void*> inputs, at::ScalarType dtype, ReduceOp op, std::size_t count,
+               int divisor = 1);
 void convert(const Conversion& conversion);
 
 }  // namespace lockstep::comm::shm

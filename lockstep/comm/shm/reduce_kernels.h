@@ -15,28 +15,16 @@ using base::simd::LOCKSTEP_ISA::NativeElement;
 constexpr std::size_t kTileElements = 1024;
 
 struct Sum {
-  template <typename T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a + b);
-  }
+  static auto apply(auto a, auto b) { return static_cast<decltype(a)>(a + b); }
 };
 struct Product {
-  template <typename T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a * b);
-  }
+  static auto apply(auto a, auto b) { return static_cast<decltype(a)>(a * b); }
 };
 struct Min {
-  template <typename T>
-  static T apply(T a, T b) {
-    return b < a ? b : a;
-  }
+  static auto apply(auto a, auto b) { return b < a ? b : a; }
 };
 struct Max {
-  template <typename T>
-  static T apply(T a, T b) {
-    return a < b ? b : a;
-  }
+  static auto apply(auto a, auto b) { return a < b ? b : a; }
 };
 
 template <typename Element, typename Op>

@@ -122,15 +122,7 @@ class Builder {
       c10::SmallVector<const void*, 16> inputs;
       for (int peer = 0; peer < size; ++peer)
         inputs.push_back(peer == rank ? own : received + static_cast<std::size_t>(peer) * received_stride);
-      void* outputs = output;
-      shm::reduce({.dtype = dtype,
-                   .op = op,
-                   .inputs = inputs.data(),
-                   .num_inputs = inputs.size(),
-                   .outputs = &outputs,
-                   .num_outputs = 1,
-                   .count = count,
-                   .divisor = op == ReduceOp::kMean ? size : 1});
+      shm::reduce_to(output, inputs, dtype, op, count, op == ReduceOp::kMean ? size : 1);
     };
   }
 
