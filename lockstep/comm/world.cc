@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <climits>
 #include <exception>
+#include <future>
 #include <iterator>
 #include <map>
 #include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/device_selection.h"
@@ -23,7 +26,6 @@
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/tcp/tcp.h"
-#include "lockstep/comm/torchrun_rendezvous.h"
 #include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/job/exit_record.h"
 #include "lockstep/job/fatal.h"
@@ -35,6 +37,7 @@ namespace {
 
 constexpr auto kConnectTime = std::chrono::seconds(2);  // then checks for a new address
 constexpr auto kRetryPause = std::chrono::milliseconds(100);
+constexpr auto kTorchrunPollInterval = std::chrono::milliseconds(20);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -164,6 +167,66 @@ void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, 
   const std::string message = rendezvous.rank == 0 ? start_store_server(world, address()) : "";
   apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
 }
+
+namespace {
+
+/// Returns "" if rank 0 has stored no message before the deadline.
+std::string set_or_get(const base::net::Address& address, const std::string& key, const std::string& message,
+                       base::Deadline deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = address.port;
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = deadline.remaining();
+  const auto tcp_store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  c10d::Store& store = *tcp_store;  // TCPStore hides the overloads for strings
+  if (!message.empty()) {
+    store.set(key, message);
+    return message;
+  }
+  // c10d's own wait prints stack traces when it times out, so poll instead.
+  while (!store.check({key})) {
+    if (deadline.expired()) return "";
+    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kTorchrunPollInterval, deadline.remaining()));
+  }
+  return store.get_to_str(key);
+}
+
+/// Rank 0 stores `message` under `key` in the c10d TCPStore that torchrun serves at `address`; all other ranks pass ""
+/// and read it. Every rank returns the message. Returns or throws at most one second after the deadline, even if c10d
+/// itself blocks. Throws CommError kCoordinatorLost if the store does not answer, kJoinTimeout if rank 0 has stored no
+/// message.
+std::string exchange_over_torchrun_store(const base::net::Address& address, const std::string& key,
+                                         const std::string& message, base::Deadline deadline) {
+  const auto failed = [&](const std::string& why) {
+    return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,
+                           "torchrun's store at " + to_string(address) + " " + why);
+  };
+  // If the store's process is stopped, c10d blocks in recv() without a limit. Its thread is then abandoned.
+  auto promise = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> answer = promise->get_future();
+  base::start_thread([=] {
+    try {
+      promise->set_value(set_or_get(address, key, message, deadline));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (answer.wait_until(deadline.when() + std::chrono::seconds(1)) != std::future_status::ready)
+    throw failed("does not answer");
+  try {
+    std::string received = answer.get();
+    if (!received.empty()) return received;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw failed("failed: " + text.substr(0, text.find('\n')));
+  }
+  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0,
+                        "rank 0 did not publish the address of its store in time",
+                        "check that rank 0 calls lockstep::init()");
+}
+
+}  // namespace
 
 void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
   job::identity::Identity& id = world.identity;
