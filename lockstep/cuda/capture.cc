@@ -4,15 +4,17 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 
+#include <memory>
+
 namespace lockstep::cuda {
 namespace {
 
-class CudaGraph final : public CapturedGraph, private at::cuda::CUDAGraph {
+class CudaGraph final : private at::cuda::CUDAGraph {
  public:
   /// The mode ThreadLocal does not restrict other threads, such as those that pin memory for a loader.
   void begin() { capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal); }
   void end() { capture_end(); }
-  void replay() override { CUDAGraph::replay(); }
+  using CUDAGraph::replay;
 
   /// Cleans up after an error between begin() and end(). For a capture that CUDA has invalidated, capture_end() throws
   /// before it has notified the allocators.
@@ -34,8 +36,8 @@ class CudaGraph final : public CapturedGraph, private at::cuda::CUDAGraph {
 
 }  // namespace
 
-std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body) {
-  auto graph = std::make_unique<CudaGraph>();
+std::function<void()> capture(const std::function<void()>& body) {
+  const auto graph = std::make_shared<CudaGraph>();
   try {
     graph->begin();
     body();
@@ -44,7 +46,7 @@ std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body) {
     graph->abort_capture();
     throw;
   }
-  return graph;
+  return [graph] { graph->replay(); };
 }
 
 }  // namespace lockstep::cuda

@@ -3,20 +3,13 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 
 namespace lockstep::cuda {
 
-class CapturedGraph {
- public:
-  virtual ~CapturedGraph() = default;
-  /// Starts the graph on the current stream. Does not block.
-  virtual void replay() = 0;
-};
-
 /// Captures the work that `body` submits to the current stream, which must not be the default stream, and to streams
-/// that depend on it. Capturing does not run the work. Exceptions of `body` propagate after the capture has been
-/// cleaned up.
-std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body);
+/// that depend on it, as a graph. Capturing does not run the work. The returned function starts the graph on the
+/// current stream and does not block; its copies share the graph. Exceptions of `body` propagate after the capture has
+/// been cleaned up.
+std::function<void()> capture(const std::function<void()>& body);
 
 }  // namespace lockstep::cuda

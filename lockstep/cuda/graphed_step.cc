@@ -69,7 +69,7 @@ class GraphedStep::Impl {
     check_inputs(inputs);
     GraphVariant* variant = find_or_add_variant(inputs);
     if (!variant) return run_eagerly(inputs);
-    if (variant->graph) {
+    if (variant->replay) {
       const at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < inputs.size(); ++i) variant->inputs[i].copy_(inputs[i], /*non_blocking=*/true);
     } else if (variant->runs < options_.warmup) {
@@ -78,7 +78,7 @@ class GraphedStep::Impl {
       capture_graph(*variant, inputs);
     }
     for (const auto& work : variant->host_work) work();
-    variant->graph->replay();
+    variant->replay();
     ++stats_.replayed;
     return variant->outputs;
   }
@@ -93,7 +93,7 @@ class GraphedStep::Impl {
     OpTrace calls;  // of the last run
     Tensors inputs, outputs;
     CapturedStep::HostWork host_work;  // before each replay
-    std::unique_ptr<CapturedGraph> graph;
+    std::function<void()> replay;      // empty before the capture
   };
 
   at::Stream current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
@@ -159,13 +159,13 @@ class GraphedStep::Impl {
     Tensors static_inputs, outputs;
     for (const at::Tensor& input : inputs) static_inputs.push_back(input.detach().clone());
     order_streams(outer, *capture_stream_);
-    std::unique_ptr<CapturedGraph> graph;
+    std::function<void()> replay;
     CapturedStep::HostWork host_work;
     OpTrace calls;
     try {
       const c10::StreamGuard guard(*capture_stream_);
       CapturedStep running(/*capturing=*/true);
-      graph = capture([&] { calls = trace_ops([&] { outputs = body_(static_inputs); }); });
+      replay = capture([&] { calls = trace_ops([&] { outputs = body_(static_inputs); }); });
       host_work = running.take_host_work();
     } catch (const c10::Error& error) {
       const std::string text = error.what_without_backtrace();
@@ -179,7 +179,7 @@ class GraphedStep::Impl {
     variant.outputs = std::move(outputs);
     variant.calls = {};
     variant.host_work = std::move(host_work);
-    variant.graph = std::move(graph);
+    variant.replay = std::move(replay);
     ++stats_.captured;
   }
 

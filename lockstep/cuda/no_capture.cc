@@ -4,7 +4,7 @@
 
 namespace lockstep::cuda {
 
-std::unique_ptr<CapturedGraph> capture(const std::function<void()>&) {
+std::function<void()> capture(const std::function<void()>&) {
   throw base::UsageError("GraphedStep: the libtorch of this build has no CUDA",
                          "install a torch wheel with CUDA and build again");
 }
