@@ -268,9 +268,12 @@ void Arena::obtain_pages(std::uint32_t page, std::uint32_t count, std::uint64_t 
   if (budget_bytes_ < bytes)
     budget_bytes_ = std::max(bytes, std::min(kPieceBytes, read_available(bytes, bytes_of_block)));
   budget_bytes_ -= bytes;
-  if (const int error =
-          is_copy_ ? make_accessible(page, count) : memory_.reserve(page * kPageBytes, count * kPageBytes))
-    throw_shortage(bytes_of_block, base::HostMemory::now(), error);
+  int error = 0;
+  if (!is_copy_)
+    error = memory_.reserve(page * kPageBytes, count * kPageBytes);
+  else if (::mprotect(page_address(page), count * kPageBytes, PROT_READ | PROT_WRITE) != 0)
+    error = errno;  // memory that was not in use at the fork may be reserved only
+  if (error != 0) throw_shortage(bytes_of_block, base::HostMemory::now(), error);
   resident_.add(page, count);
   resident_pages_ += nonresident;
 }
@@ -313,16 +316,13 @@ std::size_t Arena::trim_locked() {
   if (is_copy_) return 0;
   std::uint64_t pages = 0;
   for (const auto& [page, count] : pages_.free_blocks()) {
-    const std::uint32_t end = std::min(page + count, pages_.high_water());
-    if (end <= page) continue;
-    const std::uint64_t resident = resident_.count(page, end - page);
+    const std::uint64_t resident = resident_.count(page, count);
     if (resident == 0) continue;
-    const auto offset = static_cast<off_t>(page * kPageBytes);
-    if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
-                    static_cast<off_t>((end - page) * kPageBytes)) != 0)
+    if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(page * kPageBytes), static_cast<off_t>(count * kPageBytes)) != 0)
       continue;
-    if (end - page >= kMinUndumpedPages) memory_.set_dumped(page * kPageBytes, (end - page) * kPageBytes, false);
-    resident_.remove(page, end - page);
+    if (count >= kMinUndumpedPages) memory_.set_dumped(page * kPageBytes, count * kPageBytes, false);
+    resident_.remove(page, count);
     pages += resident;
   }
   resident_pages_ -= pages;
@@ -377,26 +377,18 @@ std::vector<ForkCopied::Range> Arena::used_ranges() const {
   std::vector<ForkCopied::Range> used;
   std::uint32_t begin = 0;
   for (const auto& [page, count] : free) {
-    const std::uint32_t end = std::min(page, pages_.high_water());
-    if (begin < end) used.push_back({begin * kPageBytes, end * kPageBytes});
+    if (begin < page) used.push_back({begin * kPageBytes, page * kPageBytes});
     begin = page + count;
   }
   return used;
-}
-
-/// In a copy, memory that was not in use at the fork may be reserved only. Returns 0, or errno.
-int Arena::make_accessible(std::uint32_t page, std::uint32_t count) const {
-  return ::mprotect(page_address(page), count * kPageBytes, PROT_READ | PROT_WRITE) == 0 ? 0 : errno;
 }
 
 void Arena::become_copy() {
   published_ = nullptr;  // belongs to the parent
   is_copy_ = true;
   for (const auto& [page, count] : pages_.free_blocks()) {
-    const std::uint32_t end = std::min(page + count, pages_.high_water());
-    if (end <= page) continue;
-    resident_pages_ -= resident_.count(page, end - page);
-    resident_.remove(page, end - page);
+    resident_pages_ -= resident_.count(page, count);
+    resident_.remove(page, count);
   }
   unlock_all();
 }

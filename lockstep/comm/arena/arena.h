@@ -92,7 +92,6 @@ class Arena {
   std::uint32_t page_of(const void* address) const;
   void lock_all();
   void unlock_all();
-  int make_accessible(std::uint32_t page, std::uint32_t count) const;
   void become_copy();
   std::vector<ForkCopied::Range> used_ranges() const;
 

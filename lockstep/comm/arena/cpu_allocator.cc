@@ -2,8 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <mutex>
-
 #include "lockstep/comm/arena/arena.h"
 
 namespace lockstep::comm::arena {
@@ -28,30 +26,13 @@ class ArenaAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
 };
 
-std::mutex mutex;  // guards previous_allocator
-c10::Allocator* previous_allocator = nullptr;
-
-ArenaAllocator& arena_allocator() {
-  // Never destroyed: tensors in static objects are freed through it after main().
-  static auto* allocator = new ArenaAllocator;
-  return *allocator;
-}
-
 }  // namespace
 
 void install_arena() {
-  const std::lock_guard lock(mutex);
-  if (previous_allocator) return;
+  // Never destroyed: tensors in static objects are freed through it after main().
+  static auto* const allocator = new ArenaAllocator;
   Arena::this_process();
-  previous_allocator = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(&arena_allocator(), kAllocatorPriority);
-}
-
-void uninstall_arena() {
-  const std::lock_guard lock(mutex);
-  if (!previous_allocator) return;
-  c10::SetCPUAllocator(previous_allocator, kAllocatorPriority);
-  previous_allocator = nullptr;
+  c10::SetCPUAllocator(allocator, kAllocatorPriority);
 }
 
 }  // namespace lockstep::comm::arena

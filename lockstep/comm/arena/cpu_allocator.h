@@ -23,7 +23,5 @@ class TensorOutOfMemory : public c10::OutOfMemoryError {
 /// where they are. Idempotent. May be called from any thread. When memory runs out, the allocation throws
 /// TensorOutOfMemory.
 void install_arena();
-/// Restores the allocator that was in use before install_arena(). Tensors in the arena stay valid. Idempotent.
-void uninstall_arena();
 
 }  // namespace lockstep::comm::arena

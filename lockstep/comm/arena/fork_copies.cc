@@ -11,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/check.h"
 #include "lockstep/base/host_memory.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/arena/memory_shortage.h"

@@ -60,7 +60,8 @@ std::uint32_t PageHeap::free(std::uint32_t page) {
 
 std::vector<std::pair<std::uint32_t, std::uint32_t>> PageHeap::free_blocks() const {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> blocks;
-  for (const auto& [count, page] : free_) blocks.emplace_back(page, count);
+  for (const auto& [count, page] : free_)
+    if (page < high_water_) blocks.emplace_back(page, std::min(count, high_water_ - page));
   return blocks;
 }
 

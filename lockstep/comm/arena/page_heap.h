@@ -88,7 +88,7 @@ class PageHeap {
   std::uint32_t high_water() const { return high_water_; }
   std::uint32_t in_use() const { return in_use_; }
   std::uint32_t peak_in_use() const { return peak_in_use_; }
-  /// The free blocks as pairs of first page and length.
+  /// The free blocks, and parts of blocks, below high_water(), as pairs of first page and length.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> free_blocks() const;
 
  private:

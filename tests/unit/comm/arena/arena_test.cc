@@ -1,5 +1,6 @@
 #include "lockstep/comm/arena/arena.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -155,10 +156,19 @@ TEST(Arena, SteadyLoadOfVaryingSizesDoesNotGrow) {
             1.15 * static_cast<double>(arena.stats().peak_live_bytes));
 }
 
+/// Makes libtorch allocate CPU tensors outside the arena, as before install_arena().
+void uninstall_arena() {
+  static c10::Allocator* const before = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(before, /*priority=*/10);
+}
+
 /// Installs the arena of this process for each test.
 class InstalledArena : public ::testing::Test {
  protected:
-  void SetUp() override { install_arena(); }
+  void SetUp() override {
+    uninstall_arena();  // remembers the allocator of libtorch
+    install_arena();
+  }
   void TearDown() override { uninstall_arena(); }
 };
 
@@ -237,6 +247,7 @@ TEST_F(InstalledArena, ForkedChildDoesNotTrimThePagesOfItsParent) {
 }
 
 TEST(Arena, StatsAndTrimArePublic) {
+  uninstall_arena();
   install_arena();
   const std::uint64_t live_before = arena_stats().live_bytes;
   {
