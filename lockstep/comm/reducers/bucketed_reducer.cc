@@ -157,7 +157,7 @@ Participation BucketedReducer::finish(GradientSink& sink) {
   }
   if (!planned) agree_on_order();
   fill_buckets();
-  LOCKSTEP_CHECK_EQ(next_bucket_, buckets_.size());
+  LOCKSTEP_CHECK(next_bucket_ == buckets_.size());
   start_extra_ops();
   reduce_flags();
   const std::vector<at::Tensor> late = reduce_late();
