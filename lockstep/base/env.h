@@ -57,7 +57,8 @@ class EnvReader {
   std::string error_;
 };
 
-/// Every environment variable that Lockstep reads; nullopt if it is not set.
+/// Every environment variable that Lockstep reads; nullopt if it is not set. docs/reference/environment.md explains the
+/// values and the defaults.
 struct Env : EnvReader {
   Env() = default;
   using EnvReader::EnvReader;
@@ -73,51 +74,37 @@ struct Env : EnvReader {
   Value lockstep_job = text("LOCKSTEP_JOB");                            ///< identifies the job to its store
   Value lockstep_generation = text("LOCKSTEP_GENERATION");  ///< how many times the launcher has started this job before
   Value lockstep_page = text("LOCKSTEP_PAGE");  ///< descriptor of the shared memory with this rank's page (rank_page.h)
-  Value lockstep_terminal =
-      text("LOCKSTEP_TERMINAL");  ///< columns that a rank's line may use; set only if the launcher writes to a terminal
+  Value lockstep_terminal = text("LOCKSTEP_TERMINAL");  ///< columns that a rank's line may use on the terminal
 
   // Set by a user.
-  Value lockstep_env_from = one_of(
-      "LOCKSTEP_ENV_FROM",
-      kRankSources);  ///< source of the rank's identity: auto (default), none, lockstep, torchrun, mpi, slurm or pmi
+  Value lockstep_env_from = one_of("LOCKSTEP_ENV_FROM", kRankSources);   ///< source of the rank's identity
   Value lockstep_transport = one_of("LOCKSTEP_TRANSPORT", kTransports);  ///< by which ranks exchange data
-  Value lockstep_device =
-      device("LOCKSTEP_DEVICE");  ///< auto, cpu, cuda or cuda:N; by default a rank uses a GPU if it sees one
-  std::optional<bool> lockstep_arena =
-      flag("LOCKSTEP_ARENA", {"on", "off"}, "on");  ///< on or off; on by default if ranks share a host
+  Value lockstep_device = device("LOCKSTEP_DEVICE");
+  std::optional<bool> lockstep_arena = flag("LOCKSTEP_ARENA", {"on", "off"}, "on");
   std::optional<std::chrono::milliseconds> lockstep_timeout =
-      seconds("LOCKSTEP_TIMEOUT", Least::kNoLimit);  ///< seconds that a rank waits for ranks that make no progress;
-                                                     ///< default 300; with 0 it waits forever
+      seconds("LOCKSTEP_TIMEOUT", Least::kNoLimit);  ///< that a rank waits for ranks that make no progress
   std::optional<std::chrono::seconds> lockstep_host_timeout =
-      whole_seconds("LOCKSTEP_HOST_TIMEOUT", 1, 3600);  ///< seconds that another host may send no packet; default 5
+      whole_seconds("LOCKSTEP_HOST_TIMEOUT", 1, 3600);  ///< that another host may send no packet
   std::optional<std::chrono::milliseconds> lockstep_join_timeout =
-      seconds("LOCKSTEP_JOIN_TIMEOUT", Least::kMoreThanZero);  ///< seconds that init() waits for all ranks; default 60
+      seconds("LOCKSTEP_JOIN_TIMEOUT", Least::kMoreThanZero);  ///< that init() waits for all ranks
   Value lockstep_interface = text("LOCKSTEP_INTERFACE");       ///< network interface for traffic between ranks
   Value lockstep_host_id = text("LOCKSTEP_HOST_ID");  ///< name of this host; ranks with different names share no memory
-  Value lockstep_cross_host_transport =
-      one_of("LOCKSTEP_CROSS_HOST_TRANSPORT", kCrossHostTransports);  ///< transport between hosts: auto, tcp or mpi
-  Value lockstep_key_file =
-      text("LOCKSTEP_KEY_FILE");                    ///< file with the job's key, for jobs not started by `lockstep run`
-  Value lockstep_inject = text("LOCKSTEP_INJECT");  ///< a fault to inject, in the syntax of `lockstep run --inject`
-  Value lockstep_name =
-      text("LOCKSTEP_NAME");  ///< name of this run, as `lockstep run --name`; a Trainer writes to runs/NAME
-  std::optional<bool> lockstep_trace = flag(
-      "LOCKSTEP_TRACE", {"0", "1"}, "1");  ///< if 1, a Trainer writes a trace of its steps, as `lockstep run --trace`
-  Value lockstep_instruction_set =
-      one_of("LOCKSTEP_INSTRUCTION_SET", kInstructionSets);  ///< instruction set of vector loops: baseline, avx2 or
-                                                             ///< avx512; default: the widest that the CPU supports
-  Value lockstep_log = one_of("LOCKSTEP_LOG", kLogLevels);   ///< quiet or info (default)
-  Value lockstep_program = text("LOCKSTEP_PROGRAM");         ///< path of the program `lockstep`, for launch()
+  Value lockstep_cross_host_transport = one_of("LOCKSTEP_CROSS_HOST_TRANSPORT", kCrossHostTransports);
+  Value lockstep_key_file = text("LOCKSTEP_KEY_FILE");  ///< file with the job's key
+  Value lockstep_inject = text("LOCKSTEP_INJECT");      ///< a fault to inject, in the syntax of `lockstep run --inject`
+  Value lockstep_name = text("LOCKSTEP_NAME");          ///< name of this run
+  std::optional<bool> lockstep_trace = flag("LOCKSTEP_TRACE", {"0", "1"}, "1");  ///< whether a Trainer writes a trace
+  Value lockstep_instruction_set = one_of("LOCKSTEP_INSTRUCTION_SET", kInstructionSets);
+  Value lockstep_log = one_of("LOCKSTEP_LOG", kLogLevels);
+  Value lockstep_program = text("LOCKSTEP_PROGRAM");  ///< path of the program `lockstep`, for launch()
   Value lockstep_watch = text("LOCKSTEP_WATCH");  ///< "off" to leave Python programs with torch.distributed unwatched
-  Value lockstep_error_hints =
-      text("LOCKSTEP_ERROR_HINTS");  ///< a file with the user's rows for the table of error texts
+  Value lockstep_error_hints = text("LOCKSTEP_ERROR_HINTS");  ///< file with rows for the table of error texts
   Value cuda_visible_devices = text("CUDA_VISIBLE_DEVICES");  ///< GPUs that this process may use
   Value nccl_socket_ifname = text("NCCL_SOCKET_IFNAME");      ///< interface that NCCL uses; errors of NCCL mention it
-  Value nccl_multi_rank_gpu_enable =
-      text("NCCL_MULTI_RANK_GPU_ENABLE");  ///< 1 if NCCL may serve several ranks on one GPU
-  Value path = text("PATH");               ///< directories in which programs are looked up
-  Value columns = text("COLUMNS");         ///< width of the terminal
-  Value term = text("TERM");               ///< "dumb" disables redrawing
+  Value nccl_multi_rank_gpu_enable = text("NCCL_MULTI_RANK_GPU_ENABLE");  ///< 1: NCCL may serve several ranks on a GPU
+  Value path = text("PATH");        ///< directories in which programs are looked up
+  Value columns = text("COLUMNS");  ///< width of the terminal
+  Value term = text("TERM");        ///< "dumb" disables redrawing
 
   // Set by torchrun, and by scripts that use env://.
   Value rank = text("RANK");
@@ -143,9 +130,9 @@ struct Env : EnvReader {
   Value pmi_size = text("PMI_SIZE");
   Value pmi_jobid = text("PMI_JOBID");
   Value pmi_fd = text("PMI_FD");  ///< descriptor of the connection to the launcher
-  Value mpi_localrankid =
-      text("MPI_LOCALRANKID");  ///< index of this rank on its host; set by Hydra, the mpiexec of MPICH and Intel MPI
-  Value mpi_localnranks = text("MPI_LOCALNRANKS");  ///< number of ranks on this host; also set by Hydra
+  // The next two are set by Hydra, the mpiexec of MPICH and Intel MPI.
+  Value mpi_localrankid = text("MPI_LOCALRANKID");  ///< index of this rank on its host
+  Value mpi_localnranks = text("MPI_LOCALNRANKS");  ///< number of ranks on this host
 
   // Set by SLURM, in an allocation and in the tasks of a step.
   Value slurm_job_id = text("SLURM_JOB_ID");
