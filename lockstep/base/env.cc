@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/error.h"
 
 namespace lockstep::base {
 namespace {

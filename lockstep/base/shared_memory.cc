@@ -30,6 +30,18 @@ std::string limit_text(decltype(RLIMIT_AS) resource, const char* name) {
   return std::string(" (") + name + " is " + std::to_string(limit.rlim_cur) + " bytes)";
 }
 
+/// Core dumps do not contain the mapping.
+char* map_memory(const Fd& fd, std::size_t size, int sharing) {
+  void* const data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE, fd.get(), 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw SystemError(
+        "cannot map " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_AS, "ulimit -v"), error);
+  }
+  ::madvise(data, size, MADV_DONTDUMP);
+  return static_cast<char*>(data);
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(const char* name, std::size_t size) {
@@ -63,15 +75,8 @@ SharedMemory SharedMemory::map(Fd fd, std::size_t size) {
 }
 
 SharedMemory::SharedMemory(Fd fd, std::size_t size) : fd_(std::move(fd)), size_(size) {
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
-  if (data == MAP_FAILED) {
-    const int error = errno;
-    throw SystemError(
-        "cannot map " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_AS, "ulimit -v"), error);
-  }
-  ::madvise(data, size, MADV_DONTFORK);
-  ::madvise(data, size, MADV_DONTDUMP);
-  data_ = static_cast<char*>(data);
+  data_ = map_memory(fd_, size, MAP_SHARED);
+  ::madvise(data_, size, MADV_DONTFORK);
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
@@ -123,14 +128,7 @@ void SharedMemory::unmap() noexcept {
 
 PrivateView::PrivateView(const SharedMemory& memory, std::size_t size, Detection detection)
     : memory_(memory), size_(size), page_bytes_(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))) {
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, memory.fd().get(), 0);
-  if (data == MAP_FAILED) {
-    const int error = errno;
-    throw SystemError(
-        "cannot map " + std::to_string(size) + " bytes of shared memory" + limit_text(RLIMIT_AS, "ulimit -v"), error);
-  }
-  ::madvise(data, size, MADV_DONTDUMP);
-  data_ = static_cast<char*>(data);
+  data_ = map_memory(memory.fd(), size, MAP_PRIVATE);
   if (detection == Detection::kPagemap) pagemap_ = Fd(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
 }
 

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -37,6 +36,13 @@ std::optional<AbstractAddress> abstract_address(std::string_view name) {
   std::memcpy(result.address.sun_path + 1, name.data(), name.size());  // after a zero byte
   result.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return result;
+}
+
+/// Returns 0 or the errno of the failure.
+int try_connect(const Fd& fd, const std::string& name) {
+  const auto address = abstract_address(name);
+  if (!address) return ENAMETOOLONG;
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address->address), address->size) == 0 ? 0 : errno;
 }
 
 /// Returns the names of all abstract sockets, from lines such as
@@ -80,10 +86,8 @@ Fd AbstractListener::accept(Deadline deadline) const {
 }
 
 Fd connect_abstract(const std::string& name) {
-  const auto address = abstract_address(name);
   Fd fd = make_unix_socket();
-  if (!address || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address->address), address->size) != 0)
-    throw SystemError("cannot connect to the Unix socket @" + name, address ? errno : ENAMETOOLONG);
+  if (const int error = try_connect(fd, name)) throw SystemError("cannot connect to the Unix socket @" + name, error);
   if (!pid_of_same_user(fd.get())) throw SystemError("the Unix socket @" + name + " is another user's", EPERM);
   return fd;
 }
@@ -91,10 +95,8 @@ Fd connect_abstract(const std::string& name) {
 std::vector<AbstractConnection> connect_to_all(std::string_view prefix) {
   std::vector<AbstractConnection> connections;
   for (const std::string& name : abstract_names(prefix)) {
-    const auto address = abstract_address(name);
     Fd fd = make_unix_socket();
-    if (!address || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address->address), address->size) != 0)
-      continue;
+    if (try_connect(fd, name) != 0) continue;
     if (const auto pid = pid_of_same_user(fd.get())) connections.push_back({std::move(fd), *pid});
   }
   return connections;

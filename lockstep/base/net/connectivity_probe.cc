@@ -72,8 +72,7 @@ void ConnectivityProbe::fail(std::size_t index, const std::string& why) {
 }
 
 void ConnectivityProbe::connect_to(const Address& address, int node, const std::string& source) {
-  outgoing_.emplace_back();
-  outgoing_states_.push_back({.node = node});
+  outgoing_.emplace_back().node = node;
   try {
     outgoing_.back().fd = base::net::start_connect(address, source);
   } catch (const base::Error& error) {
@@ -87,31 +86,30 @@ std::vector<pollfd> ConnectivityProbe::entries() const {
     entries.push_back({unauthenticated_.size() < kMaxUnauthenticated ? listener.get() : -1, POLLIN, 0});
   for (const Unauthenticated& unauthenticated : unauthenticated_)
     entries.push_back({unauthenticated.fd.get(), POLLIN, 0});
-  for (std::size_t i = 0; i < outgoing_.size(); ++i)
-    entries.push_back({outgoing_[i].decided ? -1 : outgoing_[i].fd.get(),
-                       static_cast<short>(outgoing_states_[i].connected ? POLLIN : POLLOUT), 0});
+  for (const Outgoing& outgoing : outgoing_)
+    entries.push_back(
+        {outgoing.decided ? -1 : outgoing.fd.get(), static_cast<short>(outgoing.connected ? POLLIN : POLLOUT), 0});
   return entries;
 }
 
 void ConnectivityProbe::advance(std::size_t index) {
   Outgoing& outgoing = outgoing_[index];
-  OutgoingState& state = outgoing_states_[index];
-  if (!state.connected) {
+  if (!outgoing.connected) {
     if (const int error = base::net::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
     const std::string greeting = token_ + encode_number(static_cast<std::size_t>(self_)) + encode_number(index);
     if (::send(outgoing.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(greeting.size()))
       return fail(index, std::strerror(errno));
-    state.connected = true;
+    outgoing.connected = true;
     return;
   }
   int error = 0;
-  if (!read_up_to(outgoing.fd.get(), state.answer, kNumberBytes, error))
+  if (!read_up_to(outgoing.fd.get(), outgoing.answer, kNumberBytes, error))
     return fail(index, error == ECONNRESET ? "the listener there does not belong to this job" : std::strerror(error));
-  if (state.answer.size() < kNumberBytes) return;
-  if (decode_number(state.answer) != state.node)
-    return fail(index, decode_number(state.answer) == self_ ? "the address belongs to this host itself"
-                                                            : "another host of the job answers there");
+  if (outgoing.answer.size() < kNumberBytes) return;
+  if (decode_number(outgoing.answer) != outgoing.node)
+    return fail(index, decode_number(outgoing.answer) == self_ ? "the address belongs to this host itself"
+                                                               : "another host of the job answers there");
   outgoing.from = base::net::local_address(outgoing.fd.get()).host;
   outgoing.decided = true;
 }

@@ -4,7 +4,6 @@
 
 #include <poll.h>
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <tuple>
@@ -46,6 +45,12 @@ class ConnectivityProbe {
     std::string error;     ///< why it failed; empty: it has not failed
     std::string from;      ///< local address of the connection
     Fd fd;                 ///< the connection
+
+   private:
+    friend class ConnectivityProbe;
+    int node = -1;
+    bool connected = false;
+    std::string answer{};
   };
   /// The states, in the order of the calls of connect_to(). The caller may move the descriptors out.
   std::vector<Outgoing>& outgoing() { return outgoing_; }
@@ -58,11 +63,6 @@ class ConnectivityProbe {
   Fd take_incoming(int node, std::size_t index, std::size_t connection);
 
  private:
-  struct OutgoingState {
-    int node = -1;
-    bool connected = false;
-    std::string answer{};
-  };
   struct Unauthenticated {
     Fd fd;
     std::size_t listener = 0;
@@ -77,7 +77,6 @@ class ConnectivityProbe {
   std::string token_;
   std::vector<Fd> listeners_;
   std::vector<Outgoing> outgoing_;
-  std::vector<OutgoingState> outgoing_states_;  // one for each of outgoing_
   std::vector<Unauthenticated> unauthenticated_;
   std::map<std::tuple<int, std::size_t, std::size_t>, Fd> incoming_;  // by node, listener and connection
 };

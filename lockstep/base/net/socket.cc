@@ -62,17 +62,6 @@ void set_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, kTcpRtoMaxMs, &rto_max_ms, sizeof rto_max_ms);
 }
 
-Fd bind_socket(const Address& address) {
-  const AddrInfo info = resolve(address, true);
-  Fd fd = new_socket(*info);
-  const int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0)
-    throw SystemError("cannot bind " + to_string(address), errno,
-                      errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
-  return fd;
-}
-
 Address numeric_address(const sockaddr_storage& storage, socklen_t length) {
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
@@ -80,6 +69,13 @@ Address numeric_address(const sockaddr_storage& storage, socklen_t length) {
                                   sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
   if (error != 0) throw SystemError(std::string("cannot format an address: ") + ::gai_strerror(error), EINVAL);
   return {host, static_cast<std::uint16_t>(parse_int(port).value_or(0))};
+}
+
+Address address_by(decltype(::getsockname)& call, const char* name, int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (call(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError(name, errno);
+  return numeric_address(storage, length);
 }
 
 bool wait_for(int fd, short events, Deadline deadline) {
@@ -130,28 +126,26 @@ Address parse_address(std::string_view what, std::string_view text) {
 }
 
 Fd listen_on(const Address& address) {
-  Fd fd = bind_socket(address);
+  Fd fd = reserve_port(address);
   if (::listen(fd.get(), 128) != 0)
     throw SystemError("cannot listen on " + to_string(address), errno,
                       errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
   return fd;
 }
 
-Fd reserve_port(const Address& address) { return bind_socket(address); }
-
-Address local_address(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getsockname", errno);
-  return numeric_address(storage, length);
+Fd reserve_port(const Address& address) {
+  const AddrInfo info = resolve(address, true);
+  Fd fd = new_socket(*info);
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0)
+    throw SystemError("cannot bind " + to_string(address), errno,
+                      errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
+  return fd;
 }
 
-Address peer_address(int fd) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof storage;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getpeername", errno);
-  return numeric_address(storage, length);
-}
+Address local_address(int fd) { return address_by(::getsockname, "getsockname", fd); }
+Address peer_address(int fd) { return address_by(::getpeername, "getpeername", fd); }
 
 Fd try_accept(int listener) {
   Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

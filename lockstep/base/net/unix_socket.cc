@@ -15,6 +15,21 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
 
+/// The memory of a message: kMagic and the label, with a descriptor.
+struct Packet {
+  std::array<std::uint64_t, 2> words{};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec part{words.data(), sizeof words};
+  msghdr message{};
+
+  Packet() {
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+  }
+};
+
 }  // namespace
 
 Fd make_unix_socket() {
@@ -31,49 +46,36 @@ std::optional<pid_t> pid_of_same_user(int socket) {
 }
 
 void send_fd(int socket, std::uint64_t label, int fd) {
-  std::array<std::uint64_t, 2> header_words{kMagic, label};
-  iovec part{header_words.data(), sizeof header_words};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  Packet packet;
+  packet.words = {kMagic, label};
+  cmsghdr* header = CMSG_FIRSTHDR(&packet.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof fd);
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof header_words))
+  if (::sendmsg(socket, &packet.message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof packet.words))
     throw SystemError("cannot send a descriptor to another process", errno);
 }
 
 FdMessage receive_fd(int socket, Deadline deadline) {
   if (!wait_readable(socket, deadline))
     throw SystemError("another process on this host sent no descriptor in time", ETIMEDOUT, Cause::kJoinTimeout);
-  std::array<std::uint64_t, 2> header_words{};
-  iovec part{header_words.data(), sizeof header_words};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  Packet packet;
+  const ssize_t received = ::recvmsg(socket, &packet.message, MSG_CMSG_CLOEXEC);
   FdMessage result;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
+  for (cmsghdr* header = CMSG_FIRSTHDR(&packet.message); header; header = CMSG_NXTHDR(&packet.message, header))
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
         header->cmsg_len == CMSG_LEN(sizeof(int))) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
       result.fd.reset(fd);
     }
-  if (received != static_cast<ssize_t>(sizeof header_words) || header_words[0] != kMagic || !result.fd)
+  if (received != static_cast<ssize_t>(sizeof packet.words) || packet.words[0] != kMagic || !result.fd)
     throw SystemError("another process on this host sent no descriptor",
                       received < 0    ? errno
                       : received == 0 ? ECONNRESET  // it has closed the connection
                                       : EPROTO);
-  result.label = header_words[1];
+  result.label = packet.words[1];
   return result;
 }
 

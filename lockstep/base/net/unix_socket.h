@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"

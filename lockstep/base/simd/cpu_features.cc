@@ -6,14 +6,8 @@
 
 namespace lockstep::base::simd {
 
-const char* name(InstructionSet set) {
-  switch (set) {
-    case InstructionSet::kAvx512: return "avx512";
-    case InstructionSet::kAvx2: return "avx2";
-    case InstructionSet::kBaseline: break;
-  }
-  return "baseline";
-}
+static_assert(kInstructionSets.size() == static_cast<std::size_t>(InstructionSet::kAvx512) + 1, "in the same order");
+const char* name(InstructionSet set) { return kInstructionSets[static_cast<std::size_t>(set)]; }
 
 std::vector<InstructionSet> supported_instruction_sets() {
   std::vector<InstructionSet> supported{InstructionSet::kBaseline};
