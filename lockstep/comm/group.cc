@@ -13,7 +13,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/process_owned.h"
 #include "lockstep/base/telemetry/rank_page.h"
-#include "lockstep/base/timeouts.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/stop_signal.h"

@@ -23,6 +23,34 @@ using base::CommError;
 using base::Deadline;
 using base::UsageError;
 
+template <typename T>
+bool has(const std::vector<T>& list, T value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+template <typename T>
+std::string join_names(const std::vector<T>& list) {
+  std::string names;
+  for (const T one : list) names += (names.empty() ? "" : ", ") + std::string(name(one));
+  return names;
+}
+
+/// Throws UsageError if another thread is inside a call of the group. Found only when both are inside at once.
+class CallScope {
+ public:
+  CallScope(std::atomic<bool>& is_called, const std::string& group) : is_called_(is_called) {
+    if (is_called_.exchange(true, std::memory_order_acquire))
+      throw UsageError("two threads use the group " + group + " at the same time; expected one thread at a time",
+                       "make a group for each thread with split(), on all ranks, before the threads start");
+  }
+  ~CallScope() { is_called_.store(false, std::memory_order_release); }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  std::atomic<bool>& is_called_;
+};
+
 }  // namespace
 
 Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
@@ -59,16 +87,10 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
                      " has control characters; expected one line of text");
   const Capabilities& can = transport_->capabilities();
-  const auto has = [](const auto& list, const auto& value) {
-    return std::find(list.begin(), list.end(), value) != list.end();
-  };
   const auto call = [&] { return std::string(comm::name(kind)) + "(" + describe(tensor) + ")"; };
-  if (!has(can.kinds, kind)) {
-    std::string kinds;
-    for (const CollectiveKind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
+  if (!has(can.kinds, kind))
     throw UsageError(call() + ": the transport " + std::string(transport_->name()) + " does not support " +
-                     std::string(comm::name(kind)) + "; expected " + kinds);
-  }
+                     std::string(comm::name(kind)) + "; expected " + join_names(can.kinds));
   if (!tensor.defined()) {
     if (kind == CollectiveKind::kBarrier) return op;
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
@@ -77,12 +99,10 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
     throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; expected at most " +
                      std::to_string(channel::CallSignature::kMaxDims));
   if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not supported; pass indices and values");
-  if (!has(can.dtypes, tensor.scalar_type())) {
-    std::string dtypes;
-    for (const at::ScalarType one : can.dtypes) dtypes += (dtypes.empty() ? "" : ", ") + std::string(comm::name(one));
+  if (!has(can.dtypes, tensor.scalar_type()))
     throw UsageError(std::string(comm::name(kind)) + ": the transport " + std::string(transport_->name()) +
-                     " does not support dtype " + c10::toString(tensor.scalar_type()) + "; expected " + dtypes);
-  }
+                     " does not support dtype " + c10::toString(tensor.scalar_type()) + "; expected " +
+                     join_names(can.dtypes));
   if (!has(can.devices, tensor.device().type()))
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
                          std::string(transport_->name()) + " does not support",
@@ -108,11 +128,9 @@ void Group::Impl::check_reduce(CollectiveKind kind, const at::Tensor& tensor, Re
 
 void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire_dtype) {
   const auto& wire_dtypes = transport.capabilities().wire_dtypes;
-  if (std::find(wire_dtypes.begin(), wire_dtypes.end(), wire_dtype) != wire_dtypes.end()) return;
-  std::string list;
-  for (const at::ScalarType one : wire_dtypes) list += (list.empty() ? "" : ", ") + std::string(name(one));
+  if (has(wire_dtypes, wire_dtype)) return;
   throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
-                       c10::toString(wire_dtype) + "; expected " + list,
+                       c10::toString(wire_dtype) + "; expected " + join_names(wire_dtypes),
                    "use the transport hierarchy, which sends float32 as float32, bfloat16 or float16 between hosts");
 }
 
@@ -125,38 +143,11 @@ void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor
   comm::check_wire_dtype(*transport_, call, wire_dtype);
 }
 
-void Group::Impl::fail(const CommError& error) {
-  try {
-    error.rethrow();
-  } catch (const CommError& thrown) {
-    channel_.fail(thrown);
-  }
-  __builtin_unreachable();  // rethrow() throws
-}
+void Group::Impl::fail(const CommError& error) { channel_.throw_failure(error); }
 
 void Group::Impl::begin(CollectiveRequest& request) {
   channel_.begin(request.op, request.op.input.defined() ? request.op.input : request.op.output);
 }
-
-namespace {
-
-/// Throws UsageError if another thread is inside a call of the group. Found only when both are inside at once.
-class CallScope {
- public:
-  CallScope(std::atomic<bool>& is_called, const std::string& group) : is_called_(is_called) {
-    if (is_called_.exchange(true, std::memory_order_acquire))
-      throw UsageError("two threads use the group " + group + " at the same time; expected one thread at a time",
-                       "make a group for each thread with split(), on all ranks, before the threads start");
-  }
-  ~CallScope() { is_called_.store(false, std::memory_order_release); }
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
-
- private:
-  std::atomic<bool>& is_called_;
-};
-
-}  // namespace
 
 void Group::Impl::run(CollectiveRequest request) {
   const CallScope scope(is_called, name);
@@ -286,13 +277,9 @@ void Group::Impl::throw_desync(const Collective& op, const std::vector<channel::
            (call.seq == op.seq ? "" : " as operation " + std::to_string(call.seq));
   };
   const auto [first, second] = std::minmax(difference.suspect, difference.other);
-  try {
-    throw base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
-                            members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
-                            job::kDesyncHint);
-  } catch (const CommError& error) {
-    channel_.fail(error);
-  }
+  fail(base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
+                         members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
+                         job::kDesyncHint));
 }
 
 }  // namespace lockstep::comm

@@ -12,7 +12,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/process_owned.h"
 #include "lockstep/base/simd/cpu_features.h"
 #include "lockstep/base/telemetry/rank_page.h"

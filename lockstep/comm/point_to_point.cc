@@ -107,16 +107,12 @@ void Group::Impl::PeerChannel::receive_next(const Collective& op, const at::Tens
   as_received.kind = sent.kind;
   as_received.root = sent.root;
   channel::CallMismatch difference{};
-  if (channel::find_mismatch({as_received, sent}, false, difference)) {
-    try {
-      throw base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
-                              "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
-                                  std::to_string(channel.members()[1]) + " called " + describe(expected),
-                              "sender and receiver must pass the same dtype and shape, in the same order");
-    } catch (const base::CommError& error) {
-      channel.fail(error);
-    }
-  }
+  if (channel::find_mismatch({as_received, sent}, false, difference))
+    channel.throw_failure(
+        base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
+                          "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
+                              std::to_string(channel.members()[1]) + " called " + describe(expected),
+                          "sender and receiver must pass the same dtype and shape, in the same order"));
   Collective data = op;
   data.seq = 2 * num_received + 1;
   data.output = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());

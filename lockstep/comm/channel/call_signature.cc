@@ -1,7 +1,6 @@
 #include "lockstep/comm/channel/call_signature.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
 #include "lockstep/base/check.h"

@@ -214,6 +214,14 @@ void Channel::abandon(const std::string& why) noexcept {
   transport_->abort(error);
 }
 
+void Channel::throw_failure(const CommError& error) {
+  try {
+    error.rethrow();
+  } catch (const CommError& thrown) {
+    fail(thrown);
+  }
+}
+
 void Channel::fail(const CommError& error) {
   const std::exception_ptr thrown = std::current_exception();
   if (!gpu_waiter_ || SerialExecutor::current() != gpu_waiter_.get()) failure_was_reported = true;

@@ -68,6 +68,8 @@ class Channel {
   /// For a catch block: closes the channel with the exception that is being handled, publishes it, and rethrows it.
   /// `error` is that exception.
   [[noreturn]] void fail(const base::CommError& error);
+  /// The same for an error that is not thrown yet.
+  [[noreturn]] void throw_failure(const base::CommError& error);
   /// Gives up an operation that this rank has started, because of `why`. Closes the channel on this rank and on the
   /// other ranks.
   void abandon(const std::string& why) noexcept;

@@ -452,18 +452,14 @@ void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const 
 void DeadlockDetector::publish_failure(const CommError& error) noexcept {
   // The loss of a peer is a consequence. The launcher publishes the cause, which is the failure of that peer.
   if (error.cause() == Cause::kPeerUnreachable || error.cause() == Cause::kCoordinatorLost) return;
-  const bool peer_at_fault = error.peer() >= 0;
-  job::Fatal fatal;
-  fatal.cause = error.cause();
-  fatal.rank = peer_at_fault ? error.peer() : rank_;
-  if (fatal.rank == rank_) {
-    fatal.host = host_;
-    fatal.pid = ::getpid();
-  }
-  fatal.op = error.op();
-  fatal.detail = error.what();
-  fatal.hint = error.hint();
-  job::publish_cause(*store_, fatal);
+  const bool is_own = error.peer() < 0 || error.peer() == rank_;
+  job::publish_cause(*store_, {.cause = error.cause(),
+                               .rank = is_own ? rank_ : error.peer(),
+                               .host = is_own ? host_ : "",
+                               .pid = is_own ? ::getpid() : -1,
+                               .op = error.op(),
+                               .detail = error.what(),
+                               .hint = error.hint()});
 }
 
 void DeadlockDetector::publish_failure(Cause cause, const std::string& text, const std::string& hint,

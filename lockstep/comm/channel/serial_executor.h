@@ -17,10 +17,7 @@ namespace lockstep::comm::channel {
 /// finished.
 class SerialExecutor {
  public:
-  SerialExecutor() = default;
   ~SerialExecutor();
-  SerialExecutor(const SerialExecutor&) = delete;
-  SerialExecutor& operator=(const SerialExecutor&) = delete;
 
   /// Queues `task`. The Pending is done when the task has run; an exception that it throws becomes the Pending's error.
   PendingPtr post(std::function<void()> task);

@@ -9,8 +9,6 @@
 #include <mpi.h>
 
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/mpi/library.h"

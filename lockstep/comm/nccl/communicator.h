@@ -3,7 +3,6 @@
 
 #include <c10/core/Stream.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 

@@ -3,19 +3,19 @@
 namespace lockstep::comm::self {
 namespace {
 
-const Capabilities kCapabilities{
-    .kinds = {CollectiveKind::kAllReduce, CollectiveKind::kReduce, CollectiveKind::kBroadcast,
-              CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kGather,
-              CollectiveKind::kScatter, CollectiveKind::kAllToAll, CollectiveKind::kBarrier},
-    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
-    .devices = {at::kCPU, at::kCUDA},
-    .wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf},
-};
-
 class SelfTransport final : public Transport {
  public:
   std::string_view name() const override { return "self"; }
-  const Capabilities& capabilities() const override { return kCapabilities; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = [] {
+      Capabilities can = full_cpu_capabilities({at::kFloat, at::kBFloat16, at::kHalf});
+      can.devices.push_back(at::kCUDA);
+      std::erase_if(can.kinds,
+                    [](auto kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; });
+      return can;
+    }();
+    return all;
+  }
 
   PendingPtr start(const Collective& op) override {
     if (op.output.defined() && op.input.defined() && !op.output.is_same(op.input)) op.output.copy_(op.input);

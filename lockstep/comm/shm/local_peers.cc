@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
