@@ -152,17 +152,13 @@ void DeadlockDetector::poll(const WaitInfo& wait_info, PollState& poll_state) {
   try {
     poll_store(wait_info, poll_state);
   } catch (const CommError& error) {
-    if (error.cause() == Cause::kPeerUnreachable && error.op() == "store") throw_store_unreachable(wait_info, error);
-    throw;
+    if (error.cause() != Cause::kPeerUnreachable || error.op() != "store") throw;
+    // The store cannot be reached: from this host, all other hosts appear lost.
+    const std::string remote_ranks =
+        remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + join_ranks(remote_ranks_);
+    throw PeerLostError(error.cause(), wait_info.label, rank_, remote_ranks_.empty() ? -1 : remote_ranks_.front(),
+                        wait_info.label + ": " + error.what() + remote_ranks, error.hint());
   }
-}
-
-/// Throws the error of a store that cannot be reached: from this host, all other hosts appear lost.
-void DeadlockDetector::throw_store_unreachable(const WaitInfo& wait_info, const CommError& error) {
-  const std::string remote_ranks =
-      remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + join_ranks(remote_ranks_);
-  throw PeerLostError(error.cause(), wait_info.label, rank_, remote_ranks_.empty() ? -1 : remote_ranks_.front(),
-                      wait_info.label + ": " + error.what() + remote_ranks, error.hint());
 }
 
 void DeadlockDetector::poll_store(const WaitInfo& wait_info, PollState& poll_state) {

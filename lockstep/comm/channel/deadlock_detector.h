@@ -201,7 +201,6 @@ class DeadlockDetector {
   void check_all_left(const WaitInfo& wait_info, PollState& poll_state);
   void poll_store(const WaitInfo& wait_info, PollState& poll_state);
   void check_hosts(const WaitInfo& wait_info);
-  [[noreturn]] void throw_store_unreachable(const WaitInfo& wait_info, const base::CommError& error);
   void check_exited(const WaitInfo& wait_info, int peer, bool accept_clean_exit);
   void check_closed(const WaitInfo& wait_info, int peer, PollState& poll_state);
   void check_progress(const WaitInfo& wait_info, PollState& poll_state);

@@ -1,7 +1,7 @@
 #include "lockstep/comm/mpi/library.h"
 
 #include <algorithm>
-#include <cctype>
+#include <regex>
 
 namespace lockstep::comm::mpi {
 namespace {
@@ -9,51 +9,28 @@ namespace {
 constexpr std::string_view kOpenMpi = "Open MPI";
 constexpr std::size_t kMaxNameLength = 60;
 
-bool is_digit(std::string_view text, std::size_t at) {
-  return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
-}
-
-/// Returns the end of the number that begins at `at`.
-std::size_t skip_digits(std::string_view text, std::size_t at) {
-  while (is_digit(text, at)) ++at;
-  return at;
-}
-
-/// Returns the position of the first number like "4.1" that follows a space or " v"; npos if there is none.
-std::size_t find_version(std::string_view text) {
-  for (std::size_t at = 1; at < text.size(); ++at) {
-    if (!is_digit(text, at)) continue;
-    const std::size_t before = text[at - 1] == 'v' && at > 1 ? at - 2 : at - 1;
-    const std::size_t dot = skip_digits(text, at);
-    if ((text[before] == ' ' || text[before] == '\t') && dot < text.size() && text[dot] == '.' &&
-        is_digit(text, dot + 1))
-      return at;
-    at = dot;
-  }
-  return std::string_view::npos;
-}
-
 }  // namespace
 
 MpiLibrary parse_mpi_library(std::string_view text) {
   text = text.substr(0, text.find('\n'));
-  const std::size_t version = find_version(text);
+  static const std::regex version("[ \\t]v?([0-9]+\\.[0-9]+)");
+  std::cmatch found;
+  const bool has_version = std::regex_search(text.data(), text.data() + text.size(), found, version);
+  const std::size_t before_version = has_version ? static_cast<std::size_t>(found.position(1)) : text.size();
   // The first words of the known implementations and their names.
   constexpr std::string_view kNames[][2] = {{"Open MPI", kOpenMpi},
                                             {"Intel(R) MPI", "Intel MPI"},
                                             {"MVAPICH", "MVAPICH"},
                                             {"CRAY MPICH", "Cray MPICH"},
                                             {"MPICH", "MPICH"}};
-  MpiLibrary library{.name = std::string(text.substr(0, std::min(version, kMaxNameLength)))};
+  MpiLibrary library{.name = std::string(text.substr(0, std::min(before_version, kMaxNameLength)))};
   for (const auto& [mark, name] : kNames)
     if (text.starts_with(mark)) {
       library.name = name;
       break;
     }
   while (!library.name.empty() && (library.name.back() == ' ' || library.name.back() == '\t')) library.name.pop_back();
-  if (version == std::string_view::npos) return library;
-  const std::size_t dot = skip_digits(text, version);
-  library.version = text.substr(version, skip_digits(text, dot + 1) - version);
+  if (has_version) library.version = found.str(1);
   return library;
 }
 

@@ -71,7 +71,6 @@ class ControlBlocks {
   MessageSlot& message_slot(int member, int peer) const {
     return reinterpret_cast<MessageSlot*>(&of(member) + 1)[peer];
   }
-  /// The arena of this rank.
   arena::Arena& arena() const { return local_peers_->arena(); }
   /// The address in this process at which the arena of `member` begins.
   char* arena_of(int member) const { return arenas_[static_cast<std::size_t>(member)]; }

@@ -35,7 +35,6 @@ class LocalPeers {
   static std::shared_ptr<LocalPeers> connect(arena::Arena& arena, job::Store& store, const std::vector<int>& ranks,
                                              int rank, base::Deadline deadline);
 
-  /// The arena of this rank.
   arena::Arena& arena() const { return arena_; }
   /// The address in this process at which the arena of `rank` begins.
   char* arena_of(int rank) const { return memory_of(rank).data(); }
