@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <limits>
-#include <sstream>
 #include <utility>
 
 #include "lockstep/base/parse.h"
@@ -16,9 +16,7 @@ using ReadFile = std::function<std::optional<std::string>(const std::string&)>;
 std::optional<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
   if (!file) return std::nullopt;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 std::optional<std::uint64_t> parse_limit(const std::optional<std::string>& text) {

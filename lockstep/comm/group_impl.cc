@@ -5,6 +5,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cstring>
@@ -35,21 +36,14 @@ std::string join_names(const std::vector<T>& list) {
   return names;
 }
 
-/// Throws UsageError if another thread is inside a call of the group. Found only when both are inside at once.
-class CallScope {
- public:
-  CallScope(std::atomic<bool>& is_called, const std::string& group) : is_called_(is_called) {
-    if (is_called_.exchange(true, std::memory_order_acquire))
-      throw UsageError("two threads use the group " + group + " at the same time; expected one thread at a time",
-                       "make a group for each thread with split(), on all ranks, before the threads start");
-  }
-  ~CallScope() { is_called_.store(false, std::memory_order_release); }
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
-
- private:
-  std::atomic<bool>& is_called_;
-};
+/// Throws UsageError if another thread is inside a call of the group, until the result is destroyed. Found only when
+/// both are inside at once.
+auto begin_call(std::atomic<bool>& is_called, const std::string& group) {
+  if (is_called.exchange(true, std::memory_order_acquire))
+    throw UsageError("two threads use the group " + group + " at the same time; expected one thread at a time",
+                     "make a group for each thread with split(), on all ranks, before the threads start");
+  return c10::make_scope_exit([&is_called] { is_called.store(false, std::memory_order_release); });
+}
 
 }  // namespace
 
@@ -150,14 +144,14 @@ void Group::Impl::begin(CollectiveRequest& request) {
 }
 
 void Group::Impl::run(CollectiveRequest request) {
-  const CallScope scope(is_called, name);
+  const auto scope = begin_call(is_called, name);
   begin(request);
   if (executor_.is_idle()) return execute(request);
   post(std::move(request)).wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
 }
 
 Work Group::Impl::run_async(CollectiveRequest request) {
-  const CallScope scope(is_called, name);
+  const auto scope = begin_call(is_called, name);
   begin(request);
   return post(std::move(request));
 }
@@ -166,7 +160,7 @@ Work Group::Impl::watch(WatchedCall call, PendingPtr done) {
   CollectiveRequest request{.op = {.kind = call.kind, .name = std::move(call.name), .op = call.op, .root = call.root},
                             .moves_data = false};
   if (call.tensor.defined()) request.shape = channel::SignatureShape(call.tensor, call.may_shapes_differ);
-  const CallScope scope(is_called, name);
+  const auto scope = begin_call(is_called, name);
   if (call.is_compared)
     channel_.begin(request.op, call.tensor);
   else

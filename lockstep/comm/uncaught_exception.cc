@@ -1,6 +1,7 @@
 #include "lockstep/comm/uncaught_exception.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <cxxabi.h>
 #include <unistd.h>
 
@@ -10,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -40,19 +40,12 @@ struct UncaughtFailure {
   bool led_to_cause = false;              // to the failure of an operation, which may be published
 };
 
-std::string readable_name(const char* mangled) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(mangled, nullptr, nullptr, &status),
-                                                        std::free);
-  return readable ? readable.get() : mangled;
-}
-
 UncaughtFailure failure_of(const std::exception_ptr& pending);
 
 /// Returns "std::runtime_error: text", behind that of an exception nested in it. libtorch's exceptions contain stack
 /// traces, which are left out.
 std::string text_of(const std::exception& error) {
-  const std::string type = readable_name(typeid(error).name());
+  const std::string type = c10::demangle(typeid(error).name());
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string what = torch_error ? torch_error->what_without_backtrace() : error.what();
   while (what.ends_with('\n')) what.pop_back();
@@ -104,7 +97,7 @@ UncaughtFailure failure_of(const std::exception_ptr& pending) {
     return {Cause::kRankExited, text_of(error), ""};
   } catch (...) {
     const std::type_info* const type = abi::__cxa_current_exception_type();
-    return {Cause::kRankExited, "an exception of type " + (type ? readable_name(type->name()) : "unknown"), ""};
+    return {Cause::kRankExited, "an exception of type " + (type ? c10::demangle(type->name()) : "unknown"), ""};
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <charconv>
@@ -63,19 +64,6 @@ std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   return nullptr;
 }
 
-/// Registers the callback on this thread. torch's backward threads inherit the thread-local state of the thread that
-/// called backward(), including its callbacks.
-class CallbackGuard {
- public:
-  CallbackGuard()
-      : handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback(record_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
-  ~CallbackGuard() { at::removeCallback(handle_); }
-
- private:
-  const at::CallbackHandle handle_;
-};
-
 }  // namespace
 
 OpTrace trace_ops(const std::function<void()>& body) {
@@ -85,7 +73,11 @@ OpTrace trace_ops(const std::function<void()>& body) {
     return std::exchange(recorded, {});
   };
   take();  // what a body that threw has left
-  const CallbackGuard callback_guard;
+  // torch's backward threads inherit the thread-local state of the thread that called backward(), including its
+  // callbacks.
+  const at::CallbackHandle callback = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(record_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  const auto remove = c10::make_scope_exit([callback] { at::removeCallback(callback); });
   body();
   return take();
 }
