@@ -1,5 +1,7 @@
 #include "lockstep/base/parse.h"
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -92,6 +94,12 @@ std::string escaped(std::string_view text, std::size_t limit) {
   std::string out;
   append_escaped(out, text, limit, "\\");
   return out;
+}
+
+bool is_alnum_or(std::string_view text, std::string_view others) {
+  return std::all_of(text.begin(), text.end(), [&](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || others.find(c) != std::string_view::npos;
+  });
 }
 
 std::string alternatives(const std::vector<std::string>& words) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,6 +31,20 @@ std::string quoted(std::string_view text, std::size_t limit = 1024);
 /// The same without quotes, in which \" is not escaped: for names of files and processes in a text for a terminal,
 /// which other users may have chosen.
 std::string escaped(std::string_view text, std::size_t limit = 1024);
+
+/// Returns whether all of `text` are ASCII letters, digits or characters of `others`; true for "".
+bool is_alnum_or(std::string_view text, std::string_view others);
+
+/// Returns the text of each item, which is what `text_of` returns, separated by `separator`.
+template <typename Items, typename TextOf = std::identity>
+std::string joined(const Items& items, std::string_view separator = ", ", const TextOf& text_of = {}) {
+  std::string text;
+  for (const auto& item : items) {
+    if (!text.empty()) text += separator;
+    text += text_of(item);
+  }
+  return text;
+}
 
 /// Returns "a, b or c".
 std::string alternatives(const std::vector<std::string>& words);

@@ -17,9 +17,7 @@ constexpr std::string_view kWhileHandling = "During handling of the above except
 /// OutOfMemoryError: ...", or only a name, "KeyboardInterrupt".
 bool is_exception(std::string_view line) {
   const std::string_view name = line.substr(0, std::min(line.find(':'), line.size()));
-  if (name.empty() || std::isdigit(static_cast<unsigned char>(name[0]))) return false;
-  return std::all_of(name.begin(), name.end(),
-                     [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.'; });
+  return !name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) && base::is_alnum_or(name, "_.");
 }
 
 std::string_view without_prefix(std::string_view line, std::string_view prefix) {

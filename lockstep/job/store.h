@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 
@@ -46,16 +47,29 @@ class Store {
 /// A view of another store that prepends `prefix` and '/' to every key.
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> store);
-  void set(std::string_view key, std::string_view value, base::Deadline deadline) override;
-  std::optional<std::string> get(std::string_view key, base::Deadline deadline) override;
-  std::optional<std::string> find(std::string_view key, base::Deadline deadline) override;
-  std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) override;
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+      : prefix_(std::move(prefix)), store_(std::move(store)) {}
+
+  void set(std::string_view key, std::string_view value, base::Deadline deadline) override {
+    store_->set(prefixed(key), value, deadline);
+  }
+  std::optional<std::string> get(std::string_view key, base::Deadline deadline) override {
+    return store_->get(prefixed(key), deadline);
+  }
+  std::optional<std::string> find(std::string_view key, base::Deadline deadline) override {
+    return store_->find(prefixed(key), deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) override {
+    return store_->add(prefixed(key), amount, deadline);
+  }
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          base::Deadline deadline) override;
+                          base::Deadline deadline) override {
+    return store_->compare_set(prefixed(key), expected, desired, deadline);
+  }
 
  private:
-  std::string prefixed(std::string_view key) const;
+  std::string prefixed(std::string_view key) const { return prefix_ + "/" + std::string(key); }
+
   std::string prefix_;
   std::shared_ptr<Store> store_;
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "lockstep/base/net/socket.h"
 #include "lockstep/job/job_key.h"

@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
@@ -219,22 +220,18 @@ struct StoreServer::Impl {
 
   void report_unreachable() {
     report_unreachable_at = Deadline::never();
-    std::string rank_list;
     std::set<std::string> hosts;
-    for (const int rank : unreachable_ranks) {
-      rank_list += (rank_list.empty() ? "" : ",") + std::to_string(rank);
-      hosts.insert(find_host_of_rank(store, rank));
-    }
-    std::string host_list;
-    for (const std::string& host : hosts) host_list += (host_list.empty() ? "" : ", ") + host;
+    for (const int rank : unreachable_ranks) hosts.insert(find_host_of_rank(store, rank));
+    const std::string host_list = base::joined(hosts);
     publish_cause(
         store,
         {.cause = base::Cause::kPeerUnreachable,
          .rank = *unreachable_ranks.begin(),
          .host = hosts.size() == 1 ? host_list : "",
          .gen = credentials.generation,
-         .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + rank_list + " on " + host_list +
-                   " cannot be reached: the host has not answered for " + base::net::host_timeout_text(),
+         .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") +
+                   base::joined(unreachable_ranks, ",", [](int rank) { return std::to_string(rank); }) + " on " +
+                   host_list + " cannot be reached: the host has not answered for " + base::net::host_timeout_text(),
          .hint = "check that the host is up and that the network between it and " + to_string(address) + " works"});
   }
 

@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
+
+#include "lockstep/base/parse.h"
 
 namespace lockstep::job::health {
 namespace {
@@ -18,13 +21,12 @@ std::string format_seconds(std::int64_t nanoseconds) {
   return text;
 }
 
-using OperationPosition = std::pair<std::string, std::uint64_t>;  // channel, seq
-
-/// Returns the highest sequence number of a rank on each channel.
-std::map<std::string, std::uint64_t> last_seq_by_channel(const RankSnapshot& rank) {
-  std::map<std::string, std::uint64_t> result;
-  for (const OperationRecord& one : rank.operations) result[one.channel] = std::max(result[one.channel], one.seq);
-  return result;
+/// Returns the highest sequence number of a rank on a channel; nullopt if it has used no operation of it.
+std::optional<std::uint64_t> last_seq(const RankSnapshot& rank, const std::string& channel) {
+  std::optional<std::uint64_t> last;
+  for (const OperationRecord& one : rank.operations)
+    if (one.channel == channel) last = std::max(last.value_or(0), one.seq);
+  return last;
 }
 
 /// Returns whether all ranks use `channel`. True for "world" and "world.ddp0"; false for "world.0[1]" and for the
@@ -38,7 +40,7 @@ struct MissingRanks {
 };
 
 std::vector<MissingRanks> find_missing_ranks(const std::vector<RankSnapshot>& ranks) {
-  std::map<OperationPosition, const OperationRecord*> waiting_operations;
+  std::map<std::pair<std::string, std::uint64_t>, const OperationRecord*> waiting_operations;  // by channel and seq
   for (const RankSnapshot& rank : ranks)
     for (const OperationRecord& one : rank.operations)
       if (one.is_running()) waiting_operations.try_emplace({one.channel, one.seq}, &one);
@@ -46,12 +48,9 @@ std::vector<MissingRanks> find_missing_ranks(const std::vector<RankSnapshot>& ra
   for (const auto& [position, operation] : waiting_operations) {
     MissingRanks one{operation, {}};
     for (const RankSnapshot& rank : ranks) {
-      const auto seq_by_channel = last_seq_by_channel(rank);
-      const auto found = seq_by_channel.find(position.first);
-      const std::uint64_t last_seq = found != seq_by_channel.end()                        ? found->second
-                                     : is_world_channel(position.first) && !rank.has_left ? 0
-                                                                                          : position.second;
-      if (last_seq < position.second) one.missing.push_back(rank.rank);
+      const bool uses_channel = is_world_channel(position.first) && !rank.has_left;
+      if (last_seq(rank, position.first).value_or(uses_channel ? 0 : position.second) < position.second)
+        one.missing.push_back(rank.rank);
     }
     if (!one.missing.empty()) result.push_back(std::move(one));
   }
@@ -79,9 +78,8 @@ const OperationRecord* current_operation(const RankSnapshot& rank) {
 }
 
 std::string format_ranks(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(ranks[i]);
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") +
+         base::joined(ranks, ",", [](int rank) { return std::to_string(rank); });
 }
 
 const OperationRecord* last_finished_operation(const RankSnapshot& rank) {

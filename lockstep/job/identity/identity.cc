@@ -26,13 +26,23 @@ const std::string& required(const char* source, const char* name, const Env::Val
   return *value;
 }
 
+int parse_number(const char* name, const std::string& text, std::int64_t low, std::int64_t high) {
+  return static_cast<int>(base::parse_int_in_range(name, text, low, high));
+}
+
+/// Reads MASTER_ADDR and MASTER_PORT.
+base::net::Address master_address(const char* source, const Env& env) {
+  return {required(source, "MASTER_ADDR", env.master_addr),
+          static_cast<std::uint16_t>(
+              parse_number("MASTER_PORT", required(source, "MASTER_PORT", env.master_port), 1, 65535))};
+}
+
 /// Reads the rank and the world size from one source and checks them against each other.
 void read_rank_and_size(Identity& id, const char* rank_name, const Env::Value& rank, const char* size_name,
                         const Env::Value& size) {
   const char* source = id.source.c_str();
-  id.world_size =
-      static_cast<int>(base::parse_int_in_range(size_name, required(source, size_name, size), 1, kMaxRanks));
-  id.rank = static_cast<int>(base::parse_int_in_range(rank_name, required(source, rank_name, rank), 0, kMaxRanks));
+  id.world_size = parse_number(size_name, required(source, size_name, size), 1, kMaxRanks);
+  id.rank = parse_number(rank_name, required(source, rank_name, rank), 0, kMaxRanks);
   if (id.rank >= id.world_size)
     throw UsageError(std::string(rank_name) + " is " + std::to_string(id.rank) + ", but " + size_name + " is " +
                      std::to_string(id.world_size) + "; expected 0 to " + std::to_string(id.world_size - 1));
@@ -43,8 +53,8 @@ void read_rank_and_size(Identity& id, const char* rank_name, const Env::Value& r
 void read_index_and_count(const char* index_name, const Env::Value& index, const char* count_name,
                           const Env::Value& count, int& index_out, int& count_out) {
   if (!index && !count) return;
-  if (count) count_out = static_cast<int>(base::parse_int_in_range(count_name, *count, 1, kMaxRanks));
-  if (index) index_out = static_cast<int>(base::parse_int_in_range(index_name, *index, 0, kMaxRanks));
+  if (count) count_out = parse_number(count_name, *count, 1, kMaxRanks);
+  if (index) index_out = parse_number(index_name, *index, 0, kMaxRanks);
   if (count && index && index_out >= count_out)
     throw UsageError(std::string(index_name) + " is " + *index + ", but " + count_name + " is " + *count);
 }
@@ -59,8 +69,7 @@ Identity from_lockstep(const Env& env) {
   id.store = StoreKind::kLauncher;
   id.address = base::net::parse_address("LOCKSTEP_STORE", required("lockstep", "LOCKSTEP_STORE", env.lockstep_store));
   id.job = required("lockstep", "LOCKSTEP_JOB", env.lockstep_job);
-  id.generation = static_cast<int>(
-      base::parse_int_in_range("LOCKSTEP_GENERATION", env.lockstep_generation.value_or("0"), 0, INT_MAX));
+  id.generation = parse_number("LOCKSTEP_GENERATION", env.lockstep_generation.value_or("0"), 0, INT_MAX);
   return id;
 }
 
@@ -85,12 +94,9 @@ Identity from_torchrun(const Env& env, const char* source) {
   const bool agent_store = env.torchelastic_run_id && env.torchelastic_use_agent_store == "True";
   if (id.world_size == 1 && !agent_store) return id;
   id.store = agent_store ? StoreKind::kTorchrun : StoreKind::kRankZero;
-  id.address.host = required(source, "MASTER_ADDR", env.master_addr);
-  id.address.port = static_cast<std::uint16_t>(
-      base::parse_int_in_range("MASTER_PORT", required(source, "MASTER_PORT", env.master_port), 1, 65535));
+  id.address = master_address(source, env);
   id.job = env.torchelastic_run_id.value_or("0");
-  id.generation = static_cast<int>(
-      base::parse_int_in_range("TORCHELASTIC_RESTART_COUNT", env.torchelastic_restart_count.value_or("0"), 0, INT_MAX));
+  id.generation = parse_number("TORCHELASTIC_RESTART_COUNT", env.torchelastic_restart_count.value_or("0"), 0, INT_MAX);
   return id;
 }
 
@@ -104,9 +110,7 @@ void read_store_address(Identity& id, const Env& env, const std::string& job) {
     return;
   }
   if (!env.master_addr && !env.master_port) return;  // init() exchanges the address by PMI or MPI
-  id.address.host = required(id.source.c_str(), "MASTER_ADDR", env.master_addr);
-  id.address.port = static_cast<std::uint16_t>(
-      base::parse_int_in_range("MASTER_PORT", required(id.source.c_str(), "MASTER_PORT", env.master_port), 1, 65535));
+  id.address = master_address(id.source.c_str(), env);
 }
 
 Identity from_mpi(const Env& env) {
@@ -169,8 +173,7 @@ Identity from_slurm(const Env& env) {
   const std::int64_t step = base::parse_int_in_range(
       "SLURM_STEP_ID", required("slurm", "SLURM_STEP_ID", env.slurm_step_id), 0, kFirstSpecialStep - 1);
   read_slurm_indices(id, env);
-  id.generation = static_cast<int>(
-      base::parse_int_in_range("SLURM_RESTART_COUNT", env.slurm_restart_count.value_or("0"), 0, INT_MAX));
+  id.generation = parse_number("SLURM_RESTART_COUNT", env.slurm_restart_count.value_or("0"), 0, INT_MAX);
   read_store_address(id, env, "slurm-" + std::to_string(job) + "." + std::to_string(step));
   if (id.world_size == 1 || !id.address.host.empty()) return id;
   // All tasks derive the same address without communication. On one host, use an address that needs no name resolution.
@@ -203,7 +206,7 @@ Identity from_explicit(const ExplicitIdentity& given) {
   return id;
 }
 
-/// Returns the first source whose variables are set, in the order documented in the header.
+/// Returns the first source whose variables are set, in the order that identify() documents.
 std::string_view detect_source(const Env& env) {
   const bool by_slurm = is_slurm_step(env);
   const bool by_pmi = env.pmi_rank || env.pmi_size;

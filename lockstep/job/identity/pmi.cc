@@ -1,7 +1,6 @@
 #include "lockstep/job/identity/pmi.h"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>

@@ -1,14 +1,12 @@
 #include "lockstep/launch/cli/command_line.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/job/injection.h"
 #include "lockstep/launch/cli/horovodrun.h"
-#include "lockstep/launch/cli/host_options.h"
 #include "lockstep/launch/cli/option_table.h"
 #include "lockstep/launch/cli/suggestion.h"
 
@@ -42,15 +40,13 @@ const char* const kUsage =
 const char* const kRunUsage = "lockstep run [options] [--] program [arguments...]";
 
 bool is_gpu_list(std::string_view list) {
-  const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '/'; };
-  for (const std::string& gpu : base::split(list, ','))
-    if (gpu.empty() || gpu.size() > 64 || gpu[0] == '-' || !std::all_of(gpu.begin(), gpu.end(), allowed)) return false;
-  return true;
+  const auto gpus = base::split(list, ',');
+  return std::all_of(gpus.begin(), gpus.end(), [](const std::string& gpu) {
+    return !gpu.empty() && gpu.size() <= 64 && gpu[0] != '-' && base::is_alnum_or(gpu, "-/");
+  });
 }
 
-bool is_name_of_argument(std::string_view name) {
-  return std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
-}
+bool is_name_of_argument(std::string_view name) { return base::is_alnum_or(name, "_-"); }
 
 void add_program_options(OptionTable& table, RunOptions& run) {
   table.group("What to run", "lockstep run -n 4 ./train --epochs 3");
@@ -176,6 +172,61 @@ CommandLine parse_run(std::vector<std::string> words) {
   return command;
 }
 
+// Decimal, as is usual for network traffic.
+constexpr std::pair<char, std::int64_t> kUnits[] = {{'G', 1'000'000'000}, {'M', 1'000'000}, {'K', 1'000}};
+
+/// A number of bytes such as "250M".
+OptionType<std::uint64_t> bytes() {
+  const auto parse = [](const std::string& what, const std::string& text) {
+    constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
+    std::string digits = text;
+    std::int64_t unit = 1;
+    for (const auto& [suffix, factor] : kUnits)
+      if (text.ends_with(suffix)) unit = factor;
+    if (unit > 1) digits.pop_back();
+    const auto number = base::parse_int(digits);
+    check_value(number && *number >= 1 && *number <= kMaxBytes / unit, what, text,
+                "1 or more bytes, or a number with the suffix K, M or G: 250M is 250,000,000");
+    return static_cast<std::uint64_t>(*number * unit);
+  };
+  const auto print = [](std::uint64_t value) {
+    for (const auto& [suffix, factor] : kUnits)
+      if (value % static_cast<std::uint64_t>(factor) == 0)
+        return std::to_string(value / static_cast<std::uint64_t>(factor)) + suffix;
+    return std::to_string(value);
+  };
+  return {"N", parse, print};
+}
+
+constexpr const char* kDoctorUsage = "lockstep doctor [options] [--] [program [arguments...]]";
+
+CommandLine parse_doctor(std::vector<std::string> words) {
+  CommandLine command_line;
+  DoctorOptions& options = command_line.doctor;
+  OptionTable table("lockstep doctor", kDoctorUsage,
+                    "Checks each host for problems that would keep a program from running there, and prints a remedy "
+                    "for each. Starts and changes nothing.");
+  table.group("What to check", "lockstep doctor --model-bytes 14G ./train");
+  table.flag("--mpi", options.mpi, "also check what mpirun needs on each host");
+  table.option("--model-bytes", options.model_bytes, bytes(),
+               "gradient bytes that one step sends, to estimate the network cost; K, M and G are decimal (default "
+               "{default})");
+  add_host_options(table, options, "lockstep doctor -H alpha:4,beta:4 ./train");
+  table.group("Output", "lockstep doctor --hostfile hosts --json ./train");
+  table.flag("--json", options.json, "print one JSON object with all findings");
+  table.footer("The exit code is 0 if there is no problem and 1 if there is one; 64 means that no host was checked.");
+  auto command = table.parse(std::move(words));
+  if (!command) {
+    command_line.text = table.help();
+    return command_line;
+  }
+  options.command = std::move(*command);
+  if (!options.command.empty() && options.command.front().empty())
+    throw table.error(std::string("the program is \"\"; expected ") + kDoctorUsage);
+  command_line.subcommand = Subcommand::kDoctor;
+  return command_line;
+}
+
 CommandLine parse_status(std::vector<std::string> words) {
   CommandLine command{.subcommand = Subcommand::kStatus};
   OptionTable table(
@@ -233,12 +284,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
     return help ? CommandLine{Subcommand::kPrint, {}, kHorovodrunUsage, {}}
                 : parse_run(translate_horovodrun(arguments));
   }
-  if (subcommand == "doctor") {
-    CommandLine command;
-    command.doctor = parse_doctor_options(std::move(arguments), command.text);
-    if (command.text.empty()) command.subcommand = Subcommand::kDoctor;
-    return command;
-  }
+  if (subcommand == "doctor") return parse_doctor(std::move(arguments));
   if (subcommand == "status") return parse_status(arguments);
   if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", std::move(arguments)};
   if (subcommand == "bench") return {Subcommand::kBench, {}, "", std::move(arguments)};

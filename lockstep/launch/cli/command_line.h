@@ -2,22 +2,22 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/cli/doctor_options.h"
 #include "lockstep/launch/cli/host_options.h"
 
 namespace lockstep::launcher::cli {
 
-/// The ranks that read the launcher's standard input; the others read /dev/null.
 /// Which ranks are bound to cores of their own.
 enum class Bind {
   kAuto,   ///< all, except programs in Python that would get a single core, which their workers would inherit
   kCores,  ///< all
   kNone
 };
+/// The ranks that read the launcher's standard input; the others read /dev/null.
 enum class StdinRanks { kNone, kRankZero, kAll };
 
 /// The options of `lockstep run`.
@@ -77,6 +77,14 @@ struct AgentOptions {
   std::string staged_hook = {};     ///< folder of the Python hook; empty: the installed one
   std::string slurm_step = {};      ///< a task of this SLURM step waits until the agent ends; empty: none
   std::string waits_in_step = {};   ///< this process is the waiting task of this SLURM step; empty: it is an agent
+};
+
+/// The options of `lockstep doctor`.
+struct DoctorOptions : HostOptions {
+  bool json = false;                        ///< print one JSON object instead of a table
+  bool mpi = false;                         ///< also check the requirements of mpirun
+  std::uint64_t model_bytes = 250'000'000;  ///< gradient bytes that one step sends
+  std::vector<std::string> command = {};    ///< the program to check, and its arguments; may be empty
 };
 
 /// The parsed command line. Only the members that `subcommand` mentions are set.

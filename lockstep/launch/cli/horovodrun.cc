@@ -16,85 +16,43 @@ enum class Use {
   kRefused,
 };
 
-struct HorovodOption {
-  std::string_view name;
+/// The options that are treated alike.
+struct HorovodOptions {
+  std::string_view names;  // separated by spaces
   Use use;
   std::string_view text = "";  // the option of lockstep run, or the hint
 };
 
-constexpr std::string_view kElastic =
-    "ranks do not join a running job: use lockstep run --max-restarts N, with --min-hosts M to go on with fewer hosts";
-constexpr HorovodOption kOptions[] = {
-    {"-np", Use::kTranslated, "-n"},
-    {"-n", Use::kTranslated, "-n"},
-    {"--num-proc", Use::kTranslated, "-n"},
-    {"-H", Use::kTranslated, "-H"},
-    {"--hosts", Use::kTranslated, "-H"},
-    {"-hostfile", Use::kTranslated, "--hostfile"},
-    {"--hostfile", Use::kTranslated, "--hostfile"},
-    {"--network-interfaces", Use::kTranslated, "--interface"},
-    {"--network-interface", Use::kTranslated, "--interface"},
+constexpr HorovodOptions kOptions[] = {
+    {"-np -n --num-proc", Use::kTranslated, "-n"},
+    {"-H --hosts", Use::kTranslated, "-H"},
+    {"-hostfile --hostfile", Use::kTranslated, "--hostfile"},
+    {"--network-interfaces --network-interface", Use::kTranslated, "--interface"},
     {"--output-filename", Use::kTranslated, "--output"},
     {"--start-timeout", Use::kTranslated, "--join-timeout"},
     {"--stall-check-shutdown-time-seconds", Use::kTranslated, "--hang-timeout"},
-    {"-p", Use::kRefused, "write port=N behind the host in a file for --hostfile, or use ~/.ssh/config"},
-    {"--ssh-port", Use::kRefused, "write port=N behind the host in a file for --hostfile, or use ~/.ssh/config"},
-    {"-i", Use::kRefused, "write the file into ~/.ssh/config"},
-    {"--ssh-identity-file", Use::kRefused, "write the file into ~/.ssh/config"},
+    {"-p --ssh-port", Use::kRefused, "write port=N behind the host in a file for --hostfile, or use ~/.ssh/config"},
+    {"-i --ssh-identity-file", Use::kRefused, "write the file into ~/.ssh/config"},
     {"--config-file", Use::kRefused, "write its options as arguments"},
-    {"-cb", Use::kRefused, "use lockstep doctor"},
-    {"--check-build", Use::kRefused, "use lockstep doctor"},
+    {"-cb --check-build", Use::kRefused, "use lockstep doctor"},
     {"--jsrun", Use::kRefused, "use lockstep run in an allocation of SLURM, or with -H"},
-    {"--min-np", Use::kRefused, kElastic},
-    {"--min-num-proc", Use::kRefused, kElastic},
-    {"--max-np", Use::kRefused, kElastic},
-    {"--max-num-proc", Use::kRefused, kElastic},
-    {"--slots-per-host", Use::kRefused, kElastic},
-    {"--elastic-timeout", Use::kRefused, kElastic},
-    {"--reset-limit", Use::kRefused, kElastic},
-    {"--host-discovery-script", Use::kRefused, kElastic},
-    {"--blacklist-cooldown-range", Use::kRefused, kElastic},
+    {"--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit "
+     "--host-discovery-script --blacklist-cooldown-range",
+     Use::kRefused,
+     "ranks do not join a running job: use lockstep run --max-restarts N, with --min-hosts M to go on with fewer "
+     "hosts"},
     {"--timeline-filename", Use::kRefused, "use lockstep run --trace"},
-    {"--fusion-threshold-mb", Use::kIgnoredValue},
-    {"--cycle-time-ms", Use::kIgnoredValue},
-    {"--cache-capacity", Use::kIgnoredValue},
-    {"--autotune-log-file", Use::kIgnoredValue},
-    {"--autotune-warmup-samples", Use::kIgnoredValue},
-    {"--autotune-steps-per-sample", Use::kIgnoredValue},
-    {"--autotune-bayes-opt-max-samples", Use::kIgnoredValue},
-    {"--autotune-gaussian-process-noise", Use::kIgnoredValue},
-    {"--stall-check-warning-time-seconds", Use::kIgnoredValue},
-    {"--mpi-args", Use::kIgnoredValue},
-    {"--binding-args", Use::kIgnoredValue},
-    {"--num-nccl-streams", Use::kIgnoredValue},
-    {"--thread-affinity", Use::kIgnoredValue},
-    {"--gloo-timeout-seconds", Use::kIgnoredValue},
-    {"--log-level", Use::kIgnoredValue},
-    {"--verbose", Use::kIgnored},
-    {"--disable-cache", Use::kIgnored},
-    {"--gloo", Use::kIgnored},
-    {"--mpi", Use::kIgnored},
-    {"--tcp", Use::kIgnored},
-    {"--autotune", Use::kIgnored},
-    {"--no-autotune", Use::kIgnored},
-    {"--hierarchical-allreduce", Use::kIgnored},
-    {"--no-hierarchical-allreduce", Use::kIgnored},
-    {"--hierarchical-allgather", Use::kIgnored},
-    {"--no-hierarchical-allgather", Use::kIgnored},
-    {"--torus-allreduce", Use::kIgnored},
-    {"--no-torus-allreduce", Use::kIgnored},
-    {"--timeline-mark-cycles", Use::kIgnored},
-    {"--no-timeline-mark-cycles", Use::kIgnored},
-    {"--stall-check", Use::kIgnored},
-    {"--no-stall-check", Use::kIgnored},
-    {"--mpi-threads-disable", Use::kIgnored},
-    {"--no-mpi-threads-disable", Use::kIgnored},
-    {"--log-with-timestamp", Use::kIgnored},
-    {"--log-without-timestamp", Use::kIgnored},
-    {"--log-hide-timestamp", Use::kIgnored},
-    {"--no-log-hide-timestamp", Use::kIgnored},
-    {"-prefix-timestamp", Use::kIgnored},
-    {"--prefix-output-with-timestamp", Use::kIgnored},
+    {"--fusion-threshold-mb --cycle-time-ms --cache-capacity --autotune-log-file --autotune-warmup-samples "
+     "--autotune-steps-per-sample --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise "
+     "--stall-check-warning-time-seconds --mpi-args --binding-args --num-nccl-streams --thread-affinity "
+     "--gloo-timeout-seconds --log-level",
+     Use::kIgnoredValue},
+    {"--verbose --disable-cache --gloo --mpi --tcp --autotune --no-autotune --hierarchical-allreduce "
+     "--no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather --torus-allreduce "
+     "--no-torus-allreduce --timeline-mark-cycles --no-timeline-mark-cycles --stall-check --no-stall-check "
+     "--mpi-threads-disable --no-mpi-threads-disable --log-with-timestamp --log-without-timestamp "
+     "--log-hide-timestamp --no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp",
+     Use::kIgnored},
 };
 
 }  // namespace
@@ -105,8 +63,10 @@ std::vector<std::string> translate_horovodrun(const std::vector<std::string>& wo
   for (; i < words.size() && words[i].starts_with('-') && words[i] != "--"; ++i) {
     const std::size_t equals = words[i].starts_with("--") ? words[i].find('=') : std::string::npos;
     const std::string name = words[i].substr(0, equals);
-    const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
-                                     [&](const HorovodOption& one) { return one.name == name; });
+    const auto option = std::find_if(std::begin(kOptions), std::end(kOptions), [&](const HorovodOptions& one) {
+      const auto names = base::split(one.names, ' ');
+      return std::find(names.begin(), names.end(), name) != names.end();
+    });
     if (option == std::end(kOptions))
       throw base::UsageError("lockstep horovodrun: unknown option " + base::quoted(name, 80) +
                              "; expected one of horovodrun's");

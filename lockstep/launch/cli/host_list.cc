@@ -17,14 +17,13 @@ constexpr std::size_t kMaxPath = 4096;
 constexpr std::size_t kMaxHostsInList = 4096;
 constexpr int kMaxSlots = 4096;
 
-bool is_word_char(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
+/// Returns whether `text` has 1 to `limit` letters, digits, '_', '-', '.' or characters of `others`, and no '-' first.
+bool is_word(std::string_view text, std::size_t limit, std::string_view others) {
+  return !text.empty() && text.size() <= limit && text[0] != '-' &&
+         base::is_alnum_or(text, "_-." + std::string(others));
 }
 
-bool is_plain(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxName && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(), is_word_char);
-}
+bool is_plain(std::string_view text) { return is_word(text, kMaxName, ""); }
 
 /// Returns whether `text` consists of hexadecimal groups and colons, with an optional %interface. The system checks the
 /// address when it is used.
@@ -35,18 +34,6 @@ bool is_ipv6(std::string_view text) {
          (!scoped || is_plain(text.substr(groups.size() + 1))) && std::all_of(groups.begin(), groups.end(), [](char c) {
            return std::isxdigit(static_cast<unsigned char>(c)) != 0 || c == ':' || c == '.';
          });
-}
-
-/// Returns whether any shell on the other host reads `text` as one word.
-bool is_path(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxPath && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(),
-                     [](char c) { return is_word_char(c) || c == '/' || c == '+' || c == '@' || c == ','; });
-}
-
-bool is_interface(std::string_view text) {
-  const auto allowed = [](char c) { return is_word_char(c) || c == ':' || c == '/' || c == '^'; };
-  return !text.empty() && text.size() <= kMaxName && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);
 }
 
 /// A part of the text, with its position for error messages.
@@ -139,11 +126,12 @@ void set_option(HostSpec& host, const Word& word) {
   } else if (name == "user") {
     text("the user", is_plain(value.text), "letters, digits, '.', '_' and '-', not beginning with '-'", host.user);
   } else if (name == "path") {
-    text("the path", is_path(value.text), "letters, digits and any of / . _ - + @ , (not beginning with '-')",
-         host.remote_path);
+    // Any shell on the other host reads such a path as one word.
+    text("the path", is_word(value.text, kMaxPath, "/+@,"),
+         "letters, digits and any of / . _ - + @ , (not beginning with '-')", host.remote_path);
   } else if (name == "interface") {
-    text("the interface", is_interface(value.text), "a name, or a network with its prefix length, as in 10.0.0.0/8",
-         host.interface);
+    text("the interface", is_word(value.text, kMaxName, ":/^"),
+         "a name, or a network with its prefix length, as in 10.0.0.0/8", host.interface);
   } else {
     fail_at(word,
             "unknown option " + base::quoted(word.text, 80) + "; expected slots=, port=, user=, path= or interface=");

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
-#include <cctype>
 #include <optional>
 
 #include "lockstep/base/error.h"
@@ -40,11 +39,8 @@ std::optional<Network> parse_network(std::string_view text) {
 }
 
 bool is_name(std::string_view text) {
-  const auto allowed = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' || c == ':' || c == '@';
-  };
-  return !text.empty() && text.size() <= 15 && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(), allowed);  // IFNAMSIZ
+  constexpr std::size_t kMaxName = 15;  // IFNAMSIZ
+  return !text.empty() && text.size() <= kMaxName && text[0] != '-' && base::is_alnum_or(text, "_-.:@");
 }
 
 }  // namespace
@@ -99,9 +95,7 @@ std::string socket_ifname_error(std::string_view variable, std::string_view valu
                     : nccl   ? std::any_of(patterns.begin(), patterns.end(), matches_any)
                              : std::all_of(patterns.begin(), patterns.end(), matches_any);
   if (good) return "";
-  std::string names;
-  for (const std::string& name : interfaces) names += (names.empty() ? "" : ", ") + name;
-  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + names;
+  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + base::joined(interfaces);
 }
 
 }  // namespace lockstep::launcher::cli

@@ -1,7 +1,6 @@
 #include "lockstep/launch/cli/option_table.h"
 
 #include <CLI/CLI.hpp>
-#include <cctype>
 
 #include "lockstep/launch/cli/suggestion.h"
 
@@ -126,9 +125,7 @@ OptionType<std::string> text(std::string name, std::string expected) {
 }
 
 bool is_plain_name(std::string_view text) {
-  const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
-  return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(), allowed);
+  return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' && base::is_alnum_or(text, "_-.");
 }
 
 OptionType<std::string> plain_name() {

@@ -2,9 +2,7 @@
 // parser and the --help text are made from the rows, and all error messages have the same form.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -1,7 +1,6 @@
 #include "lockstep/launch/cli/submit_options.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 #include "lockstep/launch/cli/command_line.h"
@@ -17,45 +16,21 @@ constexpr int kMaxSignalBefore = 65535;      // SLURM's limit
 constexpr std::size_t kMaxGridTasks = 1000;  // SLURM's default for MaxArraySize, less one
 constexpr const char* kSubmitUsage = "lockstep submit [options] [--] program [arguments...]";
 // The options of sbatch 22.05 that never take the next word as a value.
-constexpr std::array<std::string_view, 23> kSbatchFlags = {"--contiguous",
-                                                           "--exclusive",
-                                                           "--get-user-env",
-                                                           "--hold",
-                                                           "--ignore-pbs",
-                                                           "--nice",
-                                                           "--no-kill",
-                                                           "--overcommit",
-                                                           "--oversubscribe",
-                                                           "--propagate",
-                                                           "--quiet",
-                                                           "--reboot",
-                                                           "--spread-job",
-                                                           "--use-min-nodes",
-                                                           "--verbose",
-                                                           "--no-bell",
-                                                           "--share",
-                                                           "-H",
-                                                           "-k",
-                                                           "-O",
-                                                           "-Q",
-                                                           "-s",
-                                                           "-v"};
+constexpr std::string_view kSbatchFlags =
+    "--contiguous --exclusive --get-user-env --hold --ignore-pbs --nice --no-kill --overcommit --oversubscribe "
+    "--propagate --quiet --reboot --spread-job --use-min-nodes --verbose --no-bell --share -H -k -O -Q -s -v";
 
-struct RefusedOption {
-  std::string_view option;
-  std::string_view remedy;
-};
-// Options of sbatch that users cannot give, because the script or `lockstep submit` sets them.
-constexpr std::array<RefusedOption, 9> kRefusedOptions = {
-    {{"-o", "use --output DIR, which names a directory"},
-     {"-D", "submit from that directory"},
-     {"--chdir", "submit from that directory"},
-     {"--open-mode", "a job that is requeued appends to its file"},
-     {"--signal", "use --signal-before SECONDS"},
-     {"--test-only", "use --dry-run"},
-     {"-W", "use --follow"},
-     {"--wait", "use --follow"},
-     {"--wrap", "name the program after the options"}}};
+// Options of sbatch that users cannot give, because the script or `lockstep submit` sets them, with the remedies.
+constexpr std::pair<std::string_view, std::string_view> kRefusedOptions[] = {
+    {"-o", "use --output DIR, which names a directory"},
+    {"-D", "submit from that directory"},
+    {"--chdir", "submit from that directory"},
+    {"--open-mode", "a job that is requeued appends to its file"},
+    {"--signal", "use --signal-before SECONDS"},
+    {"--test-only", "use --dry-run"},
+    {"-W", "use --follow"},
+    {"--wait", "use --follow"},
+    {"--wrap", "name the program after the options"}};
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
 
@@ -74,11 +49,11 @@ struct SplitArguments {
 std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& words, std::size_t at) {
   const std::string& word = words[at];
   const std::string name = option_name(word);
-  for (const RefusedOption& refused : kRefusedOptions)
-    if (name == refused.option)
-      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; " +
-                             std::string(refused.remedy));
-  const bool alone = name != word || std::find(kSbatchFlags.begin(), kSbatchFlags.end(), name) != kSbatchFlags.end();
+  for (const auto& [refused, remedy] : kRefusedOptions)
+    if (name == refused)
+      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; " + std::string(remedy));
+  const auto flags = base::split(kSbatchFlags, ' ');
+  const bool alone = name != word || std::find(flags.begin(), flags.end(), name) != flags.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];
   if (next.empty())
@@ -94,17 +69,16 @@ std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& wor
 /// the value if that is a separate word.
 std::string parse_own_option(const OptionTable::Found& option, const std::vector<std::string>& words, std::size_t& at) {
   const std::string& word = words[at];
-  const std::string& name = option.name;
   std::string value = word.substr(option_name(word).size());
   if (word[1] == '-' && !value.empty()) value.erase(0, 1);
-  if (!option.takes_value) return option_name(word) == word ? name : word;
+  if (!option.takes_value) return option_name(word) == word ? option.name : word;
   if (word == option_name(word)) {
     if (++at == words.size())
       throw base::UsageError("lockstep submit: " + word + " has no value; expected one after it");
     value = words[at];
   }
-  if (value.empty()) throw base::UsageError(name + " is \"\"; expected a non-empty value");
-  return name + "=" + value;
+  if (value.empty()) throw base::UsageError(option.name + " is \"\"; expected a non-empty value");
+  return option.name + "=" + value;
 }
 
 SplitArguments split_arguments(const OptionTable& table, const std::vector<std::string>& words) {
@@ -320,7 +294,7 @@ void check_options_for_run(const SubmitOptions& submit) {
 std::string job_name_for(const std::string& program) {
   std::string name = program.substr(program.rfind('/') + 1).substr(0, 128);
   for (char& c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
+    if (!base::is_alnum_or({&c, 1}, "_-.")) c = '_';
   return is_plain_name(name) ? name : "lockstep";
 }
 

@@ -1,7 +1,7 @@
 // The command `lockstep doctor`: checks on each host whether a program can run there, without starting it.
 #pragma once
 
-#include "lockstep/launch/cli/doctor_options.h"
+#include "lockstep/launch/cli/command_line.h"
 
 namespace lockstep::launcher::doctor {
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -26,9 +25,7 @@ constexpr std::size_t kMaxFolderBytes = std::size_t{256} << 20, kMaxFolderEntrie
 constexpr const char* kFolderName = "files";  // beside its archive
 
 bool is_plain(const std::string& name) {
-  return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' &&
-         std::all_of(name.begin(), name.end(),
-                     [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
+  return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' && base::is_alnum_or(name, "_-.");
 }
 
 /// Lists what to pack of a folder, before anything is read.
@@ -122,7 +119,6 @@ StagedFile read_staged_folder(const std::string& path, const std::string& inside
                                   "--ignore-failed-read", "--transform=s,^\\.," + inside + ",", "--no-recursion",
                                   "--null", "--verbatim-files-from", "--files-from=-"},
                          .environment = environment,
-                         .directory = {},
                          .limit = std::chrono::seconds(60),
                          .input = list.paths()});
   constexpr int kFilesChanged = 1;  // such as a log, while tar read it

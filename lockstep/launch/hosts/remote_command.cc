@@ -1,7 +1,5 @@
 #include "lockstep/launch/hosts/remote_command.h"
 
-#include <algorithm>
-#include <cctype>
 #include <cstdio>
 
 #include "lockstep/base/net/socket.h"
@@ -74,11 +72,7 @@ bool has_session_options(const std::string& version) {
 std::vector<std::string> ssh_command(const cli::HostSpec& host, std::chrono::seconds connect_timeout,
                                      const std::string& script, bool with_session_options) {
   const std::string& path = host.remote_path;
-  const auto plain = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("/._-+@,").find(c) != std::string_view::npos;
-  };
-  if (script.empty() && (path.empty() || path[0] == '-' || !std::all_of(path.begin(), path.end(), plain)))
+  if (script.empty() && (path.empty() || path[0] == '-' || !base::is_alnum_or(path, "/._-+@,")))
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) +
                                "; for other hosts expected letters, digits and any of / . _ - + @ ,",
                            "set another path with --remote-path");

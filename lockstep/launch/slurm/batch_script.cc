@@ -1,7 +1,6 @@
 #include "lockstep/launch/slurm/batch_script.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdio>
 
 #include "lockstep/base/error.h"
@@ -171,10 +170,7 @@ std::vector<std::string> sbatch_arguments(const cli::SubmitOptions& submit, cons
 }
 
 std::string shell_quote(std::string_view word) {
-  const auto is_plain = [](unsigned char c) {
-    return std::isalnum(c) || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos;
-  };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  if (!word.empty() && base::is_alnum_or(word, "_@%+=:,./-")) return std::string(word);
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   // Escape control characters: sbatch rejects scripts with carriage returns, and a reader could take a second line for
   // another command.
