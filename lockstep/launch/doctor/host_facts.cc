@@ -22,7 +22,6 @@
 #include "lockstep/base/host_memory.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_program.h"
 
@@ -107,36 +106,22 @@ std::vector<std::string> python_command(const ProgramFile& program) {
   return command;
 }
 
-std::string find_host_tool(const std::string& name) { return process::find_tool(name, process::current_environment()); }
-
 void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const process::Environment& environment,
                     int quit) {
   const ProgramFile& program = facts.program;
-  const process::Environment own = process::current_environment();
-  const bool has_loader = program.error.empty() && !program.loader.empty();
+  const std::string loader = program.error.empty() ? program.loader : "";
+  const std::string probe = sibling_program(process::executable_path(), "lockstep-probe");
   const std::vector<std::pair<process::ToolResult*, process::ToolCommand>> tools = {
-      {&facts.libraries,
-       {has_loader ? program.loader : "",
-        {program.loader, program.path},
-        with_loader_trace(environment),
-        request.directory,
-        20s}},
+      {&facts.libraries, {loader, {loader, program.path}, with_loader_trace(environment), request.directory, 20s}},
       {&facts.python,
        {program.python, python_command(program), environment, request.directory, base::kHostToolTimeout}},
-      {&facts.probe,
-       {sibling_program(process::executable_path(), "lockstep-probe"),
-        {"lockstep-probe"},
-        environment,
-        "",
-        base::kHostToolTimeout}},
+      {&facts.probe, {probe, {"lockstep-probe"}, environment, "", base::kHostToolTimeout}},
       {&facts.nvidia_smi,
-       {find_host_tool("nvidia-smi"),
-        {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"},
-        own,
-        "",
-        30s}},
-      {&facts.resolved, {find_host_tool("getent"), {"getent", "ahosts", base::net::host_name()}, own, "", 10s}},
-      {&facts.mpirun, {sibling_program(facts.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
+       {.path = process::find_tool("nvidia-smi"),
+        .argv = {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"},
+        .limit = 30s}},
+      {&facts.resolved, {process::find_tool("getent"), {"getent", "ahosts", base::net::host_name()}}},
+      {&facts.mpirun, {sibling_program(facts.orted, "mpirun"), {"mpirun", "--version"}}},
   };
   std::vector<process::ToolCommand> calls;
   for (const auto& [result, call] : tools) calls.push_back(call);
@@ -144,29 +129,17 @@ void run_host_tools(HostFacts& facts, const HostFactsRequest& request, const pro
   for (std::size_t i = 0; i < tools.size(); ++i) *tools[i].first = std::move(results[i]);
 }
 
-using base::Deadline;
-using namespace std::chrono_literals;
-
 std::string hash_file(const std::string& path) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::vector<char> bytes(std::size_t{1} << 20);
   base::ContentHash hash;
-  const Deadline deadline = Deadline::in(base::kHashTimeout);
+  const auto deadline = base::Deadline::in(base::kHashTimeout);
   ssize_t size = fd ? 1 : -1;
   while (size > 0 && !deadline.expired()) {
     size = ::read(fd.get(), bytes.data(), bytes.size());
     if (size > 0) hash.add({bytes.data(), static_cast<std::size_t>(size)});
   }
   return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // 16 digits distinguish the files of all hosts
-}
-
-/// Returns the first `most` bytes of a file.
-std::string read_head(const std::string& path, std::size_t most) {
-  const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string bytes(most, '\0');
-  const ssize_t size = fd ? ::pread(fd.get(), bytes.data(), bytes.size(), 0) : 0;
-  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  return bytes;
 }
 
 /// Returns the PT_INTERP of a 64-bit ELF file; empty for a static program and for other files.
@@ -337,7 +310,7 @@ HostFacts collect_host_facts(const HostFactsRequest& request, int quit) {
   read_limits(facts);
   facts.copy_bytes_per_s = copy_speed();
   facts.program = inspect_program(request.command, request.directory, environment);
-  if (request.mpi) facts.orted = find_host_tool("orted");
+  if (request.mpi) facts.orted = process::find_tool("orted");
   run_host_tools(facts, request, environment, quit);
   return facts;
 }
@@ -358,7 +331,7 @@ ProgramFile inspect_program(const std::vector<std::string>& command, const std::
   if (file.path.empty()) file.path = name;
   if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
   if (!file.error.empty()) return file;
-  const std::string head = read_head(file.path, 1 << 16);
+  const std::string head = process::read_head(file.path, 1 << 16);
   if (process::is_python(file.path))
     inspect_script(file, command, directory);
   else if (const auto interpreter = process::shebang_words(head); !interpreter.empty())

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "lockstep/base/net/socket.h"
-#include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/tools.h"
 
 namespace lockstep::launcher::doctor {

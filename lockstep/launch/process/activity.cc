@@ -14,7 +14,6 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 

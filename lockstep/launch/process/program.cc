@@ -36,28 +36,6 @@ void check_executable(const std::string& path) {
         path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
 }
 
-}  // namespace
-
-bool is_executable(const std::string& path) {
-  struct stat info{};
-  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
-}
-
-std::string find_program(const std::string& name, std::string_view search_path) {
-  if (name.find('/') != std::string::npos) {
-    check_executable(name);
-    return name;
-  }
-  for (const std::string& folder : base::split(search_path, ':')) {
-    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
-    if (is_executable(path)) return path;
-  }
-  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; expected an executable file",
-                         is_executable("./" + name) ? "./" + name : "");
-}
-
-namespace {
-
 constexpr std::size_t kHeadBytes = 256;  // of the file; the kernel reads as many (BINPRM_BUF_SIZE)
 
 std::string machine_name(unsigned machine) {
@@ -70,15 +48,6 @@ std::string machine_name(unsigned machine) {
     case EM_RISCV: return "riscv";
     default: return "machine " + std::to_string(machine);
   }
-}
-
-/// Returns the first bytes of a file; "" if it cannot be read: a file may be executable, but not readable.
-std::string read_head(const std::string& path) {
-  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string head(kHeadBytes, '\0');
-  const ssize_t size = file ? ::read(file.get(), head.data(), head.size()) : 0;
-  head.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  return head;
 }
 
 /// Returns the machine of an ELF file; nullopt for any other file.
@@ -99,12 +68,38 @@ bool has_further_formats() {
 
 }  // namespace
 
+bool is_executable(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::string read_head(const std::string& path, std::size_t most) {
+  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string head(most, '\0');
+  const ssize_t size = file ? ::read(file.get(), head.data(), head.size()) : 0;
+  head.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return head;
+}
+
+std::string find_program(const std::string& name, std::string_view search_path) {
+  if (name.find('/') != std::string::npos) {
+    check_executable(name);
+    return name;
+  }
+  for (const std::string& folder : base::split(search_path, ':')) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_executable(path)) return path;
+  }
+  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; expected an executable file",
+                         is_executable("./" + name) ? "./" + name : "");
+}
+
 void check_startable(const std::string& path) {
   check_executable(path);
-  const std::string head = read_head(path), subject = "program " + base::quoted(path, 256) + ": ";
+  const std::string head = read_head(path, kHeadBytes), subject = "program " + base::quoted(path, 256) + ": ";
   if (!head.starts_with("#!") && has_further_formats()) return;
   if (const auto machine = elf_machine(head)) {
-    const auto own = elf_machine(read_head("/proc/self/exe"));
+    const auto own = elf_machine(read_head("/proc/self/exe", kHeadBytes));
     if (own && *machine != *own && !(*own == EM_X86_64 && *machine == EM_386))
       throw base::UsageError(subject + "it is built for " + machine_name(*machine) + ", and this host is " +
                              machine_name(*own) + "; expected a program for this host");

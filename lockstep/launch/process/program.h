@@ -1,6 +1,7 @@
 // Finds executable files as a shell does.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,9 @@ inline constexpr const char* kDefaultSearchPath = "/usr/local/bin:/usr/bin:/bin"
 /// Returns the words after "#!" in the first line of a file that begins with `head`; none if it does not begin with
 /// "#!". Pure.
 std::vector<std::string> shebang_words(const std::string& head);
+
+/// Returns the first `most` bytes of a file; "" if it cannot be read: a file may be executable, but not readable.
+std::string read_head(const std::string& path, std::size_t most);
 
 /// Returns whether `path` is a regular file that this process may execute.
 bool is_executable(const std::string& path);

@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"

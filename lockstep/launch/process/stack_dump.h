@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 
 namespace lockstep::launcher::process {

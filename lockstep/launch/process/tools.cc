@@ -146,7 +146,7 @@ std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int qui
   return results;
 }
 
-ToolResult run_tool(const ToolCommand& call, int quit) { return std::move(run_tools({call}, quit).front()); }
+ToolResult run_tool(const ToolCommand& call) { return std::move(run_tools({call}, -1).front()); }
 
 std::string find_tool(const std::string& name, const Environment& environment) {
   try {

@@ -13,8 +13,8 @@ namespace lockstep::launcher::process {
 struct ToolCommand {
   std::string path;               ///< path of an executable file; empty: there is no such tool, and nothing runs
   std::vector<std::string> argv;  ///< including argv[0]
-  Environment environment;
-  std::string directory;                   ///< working directory; empty: this process's
+  Environment environment = current_environment();
+  std::string directory = {};              ///< working directory; empty: this process's
   std::chrono::milliseconds limit{10000};  ///< time limit
   std::string input = {};                  ///< content of its stdin
 };
@@ -39,9 +39,9 @@ inline constexpr std::size_t kMaxOutputBytes = std::size_t{32} << 10;
 /// processes that it leaves in its process group. Call it from the main thread.
 std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int quit);
 /// Runs one command as run_tools() does.
-ToolResult run_tool(const ToolCommand& call, int quit = -1);
+ToolResult run_tool(const ToolCommand& call);
 
 /// Returns the path of the executable `name` in the PATH of `environment`; empty if there is none.
-std::string find_tool(const std::string& name, const Environment& environment);
+std::string find_tool(const std::string& name, const Environment& environment = current_environment());
 
 }  // namespace lockstep::launcher::process

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 
 #include "lockstep/base/deadline.h"
@@ -54,11 +53,7 @@ int parse_exit_code(const std::string& text) {
 std::optional<SlurmJobState> query_job(const SlurmJob& job) {
   const auto call = [&](std::vector<std::string> argv) {
     if (!job.cluster.empty()) argv.insert(argv.begin() + 1, "--clusters=" + job.cluster);
-    return process::run_tool({.path = process::find_tool(argv[0], process::current_environment()),
-                              .argv = argv,
-                              .environment = process::current_environment(),
-                              .directory = {},
-                              .limit = kReplyTimeout});
+    return process::run_tool({.path = process::find_tool(argv[0]), .argv = argv, .limit = kReplyTimeout});
   };
   const process::ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
   if (scontrol.succeeded()) return parse_scontrol(scontrol.out);

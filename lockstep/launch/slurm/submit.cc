@@ -1,7 +1,5 @@
 #include "lockstep/launch/slurm/submit.h"
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -11,7 +9,6 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/submit_options.h"
 #include "lockstep/launch/process/environment.h"
-#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/tools.h"
 #include "lockstep/launch/slurm/batch_script.h"
@@ -60,13 +57,9 @@ std::string join_lines(std::string text) {
 
 /// Checks that bash can read the commands of --before: a batch job with an error of syntax ends without a line.
 void check_commands(const std::vector<std::string>& commands) {
-  const process::Environment environment = process::current_environment();
   for (const std::string& command : commands) {
-    const process::ToolResult read = process::run_tool({.path = process::find_tool("bash", environment),
-                                                        .argv = {"bash", "-O", "extglob", "-n", "-c", command},
-                                                        .environment = environment,
-                                                        .directory = {},
-                                                        .limit = 10s});
+    const process::ToolResult read =
+        process::run_tool({.path = process::find_tool("bash"), .argv = {"bash", "-O", "extglob", "-n", "-c", command}});
     if (!read.path.empty() && read.code != 0)
       throw base::UsageError("--before is " + base::quoted(command, 160) + "; bash says " +
                              base::quoted(join_lines(read.err), 160));
@@ -82,12 +75,8 @@ void create_directory(const std::string& folder) {
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> argv = {"sbatch", "--parsable"};
   argv.insert(argv.end(), options.begin(), options.end());
-  const process::ToolResult result = process::run_tool({.path = sbatch,
-                                                        .argv = argv,
-                                                        .environment = process::current_environment(),
-                                                        .directory = {},
-                                                        .limit = kSbatchTimeout,
-                                                        .input = script});
+  const process::ToolResult result =
+      process::run_tool({.path = sbatch, .argv = argv, .limit = kSbatchTimeout, .input = script});
   if (result.code == process::ToolResult::kTimedOut)
     throw base::Error(base::Cause::kCoordinatorLost,
                       "lockstep submit: sbatch did not finish within 60 s; the job may have been submitted",
