@@ -1,8 +1,6 @@
 // The program `lockstep`. It links only base, job and launch, so that it starts in milliseconds.
 #include <cstdio>
 #include <exception>
-#include <string>
-#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/job/fatal.h"

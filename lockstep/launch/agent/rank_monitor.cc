@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <string>
 #include <utility>
 
 #include "lockstep/base/error.h"

@@ -11,6 +11,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/doctor/software_diagnosis.h"
+#include "lockstep/launch/hosts/network_check.h"
 
 namespace lockstep::launcher::doctor {
 namespace {
@@ -46,27 +47,15 @@ std::string wrapped(const std::string& head, const std::string& text) {
 
 constexpr double kGigabit = 1e9 / 8;  // bytes per second
 
-/// A class of networks, with the upper bound of the speed that a connection reaches on it, in Gb/s.
-struct SpeedClass {
-  double most;
-  const char* name;
-};
-constexpr SpeedClass kClasses[] = {{0.2, "a network slower than a gigabit"},
-                                   {1.5, "a gigabit network"},
-                                   {3.5, "a 2.5 Gb/s network"},
-                                   {6.5, "a 5 Gb/s network"},
-                                   {14, "a 10 Gb/s network"},
-                                   {32, "a 25 Gb/s network"},
-                                   {70, "a 50 Gb/s network"},
-                                   {150, "a 100 Gb/s network"}};
-
-std::string with_unit(const char* form, double value, const char* unit) {
-  char text[64];
-  std::snprintf(text, sizeof text, form, value, unit);
-  return text;
-}
-
-using namespace std::chrono_literals;
+/// Classes of networks, each with the upper bound of the speed that a connection reaches on it, in Gb/s.
+constexpr std::pair<double, const char*> kClasses[] = {{0.2, "a network slower than a gigabit"},
+                                                       {1.5, "a gigabit network"},
+                                                       {3.5, "a 2.5 Gb/s network"},
+                                                       {6.5, "a 5 Gb/s network"},
+                                                       {14, "a 10 Gb/s network"},
+                                                       {32, "a 25 Gb/s network"},
+                                                       {70, "a 50 Gb/s network"},
+                                                       {150, "a 100 Gb/s network"}};
 
 constexpr std::uint64_t kMib = std::uint64_t{1} << 20, kGib = std::uint64_t{1} << 30;
 constexpr const char* kFirewallHint =
@@ -95,10 +84,7 @@ bool is_virtual_interface(const std::string& interface) {
 bool is_loopback(const std::string& address) { return cli::is_in_network("127.0.0.0/8", address) || address == "::1"; }
 
 std::string list_addresses(const std::vector<base::net::InterfaceAddress>& addresses) {
-  std::string text;
-  for (const base::net::InterfaceAddress& one : addresses)
-    if (!one.loopback && one.address.find('%') == std::string::npos)
-      text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
+  const std::string text = hosts::text_of(hosts::reachable_addresses(addresses));
   return text.empty() ? "none" : text;
 }
 
@@ -164,8 +150,8 @@ class HostDiagnosis {
 
   void check_clock() {
     if (!host_.clock_offset) return;
-    const double clock_offset = std::chrono::duration<double>(*host_.clock_offset).count(),
-                 apart = std::abs(clock_offset);
+    const double clock_offset = std::chrono::duration<double>(*host_.clock_offset).count();
+    const double apart = std::abs(clock_offset);
     const Severity severity = apart > 60 ? Severity::kBad : apart > 1 ? Severity::kWarn : Severity::kOk;
     add("clock", severity,
         apart < 0.05 ? "in sync"
@@ -193,8 +179,7 @@ class HostDiagnosis {
     if (!facts.resolved.succeeded() || addresses.empty())
       return add("name", is_multi_host_ ? Severity::kWarn : Severity::kOk, subject + "no address there",
                  is_multi_host_ ? "add it and its address to /etc/hosts there" : "");
-    std::string text;
-    for (const std::string& one : addresses) text += (text.empty() ? "" : ", ") + one;
+    const std::string text = base::joined(addresses);
     const auto unreachable = std::find_if(addresses.begin(), addresses.end(), [&](const std::string& one) {
       return is_loopback(one) || is_virtual_interface(interface_of(one));
     });
@@ -386,18 +371,18 @@ double ring_all_reduce_seconds(std::size_t num_hosts, std::uint64_t model_bytes,
 }
 
 std::string network_class(double bytes_per_s) {
-  for (const SpeedClass& one : kClasses)
-    if (bytes_per_s / kGigabit <= one.most) return one.name;
+  for (const auto& [most, name] : kClasses)
+    if (bytes_per_s / kGigabit <= most) return name;
   return "a network faster than 100 Gb/s";
 }
 
 bool is_slow(double bytes_per_s) { return bytes_per_s <= 1.5 * kGigabit; }
 
-std::string speed_text(double bytes_per_s) { return with_unit("%.3g %s", bytes_per_s / kGigabit, "Gb/s"); }
+std::string speed_text(double bytes_per_s) { return number("%.3g Gb/s", bytes_per_s / kGigabit); }
 
 std::string time_text(double seconds) {
   const double value = seconds >= 0.995 ? seconds : seconds * 1e3;
-  return with_unit(value >= 9.95 ? "%.0f %s" : "%.2g %s", value, seconds >= 0.995 ? "s" : "ms");
+  return number(value >= 9.95 ? "%.0f" : "%.2g", value) + (seconds >= 0.995 ? " s" : " ms");
 }
 
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {
@@ -406,7 +391,7 @@ std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double b
       copy_bytes_per_s > 0 ? ", " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) + " on one host"
                            : "";
   return "this is " + network_class(bytes_per_s) + ": " + time_text(seconds) + " per step for " +
-         with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; " +
+         number("%.3g MB", static_cast<double>(model_bytes) / 1e6) + " of gradients; " +
          time_text(ring_all_reduce_seconds(num_hosts, model_bytes, 10 * kGigabit)) + " at 10 Gb/s" + on_one + ", " +
          time_text(seconds / 8) + " when hosts exchange every 8 steps";
 }

@@ -1,7 +1,6 @@
 #include "lockstep/launch/doctor/software_diagnosis.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -65,6 +64,14 @@ int major_of(const std::string& version) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+std::string exit_text(const std::string& tool, const process::ToolResult& result) {
+  return tool + " exited with code " + std::to_string(result.code) + ": " + first_line(result.message());
+}
+
+std::string with_cuda(const std::string& version, const std::string& cuda) {
+  return version.empty() ? "" : version + (cuda.empty() ? ", without CUDA" : " for CUDA " + cuda);
+}
+
 /// The most frequent value among the hosts, and the first host that has it.
 struct MajorityValue {
   std::string value, host;
@@ -119,17 +126,8 @@ class SoftwareDiagnosis {
     return most;
   }
 
-  std::string libtorch_text(std::size_t i) const {
-    const Software& one = all_[i];
-    return one.libtorch.empty()
-               ? ""
-               : one.libtorch + (one.libtorch_cuda.empty() ? ", without CUDA" : " for CUDA " + one.libtorch_cuda);
-  }
-  std::string torch_text(std::size_t i) const {
-    const Software& one = all_[i];
-    return one.torch.empty() ? ""
-                             : one.torch + (one.torch_cuda.empty() ? ", without CUDA" : " for CUDA " + one.torch_cuda);
-  }
+  std::string libtorch_text(std::size_t i) const { return with_cuda(all_[i].libtorch, all_[i].libtorch_cuda); }
+  std::string torch_text(std::size_t i) const { return with_cuda(all_[i].torch, all_[i].torch_cuda); }
   bool is_script(std::size_t i) const { return !doctor_facts_.hosts[i].facts->program.python.empty(); }
   std::string nccl(std::size_t i) const { return is_script(i) ? all_[i].torch_nccl : all_[i].probe_nccl; }
 
@@ -169,13 +167,11 @@ class SoftwareDiagnosis {
 
   void check_libraries() {
     if (facts().libraries.path.empty()) return;
-    if (!own().missing.empty()) {
-      std::string names;
-      for (const std::string& name : own().missing) names += (names.empty() ? "" : ", ") + name;
-      return add("libraries", Severity::kBad,
-                 std::to_string(own().missing.size()) + " libraries of the program not found: " + names,
-                 "install them there, or add their directories to LD_LIBRARY_PATH, which is passed to all hosts");
-    }
+    if (!own().missing.empty())
+      return add(
+          "libraries", Severity::kBad,
+          std::to_string(own().missing.size()) + " libraries of the program not found: " + base::joined(own().missing),
+          "install them there, or add their directories to LD_LIBRARY_PATH, which is passed to all hosts");
     if (own().num_libraries == 0)
       return add("libraries", Severity::kUnknown,
                  "unexpected output of the loader: " + first_line(facts().libraries.message()));
@@ -191,9 +187,7 @@ class SoftwareDiagnosis {
       return add("Python", Severity::kUnknown, result.path + " did not import torch within 60 s",
                  "check whether its file system is slow");
     if (own().python.empty())
-      return add("Python", Severity::kBad,
-                 result.path + " exited with code " + std::to_string(result.code) + ": " + first_line(result.message()),
-                 "check that this interpreter runs there");
+      return add("Python", Severity::kBad, exit_text(result.path, result), "check that this interpreter runs there");
     const std::string what = own().python + " (" + result.path + ")";
     const std::string install =
         result.path + " -m pip install torch" +
@@ -252,12 +246,10 @@ class SoftwareDiagnosis {
     // with the packages of the system, for example, it is in another folder than Lockstep.
     if (own().libtorch.empty() && is_script(host_) && !own().torch.empty()) return;
     if (own().libtorch.empty())
-      return add(
-          "libtorch", Severity::kBad,
-          result.code == process::ToolResult::kTimedOut
-              ? "lockstep-probe did not finish within 60 s"
-              : "lockstep-probe exited with code " + std::to_string(result.code) + ": " + first_line(result.message()),
-          "install libtorch there at the same path as here");
+      return add("libtorch", Severity::kBad,
+                 result.code == process::ToolResult::kTimedOut ? "lockstep-probe did not finish within 60 s"
+                                                               : exit_text("lockstep-probe", result),
+                 "install libtorch there at the same path as here");
     add_comparison("libtorch", libtorch_text(host_), majority_libtorch_, libtorch_text(host_),
                    "install the same version there as on " + majority_libtorch_.host);
   }
@@ -289,8 +281,8 @@ class SoftwareDiagnosis {
       std::snprintf(memory, sizeof memory, ", %.1f GiB", static_cast<double>(gpu.mib) / 1024);
       ++kinds[gpu.name + memory];
     }
-    std::string text;
-    for (const auto& [kind, number] : kinds) text += (text.empty() ? "" : "; ") + std::to_string(number) + " x " + kind;
+    const std::string text =
+        base::joined(kinds, "; ", [](const auto& kind) { return std::to_string(kind.second) + " x " + kind.first; });
     const bool same = std::to_string(own().gpus.size()) == majority_gpus_.value;
     add("GPUs", same ? Severity::kOk : Severity::kWarn,
         (text.empty() ? "none" : text) + (same ? "" : "; " + majority_gpus_.host + " has " + majority_gpus_.value),

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/timeouts.h"

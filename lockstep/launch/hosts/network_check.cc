@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <numeric>
 
-#include "lockstep/base/error.h"
 #include "lockstep/base/net/connectivity_probe.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
@@ -21,13 +20,6 @@ constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
-std::string text_of(const std::vector<base::net::InterfaceAddress>& addresses) {
-  std::string text;
-  for (const base::net::InterfaceAddress& one : addresses)
-    text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
-  return text;
-}
-
 class NetworkChecker {
  public:
   NetworkChecker(std::vector<AgentLink>& agents, int signals)
@@ -37,109 +29,100 @@ class NetworkChecker {
           throw Unreachable("host " + base::quoted(agents_[i].host(), 253) + ": " + why, "", {i});
         }) {}
 
-  NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own);
+  NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own) {
+    const std::vector<base::net::InterfaceAddress> addresses = launcher_addresses(own);
+    std::vector<base::net::Address> listen_addresses;
+    for (const base::net::InterfaceAddress& one : addresses)
+      listen_addresses.push_back(connectivity_.listen(one.address));
+    std::vector<protocol::RouteReply> replies(agents_.size());
+    const auto make_request = [&](std::size_t i) {
+      return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i],
+                                             static_cast<std::int32_t>(base::net::host_timeout().count()),
+                                             listen_addresses});
+    };
+    ask_all(protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
+            [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
+    const int address_index = common_address(replies, addresses);
+
+    NetworkPlan network{
+        .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
+    protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
+    for (const protocol::RouteReply& reply : replies) {
+      network.routes.push_back(
+          *std::find_if(reply.routes.begin(), reply.routes.end(),
+                        [&](const protocol::Route& route) { return route.launcher == address_index; }));
+      probe.peers.push_back(network.routes.back().address);
+    }
+    for (std::size_t i = 0; i < agents_.size(); ++i)
+      network.liveness_fds.push_back(connectivity_.take_incoming(
+          static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
+    std::vector<std::vector<protocol::ProbeFailure>> failures(agents_.size());
+    ask_all(
+        protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encode_probe_request(probe); },
+        protocol::FrameKind::kProbeReply,
+        [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
+    check(failures, network);
+    return network;
+  }
 
  private:
   void ask_all(protocol::FrameKind request, const AgentQuery::MakePayload& payload, protocol::FrameKind reply,
-               const AgentQuery::OnReply& take);
+               const AgentQuery::OnReply& take) {
+    std::vector<std::size_t> all(agents_.size());
+    std::iota(all.begin(), all.end(), 0);
+    query_.ask(all, request, payload, reply, base::kNetworkReplyTimeout, take);
+  }
+
+  /// Returns the index of the first of the launcher's addresses that all hosts reach.
   int common_address(const std::vector<protocol::RouteReply>& replies,
-                     const std::vector<base::net::InterfaceAddress>& own) const;
-  void check(const std::vector<std::vector<protocol::ProbeFailure>>& failures, const NetworkPlan& network) const;
+                     const std::vector<base::net::InterfaceAddress>& own) const {
+    const auto reaches = [](const protocol::RouteReply& reply, int address_index) {
+      return std::any_of(reply.routes.begin(), reply.routes.end(),
+                         [&](const protocol::Route& route) { return route.launcher == address_index; });
+    };
+    for (int address_index = 0; address_index < static_cast<int>(own.size()); ++address_index)
+      if (std::all_of(replies.begin(), replies.end(),
+                      [&](const protocol::RouteReply& reply) { return reaches(reply, address_index); }))
+        return address_index;
+    std::string first;
+    std::vector<std::size_t> lost;
+    for (std::size_t i = 0; i < replies.size(); ++i) {
+      if (replies[i].error.empty()) continue;
+      lost.push_back(i);
+      const std::string line =
+          "host " + base::quoted(agents_[i].host(), 253) + " cannot reach this host: " + replies[i].error;
+      std::fprintf(stderr, "lockstep: %s\n", line.c_str());
+      if (first.empty()) first = line;
+    }
+    throw Unreachable(first.empty() ? "no address of this host is reachable from all hosts: " + text_of(own) : first,
+                      kFirewallHint, std::move(lost));
+  }
+
+  void check(const std::vector<std::vector<protocol::ProbeFailure>>& failures, const NetworkPlan& network) const {
+    const auto name = [&](std::size_t node) {
+      return base::quoted(agents_[node].host(), 253) + " (" + network.routes[node].address.host + ", " +
+             network.routes[node].interface + ")";
+    };
+    std::string first;
+    int count = 0;
+    for (std::size_t i = 0; i < failures.size(); ++i)
+      for (const protocol::ProbeFailure& failure : failures[i]) {
+        if (failure.node < 0 || failure.node >= static_cast<int>(agents_.size())) continue;
+        const std::string line =
+            "host " + name(i) + " cannot reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
+        if (++count <= 100) std::fprintf(stderr, "lockstep: %s\n", line.c_str());
+        if (first.empty()) first = line;
+      }
+    if (count > 0)
+      throw Unreachable(first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""), kFirewallHint,
+                        blocking_hosts(failures));
+  }
 
   std::vector<AgentLink>& agents_;
   std::string token_ = base::net::ConnectivityProbe::make_token();
   base::net::ConnectivityProbe connectivity_;
   AgentQuery query_;
 };
-
-void NetworkChecker::ask_all(protocol::FrameKind request, const AgentQuery::MakePayload& payload,
-                             protocol::FrameKind reply, const AgentQuery::OnReply& take) {
-  std::vector<std::size_t> all(agents_.size());
-  std::iota(all.begin(), all.end(), 0);
-  query_.ask(all, request, payload, reply, base::kNetworkReplyTimeout, take);
-}
-
-/// Returns the index of the first of the launcher's addresses that all hosts reach.
-int NetworkChecker::common_address(const std::vector<protocol::RouteReply>& replies,
-                                   const std::vector<base::net::InterfaceAddress>& own) const {
-  const auto reaches = [](const protocol::RouteReply& reply, int address_index) {
-    return std::any_of(reply.routes.begin(), reply.routes.end(),
-                       [&](const protocol::Route& route) { return route.launcher == address_index; });
-  };
-  for (int address_index = 0; address_index < static_cast<int>(own.size()); ++address_index)
-    if (std::all_of(replies.begin(), replies.end(),
-                    [&](const protocol::RouteReply& reply) { return reaches(reply, address_index); }))
-      return address_index;
-  std::string first;
-  std::vector<std::size_t> lost;
-  for (std::size_t i = 0; i < replies.size(); ++i) {
-    if (replies[i].error.empty()) continue;
-    lost.push_back(i);
-    const std::string line =
-        "host " + base::quoted(agents_[i].host(), 253) + " cannot reach this host: " + replies[i].error;
-    std::fprintf(stderr, "lockstep: %s\n", line.c_str());
-    if (first.empty()) first = line;
-  }
-  throw Unreachable(first.empty() ? "no address of this host is reachable from all hosts: " + text_of(own) : first,
-                    kFirewallHint, std::move(lost));
-}
-
-void NetworkChecker::check(const std::vector<std::vector<protocol::ProbeFailure>>& failures,
-                           const NetworkPlan& network) const {
-  const auto name = [&](std::size_t node) {
-    return base::quoted(agents_[node].host(), 253) + " (" + network.routes[node].address.host + ", " +
-           network.routes[node].interface + ")";
-  };
-  std::string first;
-  int count = 0;
-  for (std::size_t i = 0; i < failures.size(); ++i)
-    for (const protocol::ProbeFailure& failure : failures[i]) {
-      if (failure.node < 0 || failure.node >= static_cast<int>(agents_.size())) continue;
-      const std::string line =
-          "host " + name(i) + " cannot reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
-      if (++count <= 100) std::fprintf(stderr, "lockstep: %s\n", line.c_str());
-      if (first.empty()) first = line;
-    }
-  if (count > 0)
-    throw Unreachable(first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""), kFirewallHint,
-                      blocking_hosts(failures));
-}
-
-NetworkPlan NetworkChecker::run(const std::vector<std::string>& interfaces, const std::string& own) {
-  const std::vector<base::net::InterfaceAddress> addresses = launcher_addresses(own);
-  std::vector<base::net::Address> listen_addresses;
-  for (const base::net::InterfaceAddress& one : addresses)
-    listen_addresses.push_back(connectivity_.listen(one.address));
-  std::vector<protocol::RouteReply> replies(agents_.size());
-  const auto make_request = [&](std::size_t i) {
-    return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i],
-                                           static_cast<std::int32_t>(base::net::host_timeout().count()),
-                                           listen_addresses});
-  };
-  ask_all(protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
-          [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
-  const int address_index = common_address(replies, addresses);
-
-  NetworkPlan network{
-      .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
-  protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
-  for (const protocol::RouteReply& reply : replies) {
-    network.routes.push_back(*std::find_if(reply.routes.begin(), reply.routes.end(), [&](const protocol::Route& route) {
-      return route.launcher == address_index;
-    }));
-    probe.peers.push_back(network.routes.back().address);
-  }
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    network.liveness_fds.push_back(connectivity_.take_incoming(
-        static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
-  std::vector<std::vector<protocol::ProbeFailure>> failures(agents_.size());
-  ask_all(
-      protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encode_probe_request(probe); },
-      protocol::FrameKind::kProbeReply,
-      [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
-  check(failures, network);
-  return network;
-}
 
 }  // namespace
 
@@ -165,11 +148,19 @@ std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::
   return found;
 }
 
-std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own) {
-  std::vector<base::net::InterfaceAddress> all = base::net::interface_addresses();
-  std::erase_if(all, [](const base::net::InterfaceAddress& one) {
+std::vector<base::net::InterfaceAddress> reachable_addresses(std::vector<base::net::InterfaceAddress> addresses) {
+  std::erase_if(addresses, [](const base::net::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;
   });
+  return addresses;
+}
+
+std::string text_of(const std::vector<base::net::InterfaceAddress>& addresses) {
+  return base::joined(addresses, ", ", [](const auto& one) { return one.address + " (" + one.interface + ")"; });
+}
+
+std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own) {
+  const std::vector<base::net::InterfaceAddress> all = reachable_addresses(base::net::interface_addresses());
   if (all.empty())
     throw base::Error(base::Cause::kPeerUnreachable,
                       "this host has only loopback addresses, so no other host can reach it",

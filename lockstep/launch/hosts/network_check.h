@@ -46,6 +46,11 @@ std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::
 NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
                           const std::string& own, int signals);
 
+/// Returns those of the addresses of a host that other hosts may reach: without loopback and link-local ones. Pure.
+std::vector<base::net::InterfaceAddress> reachable_addresses(std::vector<base::net::InterfaceAddress> addresses);
+/// Returns "10.0.0.1 (eth0), ...". Pure.
+std::string text_of(const std::vector<base::net::InterfaceAddress>& addresses);
+
 /// Returns the addresses at which other hosts may reach this one. `own` may name interfaces of other hosts; if it
 /// matches no interface of this host, it is ignored. Throws Error kPeerUnreachable if there is no address.
 std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own);

@@ -3,17 +3,13 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <memory>
-#include <optional>
 #include <utility>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/exit_record.h"
@@ -69,12 +65,7 @@ AgentLink start_local_agent(const cli::HostSpec& host, std::chrono::milliseconds
 
 /// Returns what `ssh -V` prints; "" if it cannot be executed.
 std::string ssh_version(const std::string& path) {
-  const process::ToolResult result = process::run_tool({.path = path,
-                                                        .argv = {"ssh", "-V"},
-                                                        .environment = process::current_environment(),
-                                                        .directory = {},
-                                                        .limit = kSshVersionTimeout});
-  return result.err;
+  return process::run_tool({.path = path, .argv = {"ssh", "-V"}, .limit = kSshVersionTimeout}).err;
 }
 
 AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& options,
@@ -112,104 +103,103 @@ std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
 
 class AgentStartup {
  public:
-  AgentStartup(std::vector<cli::HostSpec> hosts, std::vector<AgentLink> agents)
-      : hosts_(std::move(hosts)),
-        agents_(std::move(agents)),
-        infos_(agents_.size()),
-        failed_(agents_.size()),
-        startup_times_(agents_.size()) {}
+  explicit AgentStartup(StartedAgents& started) : started_(started) {}
 
   bool complete() const {
-    for (std::size_t i = 0; i < agents_.size(); ++i)
-      if (!infos_[i] && !failed_[i]) return false;
+    for (std::size_t i = 0; i < started_.agents.size(); ++i)
+      if (!has_result(i)) return false;
     return true;
   }
-  void poll_once(Deadline deadline, int signals);
-  void fail_unanswered();
-  StartedAgents take_result();
+
+  void poll_once(Deadline deadline, int signals) {
+    std::vector<AgentLink>& agents = started_.agents;
+    std::vector<pollfd> entries = {{signals, POLLIN, 0}};
+    for (std::size_t i = 0; i < agents.size(); ++i)
+      entries.push_back({has_result(i) ? -1 : agents[i].descriptor(), POLLIN, 0});
+    for (const AgentLink& agent : agents) entries.push_back({agent.staging_fd(), POLLOUT, 0});
+    ::poll(entries.data(), entries.size(), deadline.poll_ms());
+    if (entries[0].revents) check_interrupted(signals);
+    for (std::size_t i = 0; i < agents.size(); ++i)
+      if (entries[i + 1 + agents.size()].revents) agents[i].continue_staging();
+    for (std::size_t i = 0; i < agents.size(); ++i)
+      if (entries[i + 1].revents) read_agent(i);
+  }
+
+  void fail_unanswered() {
+    for (std::size_t i = 0; i < started_.agents.size(); ++i) {
+      if (has_result(i)) continue;
+      const std::string text = started_.agents[i].stderr_text();
+      fail(i, base::UsageError("host " + base::quoted(started_.hosts[i].name, 253) + ": no answer" +
+                                   (text.empty() ? "" : ": " + base::quoted(text, 512)),
+                               "make sure that " +
+                                   std::string(started_.hosts[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
+                                   started_.hosts[i].name + " true works at once and asks no question"));
+    }
+  }
 
  private:
-  void read_agent(std::size_t i);
-  void take_host_info(std::size_t i, const protocol::Frame& frame);
-  void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
+  bool has_result(std::size_t i) const { return started_.infos[i] || started_.failed[i]; }
 
-  std::vector<cli::HostSpec> hosts_;
-  std::vector<AgentLink> agents_;
-  std::vector<std::optional<plan::HostInfo>> infos_;
-  std::vector<std::optional<base::UsageError>> failed_;
-  std::vector<std::chrono::milliseconds> startup_times_;
+  void read_agent(std::size_t i) {
+    AgentLink& agent = started_.agents[i];
+    try {
+      for (const protocol::Frame& frame : agent.read()) take_host_info(i, frame);
+    } catch (const base::Error& error) {
+      return fail(i, base::UsageError("host " + base::quoted(started_.hosts[i].name, 253) +
+                                          ": the output there is not from lockstep: it begins with " +
+                                          base::quoted(agent.first_output(), 200) + " (" + error.what() + ")",
+                                      "make sure that no start file of the shell there, such as ~/.bashrc, prints "
+                                      "anything in a non-interactive shell"));
+    }
+    if (agent.descriptor() >= 0 || started_.failed[i]) return;
+    const protocol::RankExit end = agent.reap();
+    if (is_local_host(started_.hosts[i]))
+      return fail(i, base::UsageError("the agent ended: " + protocol::to_text(end)));
+    const std::string text = agent.stderr_text();
+    fail(i, agent_start_error(started_.hosts[i], end.exit_code(), text.empty() ? agent.first_output() : text));
+  }
+
+  /// Handles the first frame of an agent, which must be its HostInfo.
+  void take_host_info(std::size_t i, const protocol::Frame& frame) {
+    const std::string host = "host " + base::quoted(started_.hosts[i].name, 253);
+    std::optional<plan::HostInfo>& info = started_.infos[i];
+    if (info || frame.kind != protocol::FrameKind::kHostInfo)
+      throw base::Error(base::Cause::kProtocol, "the first frame is not a HostInfo");
+    info = protocol::decode_host_info(frame.payload);
+    started_.startup_times[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
+    if (info->version != LOCKSTEP_VERSION)
+      fail(i, base::UsageError(host + ": lockstep there is version " + base::quoted(info->version, 80) + "; expected " +
+                                   LOCKSTEP_VERSION,
+                               "install the same version there"));
+    else if (info->build != job::build_id(""))
+      fail(i,
+           base::UsageError(
+               host + ": lockstep there is build " + base::quoted(info->build, 80) + "; expected " + job::build_id(""),
+               "install the same build there, name its path with --remote-path, or copy this one with --ship"));
+  }
+
+  void fail(std::size_t i, base::UsageError error) { started_.failed[i] = std::move(error); }
+
+  StartedAgents& started_;
   const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
-/// Handles the first frame of an agent, which must be its HostInfo.
-void AgentStartup::take_host_info(std::size_t i, const protocol::Frame& frame) {
-  const std::string host = "host " + base::quoted(hosts_[i].name, 253);
-  if (infos_[i] || frame.kind != protocol::FrameKind::kHostInfo)
-    throw base::Error(base::Cause::kProtocol, "the first frame is not a HostInfo");
-  infos_[i] = protocol::decode_host_info(frame.payload);
-  startup_times_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
-  if (infos_[i]->version != LOCKSTEP_VERSION)
-    fail(i, base::UsageError(host + ": lockstep there is version " + base::quoted(infos_[i]->version, 80) +
-                                 "; expected " + LOCKSTEP_VERSION,
-                             "install the same version there"));
-  else if (infos_[i]->build != job::build_id(""))
-    fail(i, base::UsageError(
-                host + ": lockstep there is build " + base::quoted(infos_[i]->build, 80) + "; expected " +
-                    job::build_id(""),
-                "install the same build there, name its path with --remote-path, or copy this one with --ship"));
-}
-
-void AgentStartup::read_agent(std::size_t i) {
-  AgentLink& agent = agents_[i];
-  try {
-    for (const protocol::Frame& frame : agent.read()) take_host_info(i, frame);
-  } catch (const base::Error& error) {
-    return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) +
-                                        ": the output there is not from lockstep: it begins with " +
-                                        base::quoted(agent.first_output(), 200) + " (" + error.what() + ")",
-                                    "make sure that no start file of the shell there, such as ~/.bashrc, prints "
-                                    "anything in a non-interactive shell"));
+void remove_failed(StartedAgents& started) {
+  StartedAgents left;
+  std::vector<AgentLink> failed;
+  for (std::size_t i = 0; i < started.agents.size(); ++i) {
+    if (started.failed[i]) {
+      failed.push_back(std::move(started.agents[i]));
+      continue;
+    }
+    left.hosts.push_back(std::move(started.hosts[i]));
+    left.agents.push_back(std::move(started.agents[i]));
+    left.infos.push_back(std::move(started.infos[i]));
+    left.failed.emplace_back();
+    left.startup_times.push_back(started.startup_times[i]);
   }
-  if (agent.descriptor() >= 0 || failed_[i]) return;
-  const protocol::RankExit end = agent.reap();
-  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent ended: " + protocol::to_text(end)));
-  const std::string text = agent.stderr_text();
-  fail(i, agent_start_error(hosts_[i], end.exit_code(), text.empty() ? agent.first_output() : text));
-}
-
-void AgentStartup::poll_once(Deadline deadline, int signals) {
-  std::vector<pollfd> entries = {{signals, POLLIN, 0}};
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    entries.push_back({infos_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
-  for (const AgentLink& agent : agents_) entries.push_back({agent.staging_fd(), POLLOUT, 0});
-  ::poll(entries.data(), entries.size(), deadline.poll_ms());
-  if (entries[0].revents) check_interrupted(signals);
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1 + agents_.size()].revents) agents_[i].continue_staging();
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1].revents) read_agent(i);
-}
-
-void AgentStartup::fail_unanswered() {
-  for (std::size_t i = 0; i < agents_.size(); ++i) {
-    if (infos_[i] || failed_[i]) continue;
-    const std::string text = agents_[i].stderr_text();
-    fail(i,
-         base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" +
-                              (text.empty() ? "" : ": " + base::quoted(text, 512)),
-                          "make sure that " + std::string(hosts_[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
-                              hosts_[i].name + " true works at once and asks no question"));
-  }
-}
-
-StartedAgents AgentStartup::take_result() {
-  StartedAgents all{.hosts = std::move(hosts_),
-                    .agents = std::move(agents_),
-                    .infos = {},
-                    .failed = std::move(failed_),
-                    .startup_times = std::move(startup_times_)};
-  for (auto& info : infos_) all.infos.push_back(info ? std::move(*info) : plan::HostInfo());
-  return all;
+  kill_agents(failed);
+  started = std::move(left);
 }
 
 }  // namespace
@@ -240,35 +230,13 @@ void mark_duplicate_hosts(StartedAgents& started) {
   for (std::size_t i = 0; i < started.infos.size(); ++i)
     for (std::size_t j = i + 1; j < started.infos.size(); ++j)
       if (!started.failed[i] && !started.failed[j] && !started.hosts[i].is_slurm && !started.hosts[j].is_slurm &&
-          started.infos[i].machine == started.infos[j].machine)
+          started.infos[i]->machine == started.infos[j]->machine)
         started.failed[j] =
             base::UsageError("host " + base::quoted(started.hosts[j].name, 253) + ": it is the same machine as " +
                                  base::quoted(started.hosts[i].name, 253),
                              "list it once, with all its slots; containers that count as hosts need different values "
                              "of LOCKSTEP_HOST_ID");
 }
-
-namespace {
-
-void remove_failed(StartedAgents& started) {
-  StartedAgents left;
-  std::vector<AgentLink> failed;
-  for (std::size_t i = 0; i < started.agents.size(); ++i) {
-    if (started.failed[i]) {
-      failed.push_back(std::move(started.agents[i]));
-      continue;
-    }
-    left.hosts.push_back(std::move(started.hosts[i]));
-    left.agents.push_back(std::move(started.agents[i]));
-    left.infos.push_back(std::move(started.infos[i]));
-    left.failed.emplace_back();
-    left.startup_times.push_back(started.startup_times[i]);
-  }
-  kill_agents(failed);
-  started = std::move(left);
-}
-
-}  // namespace
 
 /// Prints one line per failed host. If there is only one and the launcher ends because of it, the exception has the
 /// line.
@@ -303,20 +271,25 @@ std::string resolve_program(const cli::HostOptions& options, const std::string& 
 StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,
                            std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals) {
   const std::string own = process::executable_path();
-  std::vector<cli::HostSpec> hosts = options.hosts.empty() ? std::vector<cli::HostSpec>{{}} : options.hosts;
-  for (cli::HostSpec& host : hosts)
+  StartedAgents started;
+  started.hosts = options.hosts.empty() ? std::vector<cli::HostSpec>{{}} : options.hosts;
+  for (cli::HostSpec& host : started.hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
-  std::vector<AgentLink> agents;
-  for (const cli::HostSpec& host : hosts)
-    agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
-                                         : start_remote_agent(host, options, staged_files, max_silence, max_files));
+  for (const cli::HostSpec& host : started.hosts)
+    started.agents.push_back(is_local_host(host)
+                                 ? start_local_agent(host, max_silence, max_files)
+                                 : start_remote_agent(host, options, staged_files, max_silence, max_files));
+  const std::size_t num_agents = started.agents.size();
+  started.infos.resize(num_agents);
+  started.failed.resize(num_agents);
+  started.startup_times.resize(num_agents);
   const Deadline deadline =
-      Deadline::in(options.connect_timeout + base::kAgentStartTimeout + agents.size() * kPerHostAllowance +
+      Deadline::in(options.connect_timeout + base::kAgentStartTimeout + num_agents * kPerHostAllowance +
                    (staged_files ? staging_time(*staged_files) : 0s));
-  AgentStartup startup(std::move(hosts), std::move(agents));
+  AgentStartup startup(started);
   while (!startup.complete() && !deadline.expired()) startup.poll_once(deadline, signals);
   startup.fail_unanswered();
-  return startup.take_result();
+  return started;
 }
 
 }  // namespace lockstep::launcher::hosts

@@ -19,9 +19,9 @@ namespace lockstep::launcher::hosts {
 struct StartedAgents {
   std::vector<cli::HostSpec> hosts;  ///< a host with an empty name is this host
   std::vector<AgentLink> agents;
-  std::vector<plan::HostInfo> infos;  ///< default-constructed for a host that sent none
-  std::vector<std::optional<base::UsageError>>
-      failed;  ///< why a host cannot be used: it is unreachable, or runs another version of lockstep
+  std::vector<std::optional<plan::HostInfo>> infos;
+  /// Why a host cannot be used: it is unreachable, or runs another version of lockstep. Set if there is no HostInfo.
+  std::vector<std::optional<base::UsageError>> failed;
   std::vector<std::chrono::milliseconds> startup_times;  ///< time until each HostInfo arrived
 };
 

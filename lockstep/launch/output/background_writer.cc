@@ -10,7 +10,6 @@
 #include <deque>
 #include <mutex>
 #include <set>
-#include <thread>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/thread.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
-#include <string_view>
 #include <utility>
 
 namespace lockstep::launcher::output {

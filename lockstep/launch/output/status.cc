@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
@@ -13,7 +12,6 @@
 #include <utility>
 
 #include "lockstep/base/net/socket.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/progress_report.h"
 #include "lockstep/launch/process/process_sample.h"

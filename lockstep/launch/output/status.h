@@ -2,12 +2,9 @@
 // hosts, and all ranks that run on this host.
 #pragma once
 
-#include <sys/types.h>
-
 #include <string>
 #include <vector>
 
-#include "lockstep/base/deadline.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/launch/protocol/status_messages.h"
 

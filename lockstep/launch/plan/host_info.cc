@@ -8,8 +8,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <tuple>
 

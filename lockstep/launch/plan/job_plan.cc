@@ -39,10 +39,6 @@ base::Env env_of(const process::Environment& environment) {
   });
 }
 
-int count_ranks(const std::vector<Node>& nodes) {
-  return std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
-}
-
 process::Environment shared_environment(const cli::RunOptions& options, const LaunchContext& context,
                                         const std::vector<Node>& nodes) {
   const int num_ranks = count_ranks(nodes);
@@ -134,8 +130,7 @@ void assign_gpus(JobPlan& job, const cli::RunOptions& options, const Node& node,
                            num_gpus == 0 ? "remove --isolate-gpus on hosts without GPUs"
                                          : "use fewer ranks, list more GPUs (--gpus, CUDA_VISIBLE_DEVICES), or add "
                                            "--share-gpus");
-  std::string all;
-  for (const std::string& gpu : *gpus) all += (all.empty() ? "" : ",") + gpu;
+  const std::string all = base::joined(*gpus, ",");
   for (std::size_t local = 0; local < num_ranks; ++local) {
     if (options.isolate_gpus)
       job.ranks[local].environment.push_back("CUDA_VISIBLE_DEVICES=" + (*gpus)[local % num_gpus]);
@@ -192,6 +187,10 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
 
 }  // namespace
 
+int count_ranks(const std::vector<Node>& nodes) {
+  return std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+}
+
 process::Environment inherited_environment(const Node& node, const LaunchContext& context) {
   process::Environment inherited;
   for (const std::string& variable : context.environment) {
@@ -218,24 +217,16 @@ bool is_forwarded(std::string_view name) {
 }
 
 process::Environment apply_exports(process::Environment environment, const std::vector<std::string>& exports) {
-  process::Environment set;
-  for (const std::string& variable : exports) {
-    if (variable.find('=') != std::string::npos)
-      set.push_back(variable);
-    else if (!process::find_variable(environment, variable))
+  const auto has_value = [](const std::string& variable) { return variable.find('=') != std::string::npos; };
+  for (const std::string& variable : exports)
+    if (!has_value(variable) && !process::find_variable(environment, variable))
       throw base::UsageError("-x " + base::quoted(variable, 80) +
                              ": this variable is not set; expected a variable that is set, or NAME=VALUE");
+  for (const std::string& variable : exports) {
+    if (!has_value(variable)) continue;
+    environment = process::remove_variables(std::move(environment), {variable});
+    environment.push_back(variable);
   }
-  std::erase_if(environment, [&](const std::string& one) {
-    return std::any_of(set.begin(), set.end(), [&](const std::string& other) {
-      return process::variable_name(one) == process::variable_name(other);
-    });
-  });
-  for (auto one = set.begin(); one != set.end(); ++one)  // of several values of one name, keep the last
-    if (std::none_of(one + 1, set.end(), [&](const std::string& other) {
-          return process::variable_name(other) == process::variable_name(*one);
-        }))
-      environment.push_back(*one);
   return environment;
 }
 

@@ -82,6 +82,8 @@ struct Node {
   std::size_t number = 0;          ///< index among all hosts of the job
 };
 
+int count_ranks(const std::vector<Node>& nodes);
+
 /// Returns the variables of the launcher that the ranks of a host inherit.
 process::Environment inherited_environment(const Node& node, const LaunchContext& context);
 

@@ -22,24 +22,6 @@ using namespace std::chrono_literals;
 
 constexpr int kSshFailed = 255;
 
-struct Subject {
-  std::string host;
-  int rank = -1;
-  std::int64_t pid = -1;
-};
-
-Verdict make_verdict(Cause cause, Subject subject, std::string detail, std::string hint) {
-  Verdict verdict;
-  verdict.fatal.cause = cause;
-  verdict.fatal.rank = subject.rank;
-  verdict.fatal.host = std::move(subject.host);
-  verdict.fatal.pid = subject.pid;
-  verdict.fatal.detail = std::move(detail);
-  verdict.fatal.hint = std::move(hint);
-  verdict.exit_code = base::exit_code(cause);
-  return verdict;
-}
-
 /// Returns the hint for a host whose ranks cannot be reached.
 std::string unreachable_hint() {
   return "its ranks end by themselves within " + std::to_string(unreachable_exit_time() / 1s) + " s";
@@ -63,37 +45,40 @@ process::StartStep to_start_step(std::int64_t number) {
 
 Verdict judge_start_failure(process::StartStep step, int error, int rank, const std::string& host,
                             const std::string& program) {
-  const Subject subject{.host = host, .rank = rank};
   const std::string number = std::to_string(rank), why = std::string(": ") + std::strerror(error);
+  const auto verdict = [&](Cause cause, const std::string& detail, const char* hint) {
+    return verdict_on({.cause = cause, .rank = rank, .host = host, .detail = detail + why, .hint = hint});
+  };
   switch (step) {
     case process::StartStep::kExec:
-      return make_verdict(Cause::kBadArg, subject,
-                          "program " + base::quoted(program, 256) + ": cannot be executed" + why,
-                          error == ENOEXEC ? "start the script with a line such as #!/bin/sh" : "");
+      return verdict(Cause::kBadArg, "program " + base::quoted(program, 256) + ": cannot be executed",
+                     error == ENOEXEC ? "start the script with a line such as #!/bin/sh" : "");
     case process::StartStep::kBind:
-      return make_verdict(Cause::kResource, subject, "cannot bind the cores of rank " + number + why,
-                          "use --bind none");
+      return verdict(Cause::kResource, "cannot bind the cores of rank " + number, "use --bind none");
     case process::StartStep::kFork: break;
   }
-  return make_verdict(Cause::kResource, subject, "cannot start rank " + number + why,
-                      error == EAGAIN   ? "use fewer ranks, or raise ulimit -u, or pids.max of the control group"
-                      : error == EMFILE ? "use fewer ranks, or raise ulimit -n"
-                      : error == ENOMEM ? "use fewer ranks, or free memory on this host"
-                      : error != EPERM && error != ENOSYS
-                          ? ""
-                          : "allow the system calls fork and memfd_create, which a profile of the container may forbid "
-                            "(docker run --security-opt seccomp=...)");
+  return verdict(Cause::kResource, "cannot start rank " + number,
+                 error == EAGAIN   ? "use fewer ranks, or raise ulimit -u, or pids.max of the control group"
+                 : error == EMFILE ? "use fewer ranks, or raise ulimit -n"
+                 : error == ENOMEM ? "use fewer ranks, or free memory on this host"
+                 : error != EPERM && error != ENOSYS
+                     ? ""
+                     : "allow the system calls fork and memfd_create, which a profile of the container may forbid "
+                       "(docker run --security-opt seccomp=...)");
 }
 
 Verdict judge_refusal(const std::string& host, const std::string& why, const std::string& hint) {
-  Verdict verdict = make_verdict(Cause::kBadArg, {.host = host}, why, hint);
+  Verdict verdict = verdict_on({.cause = Cause::kBadArg, .host = host, .detail = why, .hint = hint});
   verdict.exit_code = base::exit_code_before_start(Cause::kBadArg);
   return verdict;
 }
 
 Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Error& error) {
-  return make_verdict(error.cause(), {.host = host, .pid = pid}, "the agent on host " + host + ": " + error.what(),
-                      error.hint());
+  return verdict_on({.cause = error.cause(),
+                     .host = host,
+                     .pid = pid,
+                     .detail = "the agent on host " + host + ": " + error.what(),
+                     .hint = error.hint()});
 }
 
 std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits) {
@@ -101,49 +86,59 @@ std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& l
 }
 
 Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence) {
-  return make_verdict(
-      Cause::kInternal, {.host = host, .pid = pid},
-      "the agent, which monitors the ranks, has sent nothing for " + std::to_string(silence / 1s) + " s",
-      "check whether it was stopped by a signal");
+  return verdict_on(
+      {.cause = Cause::kInternal,
+       .host = host,
+       .pid = pid,
+       .detail = "the agent, which monitors the ranks, has sent nothing for " + std::to_string(silence / 1s) + " s",
+       .hint = "check whether it was stopped by a signal"});
 }
 
 Verdict judge_unreachable_host(const std::string& host) {
-  return make_verdict(
-      Cause::kPeerUnreachable, {.host = host},
-      "host " + host + " is unreachable: no packet arrived from it for " + base::net::host_timeout_text(),
-      unreachable_hint());
+  return verdict_on(
+      {.cause = Cause::kPeerUnreachable,
+       .host = host,
+       .detail = "host " + host + " is unreachable: no packet arrived from it for " + base::net::host_timeout_text(),
+       .hint = unreachable_hint()});
 }
 
 Verdict judge_lost_agent(const LostAgent& agent) {
-  const Subject subject{.host = agent.host, .pid = agent.end.pid};
+  const auto verdict = [&](Cause cause, const std::string& detail, const std::string& hint) {
+    return verdict_on({.cause = cause, .host = agent.host, .pid = agent.end.pid, .detail = detail, .hint = hint});
+  };
   const std::string text = agent.text.empty() ? "" : ": " + base::quoted(agent.text, 512);
   if (agent.is_local || (agent.end.signal == 0 && agent.end.code != kSshFailed)) {
     // A guard exits with 128 and the signal that ended its agent.
     const protocol::RankExit end =
         agent.end.code > 128 ? protocol::RankExit{.signal = agent.end.code - 128} : agent.end;
-    return make_verdict(Cause::kInternal, subject, "the agent, which monitors the ranks, " + ended(end) + text,
-                        "all ranks of this host ended with it");
+    return verdict(Cause::kInternal, "the agent, which monitors the ranks, " + ended(end) + text,
+                   "all ranks of this host ended with it");
   }
-  return make_verdict(
-      Cause::kPeerUnreachable, subject,
+  return verdict(
+      Cause::kPeerUnreachable,
       "the connection to the agent on host " + agent.host + " ended: " + agent.via + " " + ended(agent.end) + text,
       unreachable_hint());
 }
 
 Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid) {
   const std::string number = std::to_string(pid);
-  return make_verdict(Cause::kUnkillable, {.host = host, .rank = rank, .pid = pid},
-                      "process " + number + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " on host " + host +
-                          " did not exit within " + std::to_string(base::kUnkillableTimeout / 1s) + " s of SIGKILL",
-                      "it is blocked in the kernel: see /proc/" + number + "/stack on that host");
+  return verdict_on({.cause = Cause::kUnkillable,
+                     .rank = rank,
+                     .host = host,
+                     .pid = pid,
+                     .detail = "process " + number + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
+                               " on host " + host + " did not exit within " +
+                               std::to_string(base::kUnkillableTimeout / 1s) + " s of SIGKILL",
+                     .hint = "it is blocked in the kernel: see /proc/" + number + "/stack on that host"});
 }
 
 Verdict judge_user_stop(int signal) {
-  Verdict verdict = make_verdict(Cause::kInterrupted, {.host = base::net::host_name(), .pid = ::getpid()},
-                                 signal == SIGINT    ? "stopped by Ctrl-C (SIGINT)"
-                                 : signal == SIGPIPE ? "the reader of the output has closed it"
-                                                     : "stopped by " + job::signal_name(signal),
-                                 "");
+  Verdict verdict = verdict_on({.cause = Cause::kInterrupted,
+                                .host = base::net::host_name(),
+                                .pid = ::getpid(),
+                                .detail = signal == SIGINT    ? "stopped by Ctrl-C (SIGINT)"
+                                          : signal == SIGPIPE ? "the reader of the output has closed it"
+                                                              : "stopped by " + job::signal_name(signal)});
   verdict.exit_code = 128 + signal;
   verdict.is_silent = signal == SIGPIPE;  // as with `| head -1`
   return verdict;
@@ -184,8 +179,11 @@ std::string left_behind_note(int rank, const std::string& processes, std::chrono
 
 Verdict judge_preemption(const protocol::RankExit& first, const std::string& host,
                          const std::vector<base::telemetry::RankSnapshot>& ranks) {
-  Verdict verdict = make_verdict(Cause::kPreempted, {.host = host, .rank = first.rank, .pid = first.pid}, "",
-                                 "start the same command again");
+  Verdict verdict = verdict_on({.cause = Cause::kPreempted,
+                                .rank = first.rank,
+                                .host = host,
+                                .pid = first.pid,
+                                .hint = "start the same command again"});
   add_step_and_operation(verdict.fatal, ranks);
   verdict.fatal.op.clear();
   verdict.fatal.detail = "all ranks exited together because one of them was asked to stop (SIGTERM or SIGUSR1)";

@@ -46,7 +46,7 @@ cli::RunOptions options_for(const JobSpec& job, int generation, const std::vecto
 std::vector<plan::Node> make_nodes(hosts::StartedAgents& started, const std::vector<std::size_t>& numbers) {
   std::vector<plan::Node> nodes;
   for (std::size_t i = 0; i < started.hosts.size(); ++i)
-    nodes.push_back({.info = std::move(started.infos[i]),
+    nodes.push_back({.info = std::move(*started.infos[i]),
                      .name = started.agents[i].host(),
                      .is_local = hosts::is_local_host(started.hosts[i]),
                      .is_slurm = started.hosts[i].is_slurm,
@@ -97,11 +97,6 @@ void choose_addresses(const cli::RunOptions& options, plan::LaunchContext& conte
   context.master.host = network.routes.front().address.host;
 }
 
-int count_ranks(const std::vector<plan::Node>& nodes) {
-  return std::accumulate(nodes.begin(), nodes.end(), 0,
-                         [](int sum, const plan::Node& node) { return sum + node.ranks; });
-}
-
 std::string text_of(const WorldSize& world) {
   return std::to_string(world.ranks) + (world.ranks == 1 ? " rank on " : " ranks on ") + std::to_string(world.hosts) +
          (world.hosts == 1 ? " host" : " hosts");
@@ -124,7 +119,7 @@ PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int 
   prepared.context.run_dir += generation_folder(generation);
   assign_ranks(options, prepared.context, started, prepared.nodes, generation > 0);
   prepared.agents = std::move(started.agents);
-  const WorldSize now{count_ranks(prepared.nodes), prepared.nodes.size()};
+  const WorldSize now{plan::count_ranks(prepared.nodes), prepared.nodes.size()};
   if (generation > 0 && world.ranks > 0 && now != world)
     prepared.start_note = "the job continues with " + text_of(now) + " instead of " + text_of(world);
   world = now;
@@ -183,7 +178,7 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
     job::Fatal fatal = job::to_fatal(error);
     fatal.gen = generation;
     JobOutcome outcome;
-    outcome.verdict = Verdict{std::move(fatal), base::exit_code(error.cause()), {}};
+    outcome.verdict = verdict_on(std::move(fatal));
     outcome.attempt.started = false;
     outcome.lost_hosts = std::move(lost);
     return outcome;

@@ -138,12 +138,11 @@ const base::telemetry::RankSnapshot* find_failed(const std::vector<base::telemet
 }
 
 Verdict judge_failed(const base::telemetry::RankSnapshot& rank, const std::string& then, const HangEvidence& evidence) {
-  Verdict verdict;
-  verdict.fatal.cause = base::Cause::kRankExited;
-  verdict.exit_code = base::exit_code(verdict.fatal.cause);
+  Verdict verdict =
+      verdict_on({.cause = base::Cause::kRankExited,
+                  .detail = job::PythonException{rank.handles, then}.text(),
+                  .hint = "its clean-up (finally, except, __exit__) waits for calls that the others do not make"});
   set_rank(verdict.fatal, rank.rank, evidence.locations);
-  verdict.fatal.detail = job::PythonException{rank.handles, then}.text();
-  verdict.fatal.hint = "its clean-up (finally, except, __exit__) waits for calls that the others do not make";
   add_remedy(verdict.fatal, {.locations = {}, .own_errors = evidence.own_errors});
   verdict.stacks = {rank.rank};
   return verdict;
@@ -153,11 +152,11 @@ Verdict judge_failed(const base::telemetry::RankSnapshot& rank, const std::strin
 
 job::Fatal stall_warning(const job::health::RankHealth& health, const std::vector<protocol::RankLocation>& locations,
                          const job::health::HealthLimits& limits) {
-  job::Fatal fatal;
-  fatal.cause = base::Cause::kRankStalled;
+  job::Fatal fatal{
+      .cause = base::Cause::kRankStalled,
+      .detail = "no heartbeat for " + seconds(health.since_heartbeat) + process_state_text(health.process_state),
+      .hint = "the job is stopped after " + seconds(limits.stall) + " without a heartbeat (--stall-timeout)"};
   set_rank(fatal, health.rank, locations);
-  fatal.detail = "no heartbeat for " + seconds(health.since_heartbeat) + process_state_text(health.process_state);
-  fatal.hint = "the job is stopped after " + seconds(limits.stall) + " without a heartbeat (--stall-timeout)";
   return fatal;
 }
 
@@ -189,8 +188,7 @@ void add_stacks(Verdict& verdict, int rank, const std::string& text) {
 Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, job::health::RankHealth>& health,
                    const std::vector<base::telemetry::RankSnapshot>& ranks, const HangEvidence& evidence) {
   using job::health::HangKind;
-  Verdict verdict;
-  verdict.exit_code = base::exit_code(finding.cause());
+  Verdict verdict = verdict_on({.cause = finding.cause()});
   verdict.stacks = finding.kind == HangKind::kHang ? hanging_ranks(finding, health, ranks) : finding.ranks;
   if (verdict.stacks.size() > kMaxStacks) verdict.stacks.resize(kMaxStacks);
   const auto different = finding.kind == HangKind::kHang ? find_different_calls(ranks) : std::nullopt;
@@ -205,7 +203,6 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
     return verdict;
   }
   const int rank = verdict.stacks.front();
-  verdict.fatal.cause = finding.cause();
   set_rank(verdict.fatal, rank, evidence.locations);
   const auto rank_health = health.find(rank);
   const char state = rank_health == health.end() ? '?' : rank_health->second.process_state;

@@ -1,7 +1,6 @@
 // Verdicts on jobs that hang: all ranks are alive, but none makes progress or one has no heartbeat.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "lockstep/launch/supervise/rank_states.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "lockstep/base/timeouts.h"

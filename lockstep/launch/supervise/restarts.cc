@@ -37,12 +37,12 @@ bool is_stop_signal(int signal) {
 }
 
 Verdict no_progress(const Verdict& last) {
-  Verdict verdict{last.fatal, base::exit_code(Cause::kNoProgress), {}};
-  verdict.fatal.cause = Cause::kNoProgress;
-  verdict.fatal.detail = std::to_string(kMaxRestartsWithoutProgress) +
-                         " restarts in a row produced no newer checkpoint; the last failure was " +
-                         std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
-  return verdict;
+  job::Fatal fatal = last.fatal;
+  fatal.cause = Cause::kNoProgress;
+  fatal.detail = std::to_string(kMaxRestartsWithoutProgress) +
+                 " restarts in a row produced no newer checkpoint; the last failure was " +
+                 std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
+  return verdict_on(std::move(fatal));
 }
 
 }  // namespace

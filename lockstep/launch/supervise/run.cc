@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -17,7 +16,6 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
-#include "lockstep/base/timeouts.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/environment.h"
 #include "lockstep/launch/process/process.h"
@@ -102,17 +100,137 @@ class RestartLoop {
         min_hosts_(job.options.min_hosts > 0 ? static_cast<std::size_t>(job.options.min_hosts) : num_hosts_),
         restarts_(job.options.max_restarts, job.options.restart_pause),
         backoff_(num_hosts_) {}
-  int run();
+
+  int run() {
+    WorldSize world;
+    hosts_ = backoff_.available({});
+    for (;;) {
+      const auto begun = Clock::now();
+      JobOutcome outcome = run_generation(job_, restarts_.num_restarts(), hosts_,
+                                          restarts_.num_restarts() == 0 ? num_hosts_ : min_hosts_, world);
+      const auto now = Clock::now();
+      outcome.attempt.duration = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun);
+      const auto pause = next_pause(outcome);
+      if (!pause) return finish(outcome);
+      const auto next = back_off_hosts(outcome, now + *pause);
+      const std::string report = outcome.failure_report + restart_text(*outcome.verdict, now, next);
+      std::optional<int> signal;
+      if (outcome.output)
+        outcome.output->finish(report, [&] { return signal || (signal = stop_signal()); });
+      else
+        std::fputs(report.c_str(), stderr);
+      outcome.failure_report.clear();
+      outcome.verdict = signal ? signal_verdict(*signal) : wait_until(next);
+      if (outcome.verdict) return finish(outcome);
+      hosts_ = backoff_.available(Clock::now());
+    }
+  }
 
  private:
-  std::optional<std::chrono::milliseconds> next_pause(JobOutcome& outcome);
-  Clock::time_point back_off_hosts(const JobOutcome& outcome, Clock::time_point next);
-  std::string restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const;
-  std::string host_names(const std::vector<std::size_t>& hosts) const;
-  std::optional<Verdict> wait_until(Clock::time_point next) const;
-  std::optional<Verdict> signal_verdict(int signal) const;
-  std::optional<int> stop_signal() const;
-  int finish(JobOutcome& outcome) const;
+  /// Returns the pause before the next generation; nullopt if there is none.
+  std::optional<std::chrono::milliseconds> next_pause(JobOutcome& outcome) {
+    if (!outcome.verdict || outcome.is_stopped) return std::nullopt;
+    const auto pause = restarts_.next(outcome.attempt, *outcome.verdict);
+    if (!pause || !outcome.preempted_too_late) return pause;
+    outcome.verdict = signal_verdict(SIGUSR1);
+    return std::nullopt;
+  }
+
+  /// Updates the backoff of the hosts. Returns the time at which the next generation may start, which is later than
+  /// `next` if too few hosts are available or an unreachable host may still have ranks.
+  Clock::time_point back_off_hosts(const JobOutcome& outcome, Clock::time_point next) {
+    const auto now = Clock::now();
+    for (const std::size_t host : hosts_)
+      if (outcome.lost_hosts.contains(host))
+        backoff_.record_failure(host, now);
+      else if (restarts_.made_progress())
+        backoff_.record_success(host);
+    if (outcome.has_unreachable_host) next = std::max(next, now + unreachable_exit_time());
+    return std::max(next, backoff_.when_available(min_hosts_));
+  }
+
+  /// Returns the line that announces a restart, with the failure, the number of the restart, the pause, and the hosts.
+  std::string restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const {
+    const job::Fatal& fatal = verdict.fatal;
+    std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
+                       (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") +
+                       (fatal.host.empty() ? "" : " on " + fatal.host) + ": " +
+                       base::telemetry::printable(fatal.detail) + "; restart " +
+                       std::to_string(restarts_.num_restarts()) + " of " + std::to_string(job_.options.max_restarts) +
+                       " in " + base::seconds_text(std::chrono::round<std::chrono::milliseconds>(next - now));
+    if (num_hosts_ > 1) {
+      const std::vector<std::size_t> used = backoff_.available(next);
+      std::vector<std::size_t> excluded(num_hosts_);
+      for (std::size_t host = 0; host < num_hosts_; ++host) excluded[host] = host;
+      std::erase_if(excluded,
+                    [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
+      text += " on " + host_names(used) +
+              (excluded.empty() ? "" : ", without " + host_names(excluded) + " (failed recently)");
+    }
+    return text +
+           (restarts_.newest_checkpoint() > 0
+                ? "; the newest checkpoint is number " + std::to_string(restarts_.newest_checkpoint())
+                : "; no checkpoint was reported") +
+           "\n";
+  }
+
+  std::string host_names(const std::vector<std::size_t>& hosts) const {
+    if (hosts.size() > kMaxListedHosts) return std::to_string(hosts.size()) + " hosts";
+    return base::joined(hosts, ", ", [&](std::size_t host) { return job_.options.hosts[host].name; });
+  }
+
+  std::optional<Verdict> wait_until(Clock::time_point next) const {
+    const auto deadline = base::Deadline::at(next);
+    do {
+      pollfd entry{job_.signals, POLLIN, 0};
+      ::poll(&entry, 1, deadline.poll_ms());
+      while (const auto signal = process::read_signal(job_.signals))
+        if (auto verdict = signal_verdict(*signal)) return verdict;
+    } while (!deadline.expired());
+    return std::nullopt;
+  }
+
+  /// Returns the verdict on a stop request that arrives while no rank runs; nullopt for other signals.
+  std::optional<Verdict> signal_verdict(int signal) const {
+    const int gen = std::max(0, restarts_.num_restarts() - 1);
+    const std::string where = " before restart " + std::to_string(restarts_.num_restarts()) + " of " +
+                              std::to_string(job_.options.max_restarts);
+    if (signal == SIGUSR1)
+      return verdict_on({.cause = base::Cause::kPreempted,
+                         .host = base::net::host_name(),
+                         .pid = ::getpid(),
+                         .gen = gen,
+                         .detail = "preempted (SIGUSR1)" + where,
+                         .hint = "start the same command again"});
+    if (signal != SIGINT && signal != SIGQUIT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
+    Verdict verdict = judge_user_stop(signal);
+    verdict.fatal.gen = gen;
+    verdict.fatal.detail += where;
+    return verdict;
+  }
+
+  /// Returns the signal with which the user has stopped the job since the last call; nullopt if there is none.
+  std::optional<int> stop_signal() const {
+    while (const auto signal = process::read_signal(job_.signals))
+      if (*signal == SIGINT || *signal == SIGQUIT || *signal == SIGTERM || *signal == SIGHUP) return signal;
+    return std::nullopt;
+  }
+
+  /// Prints the failure report and the FATAL line. Returns the exit code.
+  int finish(JobOutcome& outcome) const {
+    const std::string last = outcome.verdict && !outcome.verdict->is_silent
+                                 ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n"
+                                 : "";
+    bool is_whole = true;
+    std::optional<int> signal;
+    if (outcome.output)
+      is_whole = outcome.output->finish(last, [&] { return signal || (signal = stop_signal()); });
+    else
+      std::fputs(last.c_str(), stderr);
+    if (outcome.verdict) return outcome.verdict->exit_code;
+    if (signal) return 128 + *signal;
+    return is_whole ? 0 : base::exit_code(base::Cause::kResource);
+  }
 
   const JobSpec& job_;
   const std::size_t num_hosts_, min_hosts_;
@@ -120,139 +238,6 @@ class RestartLoop {
   HostBackoff backoff_;
   std::vector<std::size_t> hosts_;  // numbers of the hosts of the current generation
 };
-
-/// Prints the failure report and the FATAL line. Returns the exit code.
-int RestartLoop::finish(JobOutcome& outcome) const {
-  const std::string last = outcome.verdict && !outcome.verdict->is_silent
-                               ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n"
-                               : "";
-  bool is_whole = true;
-  std::optional<int> signal;
-  if (outcome.output)
-    is_whole = outcome.output->finish(last, [&] { return signal || (signal = stop_signal()); });
-  else
-    std::fputs(last.c_str(), stderr);
-  if (outcome.verdict) return outcome.verdict->exit_code;
-  if (signal) return 128 + *signal;
-  return is_whole ? 0 : base::exit_code(base::Cause::kResource);
-}
-
-/// Returns the signal with which the user has stopped the job since the last call; nullopt if there is none.
-std::optional<int> RestartLoop::stop_signal() const {
-  while (const auto signal = process::read_signal(job_.signals))
-    if (*signal == SIGINT || *signal == SIGQUIT || *signal == SIGTERM || *signal == SIGHUP) return signal;
-  return std::nullopt;
-}
-
-/// Returns the pause before the next generation; nullopt if there is none.
-std::optional<std::chrono::milliseconds> RestartLoop::next_pause(JobOutcome& outcome) {
-  if (!outcome.verdict || outcome.is_stopped) return std::nullopt;
-  const auto pause = restarts_.next(outcome.attempt, *outcome.verdict);
-  if (!pause || !outcome.preempted_too_late) return pause;
-  outcome.verdict = signal_verdict(SIGUSR1);
-  return std::nullopt;
-}
-
-/// Updates the backoff of the hosts. Returns the time at which the next generation may start, which is later than
-/// `next` if too few hosts are available or an unreachable host may still have ranks.
-Clock::time_point RestartLoop::back_off_hosts(const JobOutcome& outcome, Clock::time_point next) {
-  const auto now = Clock::now();
-  for (const std::size_t host : hosts_)
-    if (outcome.lost_hosts.contains(host))
-      backoff_.record_failure(host, now);
-    else if (restarts_.made_progress())
-      backoff_.record_success(host);
-  if (outcome.has_unreachable_host) next = std::max(next, now + unreachable_exit_time());
-  return std::max(next, backoff_.when_available(min_hosts_));
-}
-
-std::string RestartLoop::host_names(const std::vector<std::size_t>& hosts) const {
-  if (hosts.size() > kMaxListedHosts) return std::to_string(hosts.size()) + " hosts";
-  std::string names;
-  for (const std::size_t host : hosts) names += (names.empty() ? "" : ", ") + job_.options.hosts[host].name;
-  return names;
-}
-
-/// Returns the line that announces a restart, with the failure, the number of the restart, the pause, and the hosts.
-std::string RestartLoop::restart_text(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const {
-  const job::Fatal& fatal = verdict.fatal;
-  std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
-                     (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") +
-                     (fatal.host.empty() ? "" : " on " + fatal.host) + ": " + base::telemetry::printable(fatal.detail) +
-                     "; restart " + std::to_string(restarts_.num_restarts()) + " of " +
-                     std::to_string(job_.options.max_restarts) + " in " +
-                     base::seconds_text(std::chrono::round<std::chrono::milliseconds>(next - now));
-  if (num_hosts_ > 1) {
-    const std::vector<std::size_t> used = backoff_.available(next);
-    std::vector<std::size_t> excluded(num_hosts_);
-    for (std::size_t host = 0; host < num_hosts_; ++host) excluded[host] = host;
-    std::erase_if(excluded, [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
-    text += " on " + host_names(used) +
-            (excluded.empty() ? "" : ", without " + host_names(excluded) + " (failed recently)");
-  }
-  return text +
-         (restarts_.newest_checkpoint() > 0
-              ? "; the newest checkpoint is number " + std::to_string(restarts_.newest_checkpoint())
-              : "; no checkpoint was reported") +
-         "\n";
-}
-
-/// Returns the verdict on a stop request that arrives while no rank runs; nullopt for other signals.
-std::optional<Verdict> RestartLoop::signal_verdict(int signal) const {
-  job::Fatal fatal;
-  fatal.host = base::net::host_name();
-  fatal.pid = ::getpid();
-  fatal.gen = std::max(0, restarts_.num_restarts() - 1);
-  const std::string where = " before restart " + std::to_string(restarts_.num_restarts()) + " of " +
-                            std::to_string(job_.options.max_restarts);
-  if (signal == SIGUSR1) {
-    fatal.cause = base::Cause::kPreempted;
-    fatal.detail = "preempted (SIGUSR1)" + where;
-    fatal.hint = "start the same command again";
-    return Verdict{fatal, base::exit_code(fatal.cause), {}};
-  }
-  if (signal != SIGINT && signal != SIGQUIT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
-  Verdict verdict = judge_user_stop(signal);
-  verdict.fatal.gen = fatal.gen;
-  verdict.fatal.detail += where;
-  return verdict;
-}
-
-std::optional<Verdict> RestartLoop::wait_until(Clock::time_point next) const {
-  const auto deadline = base::Deadline::at(next);
-  do {
-    pollfd entry{job_.signals, POLLIN, 0};
-    ::poll(&entry, 1, deadline.poll_ms());
-    while (const auto signal = process::read_signal(job_.signals))
-      if (auto verdict = signal_verdict(*signal)) return verdict;
-  } while (!deadline.expired());
-  return std::nullopt;
-}
-
-int RestartLoop::run() {
-  WorldSize world;
-  hosts_ = backoff_.available({});
-  for (;;) {
-    const auto begun = Clock::now();
-    JobOutcome outcome = run_generation(job_, restarts_.num_restarts(), hosts_,
-                                        restarts_.num_restarts() == 0 ? num_hosts_ : min_hosts_, world);
-    const auto now = Clock::now();
-    outcome.attempt.duration = std::chrono::duration_cast<std::chrono::milliseconds>(now - begun);
-    const auto pause = next_pause(outcome);
-    if (!pause) return finish(outcome);
-    const auto next = back_off_hosts(outcome, now + *pause);
-    const std::string report = outcome.failure_report + restart_text(*outcome.verdict, now, next);
-    std::optional<int> signal;
-    if (outcome.output)
-      outcome.output->finish(report, [&] { return signal || (signal = stop_signal()); });
-    else
-      std::fputs(report.c_str(), stderr);
-    outcome.failure_report.clear();
-    outcome.verdict = signal ? signal_verdict(*signal) : wait_until(next);
-    if (outcome.verdict) return finish(outcome);
-    hosts_ = backoff_.available(Clock::now());
-  }
-}
 
 }  // namespace
 

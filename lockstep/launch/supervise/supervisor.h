@@ -4,7 +4,6 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -12,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/output/output.h"

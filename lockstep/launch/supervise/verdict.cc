@@ -92,9 +92,7 @@ bool is_named(const protocol::RankExit& end, const protocol::RankExit& failure) 
 }
 
 Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evidence) {
-  Verdict verdict;
-  job::Fatal& fatal = verdict.fatal;
-  fatal.cause = base::Cause::kUnevenInput;
+  job::Fatal fatal{.cause = base::Cause::kUnevenInput};
   const bool is_known = evidence.early_ends.size() == 1;
   if (is_known) set_rank(fatal, evidence.early_ends[0], evidence.locations);
   const std::string other = "rank " + std::to_string(end.rank);
@@ -102,11 +100,15 @@ Verdict judge_early_end(const protocol::RankExit& end, const ExitEvidence& evide
                  other + " still needed " + (is_known ? "it; " : "one of them; ") + other + ": " +
                  last_message(evidence.tail, evidence.prefix);
   fatal.hint = "give every rank the same number of batches, and let all ranks make the same calls before they end";
-  verdict.exit_code = base::exit_code(fatal.cause);
-  return verdict;
+  return verdict_on(std::move(fatal));
 }
 
 }  // namespace
+
+Verdict verdict_on(job::Fatal fatal) {
+  const int code = base::exit_code(fatal.cause);
+  return {.fatal = std::move(fatal), .exit_code = code};
+}
 
 void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocation>& locations) {
   fatal.rank = rank;

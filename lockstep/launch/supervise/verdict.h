@@ -1,10 +1,8 @@
 // Determines the verdict on a failed job: one cause from all observations, and the launcher's exit code for it.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "lockstep/base/telemetry/rank_page.h"
@@ -22,6 +20,9 @@ struct Verdict {
   std::string printed_stacks{};  ///< those for which there is no file; printed above the FATAL line
   bool is_silent = false;        ///< print no FATAL line
 };
+
+/// Returns the verdict with the exit code of the cause.
+Verdict verdict_on(job::Fatal fatal);
 
 /// Sets the rank of `fatal`, and its host and pid unless they are set. Pure.
 void set_rank(job::Fatal& fatal, int rank, const std::vector<protocol::RankLocation>& locations);
