@@ -10,7 +10,6 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/interface_filter.h"
-#include "lockstep/launch/doctor/software_diagnosis.h"
 #include "lockstep/launch/hosts/network_check.h"
 
 namespace lockstep::launcher::doctor {

@@ -1,11 +1,10 @@
-#include "lockstep/launch/doctor/software_diagnosis.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
+#include "lockstep/launch/doctor/diagnosis.h"
 
 namespace lockstep::launcher::doctor {
 namespace {

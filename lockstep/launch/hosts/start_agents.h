@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/cli/host_options.h"
+#include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/plan/host_info.h"
 

@@ -1,5 +1,5 @@
-// Renders the segments of many streams for one terminal or file, so that progress bars and lines do not overwrite each
-// other.
+// Splits streams into lines and progress bars, and renders those of many streams for one terminal or file, so that they
+// do not overwrite each other.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,41 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/launch/output/line_splitter.h"
-
 namespace lockstep::launcher::output {
+
+/// How a segment of output ended.
+enum class SegmentEnd {
+  kNewline,  ///< a whole line
+  kReturn,   ///< a progress bar: the next segment overwrites it
+  kCut,      ///< the line is too long and continues in the next segment
+  kOpen,     ///< a progress bar that began with \r and may still grow; the next segment repeats its text
+};
+
+struct LineSegment {
+  std::string text;  ///< without its \n or \r
+  SegmentEnd end = SegmentEnd::kNewline;
+  bool is_continuation = false;  ///< the previous segment ended with kCut
+  bool overwrites_bar = false;   ///< a progress bar of this stream is in the current row
+};
+
+/// Splits one stream. A progress bar is a text followed by \r, or \r followed by a text (tqdm). "\r\n" ends a line.
+class LineSplitter {
+ public:
+  static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
+
+  /// Returns the segments that `bytes` complete, in order.
+  std::vector<LineSegment> feed(std::string_view bytes);
+  /// Returns the rest after the end of the stream: the last line, if it has no newline.
+  std::vector<LineSegment> finish();
+
+ private:
+  void append(std::string_view text, std::vector<LineSegment>& segments);
+  void emit(SegmentEnd end, std::vector<LineSegment>& segments);
+
+  std::string line_;             // since the last \n, \r or cut
+  bool overwrites_bar_ = false;  // the last segment ended with \r
+  bool is_continuation_ = false;
+};
 
 /// Filters the lines of one rank's stderr. A traceback is held back until the line after the one that names its
 /// exception, because a chain of exceptions continues there. A chain that ends with KeyboardInterrupt is left out, any

@@ -15,8 +15,6 @@
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/output/background_writer.h"
 #include "lockstep/launch/output/console_renderer.h"
-#include "lockstep/launch/output/line_splitter.h"
-#include "lockstep/launch/output/output_acks.h"
 
 namespace lockstep::launcher::output {
 

@@ -1,18 +1,27 @@
 #include "lockstep/launch/slurm/submit.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/submit_options.h"
 #include "lockstep/launch/process/environment.h"
+#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/tools.h"
 #include "lockstep/launch/slurm/batch_script.h"
-#include "lockstep/launch/slurm/follow_job.h"
 
 namespace lockstep::launcher::slurm {
 namespace {
@@ -98,7 +107,140 @@ void save_script(const std::string& path, const std::string& script) {
     std::fprintf(stderr, "lockstep: cannot write %s\n", path.c_str());
 }
 
+constexpr auto kLogInterval = 500ms;         // between reads of the log
+constexpr auto kFirstPollInterval = 1000ms;  // between queries, each of which loads SLURM's controller
+constexpr auto kMaxPollInterval = 15000ms;
+constexpr auto kReplyTimeout = 30s;
+constexpr auto kGiveUpAfter = 5min;
+// The states in which a job stays.
+constexpr std::array<std::string_view, 10> kFinalStates = {"COMPLETED", "FAILED",    "CANCELLED",     "TIMEOUT",
+                                                           "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",
+                                                           "DEADLINE",  "REVOKED"};
+
+/// Returns the value in "... NAME=VALUE ...".
+std::string field_value(std::string_view line, std::string_view name) {
+  const std::string key = " " + std::string(name) + "=";
+  const std::size_t begin = line.find(key);
+  if (begin == std::string_view::npos) return "";
+  const std::string_view value = line.substr(begin + key.size());
+  return std::string(value.substr(0, value.find_first_of(" \n")));
+}
+
+/// Returns 7 for "7:0" and 137 for "0:9", which is an exit code and a signal.
+int parse_exit_code(const std::string& text) {
+  const auto numbers = base::split(text, ':');
+  const auto code = base::parse_int(numbers[0]);
+  const auto signal = numbers.size() > 1 ? base::parse_int(numbers[1]) : std::nullopt;
+  return static_cast<int>(signal.value_or(0) > 0 ? 128 + *signal : code.value_or(0));
+}
+
+/// Asks SLURM for the state of the job. Returns nullopt if SLURM does not reply.
+std::optional<SlurmJobState> query_job(const SlurmJob& job) {
+  const auto call = [&](std::vector<std::string> argv) {
+    if (!job.cluster.empty()) argv.insert(argv.begin() + 1, "--clusters=" + job.cluster);
+    return process::run_tool({.path = process::find_tool(argv[0]), .argv = argv, .limit = kReplyTimeout});
+  };
+  const process::ToolResult scontrol = call({"scontrol", "--oneliner", "show", "job", job.id});
+  if (scontrol.succeeded()) return parse_scontrol(scontrol.out);
+  if (scontrol.err.find("Invalid job id") == std::string::npos) return std::nullopt;
+  // scontrol has no record of a job some minutes after its end, but sacct may have one.
+  const process::ToolResult accounting =
+      call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
+  if (accounting.code == process::ToolResult::kTimedOut) return std::nullopt;
+  return accounting.succeeded() ? parse_sacct(accounting.out) : SlurmJobState{};
+}
+
+/// Prints a file as it grows. Opens it for each read, so that changes made on another machine are visible.
+class LogTail {
+ public:
+  explicit LogTail(std::string path) : path_(std::move(path)) {}
+
+  /// Returns false if stdout is closed.
+  bool print_new() {
+    const base::Fd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    char block[65536];
+    for (ssize_t size = 0; file && (size = ::pread(file.get(), block, sizeof block, printed_)) > 0; printed_ += size)
+      if (std::fwrite(block, 1, static_cast<std::size_t>(size), stdout) != static_cast<std::size_t>(size)) return false;
+    return std::fflush(stdout) == 0;
+  }
+
+ private:
+  std::string path_;
+  off_t printed_ = 0;
+};
+
+/// Queries the state of a job at growing intervals and prints changes.
+class SlurmJobPoller {
+ public:
+  explicit SlurmJobPoller(SlurmJob job) : job_(std::move(job)) {}
+
+  bool is_due() const { return next_.expired(); }
+  SlurmJobState poll() {
+    const auto now = query_job(job_);
+    next_ = base::Deadline::in(pause_);
+    pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kMaxPollInterval);
+    if (!now && give_up_.expired())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + ": no reply from SLURM for 5 minutes; the job may still be running");
+    if (!now) return {};
+    give_up_ = base::Deadline::in(kGiveUpAfter);
+    if (now->state.empty())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + " has ended, and SLURM has no record of its exit code");
+    report_change(*now);
+    return *now;
+  }
+
+ private:
+  void report_change(const SlurmJobState& now) {
+    const bool waits = now.state == "PENDING" && !now.reason.empty() && now.reason != "None";
+    const std::string text = now.state + (waits ? " (" + now.reason + ")" : "");
+    if (text != reported_) std::fprintf(stderr, "lockstep: job %s is %s\n", job_.id.c_str(), text.c_str());
+    reported_ = text;
+  }
+
+  SlurmJob job_;
+  std::string reported_;
+  std::chrono::milliseconds pause_ = kFirstPollInterval;
+  base::Deadline next_ = base::Deadline::in(0s);
+  base::Deadline give_up_ = base::Deadline::in(kGiveUpAfter);
+};
+
 }  // namespace
+
+SlurmJobState parse_scontrol(std::string_view line) {
+  return {field_value(line, "JobState"), field_value(line, "Reason"), parse_exit_code(field_value(line, "ExitCode"))};
+}
+
+SlurmJobState parse_sacct(std::string_view text) {
+  const auto fields = base::split(text.substr(0, text.find('\n')), '|');
+  // "CANCELLED by 1000"
+  return {fields[0].substr(0, fields[0].find(' ')), "", fields.size() > 1 ? parse_exit_code(fields[1]) : 0};
+}
+
+bool has_ended(const SlurmJobState& state) {
+  return std::find(kFinalStates.begin(), kFinalStates.end(), state.state) != kFinalStates.end();
+}
+
+int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
+
+int follow_job(const SlurmJob& job, const std::string& log) {
+  const base::Fd signals = process::make_signal_fd({SIGINT, SIGTERM});
+  LogTail tail(log);
+  SlurmJobPoller poller(job);
+  for (;;) {
+    const SlurmJobState state = poller.is_due() ? poller.poll() : SlurmJobState{};
+    if (!tail.print_new()) return 128 + SIGPIPE;
+    if (has_ended(state)) return exit_code_for(state);
+    pollfd wait{signals.get(), POLLIN, 0};
+    ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
+    if (const auto signal = process::read_signal(signals.get())) {
+      std::fprintf(stderr, "lockstep: job %s keeps running; squeue -j %s shows it, scancel %s cancels it\n",
+                   job.id.c_str(), job.id.c_str(), job.id.c_str());
+      return 128 + *signal;
+    }
+  }
+}
 
 int submit(std::vector<std::string> arguments) {
   const cli::SubmitCommand submission = cli::parse_submit_options(std::move(arguments));

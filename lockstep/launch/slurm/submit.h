@@ -1,7 +1,8 @@
-// The command `lockstep submit`: submits a SLURM batch job that starts ranks.
+// The command `lockstep submit`: submits a SLURM batch job that starts ranks, and prints its output until it has ended.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::launcher::slurm {
@@ -14,5 +15,35 @@ namespace lockstep::launcher::slurm {
 /// Throws UsageError for invalid arguments, if SLURM is not installed, and if sbatch rejects the job; throws
 /// SystemError. After an error no job was submitted, unless the message says that one may have been.
 int submit(std::vector<std::string> arguments);
+
+/// The job id that sbatch printed.
+struct SlurmJob {
+  std::string id;
+  std::string cluster;  ///< empty: the cluster of this machine
+};
+
+/// The state of a job as SLURM reports it.
+struct SlurmJobState {
+  std::string state;   ///< RUNNING, COMPLETED, ...; empty: SLURM does not know the job
+  std::string reason;  ///< why the job is pending
+  int code = 0;        ///< the exit code, or 128 + the signal that ended it
+};
+
+/// Parses a line of `scontrol --oneliner show job`. Pure.
+SlurmJobState parse_scontrol(std::string_view line);
+/// Parses the output of `sacct --parsable2 --noheader --format=State,ExitCode`. Pure.
+SlurmJobState parse_sacct(std::string_view text);
+
+/// Returns whether a job in this state has ended and will not run again.
+bool has_ended(const SlurmJobState& state);
+/// Returns the exit code for a job that has ended: that of the job, or 1 if that is 0 but the job did not complete.
+int exit_code_for(const SlurmJobState& state);
+
+/// Copies new content of the file `log`, which need not exist yet, to stdout, and prints changes of the job's state on
+/// stderr. Blocks until the job has ended, and returns its exit code. Ctrl-C and SIGTERM end the call but not the job;
+/// it then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
+/// calling thread, which must be the only one. Throws Error if SLURM has not replied for five minutes or has no record
+/// of how the job ended.
+int follow_job(const SlurmJob& job, const std::string& log);
 
 }  // namespace lockstep::launcher::slurm

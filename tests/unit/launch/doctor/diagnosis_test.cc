@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "lockstep/launch/doctor/software_diagnosis.h"
-
 namespace lockstep::launcher::doctor {
 namespace {
 

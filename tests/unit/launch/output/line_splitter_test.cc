@@ -1,7 +1,7 @@
-#include "lockstep/launch/output/line_splitter.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/launch/output/console_renderer.h"
 
 namespace lockstep::launcher::output {
 namespace {

@@ -1,7 +1,7 @@
-#include "lockstep/launch/output/output_acks.h"
-
 #include <gtest/gtest.h>
 #include <poll.h>
+
+#include "lockstep/launch/output/background_writer.h"
 
 namespace lockstep::launcher::output {
 namespace {

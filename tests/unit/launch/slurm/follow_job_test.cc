@@ -1,6 +1,6 @@
-#include "lockstep/launch/slurm/follow_job.h"
-
 #include <gtest/gtest.h>
+
+#include "lockstep/launch/slurm/submit.h"
 
 namespace lockstep::launcher::slurm {
 namespace {
