@@ -17,8 +17,8 @@ constexpr std::size_t kMaxGridTasks = 1000;  // SLURM's default for MaxArraySize
 constexpr const char* kSubmitUsage = "lockstep submit [options] [--] program [arguments...]";
 // The options of sbatch 22.05 that never take the next word as a value.
 constexpr std::string_view kSbatchFlags =
-    "--contiguous --exclusive --get-user-env --hold --ignore-pbs --nice --no-kill --overcommit --oversubscribe "
-    "--propagate --quiet --reboot --spread-job --use-min-nodes --verbose --no-bell --share -H -k -O -Q -s -v";
+    "--contiguous,--exclusive,--get-user-env,--hold,--ignore-pbs,--nice,--no-kill,--overcommit,--oversubscribe,"
+    "--propagate,--quiet,--reboot,--spread-job,--use-min-nodes,--verbose,--no-bell,--share,-H,-k,-O,-Q,-s,-v";
 
 // Options of sbatch that users cannot give, because the script or `lockstep submit` sets them, with the remedies.
 constexpr std::pair<std::string_view, std::string_view> kRefusedOptions[] = {
@@ -52,7 +52,7 @@ std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& wor
   for (const auto& [refused, remedy] : kRefusedOptions)
     if (name == refused)
       throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; " + std::string(remedy));
-  const auto flags = base::split(kSbatchFlags, ' ');
+  const auto flags = base::split(kSbatchFlags, ',');
   const bool alone = name != word || std::find(flags.begin(), flags.end(), name) != flags.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];

@@ -73,6 +73,10 @@ std::string size_text(std::uint64_t bytes) {
                          : std::to_string(bytes >> 10) + " KiB";
 }
 
+Severity judge_low(std::uint64_t value, std::uint64_t bad_below, std::uint64_t warn_below) {
+  return value < bad_below ? Severity::kBad : value < warn_below ? Severity::kWarn : Severity::kOk;
+}
+
 /// Returns whether `interface` connects only containers or virtual machines of its host.
 bool is_virtual_interface(const std::string& interface) {
   constexpr std::array kPrefixes = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
@@ -124,7 +128,9 @@ class HostDiagnosis {
   }
 
  private:
+  /// Adds a finding, with the remedy unless it is kOk.
   void add(const char* check, Severity severity, std::string value, std::string remedy = {}) {
+    if (severity == Severity::kOk) remedy.clear();
     findings_.push_back({host_.name, check, severity, std::move(value), std::move(remedy)});
   }
 
@@ -155,10 +161,8 @@ class HostDiagnosis {
     add("clock", severity,
         apart < 0.05 ? "in sync"
                      : time_text(apart) + (clock_offset > 0 ? " ahead of this host's" : " behind this host's"),
-        severity == Severity::kOk
-            ? ""
-            : "run timedatectl set-ntp true (or chronyd) there and here: otherwise times of logs, files and "
-              "certificates do not match");
+        "run timedatectl set-ntp true (or chronyd) there and here: otherwise times of logs, files and certificates do "
+        "not match");
   }
 
   /// Checks to which address the host's own name resolves, because other libraries listen on that address.
@@ -177,7 +181,7 @@ class HostDiagnosis {
     const std::string subject = host_.info.host + " resolves to ";
     if (!facts.resolved.succeeded() || addresses.empty())
       return add("name", is_multi_host_ ? Severity::kWarn : Severity::kOk, subject + "no address there",
-                 is_multi_host_ ? "add it and its address to /etc/hosts there" : "");
+                 "add it and its address to /etc/hosts there");
     const std::string text = base::joined(addresses);
     const auto unreachable = std::find_if(addresses.begin(), addresses.end(), [&](const std::string& one) {
       return is_loopback(one) || is_virtual_interface(interface_of(one));
@@ -223,24 +227,20 @@ class HostDiagnosis {
     add("memory", is_low ? Severity::kWarn : Severity::kOk,
         size_text(facts.available_bytes) + " available of " + size_text(facts.memory_bytes) +
             (facts.memory_cgroup.empty() ? "" : ", limited by the control group " + facts.memory_cgroup),
-        is_low ? "end other programs there, or raise the memory limit of the container or job" : "");
+        "end other programs there, or raise the memory limit of the container or job");
   }
 
   void check_shm() {
     const HostFacts& facts = *host_.facts;
-    const std::string remedy =
-        "NCCL and torch's DataLoader need it: see df -h /dev/shm; remove files of ended jobs, run mount -o "
-        "remount,size=50% /dev/shm, or use docker run --ipc=host (--shm-size)";
     if (facts.shm_bytes == 0) return add("/dev/shm", Severity::kWarn, "not mounted", "mount -t tmpfs tmpfs /dev/shm");
     const std::string text = size_text(facts.shm_free_bytes) + " free of " + size_text(facts.shm_bytes);
-    const Severity severity = facts.shm_free_bytes < kMib         ? Severity::kBad
-                              : facts.shm_free_bytes < 128 * kMib ? Severity::kWarn
-                                                                  : Severity::kOk;
+    const Severity severity = judge_low(facts.shm_free_bytes, kMib, 128 * kMib);
     add("/dev/shm", severity,
         text + (severity == Severity::kOk                     ? ""
                 : facts.shm_free_bytes < facts.shm_bytes / 10 ? ": it is full"
                                                               : ": it is small"),
-        severity == Severity::kOk ? "" : remedy);
+        "NCCL and torch's DataLoader need it: see df -h /dev/shm; remove files of ended jobs, run mount -o "
+        "remount,size=50% /dev/shm, or use docker run --ipc=host (--shm-size)");
   }
 
   void check_limits() {
@@ -250,14 +250,10 @@ class HostDiagnosis {
         facts.memlock_bytes < 0 ? "no limit"
                                 : size_text(static_cast<std::uint64_t>(facts.memlock_bytes)) +
                                       (facts.infiniband ? ", too little for InfiniBand" : ""),
-        limited
-            ? "set LimitMEMLOCK=infinity for sshd or slurmd there, or memlock unlimited in /etc/security/limits.conf"
-            : "");
-    const Severity severity = facts.files_hard < 1024   ? Severity::kBad
-                              : facts.files_hard < 4096 ? Severity::kWarn
-                                                        : Severity::kOk;
-    add("open files", severity, std::to_string(facts.files_soft) + ", hard limit " + std::to_string(facts.files_hard),
-        severity == Severity::kOk ? "" : "raise nofile in /etc/security/limits.conf there to 65536");
+        "set LimitMEMLOCK=infinity for sshd or slurmd there, or memlock unlimited in /etc/security/limits.conf");
+    add("open files", judge_low(facts.files_hard, 1024, 4096),
+        std::to_string(facts.files_soft) + ", hard limit " + std::to_string(facts.files_hard),
+        "raise nofile in /etc/security/limits.conf there to 65536");
   }
 
   void check_huge_pages() {

@@ -97,8 +97,9 @@ Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes
     }
     disk_ = std::make_unique<BackgroundWriter>(BackgroundWriter::kNoLimit, failures_.get());
   }
-  out_ = std::make_unique<Destination>(STDOUT_FILENO, failures_.get());
-  if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO, failures_.get());
+  destinations_.push_back(std::make_unique<Destination>(STDOUT_FILENO, failures_.get()));
+  if (!same_file(STDOUT_FILENO, STDERR_FILENO))
+    destinations_.push_back(std::make_unique<Destination>(STDERR_FILENO, failures_.get()));
 }
 
 void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
@@ -152,8 +153,8 @@ bool Output::check_failures() {
   if (disk_ && disk_->error() != 0 && !std::exchange(has_warned_of_files_, true))
     print_note("warning: --output: cannot write to " + base::quoted(directory_, 256) + ": " +
                std::strerror(disk_->error()));
-  const int error = out_->writer.error();
-  if (error != 0 && error != EPIPE && err_ && !std::exchange(has_warned_of_stdout_, true))
+  const int error = destination(Stream::kOut).writer.error();
+  if (error != 0 && error != EPIPE && destinations_.size() > 1 && !std::exchange(has_warned_of_stdout_, true))
     print_note("warning: cannot write to stdout: " + std::string(std::strerror(error)) + "; its end is missing");
   return error == EPIPE;
 }
@@ -178,8 +179,8 @@ std::string Output::tail(int rank) const {
 }
 
 std::vector<BackgroundWriter*> Output::writers() {
-  std::vector<BackgroundWriter*> all = {&out_->writer};
-  if (err_) all.push_back(&err_->writer);
+  std::vector<BackgroundWriter*> all;
+  for (const auto& to : destinations_) all.push_back(&to->writer);
   if (disk_) all.push_back(disk_.get());
   return all;
 }
@@ -188,13 +189,13 @@ std::vector<BackgroundWriter*> Output::writers() {
 /// in that case.
 bool Output::wait_for_readers(const std::function<bool()>& is_interrupted) {
   std::vector<BackgroundWriter*> waited = writers();
-  bool is_noted = !err_;  // without a stderr of its own, the note would wait too
+  bool is_noted = destinations_.size() == 1;  // without a stderr of its own, the note would wait too
   for (;;) {
     std::erase_if(waited, [](BackgroundWriter* writer) { return writer->drain(0ms, 0ms); });
     if (waited.empty()) return true;
     if (is_interrupted()) break;
-    for (Destination* to : {out_.get(), err_.get()})
-      if (to && (to->is_terminal || drop_if_stalled(*to))) std::erase(waited, &to->writer);
+    for (const auto& to : destinations_)
+      if (to->is_terminal || drop_if_stalled(*to)) std::erase(waited, &to->writer);
     if (waited.empty()) return true;
     if (!std::exchange(is_noted, true))
       print_note("waiting until the rest of the output has been read or written; Ctrl-C drops it");
@@ -205,7 +206,8 @@ bool Output::wait_for_readers(const std::function<bool()>& is_interrupted) {
 }
 
 std::int64_t Output::warn_about_dropped_lines(std::int64_t known) {
-  const std::int64_t dropped = out_->writer.dropped() + (err_ ? err_->writer.dropped() : 0);
+  std::int64_t dropped = 0;
+  for (const auto& to : destinations_) dropped += to->writer.dropped();
   if (dropped > known)
     print_note("warning: " + std::to_string(dropped - known) + (dropped - known == 1 ? " line was" : " lines were") +
                " dropped: the reader of the output was too slow");
@@ -217,24 +219,24 @@ std::int64_t Output::warn_about_dropped_lines(std::int64_t known) {
 
 bool Output::finish(const std::string& last, const std::function<bool()>& is_interrupted) {
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) close_rank(rank);
-  for (Destination* to : {out_.get(), err_.get()})
-    if (to) to->writer.write({.fd = to->fd, .bytes = to->renderer.close_bar(), .keep = true});
+  for (const auto& to : destinations_)
+    to->writer.write({.fd = to->fd, .bytes = to->renderer.close_bar(), .keep = true});
   // Write the output first, even if it goes to another file, so that `last` is the last line on the terminal. But a
   // reader that does not read must not hold up the cause.
   for (BackgroundWriter* writer : writers()) writer->drain(kStallLimit, kReaderLimit);
-  for (Destination* to : {out_.get(), err_.get()})
-    if (to && to->is_terminal) to->writer.drain(kStallLimit, kDrainLimit);
+  for (const auto& to : destinations_)
+    if (to->is_terminal) to->writer.drain(kStallLimit, kDrainLimit);
   check_failures();
   const std::int64_t dropped = warn_about_dropped_lines(0);
-  Destination& err = destination(Stream::kErr);
+  Destination &out = destination(Stream::kOut), &err = destination(Stream::kErr);
   err.writer.write({.fd = err.fd, .bytes = last, .lines = 1, .keep = true});
   err.writer.drain(kStallLimit, kReaderLimit);
   bool is_whole = wait_for_readers(is_interrupted);
   warn_about_dropped_lines(dropped);
   check_failures();
   err.writer.drain(kStallLimit, kDrainLimit);
-  is_whole = is_whole && (out_->is_terminal || out_->writer.dropped() == 0) && (!disk_ || disk_->error() == 0);
-  return is_whole && (out_->writer.error() == 0 || out_->writer.error() == EPIPE);  // who closes a pipe wants no more
+  is_whole = is_whole && (out.is_terminal || out.writer.dropped() == 0) && (!disk_ || disk_->error() == 0);
+  return is_whole && (out.writer.error() == 0 || out.writer.error() == EPIPE);  // who closes a pipe wants no more
 }
 
 }  // namespace lockstep::launcher::output

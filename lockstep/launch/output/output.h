@@ -51,8 +51,7 @@ class Output {
   /// After allow_drops(), drops the output for a pipe or terminal that has taken nothing for one second, so that ranks
   /// that wait for it can end.
   void drop_stalled() {
-    for (Destination* to : {out_.get(), err_.get()})
-      if (to) drop_if_stalled(*to);
+    for (const auto& to : destinations_) drop_if_stalled(*to);
   }
   /// Prints "lockstep: TEXT" on stderr.
   void print_note(std::string_view text);
@@ -90,7 +89,9 @@ class Output {
   /// Warns of dropped lines beyond `known`. Returns how many lines have been dropped.
   std::int64_t warn_about_dropped_lines(std::int64_t known);
   void keep_tail(RankOutput& output, const LineSegment& segment);
-  Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
+  Destination& destination(Stream stream) {
+    return stream == Stream::kOut ? *destinations_.front() : *destinations_.back();
+  }
 
   const base::Fd failures_;  // an eventfd that the writers signal
   OutputAcks acks_;
@@ -100,8 +101,7 @@ class Output {
   bool hides_interrupts_ = false;
   std::string directory_;
   std::vector<RankOutput> ranks_;
-  std::unique_ptr<Destination> out_;
-  std::unique_ptr<Destination> err_;  // null if it is the same file as out_
+  std::vector<std::unique_ptr<Destination>> destinations_;  // stdout, and stderr unless it is the same file
   std::unique_ptr<BackgroundWriter> disk_;
 };
 

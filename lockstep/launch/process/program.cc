@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <optional>

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
