@@ -71,13 +71,11 @@ std::string format_fields(const Fatal& fatal) {
 }  // namespace
 
 Fatal to_fatal(const base::Error& error) {
-  Fatal fatal;
-  fatal.cause = error.cause();
-  fatal.host = base::net::host_name();
-  fatal.pid = ::getpid();
-  fatal.detail = error.what();
-  fatal.hint = error.hint();
-  return fatal;
+  return {.cause = error.cause(),
+          .host = base::net::host_name(),
+          .pid = ::getpid(),
+          .detail = error.what(),
+          .hint = error.hint()};
 }
 
 std::string format_fatal(const Fatal& fatal) { return "FATAL " + format_fields(fatal); }

@@ -25,7 +25,6 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  /// Sets `key` to `value`.
   virtual void set(std::string_view key, std::string_view value, base::Deadline deadline) = 0;
 
   /// Blocks until `key` has a value and returns it. Returns nullopt at the deadline.

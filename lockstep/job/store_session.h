@@ -48,7 +48,6 @@ class StoreSession {
   /// Returns why the connection was rejected, and a description of the client for the log.
   Refusal refusal() const { return refusal_; }
   const std::string& refused_peer() const { return refused_peer_; }
-  /// Returns whether the client has sent its hello.
   bool has_received_hello() const { return state_ != State::kHello; }
 
  private:

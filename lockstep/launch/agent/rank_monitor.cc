@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -17,13 +15,6 @@
 
 namespace lockstep::launcher::agent {
 namespace {
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 /// A rank that has reported no progress for this long is measured, unless it waits for another rank.
 constexpr std::chrono::seconds kUnreportedTime(2);
@@ -44,18 +35,18 @@ std::int64_t parse_oom_kills(std::string_view text) {
 
 std::int64_t count_oom_kills() {
   // Lines of /proc/self/cgroup: "4:memory:/path" (v1), "0::/path" (v2).
-  for (const std::string& line : base::split(read_file("/proc/self/cgroup"), '\n')) {
+  for (const std::string& line : base::split(process::read_file("/proc/self/cgroup"), '\n')) {
     const std::size_t path = line.find(":/");
     if (path == std::string::npos) continue;
     const std::string folder = line.substr(path + 1);
     std::string text;
     if (line.find(":memory:") != std::string::npos)
-      text = read_file("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
+      text = process::read_file("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
     else if (line.rfind("0::", 0) == 0)
-      text = read_file("/sys/fs/cgroup" + folder + "/memory.events");
+      text = process::read_file("/sys/fs/cgroup" + folder + "/memory.events");
     if (text.find("oom_kill ") != std::string::npos) return parse_oom_kills(text);
   }
-  return parse_oom_kills(read_file("/proc/vmstat"));
+  return parse_oom_kills(process::read_file("/proc/vmstat"));
 }
 
 RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::telemetry::create_rank_page()) {

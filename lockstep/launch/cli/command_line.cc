@@ -224,10 +224,7 @@ CommandLine parse_run(std::vector<std::string> words) {
                     "Starts N ranks of a program on one or several hosts, and ends all of them when one fails.");
   add_run_options(table, command.run);
   auto program = table.parse(std::move(words));
-  if (!program) {
-    command.text = table.help();
-    return command;
-  }
+  if (!program) return {.text = table.help()};
   command.run.command = std::move(*program);
   if (command.run.command.empty() || command.run.command.front().empty())
     throw table.error(std::string("no program given; expected ") + kRunUsage);
@@ -279,10 +276,7 @@ CommandLine parse_doctor(std::vector<std::string> words) {
   table.flag("--json", options.json, "print one JSON object with all findings");
   table.footer("The exit code is 0 if there is no problem and 1 if there is one; 64 means that no host was checked.");
   auto command = table.parse(std::move(words));
-  if (!command) {
-    command_line.text = table.help();
-    return command_line;
-  }
+  if (!command) return {.text = table.help()};
   options.command = std::move(*command);
   if (!options.command.empty() && options.command.front().empty())
     throw table.error(std::string("the program is \"\"; expected ") + kDoctorUsage);

@@ -14,16 +14,13 @@ namespace lockstep::launcher::cli {
 
 /// The options that choose the hosts and how to reach them, of all subcommands that use several hosts.
 struct HostOptions {
-  /// Empty: all hosts of our SLURM allocation, or this host if there is no allocation.
-  std::vector<HostSpec> hosts = {};
-  /// Path of the program lockstep on the other hosts; empty: the same path as on this host.
-  std::string remote_path = {};
-  std::string slurm_step = {};  ///< "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends;
-                                ///< may be empty
+  std::vector<HostSpec> hosts = {};  ///< empty: all hosts of our SLURM allocation, else this host
+  std::string remote_path = {};      ///< path of lockstep on the other hosts; empty: its path on this host
+  /// "JOB.STEP": on other hosts a task of this SLURM step waits until the agent ends; may be empty.
+  std::string slurm_step = {};
   std::chrono::seconds connect_timeout = base::kDefaultConnectTimeout;  ///< for ssh
-  std::string directory = {};  ///< working directory of the ranks on every host; empty: the launcher's
-  /// In the syntax of parse_interface_filter(); empty: the one that routes to the launcher.
-  std::string interface = {};
+  std::string directory = {};     ///< working directory of the ranks on every host; empty: the launcher's
+  std::string interface = {};     ///< for parse_interface_filter(); empty: the one that routes to the launcher
   std::string env_from = "auto";  ///< source of the hosts if `hosts` is empty: auto, slurm or none
 };
 
@@ -36,11 +33,9 @@ enum class Bind {
 /// The ranks that read the launcher's standard input; the others read /dev/null.
 enum class StdinRanks { kNone, kRankZero, kAll };
 
-/// The options of `lockstep run`.
+/// The options of `lockstep run`; its --help says what they do. plan::health_limits() has the defaults of time limits.
 struct RunOptions : HostOptions {
-  /// Total number of ranks. 0: all slots of the hosts; a host without slots gets one rank per visible GPU, else one per
-  /// physical core.
-  int ranks = 0;
+  int ranks = 0;                          ///< total number of ranks; 0: all slots of the hosts
   bool ship = false;                      ///< copy this program, and the one to run, to hosts that lack them
   std::vector<std::string> exports = {};  ///< environment variables for all ranks: NAME or NAME=VALUE
   std::string gpus = {};                  ///< CUDA_VISIBLE_DEVICES for the ranks; empty: unchanged
@@ -48,15 +43,10 @@ struct RunOptions : HostOptions {
   bool share_gpus = false;                ///< several ranks may use one GPU
   std::string transport = {};             ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
   std::optional<std::chrono::milliseconds> join_timeout = {};  ///< LOCKSTEP_JOIN_TIMEOUT for the ranks
-  /// Maximum time without progress of any rank. 0: no limit; default 300 s.
-  std::optional<std::chrono::milliseconds> hang_timeout = {};
-  /// How long a host may send no packet; default base::kPeerHostTimeout.
+  std::optional<std::chrono::milliseconds> hang_timeout = {};  ///< 0: no limit
   std::optional<std::chrono::milliseconds> host_timeout = {};
-  /// Maximum time without a heartbeat of a rank. 0: no limit; default 30 s, or 0 if hang_timeout is 0.
-  std::optional<std::chrono::milliseconds> stall_timeout = {};
-  /// Maximum time in which a rank works without reporting progress while others wait. 0: no limit; default 30 min, or 0
-  /// if hang_timeout is 0.
-  std::optional<std::chrono::milliseconds> work_timeout = {};
+  std::optional<std::chrono::milliseconds> stall_timeout = {};  ///< 0: no limit
+  std::optional<std::chrono::milliseconds> work_timeout = {};   ///< 0: no limit
   std::chrono::milliseconds idle_timeout{0};  ///< maximum time in which no process uses CPU time; 0: no limit
   std::string name = {};    ///< name of the run; its files are in runs/NAME; empty: the program's name and the time
   bool trace = false;       ///< LOCKSTEP_TRACE for the ranks

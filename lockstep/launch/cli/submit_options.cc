@@ -331,10 +331,7 @@ SubmitCommand parse_submit_options(std::vector<std::string> words) {
   add_command_options(table, submit);
   add_script_options(table, submit);
   SplitArguments parts = split_arguments(table, words);
-  if (!table.parse_options_only(std::move(parts.own_options))) {
-    submission.help = table.help();
-    return submission;
-  }
+  if (!table.parse_options_only(std::move(parts.own_options))) return {.options = {}, .help = table.help()};
   set_dependent_options(table, submit);
   submit.requeue = !no_requeue;
   if (!grid.empty()) {

@@ -71,7 +71,6 @@ struct LinkReport {
   LinkSpeed speed;      ///< its error says why there is no measurement
 };
 
-/// All facts that the doctor has collected.
 struct DoctorFacts {
   std::vector<HostReport> hosts;
   std::vector<LinkReport> links;

@@ -42,7 +42,6 @@ struct ProgramFile {
   std::string python;  ///< path of the Python interpreter that runs it; empty: it is not a Python script
 };
 
-/// Facts about one host.
 struct HostFacts {
   ProgramFile program;
   process::ToolResult libraries;   ///< the loader's output for the program, as ldd prints it

@@ -32,7 +32,6 @@ struct MeasureRequest {
   base::net::Address address;
 };
 
-/// The result of a measurement.
 struct LinkSpeed {
   std::int64_t round_trip_ns = 0;  ///< for 64 bytes: median of 100 round trips, or of those within one second
   std::uint64_t bytes = 0;         ///< number of bytes received in `ns`: 64 MiB, or fewer after one second

@@ -10,7 +10,6 @@
 
 namespace lockstep::launcher::hosts {
 
-/// A file to be copied.
 struct StagedFile {
   std::string name;  ///< a plain word: the file's own name, or "program"
   std::string hash;  ///< hash of the content (XXH3, 128 bits), hexadecimal

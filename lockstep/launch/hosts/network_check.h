@@ -16,7 +16,6 @@ namespace lockstep::launcher::hosts {
 
 class AgentLink;
 
-/// The result of the check.
 struct NetworkPlan {
   std::string launcher;                 ///< address at which all hosts reach the launcher
   std::vector<protocol::Route> routes;  ///< one per host

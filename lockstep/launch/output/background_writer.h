@@ -13,7 +13,6 @@
 
 namespace lockstep::launcher::output {
 
-/// An entry to write.
 struct WriterEntry {
   int fd = -1;
   std::string bytes;

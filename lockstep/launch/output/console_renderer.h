@@ -9,7 +9,6 @@
 
 namespace lockstep::launcher::output {
 
-/// How a segment of output ended.
 enum class SegmentEnd {
   kNewline,  ///< a whole line
   kReturn,   ///< a progress bar: the next segment overwrites it

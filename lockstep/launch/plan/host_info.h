@@ -30,7 +30,6 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks);
 /// Parses a CPU list in the kernel's format, "0-3,8". Skips entries that are not valid. Pure.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-/// The facts about one host.
 struct HostInfo {
   std::string host;               ///< its own host name
   std::string version;            ///< version of its program lockstep

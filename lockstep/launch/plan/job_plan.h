@@ -70,7 +70,6 @@ struct LaunchContext {
   int columns = 0;  ///< width of the launcher's terminal; 0: stdout is not a terminal
 };
 
-/// A host of the job.
 struct Node {
   HostInfo info;
   std::string name;                ///< as the user named it
@@ -87,7 +86,6 @@ int count_ranks(const std::vector<Node>& nodes);
 /// Returns the variables of the launcher that the ranks of a host inherit.
 process::Environment inherited_environment(const Node& node, const LaunchContext& context);
 
-/// Returns the label of a job with `world_size` ranks.
 JobLabel job_label(const LaunchContext& context, int world_size);
 
 /// Returns one plan per node, for its agent. Every node must have at least one rank.

@@ -19,14 +19,6 @@ namespace {
 
 constexpr int kMaxThreads = 1000;
 
-std::string read_file(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  std::string all = text.str();
-  while (!all.empty() && all.back() == '\n') all.pop_back();
-  return all;
-}
-
 char state_in(const std::filesystem::path& stat) {
   return base::read_proc_stat(stat.string()).value_or(base::ProcStat()).state;
 }
@@ -56,6 +48,14 @@ void write_all(int fd, std::string_view text) {
 }
 
 }  // namespace
+
+std::string read_file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::string all = text.str();
+  while (!all.empty() && all.back() == '\n') all.pop_back();
+  return all;
+}
 
 bool is_dumping_core(pid_t pid) {
   return read_file("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;

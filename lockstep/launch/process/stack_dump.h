@@ -11,6 +11,9 @@
 
 namespace lockstep::launcher::process {
 
+/// Returns the content of a file, such as one of /proc, without the newlines at its end; "" if it cannot be read.
+std::string read_file(const std::string& path);
+
 /// Returns whether the process has died and the kernel is writing its core file.
 bool is_dumping_core(pid_t pid);
 

@@ -9,7 +9,6 @@
 
 namespace lockstep::launcher::process {
 
-/// A program to run.
 struct ToolCommand {
   std::string path;               ///< path of an executable file; empty: there is no such tool, and nothing runs
   std::vector<std::string> argv;  ///< including argv[0]
@@ -19,7 +18,6 @@ struct ToolCommand {
   std::string input = {};                  ///< content of its stdin
 };
 
-/// How a tool ended, and its output.
 struct ToolResult {
   static constexpr int kNotRun = -1;
   static constexpr int kTimedOut = -2;  ///< it was killed at its time limit, or because `quit` was closed

@@ -28,14 +28,11 @@ std::vector<cli::HostSpec> allocated_hosts(const base::Env& env) {
                            std::to_string(counts.size()) + " hosts; expected the " + std::to_string(names.size()) +
                            " hosts of SLURM_JOB_NODELIST");
   std::vector<cli::HostSpec> hosts;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    cli::HostSpec host;
-    host.name = names[i];
-    host.slots = counts.empty() ? 0 : counts[i];
-    host.is_slurm = true;
-    host.is_local = env.slurmd_nodename == names[i];
-    hosts.push_back(std::move(host));
-  }
+  for (std::size_t i = 0; i < names.size(); ++i)
+    hosts.push_back({.name = names[i],
+                     .slots = counts.empty() ? 0 : counts[i],
+                     .is_slurm = true,
+                     .is_local = env.slurmd_nodename == names[i]});
   return hosts;
 }
 

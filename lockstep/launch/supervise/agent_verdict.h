@@ -20,7 +20,6 @@ namespace lockstep::launcher::supervise {
 /// Returns the step with the number that an agent has sent in kStartFailed. Throws Error kProtocol for another number.
 process::StartStep to_start_step(std::int64_t number);
 
-/// Returns the verdict on `rank`, whose start on `host` failed in `step` with errno `error`.
 Verdict judge_start_failure(process::StartStep step, int error, int rank, const std::string& host,
                             const std::string& program);
 
@@ -30,7 +29,6 @@ Verdict judge_invalid_agent(const std::string& host, pid_t pid, const base::Erro
 
 /// Returns the longest time in which an agent may send nothing; 0 means no limit.
 std::chrono::milliseconds agent_silence_limit(const job::health::HealthLimits& limits);
-/// Returns the verdict on an agent that has sent nothing for `silence`.
 Verdict judge_silent_agent(const std::string& host, pid_t pid, std::chrono::milliseconds silence);
 
 /// Returns the time within which the ranks of an unreachable host have ended.

@@ -66,8 +66,7 @@ struct WorldSize {
 };
 
 /// The same files, of which this job has used the copies already.
-std::shared_ptr<const std::vector<hosts::StagedFile>> in_use(
-    const std::shared_ptr<const std::vector<hosts::StagedFile>>& files) {
+hosts::StagedFiles in_use(const hosts::StagedFiles& files) {
   if (!files) return nullptr;
   auto copies = std::make_shared<std::vector<hosts::StagedFile>>(*files);
   for (hosts::StagedFile& file : *copies) file.is_in_use = true;
@@ -79,7 +78,7 @@ std::string generation_folder(int generation) { return generation == 0 ? "" : "/
 cli::RunOptions options_for(const JobSpec& job, int generation, const std::vector<std::size_t>& hosts) {
   cli::RunOptions options = job.options;
   if (generation == 0) return options;
-  if (!options.hosts.empty()) options.hosts.clear();
+  options.hosts.clear();
   for (const std::size_t host : hosts)
     if (!job.options.hosts.empty()) options.hosts.push_back(job.options.hosts[host]);
   options.slurm_step.clear();  // the waiting tasks ended with the agents of generation 0
