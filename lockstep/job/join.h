@@ -1,8 +1,10 @@
-// Joins a job: waits until all ranks have joined, rejects duplicate ranks, and checks that all run the same program.
+// Joins a job: waits until all ranks have joined, rejects duplicate ranks, checks that all run the same program, and
+// compares their arguments.
 #pragma once
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/job/identity/identity.h"
@@ -34,5 +36,19 @@ std::string host_id();
 /// Returns the GNU build id, in hexadecimal, of the loaded library with the file name `library` ("libc.so.6"), or of
 /// the running program if `library` is empty. Returns "-" if there is none.
 std::string build_id(const std::string& library);
+
+/// Returns the arguments of this process, beginning with the program's name. Returns none if the kernel does not
+/// provide them.
+std::vector<std::string> own_arguments();
+
+/// Returns the arguments in `command_line`, which begins with the program's name, without that name: at most 64, each
+/// truncated to 100 bytes, with control characters replaced by spaces. Omits arguments that differ between ranks by
+/// design: those that contain "rank" ("--local-rank=3"), and the argument after such a one if it has no "="
+/// ("--rank 3").
+std::vector<std::string> comparable_arguments(std::vector<std::string> command_line);
+
+/// Describes the first difference between `theirs` and `first`: `"--lr" "0.2" instead of "--lr" "0.1"`. Each side has
+/// the argument before the difference and at most two from the difference on. Returns "" if the arguments are equal.
+std::string argument_difference(const std::vector<std::string>& theirs, const std::vector<std::string>& first);
 
 }  // namespace lockstep::job

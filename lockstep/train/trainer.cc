@@ -9,7 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/job/arguments.h"
+#include "lockstep/job/join.h"
 #include "lockstep/launch/launch.h"
 
 namespace lockstep::training {

@@ -1,7 +1,7 @@
-#include "lockstep/job/arguments.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/job/join.h"
 
 namespace lockstep::job {
 namespace {

@@ -1,11 +1,10 @@
-#include "lockstep/launch/slurm/batch_script.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/slurm/submit.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher::slurm {
