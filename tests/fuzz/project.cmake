@@ -23,7 +23,7 @@ list(FILTER sources EXCLUDE REGEX "/base/simd/")  # clang 14 lacks a name of a C
 foreach(
   name
   launch/cli/command_line launch/cli/horovodrun launch/cli/host_list launch/cli/interface_filter
-  launch/cli/option_table launch/cli/suggestion
+  launch/cli/option_table
   launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/host_info launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
   launch/protocol/status_messages

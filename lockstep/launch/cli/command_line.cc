@@ -16,7 +16,6 @@
 #include "lockstep/launch/cli/horovodrun.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/cli/option_table.h"
-#include "lockstep/launch/cli/suggestion.h"
 
 namespace lockstep::launcher::cli {
 namespace {

@@ -83,6 +83,10 @@ OptionType<std::string> choice_of(std::string name, const Texts& texts) {
   return choice<std::string>(std::move(name), std::move(choices));
 }
 
+/// Returns "; did you mean NAME?" for the most similar of `known`, or "" if none is similar: if more than a third of
+/// the word, or more than three characters, would have to change (Levenshtein distance). Pure.
+std::string suggestion(std::string_view word, const std::vector<std::string>& known);
+
 class OptionTable {
  public:
   /// `command` begins each error, such as "lockstep run"; `usage` follows "usage: " in the help text.

@@ -11,7 +11,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/injection.h"
-#include "lockstep/launch/cli/suggestion.h"
+#include "lockstep/launch/cli/option_table.h"
 
 namespace lockstep::launcher::plan {
 namespace {

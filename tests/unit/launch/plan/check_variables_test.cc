@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/cli/suggestion.h"
+#include "lockstep/launch/cli/option_table.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "tests/support/temp_dir.h"
 
