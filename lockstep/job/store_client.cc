@@ -53,7 +53,6 @@ std::chrono::milliseconds reconnect_timeout() { return base::net::host_timeout()
   throw_lost(address, error.what());
 }
 
-/// An authenticated connection.
 struct ClientConnection {
   base::Fd fd;
   store_protocol::FrameAuthenticator requests, replies;

@@ -30,7 +30,6 @@ int parse_number(const char* name, const std::string& text, std::int64_t low, st
   return static_cast<int>(base::parse_int_in_range(name, text, low, high));
 }
 
-/// Reads MASTER_ADDR and MASTER_PORT.
 base::net::Address master_address(const char* source, const Env& env) {
   return {required(source, "MASTER_ADDR", env.master_addr),
           static_cast<std::uint16_t>(

@@ -48,7 +48,6 @@ const char* const kRunUsage = "lockstep run [options] [--] program [arguments...
 
 constexpr std::array kHostSources = {"auto", "slurm", "none"};
 
-/// Returns the content of a text file of at most 1 MiB.
 std::string read_option_file(const std::string& what, const std::string& file) {
   constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
   const auto refuse = [&](const std::string& why) {

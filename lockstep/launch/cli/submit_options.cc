@@ -121,7 +121,6 @@ bool is_memory(std::string_view text) {
   return is_number(text, 12);
 }
 
-/// Returns whether `text` has no control characters.
 bool has_no_controls(std::string_view text) {
   return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }

@@ -159,7 +159,6 @@ class AgentStartup {
     fail(i, agent_start_error(started_.hosts[i], end.exit_code(), text.empty() ? agent.first_output() : text));
   }
 
-  /// Handles the first frame of an agent, which must be its HostInfo.
   void take_host_info(std::size_t i, const protocol::Frame& frame) {
     const std::string host = "host " + base::quoted(started_.hosts[i].name, 253);
     std::optional<plan::HostInfo>& info = started_.infos[i];

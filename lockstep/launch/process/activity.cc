@@ -39,7 +39,6 @@ std::uint64_t file_bytes(pid_t pid) {
   return bytes;
 }
 
-/// Adds the inodes of the sockets that a process has open.
 void add_sockets(pid_t pid, std::set<std::uint32_t>& inodes) {
   const std::string folder = path_of(pid, "fd");
   const Directory entries(::opendir(folder.c_str()), ::closedir);
@@ -68,7 +67,6 @@ std::uint64_t connection_bytes(const nlmsghdr& header) {
   return 0;
 }
 
-/// Adds all TCP connections of one family.
 void add_connections(int family, std::map<std::uint32_t, std::uint64_t>& connections) {
   const base::Fd socket(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   const timeval limit{.tv_sec = 0, .tv_usec = 200'000};

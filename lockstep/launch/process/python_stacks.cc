@@ -30,7 +30,6 @@ std::string first_line(const std::string& path) {
   return text;
 }
 
-/// Opens the file to which the process writes its stacks.
 base::Fd open_stack_file(pid_t pid) {
   const std::string link = "/memfd:" + std::string(kPythonStackFile) + " (deleted)";
   const std::string folder = "/proc/" + std::to_string(pid) + "/fd";

@@ -38,7 +38,6 @@ base::Fd memory_file(std::string_view content) {
   return fd;
 }
 
-/// Collects one output stream of a tool.
 class OutputPipe {
  public:
   explicit OutputPipe(std::string& text) : text_(text) {}
@@ -69,7 +68,6 @@ class OutputPipe {
   base::Fd read_;
 };
 
-/// A tool that has been started, and its result.
 class RunningTool {
  public:
   RunningTool(const ToolCommand& call, ToolResult& result)

@@ -79,6 +79,12 @@ void create_directory(const std::string& folder) {
   if (error) throw base::SystemError("--output: cannot create directory " + base::quoted(folder, 256), error.value());
 }
 
+/// The job id that sbatch printed.
+struct SlurmJob {
+  std::string id;
+  std::string cluster;  ///< empty: the cluster of this machine
+};
+
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> argv = {"sbatch", "--parsable"};
   argv.insert(argv.end(), options.begin(), options.end());
@@ -204,9 +210,31 @@ class SlurmJobPoller {
   base::Deadline give_up_ = base::Deadline::in(kGiveUpAfter);
 };
 
+/// Copies new content of the file `log`, which need not exist yet, to stdout, and prints changes of the job's state on
+/// stderr. Blocks until the job has ended, and returns its exit code. Ctrl-C and SIGTERM end the call but not the job;
+/// it then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
+/// calling thread, which must be the only one. Throws Error if SLURM has not replied for five minutes or has no record
+/// of how the job ended.
+int follow_job(const SlurmJob& job, const std::string& log) {
+  const base::Fd signals = process::make_signal_fd({SIGINT, SIGTERM});
+  LogTail tail(log);
+  SlurmJobPoller poller(job);
+  for (;;) {
+    const SlurmJobState state = poller.is_due() ? poller.poll() : SlurmJobState{};
+    if (!tail.print_new()) return 128 + SIGPIPE;
+    if (has_ended(state)) return exit_code_for(state);
+    pollfd wait{signals.get(), POLLIN, 0};
+    ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
+    if (const auto signal = process::read_signal(signals.get())) {
+      std::fprintf(stderr, "lockstep: job %s keeps running; squeue -j %s shows it, scancel %s cancels it\n",
+                   job.id.c_str(), job.id.c_str(), job.id.c_str());
+      return 128 + *signal;
+    }
+  }
+}
+
 constexpr std::size_t kMaxCommentColumn = 44;  // longer directives do not move the comments of the others
 
-/// One #SBATCH line.
 struct Directive {
   std::vector<std::string> words;
   std::string comment;
@@ -413,24 +441,6 @@ bool has_ended(const SlurmJobState& state) {
 }
 
 int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
-
-int follow_job(const SlurmJob& job, const std::string& log) {
-  const base::Fd signals = process::make_signal_fd({SIGINT, SIGTERM});
-  LogTail tail(log);
-  SlurmJobPoller poller(job);
-  for (;;) {
-    const SlurmJobState state = poller.is_due() ? poller.poll() : SlurmJobState{};
-    if (!tail.print_new()) return 128 + SIGPIPE;
-    if (has_ended(state)) return exit_code_for(state);
-    pollfd wait{signals.get(), POLLIN, 0};
-    ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
-    if (const auto signal = process::read_signal(signals.get())) {
-      std::fprintf(stderr, "lockstep: job %s keeps running; squeue -j %s shows it, scancel %s cancels it\n",
-                   job.id.c_str(), job.id.c_str(), job.id.c_str());
-      return 128 + *signal;
-    }
-  }
-}
 
 int submit(std::vector<std::string> arguments) {
   const cli::SubmitCommand submission = cli::parse_submit_options(std::move(arguments));

@@ -11,19 +11,13 @@
 namespace lockstep::launcher::slurm {
 
 /// Runs `lockstep submit` with the arguments after `submit`: prints the script, creates the output directory, passes
-/// the script to sbatch, prints the job id, and saves the script as OUTPUT/JOB.sh. With --follow, follows the job
-/// (follow_job()). Returns 0, or with --follow the exit code of the job. Blocks for at most one minute for sbatch, and
-/// with --follow until the job has ended.
+/// the script to sbatch, prints the job id, and saves the script as OUTPUT/JOB.sh. With --follow, follows the job.
+/// Returns 0, or with --follow the exit code of the job. Blocks for at most one minute for sbatch, and with --follow
+/// until the job has ended.
 ///
 /// Throws UsageError for invalid arguments, if SLURM is not installed, and if sbatch rejects the job; throws
 /// SystemError. After an error no job was submitted, unless the message says that one may have been.
 int submit(std::vector<std::string> arguments);
-
-/// The job id that sbatch printed.
-struct SlurmJob {
-  std::string id;
-  std::string cluster;  ///< empty: the cluster of this machine
-};
 
 /// The state of a job as SLURM reports it.
 struct SlurmJobState {
@@ -41,13 +35,6 @@ SlurmJobState parse_sacct(std::string_view text);
 bool has_ended(const SlurmJobState& state);
 /// Returns the exit code for a job that has ended: that of the job, or 1 if that is 0 but the job did not complete.
 int exit_code_for(const SlurmJobState& state);
-
-/// Copies new content of the file `log`, which need not exist yet, to stdout, and prints changes of the job's state on
-/// stderr. Blocks until the job has ended, and returns its exit code. Ctrl-C and SIGTERM end the call but not the job;
-/// it then returns 128 + the signal. Queries SLURM every second at first, later every 15 s. Blocks all signals of the
-/// calling thread, which must be the only one. Throws Error if SLURM has not replied for five minutes or has no record
-/// of how the job ended.
-int follow_job(const SlurmJob& job, const std::string& log);
 
 /// The inputs of a script besides the options.
 struct BatchContext {

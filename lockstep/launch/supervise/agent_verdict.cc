@@ -21,7 +21,6 @@ using namespace std::chrono_literals;
 
 constexpr int kSshFailed = 255;
 
-/// Returns the hint for a host whose ranks cannot be reached.
 std::string unreachable_hint() {
   return "its ranks end by themselves within " + std::to_string(unreachable_exit_time() / 1s) + " s";
 }
