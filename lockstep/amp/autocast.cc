@@ -1,4 +1,3 @@
-// Sets and restores torch's thread-local autocast settings.
 #include "lockstep/amp/autocast.h"
 
 #include <ATen/autocast_mode.h>

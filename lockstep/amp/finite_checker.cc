@@ -1,4 +1,3 @@
-// Checks operations through RecordFunction callbacks and maps tensors to modules.
 #include "lockstep/amp/finite_checker.h"
 
 #include <ATen/ops/aminmax.h>

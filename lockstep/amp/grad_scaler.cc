@@ -1,4 +1,3 @@
-// The state machine of GradScaler: scale, unscale, step or skip, update.
 #include "lockstep/amp/grad_scaler.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,3 @@
-// Copies gradients and values between a model and its float32 copies.
 #include "lockstep/amp/master_weights.h"
 
 #include <ATen/ATen.h>

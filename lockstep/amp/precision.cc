@@ -1,4 +1,3 @@
-// The table of presets and the rules for their combination.
 #include "lockstep/amp/precision.h"
 
 #include <ATen/core/grad_mode.h>

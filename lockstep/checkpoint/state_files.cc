@@ -1,6 +1,5 @@
 #include "lockstep/checkpoint/state_files.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 

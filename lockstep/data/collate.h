@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace lockstep::data {

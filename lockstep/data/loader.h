@@ -7,10 +7,8 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <ranges>
 #include <stop_token>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "lockstep/base/check.h"

@@ -1,6 +1,5 @@
 #include "lockstep/data/ordered_workers.h"
 
-#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>

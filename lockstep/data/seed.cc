@@ -2,7 +2,6 @@
 
 #include <torch/utils.h>
 
-#include <cstdlib>
 
 namespace lockstep::data {
 

@@ -1,4 +1,3 @@
-// Replicas of a module, and the scatter, forward and gather of each batch.
 #include "lockstep/nn/data_parallel.h"
 
 #include <ATen/Functions.h>
@@ -11,19 +10,14 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 #include <typeinfo>
-#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/process_owned.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/nn/device_transfer.h"
 #include "lockstep/nn/sync_batch_norm.h"
 
 namespace lockstep::nn {

@@ -1,4 +1,3 @@
-// Autograd functions that copy tensors between devices and count the bytes.
 #include "lockstep/nn/device_transfer.h"
 
 #include <ATen/Functions.h>

@@ -1,4 +1,3 @@
-// Formats the table of a module.
 #include "lockstep/nn/module_summary.h"
 
 #include <torch/nn/module.h>

@@ -4,7 +4,6 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <string>
-#include <utility>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/nn/module_ref.h"

@@ -1,4 +1,3 @@
-// Forward and backward of batch normalisation over all ranks.
 #include "lockstep/nn/sync_batch_norm_function.h"
 
 #include <ATen/Functions.h>

@@ -1,4 +1,3 @@
-// Adagrad: options, state and the scalars of its kernel.
 #include "lockstep/optim/adagrad.h"
 
 #include "lockstep/optim/fused/fused_update.h"

@@ -1,4 +1,3 @@
-// Updates averages with kernels where they exist, and swaps them in with set_data().
 #include "lockstep/optim/ema.h"
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,3 @@
-// LAMB: options, state and the scalars of its kernel.
 #include "lockstep/optim/lamb.h"
 
 #include <torch/optim/adam.h>

@@ -1,4 +1,3 @@
-// LARS: options, state and the scalars of its kernel.
 #include "lockstep/optim/lars.h"
 
 #include <torch/optim/sgd.h>

@@ -3,9 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/base/error.h"

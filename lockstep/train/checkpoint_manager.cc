@@ -1,6 +1,5 @@
 #include "lockstep/train/checkpoint_manager.h"
 
-#include <string>
 #include <utility>
 
 #include "lockstep/base/env.h"

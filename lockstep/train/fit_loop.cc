@@ -15,7 +15,6 @@
 #include <set>
 #include <type_traits>
 #include <typeinfo>
-#include <utility>
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/precision.h"
@@ -27,7 +26,6 @@
 #include "lockstep/nn/module_summary.h"
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/ema.h"
-#include "lockstep/train/batch_runner.h"
 #include "lockstep/train/checkpoint_manager.h"
 #include "lockstep/train/loggers/record_file.h"
 #include "lockstep/train/optimizer_set.h"

@@ -3,7 +3,6 @@
 
 #include <concepts>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
-#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/comm/group_access.h"
-#include "lockstep/data/loader_state.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
 #include "lockstep/train/loggers/number_format.h"

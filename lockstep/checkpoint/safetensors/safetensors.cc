@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "lockstep/base/content_hash.h"
@@ -15,7 +14,6 @@
 #include "lockstep/checkpoint/files/atomic_file.h"
 #include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/files/limits.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
 namespace lockstep::checkpoint::inline safetensors {
 namespace {

@@ -1,4 +1,3 @@
-// Reads the files of torch.save().
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 
 #include <torch/types.h>

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <memory>
-#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"

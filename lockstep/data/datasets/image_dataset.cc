@@ -11,7 +11,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/datasets/file_contents.h"
-#include "lockstep/data/datasets/image_crop.h"
 
 namespace lockstep::data::inline datasets {
 namespace {

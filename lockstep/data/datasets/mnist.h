@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <vector>
 

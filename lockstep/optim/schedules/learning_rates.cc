@@ -1,4 +1,3 @@
-// Access to the learning rates of torch's parameter groups.
 #include "lockstep/optim/schedules/learning_rates.h"
 
 #include <torch/optim/optimizer.h>

@@ -1,4 +1,3 @@
-// The decision rule of ReduceLROnPlateau and its application to an optimizer.
 #include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
 
 #include <torch/optim/optimizer.h>

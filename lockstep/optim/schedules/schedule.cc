@@ -1,4 +1,3 @@
-// The formulas of the learning rate schedules.
 #include "lockstep/optim/schedules/schedule.h"
 
 #include <algorithm>

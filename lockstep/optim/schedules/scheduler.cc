@@ -1,4 +1,3 @@
-// Evaluates schedules and writes the rates to the optimizer.
 #include "lockstep/optim/schedules/scheduler.h"
 
 #include <torch/optim/optimizer.h>

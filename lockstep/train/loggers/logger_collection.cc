@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"

@@ -1,10 +1,8 @@
 #include "lockstep/train/report/timeline.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <numeric>
-#include <set>
 
 #include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/report/chart.h"
