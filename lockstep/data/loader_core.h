@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/batch_plan.h"
 #include "lockstep/data/device_prefetcher.h"
 #include "lockstep/data/loader_position.h"
 #include "lockstep/data/ordered_workers.h"
@@ -133,6 +132,8 @@ class BatchIterator {
   /// LoaderOptions::timeout, then throws TimeoutError; with num_workers = 0, loads the batch on the calling thread,
   /// without a limit.
   std::shared_ptr<void> next();
+  /// The batches of this pass. May be read while another thread calls next().
+  const BatchPlan& plan() const { return plan_; }
   std::uint64_t size() const { return plan_.num_batches(); }
   /// The number of samples of the batch that was returned last.
   std::uint64_t num_samples() const { return num_taken_ == 0 ? 0 : plan_.num_samples(num_taken_ - 1); }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "lockstep/checkpoint/stateful.h"
+
 namespace lockstep::data {
 
 /// Does not depend on the number of ranks: a run of 4 ranks can be saved and resumed with 3 ranks without losing or
@@ -20,5 +22,12 @@ struct LoaderPosition {
 
 /// "seed=1 epoch=2 samples=300 num_samples=1000 shuffle=1"
 std::string to_text(const LoaderPosition& position);
+
+/// Returns the fields as "seed", "epoch", "samples_drawn", "num_samples" and "shuffle". A seed above the largest signed
+/// integer is stored as a negative number.
+checkpoint::StateDict to_state_dict(const LoaderPosition& position);
+/// Returns the position that to_state_dict() stored. Throws UsageError for missing or unknown names and for values of
+/// another type.
+LoaderPosition position_from_state_dict(const checkpoint::StateDict& state);
 
 }  // namespace lockstep::data

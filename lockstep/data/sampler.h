@@ -1,9 +1,11 @@
-// Assigns the samples of an epoch to ranks: a pure function of seed, epoch, position and world size.
+// Assigns the samples of an epoch to ranks and batches: a pure function of seed, epoch, position and world size.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace lockstep::data {
 
@@ -91,6 +93,25 @@ class Sampler {
   std::uint64_t num_samples_;
   DataShard shard_;
   SamplerOptions options_;
+};
+
+/// The batches of one rank in one epoch. A small immutable value; any thread may read it.
+class BatchPlan {
+ public:
+  /// `batch_size` must be at least 1. `drop_last` omits a last batch that is not full. If all ranks draw the same
+  /// number of samples, they have the same number of batches, and batches of the same number have the same size.
+  BatchPlan(EpochOrder order, std::uint64_t batch_size, bool drop_last);
+
+  std::uint64_t num_batches() const { return num_batches_; }
+  /// Returns the number of samples of batch number `batch`, which must be less than num_batches().
+  std::uint64_t num_samples(std::uint64_t batch) const;
+  /// Returns the dataset indices of batch number `batch`, which must be less than num_batches().
+  std::vector<std::size_t> indices(std::uint64_t batch) const;
+
+ private:
+  EpochOrder order_;
+  std::uint64_t batch_size_;
+  std::uint64_t num_batches_;
 };
 
 }  // namespace lockstep::data

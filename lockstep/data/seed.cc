@@ -2,6 +2,7 @@
 
 #include <torch/utils.h>
 
+#include <cstdlib>
 
 namespace lockstep::data {
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "lockstep/data/sample_rng.h"
 #include "lockstep/data/seed.h"
-#include "lockstep/data/splitmix64.h"
 
 namespace lockstep::training {
 namespace {

@@ -2,9 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/batch_plan.h"
 #include "lockstep/data/loader_core.h"
-#include "lockstep/data/loader_state.h"
 #include "python/src/bindings.h"
 #include "python/src/state.h"
 
@@ -23,55 +21,30 @@ data::ShardMode mode_from_name(const std::string& name) {
 /// One pass over an epoch: the indices of its batches, which torch's workers read ahead, and the count of those that
 /// the program has received.
 struct Pass {
-  data::BatchPlan plan;
-  std::shared_ptr<data::BatchIterator> received;
+  std::shared_ptr<data::BatchIterator> batches;
 };
 
 /// A LoaderCore whose batches are empty.
-class LoaderPositions {
- public:
+struct LoaderPositions {
   LoaderPositions(std::uint64_t num_samples, const Group* world, const data::LoaderOptions& options)
-      : shard_(world ? data::DataShard{world->rank(), world->size()} : data::DataShard{}),
-        sampler_(num_samples, shard_, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
-        core_(std::make_shared<data::LoaderCore>(
-            num_samples, shard_, options,
+      : core(std::make_shared<data::LoaderCore>(
+            num_samples, world ? data::DataShard{world->rank(), world->size()} : data::DataShard{}, options,
             [](std::uint64_t) -> data::BatchMaker {
               return [](const auto&, const auto&) { return std::make_shared<bool>(); };
             },
             [](void*, const auto&) {}, world ? data::detail::make_batch_counter(*world, options) : nullptr)) {}
 
-  Pass start(std::uint64_t epoch) {
-    auto received = core_->start(epoch);
-    return pass(std::move(received));
-  }
-  Pass resume() {
-    auto received = core_->resume();
-    return pass(std::move(received));
-  }
-  data::LoaderCore& core() const { return *core_; }
-
- private:
-  /// The rest of the epoch that `core_` has just begun.
-  Pass pass(std::shared_ptr<data::BatchIterator> received) const {
-    const data::LoaderPosition& at = core_->position();
-    const auto batch_size = static_cast<std::uint64_t>(core_->options().batch_size);
-    return {data::BatchPlan(sampler_.epoch(at.epoch, at.samples_drawn), batch_size, core_->options().drop_last),
-            std::move(received)};
-  }
-
-  const data::DataShard shard_;
-  const data::Sampler sampler_;
-  const std::shared_ptr<data::LoaderCore> core_;
+  const std::shared_ptr<data::LoaderCore> core;
 };
 
 }  // namespace
 
 void bind_data(py::module_& module) {
   py::class_<Pass, Holder<Pass>>(module, "Pass")
-      .def("num_batches", [](const Pass& self) { return self.plan.num_batches(); })
-      .def("indices", [](const Pass& self, std::uint64_t batch) { return self.plan.indices(batch); })
+      .def("num_batches", [](const Pass& self) { return self.batches->plan().num_batches(); })
+      .def("indices", [](const Pass& self, std::uint64_t batch) { return self.batches->plan().indices(batch); })
       .def(
-          "receive", [](const Pass& self) { return self.received->next() != nullptr; },
+          "receive", [](const Pass& self) { return self.batches->next() != nullptr; },
           "Counts the next batch as drawn; after the last one, the epoch as finished.");
   py::class_<LoaderPositions, Holder<LoaderPositions>>(module, "LoaderPositions")
       .def(py::init([](std::uint64_t num_samples, const std::optional<Group>& world, std::int64_t batch_size,
@@ -85,16 +58,16 @@ void bind_data(py::module_& module) {
            }),
            py::arg("num_samples"), py::arg("world"), py::arg("batch_size"), py::arg("seed"), py::arg("shuffle"),
            py::arg("mode"), py::arg("drop_last"))
-      .def("start", &LoaderPositions::start)
-      .def("resume", &LoaderPositions::resume)
-      .def("next_epoch", [](const LoaderPositions& self) { return self.core().next_epoch(); })
-      .def("batches_per_epoch", [](const LoaderPositions& self) { return self.core().batches_per_epoch(); })
-      .def("is_exact", [](const LoaderPositions& self) { return self.core().is_exact(); })
-      .def("epoch", [](const LoaderPositions& self) { return self.core().position().epoch; })
-      .def("samples_drawn", [](const LoaderPositions& self) { return self.core().position().samples_drawn; })
-      .def("state_dict", [](const LoaderPositions& self) { return data::to_state_dict(self.core().position()); })
+      .def("start", [](const LoaderPositions& self, std::uint64_t epoch) { return Pass{self.core->start(epoch)}; })
+      .def("resume", [](const LoaderPositions& self) { return Pass{self.core->resume()}; })
+      .def("next_epoch", [](const LoaderPositions& self) { return self.core->next_epoch(); })
+      .def("batches_per_epoch", [](const LoaderPositions& self) { return self.core->batches_per_epoch(); })
+      .def("is_exact", [](const LoaderPositions& self) { return self.core->is_exact(); })
+      .def("epoch", [](const LoaderPositions& self) { return self.core->position().epoch; })
+      .def("samples_drawn", [](const LoaderPositions& self) { return self.core->position().samples_drawn; })
+      .def("state_dict", [](const LoaderPositions& self) { return data::to_state_dict(self.core->position()); })
       .def("load_state_dict", [](const LoaderPositions& self, const py::dict& state) {
-        self.core().restore(data::position_from_state_dict(python::state_dict(state)));
+        self.core->restore(data::position_from_state_dict(python::state_dict(state)));
       });
   module.def(
       "epoch_indices",

@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/batch_plan.h"
 #include "lockstep/data/loader_position.h"
-#include "lockstep/data/loader_state.h"
 
 namespace lockstep::data {
 namespace {
