@@ -75,20 +75,106 @@ enum class ModuleUse { kNothing, kOnlyModuleTensors, kModuleAndOthers };
 
 class FiniteChecker::Observer {
  public:
-  explicit Observer(const torch::nn::Module& module);
-  ~Observer();
+  explicit Observer(const torch::nn::Module& module) : outer_(innermost) {
+    for (const auto& parameter : module.named_parameters()) track(parameter.value(), module_name_of(parameter.key()));
+    for (const auto& buffer : module.named_buffers()) track(buffer.value(), module_name_of(buffer.key()));
+    // BACKWARD_FUNCTION is included so that operations inside backward() have a depth above 1 and are ignored.
+    if (!outer_)
+      handle_ =
+          at::addThreadLocalCallback(at::RecordFunctionCallback(&Observer::begin, &Observer::end)
+                                         .needsInputs(true)
+                                         .needsOutputs(true)
+                                         .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+    innermost = this;
+  }
+
+  ~Observer() {
+    innermost = outer_;
+    if (!outer_) at::removeCallback(handle_);
+  }
+
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
 
-  std::string fault(const at::Tensor& result) const;
+  std::string fault(const at::Tensor& result) const {
+    if (!finding_.empty()) return finding_;
+    const at::DisableRecordFunctionGuard off;
+    const std::string values = describe_non_finite(result);
+    if (values.empty()) return {};
+    return first_suspect_.empty() ? "the result is not finite, " + values : first_suspect_;
+  }
 
  private:
-  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call);
-  static void end(const at::RecordFunction& call, at::ObserverContext* context);
-  std::pair<ModuleUse, std::string> find_module(const std::vector<at::Tensor>& inputs) const;
-  void track(const at::Tensor& tensor, const std::string& module);
-  void check_inputs(const char* operation, const std::vector<at::Tensor>& inputs);
-  void check_outputs(const char* operation, const std::vector<at::Tensor>& outputs);
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+    if (++depth > 1 || call.scope() != at::RecordScope::FUNCTION) return nullptr;
+    const at::DisableRecordFunctionGuard off;
+    const std::vector<at::Tensor> inputs = tensors_in(call.inputs());
+    for (Observer* observer = innermost; observer; observer = observer->outer_)
+      observer->check_inputs(call.name(), inputs);
+    return nullptr;
+  }
+
+  static void end(const at::RecordFunction& call, at::ObserverContext*) {
+    if (--depth > 0 || call.scope() != at::RecordScope::FUNCTION || returns_uninitialized(call.name())) return;
+    const at::DisableRecordFunctionGuard off;
+    const std::vector<at::Tensor> outputs = tensors_in(call.outputs());
+    for (Observer* observer = innermost; observer; observer = observer->outer_)
+      observer->check_outputs(call.name(), outputs);
+  }
+
+  std::pair<ModuleUse, std::string> find_module(const std::vector<at::Tensor>& inputs) const {
+    std::pair<ModuleUse, std::string> of{ModuleUse::kNothing, {}};
+    bool others = false;
+    for (const at::Tensor& input : inputs) {
+      const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
+      if (entry == module_by_tensor_.end())
+        others = true;
+      else if (of.first == ModuleUse::kNothing)
+        of = {ModuleUse::kOnlyModuleTensors, entry->second};
+    }
+    if (of.first == ModuleUse::kOnlyModuleTensors && others) of.first = ModuleUse::kModuleAndOthers;
+    return of;
+  }
+
+  void track(const at::Tensor& tensor, const std::string& module) {
+    if (module_by_tensor_.emplace(tensor.unsafeGetTensorImpl(), module).second) tracked_.push_back(tensor);
+  }
+
+  void check_inputs(const char* operation, const std::vector<at::Tensor>& inputs) {
+    current_use_ = find_module(inputs);
+    if (current_use_.first != ModuleUse::kModuleAndOthers || !finding_.empty()) return;
+    for (const at::Tensor& input : inputs) {
+      const std::string values = describe_non_finite(input);
+      if (values.empty()) continue;
+      const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
+      if (entry != module_by_tensor_.end())
+        finding_ = "a parameter or buffer of " + describe_module(entry->second) + " is not finite, " + values;
+      else
+        finding_ = "an input of " + describe_module(current_use_.second) + " (" + operation + ") is not finite, " +
+                   values + (first_suspect_.empty() ? "" : "; before that, " + first_suspect_);
+      return;
+    }
+  }
+
+  void check_outputs(const char* operation, const std::vector<at::Tensor>& outputs) {
+    const auto& [uses, module] = current_use_;
+    if (uses == ModuleUse::kOnlyModuleTensors) {
+      for (const at::Tensor& output : outputs) track(output, module);
+      return;
+    }
+    if (!finding_.empty()) return;
+    const std::string values = describe_first_non_finite(outputs);
+    if (uses == ModuleUse::kModuleAndOthers) {
+      last_module_ = describe_module(module);
+      first_suspect_.clear();
+      if (!values.empty())
+        finding_ = "the output of " + last_module_ + " (" + operation + ") is not finite, " + values +
+                   "; its inputs were finite";
+    } else if (!values.empty() && first_suspect_.empty()) {
+      first_suspect_ =
+          "the output of " + std::string(operation) + " after " + last_module_ + " is not finite, " + values;
+    }
+  }
 
   static inline thread_local Observer* innermost = nullptr;
   static inline thread_local int depth = 0;  // nesting of operations; depth 1 is the call in the user's program
@@ -102,101 +188,6 @@ class FiniteChecker::Observer {
   std::string first_suspect_;                      // the first operation since then with a non-finite result
   std::string finding_;
 };
-
-FiniteChecker::Observer::Observer(const torch::nn::Module& module) : outer_(innermost) {
-  for (const auto& parameter : module.named_parameters()) track(parameter.value(), module_name_of(parameter.key()));
-  for (const auto& buffer : module.named_buffers()) track(buffer.value(), module_name_of(buffer.key()));
-  // BACKWARD_FUNCTION is included so that operations inside backward() have a depth above 1 and are ignored.
-  if (!outer_)
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&Observer::begin, &Observer::end)
-                                             .needsInputs(true)
-                                             .needsOutputs(true)
-                                             .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  innermost = this;
-}
-
-FiniteChecker::Observer::~Observer() {
-  innermost = outer_;
-  if (!outer_) at::removeCallback(handle_);
-}
-
-std::string FiniteChecker::Observer::fault(const at::Tensor& result) const {
-  if (!finding_.empty()) return finding_;
-  const at::DisableRecordFunctionGuard off;
-  const std::string values = describe_non_finite(result);
-  if (values.empty()) return {};
-  return first_suspect_.empty() ? "the result is not finite, " + values : first_suspect_;
-}
-
-std::unique_ptr<at::ObserverContext> FiniteChecker::Observer::begin(const at::RecordFunction& call) {
-  if (++depth > 1 || call.scope() != at::RecordScope::FUNCTION) return nullptr;
-  const at::DisableRecordFunctionGuard off;
-  const std::vector<at::Tensor> inputs = tensors_in(call.inputs());
-  for (Observer* observer = innermost; observer; observer = observer->outer_)
-    observer->check_inputs(call.name(), inputs);
-  return nullptr;
-}
-
-void FiniteChecker::Observer::end(const at::RecordFunction& call, at::ObserverContext*) {
-  if (--depth > 0 || call.scope() != at::RecordScope::FUNCTION || returns_uninitialized(call.name())) return;
-  const at::DisableRecordFunctionGuard off;
-  const std::vector<at::Tensor> outputs = tensors_in(call.outputs());
-  for (Observer* observer = innermost; observer; observer = observer->outer_)
-    observer->check_outputs(call.name(), outputs);
-}
-
-std::pair<ModuleUse, std::string> FiniteChecker::Observer::find_module(const std::vector<at::Tensor>& inputs) const {
-  std::pair<ModuleUse, std::string> of{ModuleUse::kNothing, {}};
-  bool others = false;
-  for (const at::Tensor& input : inputs) {
-    const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
-    if (entry == module_by_tensor_.end())
-      others = true;
-    else if (of.first == ModuleUse::kNothing)
-      of = {ModuleUse::kOnlyModuleTensors, entry->second};
-  }
-  if (of.first == ModuleUse::kOnlyModuleTensors && others) of.first = ModuleUse::kModuleAndOthers;
-  return of;
-}
-
-void FiniteChecker::Observer::track(const at::Tensor& tensor, const std::string& module) {
-  if (module_by_tensor_.emplace(tensor.unsafeGetTensorImpl(), module).second) tracked_.push_back(tensor);
-}
-
-void FiniteChecker::Observer::check_inputs(const char* operation, const std::vector<at::Tensor>& inputs) {
-  current_use_ = find_module(inputs);
-  if (current_use_.first != ModuleUse::kModuleAndOthers || !finding_.empty()) return;
-  for (const at::Tensor& input : inputs) {
-    const std::string values = describe_non_finite(input);
-    if (values.empty()) continue;
-    const auto entry = module_by_tensor_.find(input.unsafeGetTensorImpl());
-    if (entry != module_by_tensor_.end())
-      finding_ = "a parameter or buffer of " + describe_module(entry->second) + " is not finite, " + values;
-    else
-      finding_ = "an input of " + describe_module(current_use_.second) + " (" + operation + ") is not finite, " +
-                 values + (first_suspect_.empty() ? "" : "; before that, " + first_suspect_);
-    return;
-  }
-}
-
-void FiniteChecker::Observer::check_outputs(const char* operation, const std::vector<at::Tensor>& outputs) {
-  const auto& [uses, module] = current_use_;
-  if (uses == ModuleUse::kOnlyModuleTensors) {
-    for (const at::Tensor& output : outputs) track(output, module);
-    return;
-  }
-  if (!finding_.empty()) return;
-  const std::string values = describe_first_non_finite(outputs);
-  if (uses == ModuleUse::kModuleAndOthers) {
-    last_module_ = describe_module(module);
-    first_suspect_.clear();
-    if (!values.empty())
-      finding_ = "the output of " + last_module_ + " (" + operation + ") is not finite, " + values +
-                 "; its inputs were finite";
-  } else if (!values.empty() && first_suspect_.empty()) {
-    first_suspect_ = "the output of " + std::string(operation) + " after " + last_module_ + " is not finite, " + values;
-  }
-}
 
 FiniteChecker::FiniteChecker(nn::ConstModuleRef module) : observer_(std::make_unique<Observer>(*module)) {}
 FiniteChecker::~FiniteChecker() = default;

@@ -28,15 +28,56 @@ namespace {
 class ReplicaThreads {
  public:
   /// Starts `count` threads, so that run() can run `count` + 1 jobs at once.
-  explicit ReplicaThreads(std::size_t count);
-  ~ReplicaThreads();
+  explicit ReplicaThreads(std::size_t count) {
+    workers_.reserve(count);
+    try {
+      for (std::size_t i = 0; i < count; ++i) {
+        auto worker = std::make_unique<Worker>();
+        worker->thread = base::start_thread([&started = *worker] { run_worker(started); });
+        workers_.push_back(std::move(worker));
+      }
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+
+  ~ReplicaThreads() { stop(); }
+
   ReplicaThreads(const ReplicaThreads&) = delete;
   ReplicaThreads& operator=(const ReplicaThreads&) = delete;
 
   /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on the other threads, with the caller's grad
   /// mode, autocast and other thread-local state of torch. Blocks until all jobs are done. Returns the exception of
   /// each job, or null. Not thread-safe.
-  std::vector<std::exception_ptr> run(std::size_t count, const std::function<void(std::size_t)>& job);
+  std::vector<std::exception_ptr> run(std::size_t count, const std::function<void(std::size_t)>& job) {
+    std::vector<std::exception_ptr> thrown(count);
+    const auto guarded = [&](std::size_t i) noexcept {
+      try {
+        job(i);
+      } catch (...) {
+        thrown[i] = std::current_exception();
+      }
+    };
+    const at::ThreadLocalState state;
+    for (std::size_t i = 1; i < count; ++i) {
+      Worker& worker = *workers_[i - 1];
+      const std::lock_guard lock(worker.mutex);
+      worker.task = [&state, &guarded, i] {
+        const at::ThreadLocalStateGuard caller_state(state);
+        guarded(i);
+      };
+      worker.condition.notify_all();
+    }
+    guarded(0);
+    for (std::size_t i = 1; i < count; ++i) {
+      Worker& worker = *workers_[i - 1];
+      std::unique_lock lock(worker.mutex);
+      // bounded: by the duration of the replica's forward()
+      base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return !worker.task; });
+    }
+    return thrown;
+  }
 
  private:
   struct Worker {
@@ -46,79 +87,32 @@ class ReplicaThreads {
     bool stopping = false;
     std::thread thread;
   };
-  static void run_worker(Worker& worker);
-  void stop() noexcept;
+
+  static void run_worker(Worker& worker) {
+    std::unique_lock lock(worker.mutex);
+    while (true) {
+      // bounded: until run() sets a task or the destructor sets stopping
+      base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return worker.task || worker.stopping; });
+      if (!worker.task) return;
+      lock.unlock();
+      (*worker.task)();
+      lock.lock();
+      worker.task.reset();
+      worker.condition.notify_all();
+    }
+  }
+
+  void stop() noexcept {
+    for (const auto& worker : workers_) {
+      const std::lock_guard lock(worker->mutex);
+      worker->stopping = true;
+      worker->condition.notify_all();
+    }
+    for (const auto& worker : workers_) worker->thread.join();  // bounded: the worker has no task, and stopping is set
+  }
 
   std::vector<std::unique_ptr<Worker>> workers_;
 };
-
-ReplicaThreads::ReplicaThreads(std::size_t count) {
-  workers_.reserve(count);
-  try {
-    for (std::size_t i = 0; i < count; ++i) {
-      auto worker = std::make_unique<Worker>();
-      worker->thread = base::start_thread([&started = *worker] { run_worker(started); });
-      workers_.push_back(std::move(worker));
-    }
-  } catch (...) {
-    stop();
-    throw;
-  }
-}
-
-ReplicaThreads::~ReplicaThreads() { stop(); }
-
-void ReplicaThreads::stop() noexcept {
-  for (const auto& worker : workers_) {
-    const std::lock_guard lock(worker->mutex);
-    worker->stopping = true;
-    worker->condition.notify_all();
-  }
-  for (const auto& worker : workers_) worker->thread.join();  // bounded: the worker has no task, and stopping is set
-}
-
-void ReplicaThreads::run_worker(Worker& worker) {
-  std::unique_lock lock(worker.mutex);
-  while (true) {
-    // bounded: until run() sets a task or the destructor sets stopping
-    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return worker.task || worker.stopping; });
-    if (!worker.task) return;
-    lock.unlock();
-    (*worker.task)();
-    lock.lock();
-    worker.task.reset();
-    worker.condition.notify_all();
-  }
-}
-
-std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std::function<void(std::size_t)>& job) {
-  std::vector<std::exception_ptr> thrown(count);
-  const auto guarded = [&](std::size_t i) noexcept {
-    try {
-      job(i);
-    } catch (...) {
-      thrown[i] = std::current_exception();
-    }
-  };
-  const at::ThreadLocalState state;
-  for (std::size_t i = 1; i < count; ++i) {
-    Worker& worker = *workers_[i - 1];
-    const std::lock_guard lock(worker.mutex);
-    worker.task = [&state, &guarded, i] {
-      const at::ThreadLocalStateGuard caller_state(state);
-      guarded(i);
-    };
-    worker.condition.notify_all();
-  }
-  guarded(0);
-  for (std::size_t i = 1; i < count; ++i) {
-    Worker& worker = *workers_[i - 1];
-    std::unique_lock lock(worker.mutex);
-    // bounded: by the duration of the replica's forward()
-    base::wait_until(worker.condition, lock, base::Deadline::never(), [&] { return !worker.task; });
-  }
-  return thrown;
-}
 
 /// The submodules, parameters and buffers of a module, in the same order in all replicas. The tensors are the module's
 /// own; values are assigned to them.
@@ -195,15 +189,131 @@ at::Device resolve_device(at::Device device) { return at::empty({0}, at::TensorO
 
 class DataParallel::Impl {
  public:
-  Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options);
-  at::Tensor forward(const at::Tensor& input);
-  std::vector<DeviceUsage> device_usage() const;
+  Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options)
+      : original_(module), forward_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
+    if (options_.devices.empty())
+      throw base::UsageError("DataParallel: the list of devices is empty; expected one or more");
+    if (options_.dim < 0)
+      throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; expected 0 or more");
+    for (const at::Device device : options_.devices) devices_.push_back(resolve_device(device));
+    output_device_ = options_.output_device ? resolve_device(*options_.output_device) : devices_.front();
+    check_module(original_, devices_.front());
+    for (const at::Device device : devices_) replicas_.push_back(make_replica(original_, device, options_));
+    threads_ = base::make_process_owned<ReplicaThreads>(devices_.size() - 1);
+  }
+
+  at::Tensor forward(const at::Tensor& input) {
+    const std::vector<at::Tensor> parts = scatter(input);
+    update_replicas(parts.size());
+    std::vector<at::Tensor> outputs(parts.size());
+    const auto thrown = threads_->run(parts.size(), [&](std::size_t r) {
+      const c10::DeviceGuard guard(devices_[r]);
+      outputs[r] = forward_(*replicas_[r].module, parts[r]);
+    });
+    for (std::size_t r = 0; r < thrown.size(); ++r)
+      if (thrown[r]) rethrow(r, thrown[r]);
+    return gather(outputs);
+  }
+
+  std::vector<DeviceUsage> device_usage() const {
+    std::vector<DeviceUsage> all;
+    std::set<const void*> seen;
+    const auto entry = [&](at::Device device) -> DeviceUsage& {
+      for (DeviceUsage& one : all)
+        if (one.device == device) return one;
+      const TransferCounter::Bytes moved_bytes = transfers_->bytes_of(device);
+      return all.emplace_back(DeviceUsage{.device = device,
+                                          .received_bytes = moved_bytes.received,
+                                          .sent_bytes = moved_bytes.sent,
+                                          .peak_bytes = peak_bytes(device)});
+    };
+    for (std::size_t r = 0; r < devices_.size(); ++r) {
+      DeviceUsage& one = entry(devices_[r]);
+      ++one.replicas;
+      one.samples += samples_[r];
+      for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
+        for (const at::Tensor& tensor : *tensors)
+          if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second)
+            one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
+    }
+    entry(output_device_);
+    return all;
+  }
 
  private:
-  void update_replicas(std::size_t count);
-  std::vector<at::Tensor> scatter(const at::Tensor& input);
-  at::Tensor gather(const std::vector<at::Tensor>& outputs) const;
-  [[noreturn]] void rethrow(std::size_t replica, const std::exception_ptr& thrown) const;
+  void update_replicas(std::size_t count) {
+    const std::vector<at::Device> devices(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
+    for (std::size_t i = 0; i < original_.parameters.size(); ++i) {
+      const std::vector<at::Tensor> values = replicate(original_.parameters[i], devices, transfers_);
+      for (std::size_t r = 0; r < count; ++r) {
+        const at::Tensor& parameter = replicas_[r].parameters[i];
+        assign_data(parameter, values[r], original_.parameters[i]);
+        torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad()
+                                                                ? torch::autograd::impl::gradient_edge(values[r])
+                                                                : torch::autograd::Edge());
+      }
+    }
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
+      const at::Tensor& buffer = original_.buffers[i];
+      for (std::size_t r = 0; r < count; ++r)
+        assign_data(replicas_[r].buffers[i],
+                    r == 0                           ? buffer
+                    : devices_[r] == buffer.device() ? buffer.clone()
+                                                     : copy_to_device(buffer, devices_[r], transfers_),
+                    buffer);
+    }
+    const auto copy_mode = [](const torch::nn::Module& from, torch::nn::Module& to) {
+      if (to.is_training() != from.is_training()) to.train(from.is_training());
+    };
+    for (std::size_t r = 0; r < count; ++r) {
+      copy_mode(*original_.module, *replicas_[r].module);
+      for (std::size_t i = 0; i < original_.modules.size(); ++i)
+        copy_mode(*original_.modules[i], *replicas_[r].modules[i]);
+    }
+  }
+
+  std::vector<at::Tensor> scatter(const at::Tensor& input) {
+    if (options_.dim >= input.dim())
+      throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) +
+                             " dimensions; expected more than dim, which is " + std::to_string(options_.dim));
+    const std::int64_t samples = input.size(options_.dim);
+    const std::int64_t count = std::clamp<std::int64_t>(samples, 1, static_cast<std::int64_t>(devices_.size()));
+    std::vector<at::Tensor> parts;
+    for (std::int64_t r = 0, begin = 0; r < count; ++r) {
+      const std::int64_t length = samples / count + (r < samples % count ? 1 : 0);
+      const auto place = static_cast<std::size_t>(r);
+      parts.push_back(copy_to_device(input.narrow(options_.dim, begin, length), devices_[place], transfers_));
+      samples_[place] += length;
+      begin += length;
+    }
+    return parts;
+  }
+
+  at::Tensor gather(const std::vector<at::Tensor>& outputs) const {
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& output : outputs)
+      parts.push_back(copy_to_device(output.dim() == 0 ? output.view({1}) : output, output_device_, transfers_));
+    if (parts.size() == 1) return parts[0];
+    return at::cat(parts, outputs[0].dim() == 0 ? 0 : options_.dim);
+  }
+
+  [[noreturn]] void rethrow(std::size_t replica, const std::exception_ptr& thrown) const {
+    const std::string where =
+        "DataParallel: replica " + std::to_string(replica) + " on " + devices_[replica].str() + ": ";
+    const auto error = [&](const std::string& what) {
+      return ReplicaError(static_cast<int>(replica), devices_[replica], where + what);
+    };
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const c10::Error& e) {
+      std::throw_with_nested(error(e.what_without_backtrace()));
+    } catch (const std::exception& e) {
+      std::throw_with_nested(error(e.what()));
+    } catch (...) {
+      std::throw_with_nested(error("threw an object that is not a std::exception"));
+    }
+  }
 
   const ModuleTensors original_;
   const ForwardFunction forward_;
@@ -216,131 +326,6 @@ class DataParallel::Impl {
   std::vector<std::int64_t> samples_;
   std::shared_ptr<ReplicaThreads> threads_;
 };
-
-DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options)
-    : original_(module), forward_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
-  if (options_.devices.empty())
-    throw base::UsageError("DataParallel: the list of devices is empty; expected one or more");
-  if (options_.dim < 0)
-    throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; expected 0 or more");
-  for (const at::Device device : options_.devices) devices_.push_back(resolve_device(device));
-  output_device_ = options_.output_device ? resolve_device(*options_.output_device) : devices_.front();
-  check_module(original_, devices_.front());
-  for (const at::Device device : devices_) replicas_.push_back(make_replica(original_, device, options_));
-  threads_ = base::make_process_owned<ReplicaThreads>(devices_.size() - 1);
-}
-
-void DataParallel::Impl::update_replicas(std::size_t count) {
-  const std::vector<at::Device> devices(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
-  for (std::size_t i = 0; i < original_.parameters.size(); ++i) {
-    const std::vector<at::Tensor> values = replicate(original_.parameters[i], devices, transfers_);
-    for (std::size_t r = 0; r < count; ++r) {
-      const at::Tensor& parameter = replicas_[r].parameters[i];
-      assign_data(parameter, values[r], original_.parameters[i]);
-      torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad()
-                                                              ? torch::autograd::impl::gradient_edge(values[r])
-                                                              : torch::autograd::Edge());
-    }
-  }
-  const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
-    const at::Tensor& buffer = original_.buffers[i];
-    for (std::size_t r = 0; r < count; ++r)
-      assign_data(replicas_[r].buffers[i],
-                  r == 0                           ? buffer
-                  : devices_[r] == buffer.device() ? buffer.clone()
-                                                   : copy_to_device(buffer, devices_[r], transfers_),
-                  buffer);
-  }
-  const auto copy_mode = [](const torch::nn::Module& from, torch::nn::Module& to) {
-    if (to.is_training() != from.is_training()) to.train(from.is_training());
-  };
-  for (std::size_t r = 0; r < count; ++r) {
-    copy_mode(*original_.module, *replicas_[r].module);
-    for (std::size_t i = 0; i < original_.modules.size(); ++i)
-      copy_mode(*original_.modules[i], *replicas_[r].modules[i]);
-  }
-}
-
-std::vector<at::Tensor> DataParallel::Impl::scatter(const at::Tensor& input) {
-  if (options_.dim >= input.dim())
-    throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) +
-                           " dimensions; expected more than dim, which is " + std::to_string(options_.dim));
-  const std::int64_t samples = input.size(options_.dim);
-  const std::int64_t count = std::clamp<std::int64_t>(samples, 1, static_cast<std::int64_t>(devices_.size()));
-  std::vector<at::Tensor> parts;
-  for (std::int64_t r = 0, begin = 0; r < count; ++r) {
-    const std::int64_t length = samples / count + (r < samples % count ? 1 : 0);
-    const auto place = static_cast<std::size_t>(r);
-    parts.push_back(copy_to_device(input.narrow(options_.dim, begin, length), devices_[place], transfers_));
-    samples_[place] += length;
-    begin += length;
-  }
-  return parts;
-}
-
-at::Tensor DataParallel::Impl::gather(const std::vector<at::Tensor>& outputs) const {
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& output : outputs)
-    parts.push_back(copy_to_device(output.dim() == 0 ? output.view({1}) : output, output_device_, transfers_));
-  if (parts.size() == 1) return parts[0];
-  return at::cat(parts, outputs[0].dim() == 0 ? 0 : options_.dim);
-}
-
-void DataParallel::Impl::rethrow(std::size_t replica, const std::exception_ptr& thrown) const {
-  const std::string where =
-      "DataParallel: replica " + std::to_string(replica) + " on " + devices_[replica].str() + ": ";
-  const auto error = [&](const std::string& what) {
-    return ReplicaError(static_cast<int>(replica), devices_[replica], where + what);
-  };
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const c10::Error& e) {
-    std::throw_with_nested(error(e.what_without_backtrace()));
-  } catch (const std::exception& e) {
-    std::throw_with_nested(error(e.what()));
-  } catch (...) {
-    std::throw_with_nested(error("threw an object that is not a std::exception"));
-  }
-}
-
-at::Tensor DataParallel::Impl::forward(const at::Tensor& input) {
-  const std::vector<at::Tensor> parts = scatter(input);
-  update_replicas(parts.size());
-  std::vector<at::Tensor> outputs(parts.size());
-  const auto thrown = threads_->run(parts.size(), [&](std::size_t r) {
-    const c10::DeviceGuard guard(devices_[r]);
-    outputs[r] = forward_(*replicas_[r].module, parts[r]);
-  });
-  for (std::size_t r = 0; r < thrown.size(); ++r)
-    if (thrown[r]) rethrow(r, thrown[r]);
-  return gather(outputs);
-}
-
-std::vector<DeviceUsage> DataParallel::Impl::device_usage() const {
-  std::vector<DeviceUsage> all;
-  std::set<const void*> seen;
-  const auto entry = [&](at::Device device) -> DeviceUsage& {
-    for (DeviceUsage& one : all)
-      if (one.device == device) return one;
-    const TransferCounter::Bytes moved_bytes = transfers_->bytes_of(device);
-    return all.emplace_back(DeviceUsage{.device = device,
-                                        .received_bytes = moved_bytes.received,
-                                        .sent_bytes = moved_bytes.sent,
-                                        .peak_bytes = peak_bytes(device)});
-  };
-  for (std::size_t r = 0; r < devices_.size(); ++r) {
-    DeviceUsage& one = entry(devices_[r]);
-    ++one.replicas;
-    one.samples += samples_[r];
-    for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
-      for (const at::Tensor& tensor : *tensors)
-        if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second)
-          one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  }
-  entry(output_device_);
-  return all;
-}
 
 DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options,
                            ErasedTag)

@@ -1,11 +1,11 @@
-// Checks a parsed pickle: its depth and size, its keys, and the kinds of its values.
+#include "lockstep/checkpoint/torch_file/pickle.h"
+
 #include <algorithm>
 #include <set>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/checkpoint/files/limits.h"
-#include "lockstep/checkpoint/torch_file/unpickler.h"
 
 namespace lockstep::checkpoint::inline torch_file {
 namespace {

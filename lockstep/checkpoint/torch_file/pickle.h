@@ -85,4 +85,8 @@ struct Pickle {
 /// of the pickle in the file.
 Pickle parse_pickle(std::string_view bytes, const std::string& file, std::uint64_t begin);
 
+/// Checks what parse_pickle() does not check while it parses: depth, size, keys, and that every value may occur in a
+/// tree. Throws FormatError. parse_pickle() calls it.
+void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin);
+
 }  // namespace lockstep::checkpoint::inline torch_file

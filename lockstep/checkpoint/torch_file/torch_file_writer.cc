@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -33,12 +32,59 @@ struct StoredTensor {
   std::vector<std::int64_t> sizes, strides;
 };
 
+at::Tensor materialize(const at::Tensor& tensor) {
+  if (!tensor.defined()) throw base::UsageError("cannot save a tensor that is undefined");
+  if (!find_torch_dtype(tensor.scalar_type()) || tensor.layout() != c10::kStrided || tensor.is_meta())
+    throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) +
+                           (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
+                           (tensor.is_meta() ? ", which has no memory" : "") + "; expected a dense tensor of " +
+                           torch_dtype_names());
+  const torch::NoGradGuard no_grad;
+  return tensor.resolve_conj().resolve_neg();
+}
+
+// Returns the number of elements from the first to the last one in memory, including gaps.
+std::int64_t num_spanned_elements(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return last + 1;
+}
+
 class StorageLayout {
  public:
   /// Tensors that overlap in memory share one storage, which reaches from the first to the last of their elements;
   /// every other tensor has its own. A tensor with gaps between its elements that shares no memory is stored densely.
   /// Throws UsageError for tensors that a file cannot hold.
-  explicit StorageLayout(const std::vector<at::Tensor>& tensors);
+  explicit StorageLayout(const std::vector<at::Tensor>& tensors) : tensors_(tensors.size()) {
+    std::vector<std::vector<TensorSpan>> groups;
+    std::map<std::pair<const void*, c10::ScalarType>, std::vector<TensorSpan>> by_memory;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor tensor = materialize(tensors[i]);
+      if (tensor.numel() == 0)
+        groups.push_back(std::vector<TensorSpan>{TensorSpan{tensor, i, 0, 0}});
+      else
+        by_memory[{tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type()}].push_back(
+            {tensor, i, tensor.storage_offset(), tensor.storage_offset() + num_spanned_elements(tensor)});
+    }
+    for (auto& [memory, tensor_spans] : by_memory) {
+      std::stable_sort(tensor_spans.begin(), tensor_spans.end(),
+                       [](const TensorSpan& a, const TensorSpan& b) { return a.begin < b.begin; });
+      std::int64_t end = -1;
+      for (TensorSpan& tensor_span : tensor_spans) {
+        if (tensor_span.begin >= end) groups.emplace_back();
+        end = std::max(end, tensor_span.end);
+        groups.back().push_back(std::move(tensor_span));
+      }
+    }
+    // Sorts by tensor number, so that the file does not depend on addresses.
+    const auto first = [](const std::vector<TensorSpan>& tensor_spans) {
+      return std::min_element(tensor_spans.begin(), tensor_spans.end(),
+                              [](const TensorSpan& a, const TensorSpan& b) { return a.number < b.number; })
+          ->number;
+    };
+    std::sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) { return first(a) < first(b); });
+    for (const auto& tensor_spans : groups) add_storage(tensor_spans);
+  }
 
   /// Returns the location of tensor number `number` of the constructor's list.
   const StoredTensor& stored(std::size_t number) const { return tensors_[number]; }
@@ -46,7 +92,7 @@ class StorageLayout {
   std::size_t num_storages() const { return storages_.size(); }
   /// Returns the contents of storage number `number` as a one-dimensional tensor on the CPU; copies it if it is on a
   /// device.
-  at::Tensor storage(std::size_t number) const;
+  at::Tensor storage(std::size_t number) const { return storages_[number].to(c10::kCPU); }
 
  private:
   struct TensorSpan {
@@ -54,7 +100,28 @@ class StorageLayout {
     std::size_t number;       // index of the tensor in the list
     std::int64_t begin, end;  // element range in its memory; 0 and 0 if it is empty
   };
-  void add_storage(const std::vector<TensorSpan>& tensor_spans);
+
+  void add_storage(const std::vector<TensorSpan>& tensor_spans) {
+    const torch::NoGradGuard no_grad;
+    const std::string key = std::to_string(storages_.size());
+    const TensorSpan& first = tensor_spans.front();
+    std::int64_t end = 0;
+    for (const TensorSpan& tensor_span : tensor_spans) end = std::max(end, tensor_span.end);
+    const std::int64_t num_elements = end - first.begin;
+    const auto make_stored = [&](const at::Tensor& tensor, std::int64_t offset, std::int64_t number) {
+      return StoredTensor{key, static_cast<std::uint64_t>(number), offset, tensor.sizes().vec(),
+                          tensor.strides().vec()};
+    };
+    if (tensor_spans.size() == 1 && num_elements > first.tensor.numel()) {
+      const at::Tensor dense = first.tensor.detach().contiguous();
+      tensors_[first.number] = make_stored(dense, 0, dense.numel());
+      return storages_.push_back(dense.view(-1));
+    }
+    for (const TensorSpan& tensor_span : tensor_spans)
+      tensors_[tensor_span.number] = make_stored(tensor_span.tensor, tensor_span.begin - first.begin, num_elements);
+    storages_.push_back(torch::empty({0}, first.tensor.options().requires_grad(false))
+                            .set_(first.tensor.storage(), first.begin, {num_elements}, {1}));
+  }
 
   std::vector<StoredTensor> tensors_;
   std::vector<at::Tensor> storages_;  // views on the original devices
@@ -62,7 +129,8 @@ class StorageLayout {
 
 class Pickler {
  public:
-  explicit Pickler(const std::function<StoredTensor(const at::Tensor&)>& locate) : locate_(locate) {}
+  /// `layout`: of the tensors of the value that dump() gets, in the order of collect_tensors().
+  explicit Pickler(const StorageLayout& layout) : layout_(layout) {}
 
   std::string dump(const Value& value) {
     output_ = "\x80\x02";
@@ -140,7 +208,7 @@ class Pickler {
   }
 
   void tensor(const at::Tensor& tensor) {
-    const StoredTensor stored = locate_(tensor);
+    const StoredTensor& stored = layout_.stored(num_tensors_++);
     const TorchDtype& dtype = *find_torch_dtype(tensor.scalar_type());
     const bool is_untyped = dtype.storage.empty();
     global("torch._utils", is_untyped ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
@@ -210,86 +278,10 @@ class Pickler {
     if (value.as<None>()) output_ += 'N';
   }
 
-  const std::function<StoredTensor(const at::Tensor&)>& locate_;
+  const StorageLayout& layout_;
+  std::size_t num_tensors_ = 0;  // written so far
   std::string output_;
 };
-
-at::Tensor materialize(const at::Tensor& tensor) {
-  if (!tensor.defined()) throw base::UsageError("cannot save a tensor that is undefined");
-  if (!find_torch_dtype(tensor.scalar_type()) || tensor.layout() != c10::kStrided || tensor.is_meta())
-    throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) +
-                           (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
-                           (tensor.is_meta() ? ", which has no memory" : "") + "; expected a dense tensor of " +
-                           torch_dtype_names());
-  const torch::NoGradGuard no_grad;
-  return tensor.resolve_conj().resolve_neg();
-}
-
-// Returns the number of elements from the first to the last one in memory, including gaps.
-std::int64_t num_spanned_elements(const at::Tensor& tensor) {
-  std::int64_t last = 0;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-  return last + 1;
-}
-
-/// Calls `locate` once for each tensor, in the order of the tree. Throws UsageError as save_torch_file() does.
-std::string to_pickle(const Value& value, const std::function<StoredTensor(const at::Tensor&)>& locate) {
-  return Pickler(locate).dump(value);
-}
-
-StorageLayout::StorageLayout(const std::vector<at::Tensor>& tensors) : tensors_(tensors.size()) {
-  std::vector<std::vector<TensorSpan>> groups;
-  std::map<std::pair<const void*, c10::ScalarType>, std::vector<TensorSpan>> by_memory;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor tensor = materialize(tensors[i]);
-    if (tensor.numel() == 0)
-      groups.push_back(std::vector<TensorSpan>{TensorSpan{tensor, i, 0, 0}});
-    else
-      by_memory[{tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type()}].push_back(
-          {tensor, i, tensor.storage_offset(), tensor.storage_offset() + num_spanned_elements(tensor)});
-  }
-  for (auto& [memory, tensor_spans] : by_memory) {
-    std::stable_sort(tensor_spans.begin(), tensor_spans.end(),
-                     [](const TensorSpan& a, const TensorSpan& b) { return a.begin < b.begin; });
-    std::int64_t end = -1;
-    for (TensorSpan& tensor_span : tensor_spans) {
-      if (tensor_span.begin >= end) groups.emplace_back();
-      end = std::max(end, tensor_span.end);
-      groups.back().push_back(std::move(tensor_span));
-    }
-  }
-  // Sorts by tensor number, so that the file does not depend on addresses.
-  const auto first = [](const std::vector<TensorSpan>& tensor_spans) {
-    return std::min_element(tensor_spans.begin(), tensor_spans.end(),
-                            [](const TensorSpan& a, const TensorSpan& b) { return a.number < b.number; })
-        ->number;
-  };
-  std::sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) { return first(a) < first(b); });
-  for (const auto& tensor_spans : groups) add_storage(tensor_spans);
-}
-
-void StorageLayout::add_storage(const std::vector<TensorSpan>& tensor_spans) {
-  const torch::NoGradGuard no_grad;
-  const std::string key = std::to_string(storages_.size());
-  const TensorSpan& first = tensor_spans.front();
-  std::int64_t end = 0;
-  for (const TensorSpan& tensor_span : tensor_spans) end = std::max(end, tensor_span.end);
-  const std::int64_t num_elements = end - first.begin;
-  const auto make_stored = [&](const at::Tensor& tensor, std::int64_t offset, std::int64_t number) {
-    return StoredTensor{key, static_cast<std::uint64_t>(number), offset, tensor.sizes().vec(), tensor.strides().vec()};
-  };
-  if (tensor_spans.size() == 1 && num_elements > first.tensor.numel()) {
-    const at::Tensor dense = first.tensor.detach().contiguous();
-    tensors_[first.number] = make_stored(dense, 0, dense.numel());
-    return storages_.push_back(dense.view(-1));
-  }
-  for (const TensorSpan& tensor_span : tensor_spans)
-    tensors_[tensor_span.number] = make_stored(tensor_span.tensor, tensor_span.begin - first.begin, num_elements);
-  storages_.push_back(torch::empty({0}, first.tensor.options().requires_grad(false))
-                          .set_(first.tensor.storage(), first.begin, {num_elements}, {1}));
-}
-
-at::Tensor StorageLayout::storage(std::size_t number) const { return storages_[number].to(c10::kCPU); }
 
 void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
   if (depth > files::kMaxTreeDepth)
@@ -330,8 +322,7 @@ void save_torch_file(const Value& value, const std::string& path) {
   std::vector<at::Tensor> tensors;
   collect_tensors(value, tensors, 1);
   const StorageLayout layout(tensors);
-  std::size_t number = 0;
-  const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return layout.stored(number++); });
+  const std::string pickle = Pickler(layout).dump(value);
   if (pickle.size() > files::kMaxPickleBytes)
     throw base::UsageError("cannot save " + path + ": the pickle of the values has " + std::to_string(pickle.size()) +
                            " bytes; expected at most 32 MiB");
