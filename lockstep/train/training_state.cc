@@ -13,7 +13,7 @@
 #include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
-#include "lockstep/train/loggers/number_format.h"
+#include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training {
 namespace {

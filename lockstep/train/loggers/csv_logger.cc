@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/train/loggers/number_format.h"
+#include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline loggers {
 namespace {

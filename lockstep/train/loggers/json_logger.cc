@@ -4,14 +4,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/train/loggers/number_format.h"
+#include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline loggers {
 namespace {
-
-std::string json_text(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
 
 std::string json_number(double number) {
   if (std::isnan(number)) return "\"NaN\"";
@@ -49,12 +45,12 @@ void JsonLogger::write(std::string line) {
 void JsonLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   std::string line = line_prefix(at);
   for (const auto& [name, value] : values)
-    line.append(",").append(json_text(name)).append(":").append(json_number(value));
+    line.append(",").append(json_string(name)).append(":").append(json_number(value));
   write(std::move(line));
 }
 
 void JsonLogger::log_text(const LogTimestamp& at, const std::string& name, const std::string& text) {
-  write(line_prefix(at) + ",\"text\":{" + json_text(name) + ":" + json_text(text) + "}");
+  write(line_prefix(at) + ",\"text\":{" + json_string(name) + ":" + json_string(text) + "}");
 }
 
 void JsonLogger::log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
@@ -62,7 +58,7 @@ void JsonLogger::log_histogram(const LogTimestamp& at, const std::string& name, 
   for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
   for (const std::int64_t count : histogram.counts)
     counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
-  write(line_prefix(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) +
+  write(line_prefix(at) + ",\"histogram\":{" + json_string(name) + ":{\"min\":" + json_number(histogram.min) +
         ",\"max\":" + json_number(histogram.max) + ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" +
         json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
         ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) +

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline loggers {
 namespace {
@@ -39,41 +39,47 @@ std::string to_bytes(Number number) {
 
 std::string masked_crc32c(std::string_view bytes) { return to_bytes(std::rotr(crc32c(bytes), 15) + kMaskDelta); }
 
-// Field numbers of event.proto, summary.proto and tensor.proto, by message.
-namespace event {
-enum { kTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+// Field numbers of event.proto, summary.proto and tensor.proto, and two values of enums there.
+enum { kEventTime = 1, kEventStep = 2, kEventFileVersion = 3, kEventSummary = 5, kEventSessionLog = 7 };
+enum { kSessionLogStatus = 1, kSessionStart = 1 };
+enum { kSummaryValue = 1 };
+enum { kValueTag = 1, kValueSimple = 2, kValueImage = 4, kValueHistogram = 5, kValueTensor = 8, kValueMetadata = 9 };
+enum { kImageHeight = 1, kImageWidth = 2, kImageChannels = 3, kImageEncoded = 4 };
+enum { kHistoMin = 1, kHistoMax, kHistoNum, kHistoSum, kHistoSumSquares, kHistoLimits, kHistoCounts };
+enum { kMetadataPlugin = 1, kPluginName = 1 };
+enum { kTensorType = 1, kTensorShape = 2, kTensorStrings = 8, kShapeDim = 2, kDimSize = 1, kTypeString = 7 };
+
+// A protobuf message is the concatenation of its fields, which the following functions encode.
+
+std::string varint(std::uint64_t value) {
+  std::string bytes;
+  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
+  return bytes + static_cast<char>(value);
 }
-namespace session_log {
-enum { kStatus = 1 };
-enum { kStart = 1 };
-}  // namespace session_log
-namespace summary {
-enum { kValue = 1 };
+std::string tag(int field, int wire_type) { return varint(static_cast<std::uint64_t>(field << 3 | wire_type)); }
+
+std::string varint_field(int field, std::int64_t value) {  // int32, int64, enum
+  return tag(field, kVarint) + varint(static_cast<std::uint64_t>(value));
 }
-namespace value {
-enum { kTag = 1, kSimple = 2, kImage = 4, kHistogram = 5, kTensor = 8, kMetadata = 9 };
+std::string float_field(int field, float value) { return tag(field, kFixed32) + to_bytes(value); }
+std::string double_field(int field, double value) { return tag(field, kFixed64) + to_bytes(value); }
+std::string bytes_field(int field, std::string_view value) {  // string, bytes, or a message
+  return (tag(field, kLengthDelimited) + varint(value.size())).append(value);
 }
-namespace image {
-enum { kHeight = 1, kWidth = 2, kChannels = 3, kEncoded = 4 };
+template <typename Number>
+std::string doubles_field(int field, const std::vector<Number>& values) {
+  std::string bytes;
+  for (const Number value : values) bytes += to_bytes(static_cast<double>(value));
+  return bytes_field(field, bytes);
 }
-namespace histogram_proto {
-enum { kMin = 1, kMax = 2, kNum = 3, kSum = 4, kSumSquares = 5, kLimits = 6, kCounts = 7 };
+
+/// One value of a summary.
+std::string named_value(const std::string& name, const std::string& value) {
+  return bytes_field(kSummaryValue, bytes_field(kValueTag, replace_invalid_utf8(name)) + value);
 }
-namespace metadata {
-enum { kPlugin = 1 };
-}
-namespace plugin {
-enum { kName = 1 };
-}
-namespace tensor {
-enum { kType = 1, kShape = 2, kStrings = 8 };
-enum { kString = 7 };
-}  // namespace tensor
-namespace shape {
-enum { kDim = 2 };
-}
-namespace dim {
-enum { kSize = 1 };
+
+std::string event_record(double seconds, std::int64_t step, const std::string& content) {
+  return encode_tfrecord(double_field(kEventTime, seconds) + varint_field(kEventStep, step) + content);
 }
 
 /// A counter makes the names unique for loggers of one process within a second.
@@ -83,13 +89,6 @@ std::string event_file_name() {
   ::gethostname(host, sizeof host - 1);
   return "events.out.tfevents." + std::to_string(std::time(nullptr)) + "." + host + "." + std::to_string(::getpid()) +
          "." + std::to_string(count++);
-}
-
-ProtoMessage make_value(const std::string& name) {
-  return std::move(ProtoMessage().add_bytes(value::kTag, replace_invalid_utf8(name)));
-}
-ProtoMessage make_summary(const ProtoMessage& one) {
-  return std::move(ProtoMessage().add_message(summary::kValue, one));
 }
 
 }  // namespace
@@ -105,117 +104,58 @@ std::string encode_tfrecord(std::string_view message) {
   return length + masked_crc32c(length) + std::string(message) + masked_crc32c(message);
 }
 
-void ProtoMessage::append_varint(std::uint64_t value) {
-  for (; value >= 0x80; value >>= 7) serialized_ += static_cast<char>(value | 0x80);
-  serialized_ += static_cast<char>(value);
-}
-
-template <typename Number>
-void ProtoMessage::append_raw(Number value) {
-  serialized_ += to_bytes(value);
-}
-
-ProtoMessage& ProtoMessage::add_varint(int field, std::uint64_t value) {
-  append_tag(field, kVarint);
-  append_varint(value);
-  return *this;
-}
-
-ProtoMessage& ProtoMessage::add_float(int field, float value) {
-  append_tag(field, kFixed32);
-  append_raw(value);
-  return *this;
-}
-
-ProtoMessage& ProtoMessage::add_double(int field, double value) {
-  append_tag(field, kFixed64);
-  append_raw(value);
-  return *this;
-}
-
-ProtoMessage& ProtoMessage::add_bytes(int field, std::string_view value) {
-  append_tag(field, kLengthDelimited);
-  append_varint(value.size());
-  serialized_ += value;
-  return *this;
-}
-
-ProtoMessage& ProtoMessage::add_doubles(int field, const std::vector<double>& values) {
-  append_tag(field, kLengthDelimited);
-  append_varint(values.size() * sizeof(double));
-  for (const double value : values) append_raw(value);
-  return *this;
-}
-
 TensorBoardLogger::TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step)
     : file_(folder + "/" + event_file_name()), first_step_(first_step) {}
 
 void TensorBoardLogger::write_header(const LogTimestamp& at) {
-  const auto event_at = [&](std::int64_t step) {
-    return std::move(
-        ProtoMessage().add_double(event::kTime, at.seconds).add_varint(event::kStep, static_cast<std::uint64_t>(step)));
-  };
-  std::string header = encode_tfrecord(event_at(0).add_bytes(event::kFileVersion, "brain.Event:2").serialized());
+  std::string header = event_record(at.seconds, 0, bytes_field(kEventFileVersion, "brain.Event:2"));
   if (first_step_)
-    header += encode_tfrecord(
-        event_at(*first_step_)
-            .add_message(event::kSessionLog, ProtoMessage().add_varint(session_log::kStatus, session_log::kStart))
-            .serialized());
+    header += event_record(at.seconds, *first_step_,
+                           bytes_field(kEventSessionLog, varint_field(kSessionLogStatus, kSessionStart)));
   file_.append(header);
   file_.flush();  // a file without its header is invalid, so the header is written before anything else
   has_header_ = true;
 }
 
-void TensorBoardLogger::write(const LogTimestamp& at, const ProtoMessage& summary) {
+void TensorBoardLogger::write(const LogTimestamp& at, const std::string& summary) {
   if (!has_header_) write_header(at);
-  file_.append(encode_tfrecord(ProtoMessage()
-                                   .add_double(event::kTime, at.seconds)
-                                   .add_varint(event::kStep, static_cast<std::uint64_t>(at.step))
-                                   .add_message(event::kSummary, summary)
-                                   .serialized()));
+  file_.append(event_record(at.seconds, at.step, bytes_field(kEventSummary, summary)));
 }
 
 void TensorBoardLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
-  ProtoMessage all;
+  std::string summary;
   for (const auto& [name, number] : values)
-    all.add_message(summary::kValue, make_value(name).add_float(value::kSimple, static_cast<float>(number)));
-  write(at, all);
+    summary += named_value(name, float_field(kValueSimple, static_cast<float>(number)));
+  write(at, summary);
 }
 
 void TensorBoardLogger::log_text(const LogTimestamp& at, const std::string& name, const std::string& text) {
-  const ProtoMessage kind =
-      std::move(ProtoMessage().add_message(metadata::kPlugin, ProtoMessage().add_bytes(plugin::kName, "text")));
-  const ProtoMessage one = std::move(ProtoMessage().add_message(shape::kDim, ProtoMessage().add_varint(dim::kSize, 1)));
-  const ProtoMessage strings = std::move(ProtoMessage()
-                                             .add_varint(tensor::kType, tensor::kString)
-                                             .add_message(tensor::kShape, one)
-                                             .add_bytes(tensor::kStrings, replace_invalid_utf8(text)));
-  write(at, make_summary(make_value(name).add_message(value::kTensor, strings).add_message(value::kMetadata, kind)));
+  const std::string strings = varint_field(kTensorType, kTypeString) +
+                              bytes_field(kTensorShape, bytes_field(kShapeDim, varint_field(kDimSize, 1))) +
+                              bytes_field(kTensorStrings, replace_invalid_utf8(text));
+  const std::string kind = bytes_field(kMetadataPlugin, bytes_field(kPluginName, "text"));
+  write(at, named_value(name, bytes_field(kValueTensor, strings) + bytes_field(kValueMetadata, kind)));
 }
 
 void TensorBoardLogger::log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
-  const ProtoMessage numbers =
-      std::move(ProtoMessage()
-                    .add_double(histogram_proto::kMin, histogram.min)
-                    .add_double(histogram_proto::kMax, histogram.max)
-                    .add_double(histogram_proto::kNum, static_cast<double>(histogram.num_finite))
-                    .add_double(histogram_proto::kSum, histogram.sum)
-                    .add_double(histogram_proto::kSumSquares, histogram.sum_squares)
-                    .add_doubles(histogram_proto::kLimits, histogram.limits)
-                    .add_doubles(histogram_proto::kCounts, {histogram.counts.begin(), histogram.counts.end()}));
-  if (histogram.num_finite > 0) write(at, make_summary(make_value(name).add_message(value::kHistogram, numbers)));
+  if (histogram.num_finite > 0)
+    write(at, named_value(name,
+                          bytes_field(kValueHistogram,
+                                      double_field(kHistoMin, histogram.min) + double_field(kHistoMax, histogram.max) +
+                                          double_field(kHistoNum, static_cast<double>(histogram.num_finite)) +
+                                          double_field(kHistoSum, histogram.sum) +
+                                          double_field(kHistoSumSquares, histogram.sum_squares) +
+                                          doubles_field(kHistoLimits, histogram.limits) +
+                                          doubles_field(kHistoCounts, histogram.counts))));
   const std::int64_t others = histogram.num_nan + histogram.num_infinite;
   if (others > 0) log_scalars(at, {{name + "/not_finite", static_cast<double>(others)}});
 }
 
 void TensorBoardLogger::log_image(const LogTimestamp& at, const std::string& name, const Image& image) {
-  const auto number = [](int count) { return static_cast<std::uint64_t>(count); };
-  const ProtoMessage pixels = std::move(ProtoMessage()
-                                            .add_varint(image::kHeight, number(image.height))
-                                            .add_varint(image::kWidth, number(image.width))
-                                            .add_varint(image::kChannels, number(image.channels))
-                                            .add_bytes(image::kEncoded, encode_png(image)));
-  write(at, make_summary(make_value(name).add_message(value::kImage, pixels)));
+  const std::string pixels = varint_field(kImageHeight, image.height) + varint_field(kImageWidth, image.width) +
+                             varint_field(kImageChannels, image.channels) +
+                             bytes_field(kImageEncoded, encode_png(image));
+  write(at, named_value(name, bytes_field(kValueImage, pixels)));
 }
 
 void TensorBoardLogger::flush() { file_.flush(); }

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/loggers/record_file.h"
@@ -18,27 +17,6 @@ std::uint32_t crc32c(std::string_view bytes);
 /// Encodes one record of a TFRecord file: the length, its checksum, the message, its checksum. The checksums are masked
 /// (rotated and offset), as the format requires, because the CRC of data that contains its own CRC is degenerate.
 std::string encode_tfrecord(std::string_view message);
-
-/// Builds one protobuf message. Field numbers are those of TensorFlow's event.proto, summary.proto and tensor.proto.
-class ProtoMessage {
- public:
-  ProtoMessage& add_varint(int field, std::uint64_t value);  // int32, int64, enum
-  ProtoMessage& add_float(int field, float value);
-  ProtoMessage& add_double(int field, double value);
-  ProtoMessage& add_bytes(int field, std::string_view value);  // string, bytes, or a message
-  ProtoMessage& add_message(int field, const ProtoMessage& value) { return add_bytes(field, value.serialized_); }
-  ProtoMessage& add_doubles(int field, const std::vector<double>& values);  // packed
-  const std::string& serialized() const { return serialized_; }
-
- private:
-  void append_varint(std::uint64_t value);
-  void append_tag(int field, int wire_type) {
-    append_varint(static_cast<std::uint64_t>(field) << 3 | static_cast<std::uint64_t>(wire_type));
-  }
-  template <typename Number>
-  void append_raw(Number value);
-  std::string serialized_;
-};
 
 /// Writes a new file events.out.tfevents.TIME.HOST.PID.N for each logger; TensorBoard merges the files of a directory.
 /// Scalars are float32, as from Python, including NaN and infinities. Histograms contain the finite values; the number
@@ -56,7 +34,7 @@ class TensorBoardLogger final : public Logger {
   void flush() override;
 
  private:
-  void write(const LogTimestamp& at, const ProtoMessage& summary);
+  void write(const LogTimestamp& at, const std::string& summary);
   void write_header(const LogTimestamp& at);
 
   RecordFile file_;

@@ -5,8 +5,9 @@
 #include <cstdio>
 #include <limits>
 #include <string_view>
+#include <utility>
 
-#include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline report {
 namespace {
@@ -23,6 +24,8 @@ std::string format_coordinate(double number) {
   if (shorter.ends_with(".0")) shorter.remove_suffix(2);
   return std::string(shorter);
 }
+
+std::string format_point(double x, double y) { return format_coordinate(x) + " " + format_coordinate(y); }
 
 /// Maps values to positions in the chart.
 struct Axis {
@@ -59,49 +62,47 @@ std::string text_at(double x, double y, const char* anchor, const std::string& t
          escape_xml(text) + "</text>";
 }
 
-std::string draw_grid(const Axis& across, const Axis& up, const std::vector<double>& steps,
-                      const std::vector<double>& numbers) {
-  std::string svg;
-  for (const double number : numbers) {
-    const double y = up.position(number);
-    svg += "<path class=\"grid\" d=\"M" + format_coordinate(kLeft) + " " + format_coordinate(y) + "H" +
-           format_coordinate(kWidth - kRight) + "\"/>" + text_at(kLeft - 5, y + 3.5, "end", format_short(number));
-  }
-  for (const double step : steps) {
-    if (step < across.low || step > across.high) continue;
-    const double x = across.position(step);
-    const char* anchor = x > kWidth - kRight - 12 ? "end" : "middle";
-    svg += text_at(anchor[0] == 'e' ? kWidth - 2 : x, kHeight - 7, anchor, format_short(step));
-  }
-  return svg;
-}
-
 Axis steps_axis(const std::vector<ChartSeries>& all_series) {
   ValueRange range;
   for (const ChartSeries& series : all_series)
-    for (const CurvePoint& point : series.points) {
-      range.include(point.step());
-    }
+    for (const CurvePoint& point : series.points) range.include(point.step());
   if (range.empty()) range = {0, 1};
   if (range.low == range.high) range.high = range.low + 1;
   return {range.low, range.high, kLeft, kWidth - kRight};
 }
 
-std::vector<double> step_ticks(const Axis& across) {
-  std::vector<double> ticks = axis_ticks(across.low, across.high, 5);
-  std::erase_if(ticks, [](double tick) { return tick != std::floor(tick); });
-  return ticks;
-}
-
-std::string open_svg(const std::string& label) {
-  return "<svg viewBox=\"0 0 " + format_coordinate(kWidth) + " " + format_coordinate(kHeight) +
-         "\" role=\"img\" aria-label=\"" + escape_xml(label) + "\">";
-}
-
-std::string series_names(const std::vector<ChartSeries>& all_series) {
+/// The opening tag, the grid and the labels of the axes. `numbers`: labels of the vertical axis.
+std::string begin_chart(const std::vector<ChartSeries>& all_series, const Axis& across, const Axis& up,
+                        const std::vector<double>& numbers) {
   std::string names;
   for (const ChartSeries& series : all_series) names += (names.empty() ? "" : ", ") + series.name;
-  return names;
+  std::string svg = "<svg viewBox=\"0 0 " + format_coordinate(kWidth) + " " + format_coordinate(kHeight) +
+                    "\" role=\"img\" aria-label=\"" + escape_xml(names) + "\">";
+  for (const double number : numbers) {
+    const double y = up.position(number);
+    svg += "<path class=\"grid\" d=\"M" + format_point(kLeft, y) + "H" + format_coordinate(kWidth - kRight) + "\"/>" +
+           text_at(kLeft - 5, y + 3.5, "end", format_short(number));
+  }
+  for (const double step : axis_ticks(across.low, across.high, 5)) {
+    if (step != std::floor(step) || step < across.low || step > across.high) continue;
+    const double x = across.position(step);
+    const bool at_end = x > kWidth - kRight - 12;
+    svg += text_at(at_end ? kWidth - 2 : x, kHeight - 7, at_end ? "end" : "middle", format_short(step));
+  }
+  return svg;
+}
+
+/// A closed path along the upper values and back along the lower ones.
+struct AreaPoint {
+  double x, low, high;
+};
+std::string svg_area(const std::vector<AreaPoint>& points) {
+  std::string upper, lower;
+  for (const auto& [x, low, high] : points) {
+    upper += (upper.empty() ? "M" : "L") + format_point(x, high);
+    lower = "L" + format_point(x, low) + lower;
+  }
+  return upper + lower + "Z";
 }
 
 /// A path through all finite points, with gaps at points without finite values.
@@ -110,22 +111,18 @@ std::string svg_path(const ChartSeries& series, const Axis& across, const Axis& 
   bool pen_up = true;
   for (const CurvePoint& point : series.points) {
     if (point.num_finite > 0)
-      path += (pen_up ? "M" : "L") + format_coordinate(across.position(point.step())) + " " +
-              format_coordinate(up.position(point.mean()));
+      path += (pen_up ? "M" : "L") + format_point(across.position(point.step()), up.position(point.mean()));
     pen_up = point.num_finite == 0;
   }
   return path;
 }
 
 std::string svg_band(const ChartSeries& series, const Axis& across, const Axis& up) {
-  std::string upper, lower;
-  for (const CurvePoint& point : series.points) {
-    if (point.num_finite == 0) continue;
-    const std::string x = format_coordinate(across.position(point.step())) + " ";
-    upper += (upper.empty() ? "M" : "L") + x + format_coordinate(up.position(point.max));
-    lower = "L" + x + format_coordinate(up.position(point.min)) + lower;
-  }
-  return upper + lower + "Z";
+  std::vector<AreaPoint> area;
+  for (const CurvePoint& point : series.points)
+    if (point.num_finite > 0)
+      area.push_back({across.position(point.step()), up.position(point.min), up.position(point.max)});
+  return svg_area(area);
 }
 
 std::string draw_series(const ChartSeries& series, std::size_t number, const Axis& across, const Axis& up) {
@@ -192,7 +189,7 @@ std::string line_chart(const std::vector<ChartSeries>& all_series) {
       logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
   const Axis up{numbers.front(), numbers.back(), kHeight - kBottom, kTop, logarithmic};
   const Axis across = steps_axis(all_series);
-  std::string svg = open_svg(series_names(all_series)) + draw_grid(across, up, step_ticks(across), numbers);
+  std::string svg = begin_chart(all_series, across, up, numbers);
   for (std::size_t i = 0; i < all_series.size(); ++i) svg += draw_series(all_series[i], i, across, up);
   return svg + "</svg>";
 }
@@ -207,17 +204,16 @@ std::string stacked_chart(const std::vector<ChartSeries>& all_series) {
   const std::vector<double> numbers = axis_ticks(0, max_sum > 0 ? max_sum : 1, 4);
   const Axis up{0, numbers.back(), kHeight - kBottom, kTop};
   const Axis across = steps_axis(all_series);
-  std::string svg = open_svg(series_names(all_series)) + draw_grid(across, up, step_ticks(across), numbers);
+  std::string svg = begin_chart(all_series, across, up, numbers);
   std::vector<double> below(count, 0);
   for (std::size_t n = 0; n < all_series.size() && count > 0; ++n) {
-    std::string upper, lower;
+    std::vector<AreaPoint> area;
     for (std::size_t i = 0; i < count; ++i) {
-      const std::string x = format_coordinate(across.position(all_series[n].points[i].step())) + " ";
-      lower = "L" + x + format_coordinate(up.position(below[i])) + lower;
-      below[i] += std::max(0.0, all_series[n].points[i].mean());
-      upper += (upper.empty() ? "M" : "L") + x + format_coordinate(up.position(below[i]));
+      const CurvePoint& point = all_series[n].points[i];
+      const double low = std::exchange(below[i], below[i] + std::max(0.0, point.mean()));
+      area.push_back({across.position(point.step()), up.position(low), up.position(below[i])});
     }
-    svg += "<path class=\"area " + color_class(n) + "\" d=\"" + upper + lower + "Z\"/>";
+    svg += "<path class=\"area " + color_class(n) + "\" d=\"" + svg_area(area) + "\"/>";
   }
   return svg + "</svg>";
 }

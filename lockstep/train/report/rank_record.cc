@@ -39,62 +39,47 @@ std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
   return spans;
 }
 
-JsonValue to_json(const Curve& curve) {
-  JsonValue points = JsonValue::array();
-  for (const CurvePoint& p : curve.points())
-    points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_non_finite});
-  return points;
-}
-
-Curve curve_from_json(const JsonValue& json) {
-  std::vector<CurvePoint> points;
-  for (const JsonValue& p : json) points.push_back({p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5), p.at(6)});
-  return Curve::from_points(std::move(points));
-}
-
-JsonValue to_json(const StepRecord& step) {
-  JsonValue spans = JsonValue::array();
-  for (const PhaseSpan& span : step.times.spans)
-    spans.push_back({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
-  return {step.step, step.times.begin_ns, step.times.end_ns, spans};
-}
-
-StepRecord step_from_json(const JsonValue& json) {
-  StepRecord step{.step = json.at(0), .times = {.begin_ns = json.at(1), .end_ns = json.at(2), .spans = {}}};
-  for (const JsonValue& span : json.at(3)) {
-    const int phase = span.at(0);
-    if (phase < 0 || phase >= static_cast<int>(kNumPhases))
-      throw base::FormatError("rank record: unknown phase " + std::to_string(phase));
-    step.times.spans.push_back({static_cast<Phase>(phase), span.at(1), span.at(2)});
-  }
-  return step;
-}
-
-RankRecord record_from_json(const JsonValue& json) {
-  RankRecord record{.rank = json.at("rank"),
-                    .host = json.at("host"),
-                    .clock = json.at("clock"),
-                    .monotonic_ns = json.at("monotonic_ns"),
-                    .unix_ns = json.at("unix_ns"),
-                    .num_steps = json.at("num_steps"),
-                    .seconds = json.at("seconds"),
-                    .phase_seconds = json.at("phase_seconds"),
-                    .peak_bytes = json.at("peak_bytes"),
-                    .step_ms = curve_from_json(json.at("step_ms")),
-                    .cpu_cores = curve_from_json(json.at("cpu_cores")),
-                    .memory_mib = curve_from_json(json.at("memory_mib")),
-                    .device_mib = curve_from_json(json.at("device_mib")),
-                    .phase_ms = {},
-                    .steps = {},
-                    .operations = {}};
-  for (std::size_t i = 0; i < kNumPhases; ++i) record.phase_ms[i] = curve_from_json(json.at("phase_ms").at(i));
-  for (const JsonValue& step : json.at("steps")) record.steps.push_back(step_from_json(step));
-  for (const JsonValue& o : json.at("operations"))
-    record.operations.push_back({o.at(0), o.at(1), o.at(2), o.at(3), o.at(4), o.at(5), o.at(6)});
-  return record;
-}
-
 }  // namespace
+
+// Curves, steps and operations are arrays in JSON, because a record has thousands of them. nlohmann's library finds
+// these functions by their arguments, so they cannot be in the unnamed namespace.
+void to_json(JsonValue& json, const CurvePoint& p) {
+  json = JsonValue::array({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_non_finite});
+}
+void from_json(const JsonValue& json, CurvePoint& p) {
+  p = {json.at(0), json.at(1), json.at(2), json.at(3), json.at(4), json.at(5), json.at(6)};
+}
+
+void to_json(JsonValue& json, const Curve& curve) { json = curve.points(); }
+void from_json(const JsonValue& json, Curve& curve) { curve = Curve::from_points(json.get<std::vector<CurvePoint>>()); }
+
+void to_json(JsonValue& json, const PhaseSpan& span) {
+  json = JsonValue::array({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
+}
+void from_json(const JsonValue& json, PhaseSpan& span) {
+  const int phase = json.at(0);
+  if (phase < 0 || phase >= static_cast<int>(kNumPhases))
+    throw base::FormatError("rank record: unknown phase " + std::to_string(phase));
+  span = {static_cast<Phase>(phase), json.at(1), json.at(2)};
+}
+
+void to_json(JsonValue& json, const StepRecord& step) {
+  json = JsonValue::array({step.step, step.times.begin_ns, step.times.end_ns, step.times.spans});
+}
+void from_json(const JsonValue& json, StepRecord& step) {
+  step = {json.at(0), {json.at(1), json.at(2), json.at(3).get<std::vector<PhaseSpan>>()}};
+}
+
+void to_json(JsonValue& json, const OperationSpan& o) {
+  json = JsonValue::array({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
+}
+void from_json(const JsonValue& json, OperationSpan& o) {
+  o = {json.at(0), json.at(1), json.at(2), json.at(3), json.at(4), json.at(5), json.at(6)};
+}
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, host, clock, monotonic_ns, unix_ns, num_steps, seconds,
+                                   phase_seconds, peak_bytes, step_ms, cpu_cores, memory_mib, device_mib, phase_ms,
+                                   steps, operations)
 
 ResourceUsage ResourceUsage::now() {
   rusage usage{};
@@ -107,38 +92,18 @@ ResourceUsage ResourceUsage::now() {
   ResourceUsage use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
                     .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
                     .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
-  use.peak_resident_bytes =
-      std::max(use.peak_resident_bytes, use.resident_bytes);  // the kernel updates them at different times
+  // The kernel updates them at different times.
+  use.peak_resident_bytes = std::max(use.peak_resident_bytes, use.resident_bytes);
   return use;
 }
 
 std::string to_text(const RankRecord& record) {
-  JsonValue json{{"rank", record.rank},
-                 {"host", record.host},
-                 {"clock", record.clock},
-                 {"monotonic_ns", record.monotonic_ns},
-                 {"unix_ns", record.unix_ns},
-                 {"num_steps", record.num_steps},
-                 {"seconds", record.seconds},
-                 {"phase_seconds", record.phase_seconds},
-                 {"peak_bytes", record.peak_bytes},
-                 {"step_ms", to_json(record.step_ms)},
-                 {"cpu_cores", to_json(record.cpu_cores)},
-                 {"memory_mib", to_json(record.memory_mib)},
-                 {"device_mib", to_json(record.device_mib)},
-                 {"phase_ms", JsonValue::array()},
-                 {"steps", JsonValue::array()},
-                 {"operations", JsonValue::array()}};
-  for (const Curve& curve : record.phase_ms) json["phase_ms"].push_back(to_json(curve));
-  for (const StepRecord& step : record.steps) json["steps"].push_back(to_json(step));
-  for (const OperationSpan& o : record.operations)
-    json["operations"].push_back({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
-  return json.dump(-1, ' ', false, JsonValue::error_handler_t::replace);
+  return JsonValue(record).dump(-1, ' ', false, JsonValue::error_handler_t::replace);
 }
 
 RankRecord rank_record_from_text(const std::string& text) {
   try {
-    return record_from_json(JsonValue::parse(text));
+    return JsonValue::parse(text).get<RankRecord>();
   } catch (const JsonValue::exception& error) {
     throw base::FormatError(std::string("rank record: ") + error.what());
   }

@@ -7,9 +7,8 @@
 #include <string_view>
 
 #include "lockstep/train/loggers/record_file.h"
-#include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/text_format.h"
 #include "lockstep/train/report/chart.h"
-#include "lockstep/train/report/clock_offsets.h"
 #include "lockstep/train/report/timeline.h"
 
 namespace lockstep::training::inline report {
@@ -76,6 +75,15 @@ std::string card(const std::string& title, const std::string& content, bool wide
 
 std::string paragraph(const std::string& text, bool bad = false) {
   return std::string(bad ? "<p class=\"bad\">" : "<p>") + escape_xml(text) + "</p>";
+}
+
+/// Says how many ranks are shown, unless all are.
+std::string shown_ranks_paragraph(std::size_t shown, std::size_t all) {
+  return shown < all ? paragraph(std::to_string(shown) + " of " + std::to_string(all) + " ranks") : "";
+}
+
+double mean_step_ms(const RankRecord& record) {
+  return record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0;
 }
 
 std::string make_legend(const std::vector<ChartSeries>& series) {
@@ -158,9 +166,9 @@ std::string phase_card(const RankRecord& record) {
     for (const Curve& curve : record.phase_ms)
       if (p < curve.points().size()) other.points[p].sum -= curve.points()[p].sum;
   series.push_back(std::move(other));
-  const double mean_ms = record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0;
-  return card("step time, ms", paragraph("rank " + std::to_string(record.rank) + ", mean " + format_short(mean_ms)) +
-                                   stacked_chart(series) + make_legend(series));
+  return card("step time, ms",
+              paragraph("rank " + std::to_string(record.rank) + ", mean " + format_short(mean_step_ms(record))) +
+                  stacked_chart(series) + make_legend(series));
 }
 
 std::string rank_chart_card(const std::string& title, const std::vector<RankRecord>& ranks, Curve RankRecord::* curve) {
@@ -170,56 +178,42 @@ std::string rank_chart_card(const std::string& title, const std::vector<RankReco
     if (!(ranks[i].*curve).points().empty())
       series.push_back({"rank " + std::to_string(ranks[i].rank), (ranks[i].*curve).points()});
   if (series.empty()) return "";
-  const std::string note =
-      series.size() < ranks.size()
-          ? paragraph(std::to_string(series.size()) + " of " + std::to_string(ranks.size()) + " ranks")
-          : "";
-  return card(title, note + line_chart(series) + make_legend(series));
+  return card(title, shown_ranks_paragraph(series.size(), ranks.size()) + line_chart(series) + make_legend(series));
 }
 
-std::string percent(double part) {
+std::string phase_percent(const RankRecord& record, std::size_t phase) {
+  const double part = record.seconds > 0 ? record.phase_seconds[phase] / record.seconds : 0;
   char text[16];
   std::snprintf(text, sizeof text, "%.1f%%", std::clamp(part, 0.0, 1.0) * 100);
   return text;
 }
 
-std::string phase_bar(const RankRecord& record) {
-  std::string bar;
-  for (std::size_t i = 0; i < kNumPhases; ++i)
-    bar += "<i class=\"" + color_class(i) +
-           "\" style=\"width: " + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) +
-           "\"></i>";
-  return "<div class=\"bar\">" + bar + "</div>";
-}
-
 std::string table_row(const RankRecord& record) {
-  std::string row =
-      "<tr><td>" + std::to_string(record.rank) + "</td><td>" + escape_xml(record.host) + "</td><td>" +
-      format_short(record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0) +
-      "</td><td>" + phase_bar(record) + "</td>";
-  for (std::size_t i = 0; i < kNumPhases; ++i)
-    row += "<td>" + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) + "</td>";
+  std::string bar, percents;
+  for (std::size_t i = 0; i < kNumPhases; ++i) {
+    bar += "<i class=\"" + color_class(i) + "\" style=\"width: " + phase_percent(record, i) + "\"></i>";
+    percents += "<td>" + phase_percent(record, i) + "</td>";
+  }
   double cores = 0, count = 0;
   for (const CurvePoint& point : record.cpu_cores.points()) {
     cores += point.sum;
     count += static_cast<double>(point.num_finite);
   }
-  return row + "<td>" + (count > 0 ? format_short(cores / count) : "-") + "</td><td>" +
+  return "<tr><td>" + std::to_string(record.rank) + "</td><td>" + escape_xml(record.host) + "</td><td>" +
+         format_short(mean_step_ms(record)) + "</td><td><div class=\"bar\">" + bar + "</div></td>" + percents + "<td>" +
+         (count > 0 ? format_short(cores / count) : "-") + "</td><td>" +
          format_short(static_cast<double>(record.peak_bytes >> 20)) + "</td></tr>";
 }
 
 std::string rank_table_card(const std::vector<RankRecord>& ranks) {
+  const std::size_t shown = std::min(kMaxTableRows, ranks.size());
   std::string rows;
-  for (std::size_t i = 0; i < std::min(kMaxTableRows, ranks.size()); ++i) rows += table_row(ranks[i]);
-  const std::string note =
-      ranks.size() > kMaxTableRows
-          ? paragraph(std::to_string(kMaxTableRows) + " of " + std::to_string(ranks.size()) + " ranks")
-          : "";
+  for (std::size_t i = 0; i < shown; ++i) rows += table_row(ranks[i]);
   std::string head = "<tr><th>rank</th><th>host</th><th>ms per step</th><th>phases</th>";
   for (const std::string_view name : kPhaseNames) head += "<th>" + std::string(name) + "</th>";
   return card("ranks",
-              note + "<div class=\"scroll\"><table>" + head + "<th>cores used</th><th>peak MiB</th></tr>" + rows +
-                  "</table></div>",
+              shown_ranks_paragraph(shown, ranks.size()) + "<div class=\"scroll\"><table>" + head +
+                  "<th>cores used</th><th>peak MiB</th></tr>" + rows + "</table></div>",
               true);
 }
 
@@ -230,14 +224,10 @@ std::string step_timeline_card(const std::vector<RankRecord>& ranks) {
   for (const std::string_view name : kPhaseNames) series.push_back({std::string(name), {}});
   std::string key = make_legend(series);
   key.insert(key.rfind("</div>"), "<span><i class=\"c6\"></i>operations between ranks</span>");
-  const std::string note =
-      ranks.size() > kMaxTimelineRows
-          ? paragraph(std::to_string(kMaxTimelineRows) + " of " + std::to_string(ranks.size()) + " ranks")
-          : "";
-  return card(
-      "step " + std::to_string(*step),
-      note + "<div class=\"scroll\">" + timeline(ranks, clock_offsets(ranks), *step, kMaxTimelineRows) + "</div>" + key,
-      true);
+  return card("step " + std::to_string(*step),
+              shown_ranks_paragraph(std::min(kMaxTimelineRows, ranks.size()), ranks.size()) + "<div class=\"scroll\">" +
+                  timeline(ranks, clock_offsets(ranks), *step, kMaxTimelineRows) + "</div>" + key,
+              true);
 }
 
 }  // namespace

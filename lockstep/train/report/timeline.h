@@ -1,4 +1,4 @@
-// The timeline of one step on all ranks, as SVG.
+// One time axis for the records of all ranks, and the timeline of one step as SVG.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,12 @@
 #include "lockstep/train/report/rank_record.h"
 
 namespace lockstep::training::inline report {
+
+/// Returns for each record the offset, in nanoseconds, that converts its times to the clock of the first record; 0 for
+/// ranks on the same host. Collectives end at nearly the same time on all hosts, so the offset between hosts is the
+/// median of the differences between the ends of common operations. Its error is the median skew of those ends (tenths
+/// of a millisecond in a local network). Without common operations, the hosts' wall clocks are used. Pure.
+std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records);
 
 /// Returns the step of median duration on the first rank among the steps that all records contain; nullopt if there is
 /// none. Pure.

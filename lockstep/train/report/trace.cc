@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "lockstep/train/loggers/record_file.h"
-#include "lockstep/train/report/clock_offsets.h"
+#include "lockstep/train/loggers/text_format.h"
 #include "lockstep/train/report/timeline.h"
 
 namespace lockstep::training::inline report {
 namespace {
 
 enum Track { kSteps = 1, kPhases = 2, kOperations = 3 };  // operations use kOperations and the tracks after it
-
-std::string json_string(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
 
 /// Collects the events of one rank, with `shift_ns` added to their times.
 class TraceEventWriter {

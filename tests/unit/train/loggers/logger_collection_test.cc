@@ -13,7 +13,7 @@
 #include "lockstep/train/loggers/csv_logger.h"
 #include "lockstep/train/loggers/json_logger.h"
 #include "lockstep/train/loggers/tensorboard_logger.h"
-#include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/text_format.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::training {

@@ -9,7 +9,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/train/report/chart.h"
-#include "lockstep/train/report/clock_offsets.h"
 #include "lockstep/train/report/timeline.h"
 #include "lockstep/train/report/trace.h"
 #include "tests/support/temp_dir.h"
