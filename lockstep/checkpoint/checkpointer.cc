@@ -12,7 +12,6 @@
 #include "lockstep/checkpoint/files/directory.h"
 #include "lockstep/checkpoint/files/folder_lock.h"
 #include "lockstep/checkpoint/staging_buffer.h"
-#include "lockstep/checkpoint/verified_checkpoints.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
 

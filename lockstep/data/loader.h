@@ -122,6 +122,9 @@ class Loader final : public checkpoint::Stateful {
   /// another world size. Throws UsageError if the position belongs to another dataset, seed or order.
   void load_state_dict(const checkpoint::StateDict& state) override { core_->restore(position_from_state_dict(state)); }
 
+  /// For the Trainer: the loader without the type of its batches.
+  const std::shared_ptr<LoaderCore>& core() const { return core_; }
+
  private:
   std::shared_ptr<LoaderCore> core_;
 };

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-
 #include "lockstep/amp/autocast.h"
 #include "lockstep/base/error.h"
 #include "lockstep/train/step_error.h"
@@ -41,7 +40,7 @@ struct EndEpochGuard {
 }  // namespace
 
 void require_exact_sharding(const BatchRunner& batches) {
-  if (!batches.is_exact())
+  if (!batches.loader().is_exact())
     throw base::UsageError(
         "the validation loader has mode kPad, which repeats samples, so that means would count them twice; expected "
         "kExact or kDrop",

@@ -4,9 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,83 +46,64 @@ class StepLog {
 /// Draws batches from a loader and runs the step of the user's module on them. Used by one thread.
 class BatchRunner {
  public:
-  virtual ~BatchRunner() = default;
+  /// `step` is called with a Batch& and a StepLog& and returns the loss, or void.
+  template <typename Batch, typename Step>
+  BatchRunner(const data::Loader<Batch>& loader, Step step)
+      : loader_(loader.core()),
+        step_([step = std::move(step)](void* erased, StepLog& log) -> at::Tensor {
+          Batch& batch = *static_cast<Batch*>(erased);
+          if constexpr (std::is_void_v<decltype(step(batch, log))>) {
+            step(batch, log);
+            return {};
+          } else {
+            return step(batch, log);
+          }
+        }),
+        visitor_([](void* batch, const data::TensorVisitor& visit) {
+          data::visit_tensors(*static_cast<Batch*>(batch), visit);
+        }) {}
+
+  data::LoaderCore& loader() const { return *loader_; }
   /// Returns the number of batches of this rank in a whole epoch.
-  virtual std::int64_t batches_per_epoch() const = 0;
-  /// Returns whether all ranks together draw each sample at most once per epoch.
-  virtual bool is_exact() const = 0;
-  virtual void begin_epoch(std::uint64_t epoch) = 0;
+  std::int64_t batches_per_epoch() const { return static_cast<std::int64_t>(loader_->batches_per_epoch()); }
+  void begin_epoch(std::uint64_t epoch) {
+    end_epoch();
+    batches_ = loader_->start(epoch);
+  }
   /// Draws the next batch of the current epoch. Blocks until the loader has it. Returns false after the last one.
-  virtual bool fetch_next() = 0;
+  bool fetch_next() {
+    batch_ = nullptr;  // the next batch can reuse its memory
+    batch_ = batches_->next();
+    return batch_ != nullptr;
+  }
   /// Stops the loader's threads if the epoch is not finished.
-  virtual void end_epoch() = 0;
-  virtual std::int64_t num_samples() const = 0;          ///< of the current batch
-  virtual std::vector<std::size_t> indices() const = 0;  ///< of its samples in the dataset
+  void end_epoch() {
+    batch_.reset();
+    batches_.reset();
+  }
+  /// Of the current batch: the number of its samples, and their indices in the dataset.
+  std::int64_t num_samples() const { return static_cast<std::int64_t>(batches_->num_samples()); }
+  std::vector<std::size_t> indices() const { return batches_->indices(); }
   /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after the
   /// loader's position inside the epoch has been restored.
-  virtual std::int64_t batches_this_epoch() const = 0;
-  virtual std::int64_t batch_size() const = 0;  ///< of the loader
-  /// The loader, whose state is its position.
-  virtual checkpoint::Stateful& loader() = 0;
+  std::int64_t batches_this_epoch() const { return static_cast<std::int64_t>(batches_->size()); }
   /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
   /// void.
-  virtual at::Tensor run_step(StepLog& log) = 0;
+  at::Tensor run_step(StepLog& log) const { return step_(batch_.get(), log); }
   /// Converts the floating-point tensors of the current batch to `dtype`, to match weights in lower precision.
-  virtual void cast_batch(at::ScalarType dtype) = 0;
-};
-
-template <typename Batch, typename Step>
-class LoaderBatchRunner final : public BatchRunner {
- public:
-  LoaderBatchRunner(data::Loader<Batch> loader, Step step) : loader_(std::move(loader)), step_(std::move(step)) {}
-
-  std::int64_t batches_per_epoch() const override { return static_cast<std::int64_t>(loader_.batches_per_epoch()); }
-  bool is_exact() const override { return loader_.is_exact(); }
-  void begin_epoch(std::uint64_t epoch) override {
-    end_epoch();
-    epoch_.emplace(loader_.epoch(epoch));
-  }
-  bool fetch_next() override {
-    if (iterator_)
-      ++*iterator_;
-    else
-      iterator_.emplace(epoch_->begin());
-    return *iterator_ != std::default_sentinel;
-  }
-  void end_epoch() override {
-    iterator_.reset();
-    epoch_.reset();
-  }
-  std::int64_t num_samples() const override { return static_cast<std::int64_t>(epoch_->num_samples()); }
-  std::vector<std::size_t> indices() const override { return epoch_->indices(); }
-  std::int64_t batches_this_epoch() const override { return static_cast<std::int64_t>(epoch_->size()); }
-  std::int64_t batch_size() const override { return loader_.options().batch_size; }
-  checkpoint::Stateful& loader() override { return loader_; }
-  at::Tensor run_step(StepLog& log) override {
-    if constexpr (std::is_void_v<decltype(step_(**iterator_, log))>) {
-      step_(**iterator_, log);
-      return {};
-    } else {
-      return step_(**iterator_, log);
-    }
-  }
-  void cast_batch(at::ScalarType dtype) override {
-    data::visit_tensors(**iterator_, [&](at::Tensor& tensor) {
+  void cast_batch(at::ScalarType dtype) const {
+    visitor_(batch_.get(), [&](at::Tensor& tensor) {
       if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(dtype);
     });
   }
 
  private:
-  data::Loader<Batch> loader_;
-  Step step_;
-  std::optional<data::Epoch<Batch>> epoch_;
-  std::optional<data::LoaderIterator<Batch>> iterator_;
+  const std::shared_ptr<data::LoaderCore> loader_;
+  const std::function<at::Tensor(void* batch, StepLog& log)> step_;
+  const data::BatchVisitor visitor_;
+  std::shared_ptr<data::BatchIterator> batches_;
+  std::shared_ptr<void> batch_;
 };
-
-template <typename Batch, typename Step>
-std::unique_ptr<BatchRunner> make_batch_runner(data::Loader<Batch> loader, Step step) {
-  return std::make_unique<LoaderBatchRunner<Batch, Step>>(std::move(loader), std::move(step));
-}
 
 /// The epoch and step after which a validation runs.
 struct ValidationLocation {

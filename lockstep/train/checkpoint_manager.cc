@@ -79,7 +79,7 @@ bool CheckpointManager::should_save_after_epoch(std::int64_t epochs) const {
 
 void CheckpointManager::save(std::int64_t step, bool durable, const SaveStateOptions& options) {
   if (folder_.empty()) return;
-  finish_in_flight_save();
+  wait_for_save();
   try {
     if (durable || !options_.save_async) {
       state_.save(step, options);
@@ -94,12 +94,10 @@ void CheckpointManager::save(std::int64_t step, bool durable, const SaveStateOpt
 }
 
 void CheckpointManager::check_in_flight_save() {
-  if (in_flight_ && !state_.in_flight()) finish_in_flight_save();
+  if (in_flight_ && !state_.in_flight()) wait_for_save();
 }
 
-void CheckpointManager::wait_for_save() { finish_in_flight_save(); }
-
-void CheckpointManager::finish_in_flight_save() {
+void CheckpointManager::wait_for_save() {
   if (!std::exchange(in_flight_, false)) return;
   try {
     state_.wait();  // bounded: the save has finished, or by the timeouts of the group and by the disk

@@ -52,7 +52,6 @@ class CheckpointManager {
 
  private:
   std::string open_folder(int fit_number);
-  void finish_in_flight_save();
   void handle_disk_error(const base::SystemError& error);
 
   comm::Group world_;

@@ -323,18 +323,6 @@ class FitLoop final : public FitContext {
            (options_.max_epochs >= 0 && progress_.epoch >= options_.max_epochs);
   }
 
-  /// The stateful callbacks as "callback-CLASS-0", ..., numbered in their order within a class.
-  std::vector<std::pair<std::string, checkpoint::Stateful*>> callback_states() const {
-    std::vector<std::pair<std::string, checkpoint::Stateful*>> states;
-    std::map<std::string, int> counts;
-    for (const auto& callback : components_.callbacks)
-      if (auto* const state = dynamic_cast<checkpoint::Stateful*>(callback.get())) {
-        const std::string type = class_name(typeid(*callback));
-        states.emplace_back("callback-" + type + "-" + std::to_string(counts[type]++), state);
-      }
-    return states;
-  }
-
   /// Adds what should be the same in a resumed training. Inside an epoch, the order of the samples must be.
   void add_settings() {
     const bool in_epoch =
@@ -346,7 +334,7 @@ class FitLoop final : public FitContext {
     const auto add = [&](const std::string& name, const checkpoint::StateValue& value) {
       state().add_setting(name, value, SettingRule::kUsesNew);
     };
-    add("loader.batch_size", components_.train->batch_size());
+    add("loader.batch_size", components_.train->loader().options().batch_size);
     add("ranks", std::int64_t{world_.size()});
     add("accumulate_grad_batches", std::int64_t{options_.accumulate_grad_batches});
     add("clip_norm", options_.clip_norm);
@@ -356,27 +344,33 @@ class FitLoop final : public FitContext {
                         SettingRule::kUsesSaved);
   }
 
+  /// Adds state that a checkpoint may lack.
+  void add_optional(const std::string& name, checkpoint::Stateful& object) {
+    StateMember member = member_of(object);
+    member.optional = true;
+    state().add(name, std::move(member));
+  }
+
   /// Restores the state that must exist before the first callback.
   void resume_training() {
     add_settings();
     state().add("model", components_.module);
     optimizer_set_->add_to(state());
-    if (ema_)
-      state().add("ema", {.state_dict = [this] { return ema_->state_dict(); },
-                          .load_state_dict = [this](const StateDict& saved) { ema_->load_state_dict(saved); },
-                          .optional = true});
+    if (ema_) add_optional("ema", *ema_);
     state().add("trainer",
                 {.state_dict = [this] { return to_state_dict(progress_, seconds()); },
                  .load_state_dict = [this](const StateDict& saved) { load_fit_progress(progress_, saved); }});
-    state().add(
-        "loader",
-        {.state_dict = [this] { return progress_.in_epoch ? components_.train->loader().state_dict() : StateDict(); },
-         .load_state_dict =
-             [this](const StateDict& saved) {
-               if (saved.empty()) return;
-               components_.train->loader().load_state_dict(saved);
-               progress_.in_epoch = true;
-             }});
+    state().add("loader", {.state_dict =
+                               [this] {
+                                 return progress_.in_epoch ? data::to_state_dict(components_.train->loader().position())
+                                                           : StateDict();
+                               },
+                           .load_state_dict =
+                               [this](const StateDict& saved) {
+                                 if (saved.empty()) return;
+                                 components_.train->loader().restore(data::position_from_state_dict(saved));
+                                 progress_.in_epoch = true;
+                               }});
     // The checkpoint also has the state of callbacks that this run may not have.
     if (!state().resume({.allow_unknown = true, .train_on = true})) return;
     if (ema_ && !state().found()->part_names().contains("ema"))  // they start from the weights of the checkpoint
@@ -389,11 +383,12 @@ class FitLoop final : public FitContext {
   /// Adds the state of callbacks, of the user and of this rank, and restores it. Must run last: a random number drawn
   /// between this call and the first step would change the random numbers of that step.
   void add_user_and_rank_state() {
-    for (const auto& [name, object] : callback_states())
-      state().add(name,
-                  {.state_dict = [object = object] { return object->state_dict(); },
-                   .load_state_dict = [object = object](const StateDict& saved) { object->load_state_dict(saved); },
-                   .optional = true});
+    std::map<std::string, int> counts;  // of callbacks, by class
+    for (const auto& callback : components_.callbacks)
+      if (auto* const object = dynamic_cast<checkpoint::Stateful*>(callback.get())) {
+        const std::string type = class_name(typeid(*callback));
+        add_optional("callback-" + type + "-" + std::to_string(counts[type]++), *object);
+      }
     for (const auto& [name, object] : components_.states) state().add_each_rank(kUserPartPrefix + name, *object);
     state().add(kRankPart, {.state_dict = [this] { return metric_sums(progress_); },
                             .load_state_dict =

@@ -79,7 +79,7 @@ class Trainer {
   FitResult fit(H&& module_or_handle, data::Loader<Batch> loader, data::Loader<ValBatch> validation) {
     auto& module = nn::module_of(module_or_handle);
     FitComponents all = make_components(module, loader);
-    all.val = make_validation_runner(module, std::move(validation));
+    all.val = make_validation_runner(module, validation);
     return run_fit(world_, options_, std::move(all));
   }
   /// Runs one validation of at most `limit_val_batches` and returns means over the samples of all ranks.
@@ -88,26 +88,25 @@ class Trainer {
   NamedValues validate(H&& module_or_handle, data::Loader<ValBatch> validation) {
     auto& module = nn::module_of(module_or_handle);
     FitComponents all{.module = module};
-    all.val = make_validation_runner(module, std::move(validation));
+    all.val = make_validation_runner(module, validation);
     return run_validation(world_, options_, std::move(all));
   }
 
  private:
   template <typename M, typename Batch>
-  FitComponents make_components(M& module, data::Loader<Batch> loader) {
+  FitComponents make_components(M& module, const data::Loader<Batch>& loader) {
     FitComponents all{.module = module, .callbacks = callbacks_, .states = states_, .fit_number = ++num_fits_};
     all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerConfig> {
       return module.configure_optimizers(setup);
     };
-    all.train = make_batch_runner(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor {
-      return module.training_step(batch, log);
-    });
+    all.train = std::make_unique<BatchRunner>(
+        loader, [&module](Batch& batch, StepLog& log) -> at::Tensor { return module.training_step(batch, log); });
     return all;
   }
   template <typename M, typename Batch>
-  static std::unique_ptr<BatchRunner> make_validation_runner(M& module, data::Loader<Batch> loader) {
-    return make_batch_runner(std::move(loader),
-                             [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
+  static std::unique_ptr<BatchRunner> make_validation_runner(M& module, const data::Loader<Batch>& loader) {
+    return std::make_unique<BatchRunner>(
+        loader, [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
   }
 
   const TrainerOptions options_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 #include <sstream>
+#include <type_traits>
 
 #include "lockstep/amp/precision.h"
 #include "lockstep/base/error.h"
@@ -18,10 +19,15 @@ void require(bool valid, const char* option, const std::string& value, const cha
   if (!valid) throw UsageError(std::string("TrainerOptions.") + option + " is " + value + "; expected " + expected);
 }
 
+template <typename Number>
+  requires std::is_arithmetic_v<Number>
+void require(bool valid, const char* option, Number value, const char* expected) {
+  require(valid, option, std::to_string(value), expected);
+}
+
 void check_devices(const Devices& devices) {
   if (devices.count())
-    require(*devices.count() >= 1 && *devices.count() <= 4096, "devices", std::to_string(*devices.count()),
-            "1 to 4096");
+    require(*devices.count() >= 1 && *devices.count() <= 4096, "devices", *devices.count(), "1 to 4096");
   if (!devices.gpus()) return;
   std::string text;
   for (const int gpu : *devices.gpus()) text += (text.empty() ? "" : ", ") + std::to_string(gpu);
@@ -32,29 +38,26 @@ void check_devices(const Devices& devices) {
 
 void check(const TrainerOptions& options) {
   check_devices(options.devices);
-  require(options.nodes >= 1 && options.nodes <= 4096, "nodes", std::to_string(options.nodes), "1 to 4096");
-  require(options.max_restarts >= 0 && options.max_restarts <= 1000000, "max_restarts",
-          std::to_string(options.max_restarts), "0 to 1000000");
-  require(options.max_epochs >= -1, "max_epochs", std::to_string(options.max_epochs), "-1 (no limit) or at least 0");
-  require(options.max_steps >= -1, "max_steps", std::to_string(options.max_steps), "-1 (no limit) or at least 0");
+  require(options.nodes >= 1 && options.nodes <= 4096, "nodes", options.nodes, "1 to 4096");
+  require(options.max_restarts >= 0 && options.max_restarts <= 1000000, "max_restarts", options.max_restarts,
+          "0 to 1000000");
+  require(options.max_epochs >= -1, "max_epochs", options.max_epochs, "-1 (no limit) or at least 0");
+  require(options.max_steps >= -1, "max_steps", options.max_steps, "-1 (no limit) or at least 0");
   require(options.max_time.count() >= 0, "max_time", std::to_string(options.max_time.count()) + " s",
           "0 (no limit) or more");
   amp::parse_precision(options.precision);
-  require(options.accumulate_grad_batches >= 1, "accumulate_grad_batches",
-          std::to_string(options.accumulate_grad_batches), "1 or more");
-  require(options.clip_norm >= 0, "clip_norm", std::to_string(options.clip_norm), "0 (off) or more");
-  require(options.clip_value >= 0, "clip_value", std::to_string(options.clip_value), "0 (off) or more");
-  require(options.ema >= 0 && options.ema < 1, "ema", std::to_string(options.ema), "0 (off) or more and less than 1");
-  require(options.check_val_every_n_epoch >= 1, "check_val_every_n_epoch",
-          std::to_string(options.check_val_every_n_epoch), "1 or more");
-  require(options.num_sanity_val_steps >= 0, "num_sanity_val_steps", std::to_string(options.num_sanity_val_steps),
-          "0 (none) or more");
-  require(options.fast_dev_run >= 0, "fast_dev_run", std::to_string(options.fast_dev_run), "0 (off) or more");
-  require(options.save_every_n_steps >= 0, "save_every_n_steps", std::to_string(options.save_every_n_steps),
-          "0 (off) or more");
-  require(options.save_every_n_epochs >= 0, "save_every_n_epochs", std::to_string(options.save_every_n_epochs),
-          "0 (off) or more");
-  require(options.keep_checkpoints >= 2, "keep_checkpoints", std::to_string(options.keep_checkpoints), "2 or more");
+  require(options.accumulate_grad_batches >= 1, "accumulate_grad_batches", options.accumulate_grad_batches,
+          "1 or more");
+  require(options.clip_norm >= 0, "clip_norm", options.clip_norm, "0 (off) or more");
+  require(options.clip_value >= 0, "clip_value", options.clip_value, "0 (off) or more");
+  require(options.ema >= 0 && options.ema < 1, "ema", options.ema, "0 (off) or more and less than 1");
+  require(options.check_val_every_n_epoch >= 1, "check_val_every_n_epoch", options.check_val_every_n_epoch,
+          "1 or more");
+  require(options.num_sanity_val_steps >= 0, "num_sanity_val_steps", options.num_sanity_val_steps, "0 (none) or more");
+  require(options.fast_dev_run >= 0, "fast_dev_run", options.fast_dev_run, "0 (off) or more");
+  require(options.save_every_n_steps >= 0, "save_every_n_steps", options.save_every_n_steps, "0 (off) or more");
+  require(options.save_every_n_epochs >= 0, "save_every_n_epochs", options.save_every_n_epochs, "0 (off) or more");
+  require(options.keep_checkpoints >= 2, "keep_checkpoints", options.keep_checkpoints, "2 or more");
   require(options.name.find('/') == std::string::npos && !options.name.starts_with('.'), "name",
           base::quoted(options.name, 80), "a directory name without / that does not begin with a dot");
   require(!options.folder.empty() || options.resume != "auto", "resume", "\"auto\"",
@@ -66,7 +69,7 @@ void check(const TrainerOptions& options) {
           "flops_per_step, peak_flops",
           std::to_string(options.flops_per_step) + ", " + std::to_string(options.peak_flops),
           "both above 0, or both 0 (no MFU)");
-  require(options.log_every_n_steps >= 1, "log_every_n_steps", std::to_string(options.log_every_n_steps), "1 or more");
+  require(options.log_every_n_steps >= 1, "log_every_n_steps", options.log_every_n_steps, "1 or more");
 }
 
 }  // namespace

@@ -103,6 +103,11 @@ checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& pat
 
 }  // namespace
 
+StateMember member_of(checkpoint::Stateful& object) {
+  return {.state_dict = [&object] { return object.state_dict(); },
+          .load_state_dict = [&object](const StateDict& state) { object.load_state_dict(state); }};
+}
+
 TrainingState::TrainingState(comm::Group world, const std::string& folder, TrainingStateOptions options)
     : world_(std::move(world)), options_(std::move(options)) {
   for (const auto& [name, value] : options_.settings)
@@ -173,14 +178,13 @@ TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimiz
 
 TrainingState& TrainingState::add(const std::string& name, checkpoint::Stateful& object) {
   if (auto* const fused = dynamic_cast<optim::FusedOptimizer*>(&object)) fused_optimizers_.push_back(fused);
-  return add(name, {.state_dict = [&object] { return object.state_dict(); },
-                    .load_state_dict = [&object](const StateDict& state) { object.load_state_dict(state); }});
+  return add(name, member_of(object));
 }
 
 TrainingState& TrainingState::add_each_rank(const std::string& name, checkpoint::Stateful& object) {
-  return add(name, {.state_dict = [&object] { return object.state_dict(); },
-                    .load_state_dict = [&object](const StateDict& state) { object.load_state_dict(state); },
-                    .each_rank = true});
+  StateMember member = member_of(object);
+  member.each_rank = true;
+  return add(name, std::move(member));
 }
 
 TrainingState& TrainingState::add_random_state() {

@@ -64,6 +64,9 @@ struct StateMember {
   bool optional = false;   ///< true: a checkpoint without this state is a warning instead of an error
 };
 
+/// Returns the member that saves and loads `object`.
+StateMember member_of(checkpoint::Stateful& object);
+
 /// The state of a training: its model, optimizers, schedules, loss scaler, averages, loader, random numbers and user
 /// values. Add all members, then call resume(), then train and save:
 ///

@@ -3,11 +3,9 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/schedules/learning_rates.h"
+#include "lockstep/optim/schedules/scheduler.h"
 
 namespace lockstep::optim::inline schedules {
 namespace {

@@ -1,7 +1,8 @@
-// Scheduler: applies a schedule to the learning rates of an optimizer.
+// Scheduler: applies a schedule to the learning rates of an optimizer, and access to these rates.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lockstep/checkpoint/stateful.h"
@@ -42,5 +43,10 @@ class Scheduler final : public checkpoint::Stateful {
   std::int64_t step_ = 0;
   std::vector<double> base_rates_;  // by group
 };
+
+/// Returns the current rate of each group.
+std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer);
+/// Throws a UsageError that begins with `owner`, and changes nothing, unless there is one rate per group.
+void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
 
 }  // namespace lockstep::optim::inline schedules
