@@ -191,9 +191,7 @@ std::shared_ptr<void> BatchIterator::make(std::uint64_t number, base::Deadline d
     return inline_maker_(plan_.indices(number), std::stop_token());
   }
   if (!workers_) start_workers();
-  std::shared_ptr<void> batch;
-  workers_->next(batch, deadline);
-  return batch;
+  return workers_->next(deadline);
 }
 
 std::shared_ptr<void> BatchIterator::wait_for_batch() {

@@ -112,13 +112,13 @@ void OrderedWorkers::stop(base::Deadline deadline) {
   }
 }
 
-OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::Deadline deadline) {
+std::shared_ptr<void> OrderedWorkers::next(base::Deadline deadline) {
   State::Slot taken;
   {
     std::unique_lock lock(state_->mutex);
-    if (state_->next_taken >= state_->num_items) return Outcome::kEnd;
+    if (state_->next_taken >= state_->num_items) return nullptr;
     State::Slot& slot = state_->slot_of(state_->next_taken);
-    if (!base::wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return Outcome::kTimeout;
+    if (!base::wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return nullptr;
     taken = std::exchange(slot, {});
     // No item follows an error: the threads finish their current items and stop.
     state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;
@@ -126,8 +126,7 @@ OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::
   }
   state_->slot_freed.notify_all();
   if (taken.error) std::rethrow_exception(taken.error);
-  item = std::move(taken.item);
-  return Outcome::kItem;
+  return std::move(taken.item);
 }
 
 }  // namespace lockstep::data

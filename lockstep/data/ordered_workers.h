@@ -31,10 +31,9 @@ class OrderedWorkers {
   /// thread that is then still inside its maker is detached, with a warning; it owns everything that it uses.
   ~OrderedWorkers();
 
-  enum class Outcome { kItem, kEnd, kTimeout };
-  /// Blocks until the next item is ready, at most until `deadline`, and stores it in `item`. Rethrows the maker's
-  /// exception when the failed item is next; every later call returns kEnd. Must be called by one thread only.
-  Outcome next(std::shared_ptr<void>& item, base::Deadline deadline);
+  /// Blocks until the next item is ready and returns it; null at `deadline` and after the last item. Rethrows the
+  /// maker's exception when the failed item is next; every later call returns null. Must be called by one thread only.
+  std::shared_ptr<void> next(base::Deadline deadline);
 
  private:
   struct State;

@@ -1,4 +1,5 @@
-// A loader and the step method of a module, with their batch type erased; and a validation, one pass over the batches.
+// A loader and the step method of a module, with their batch type erased; its errors; and a validation, one pass over
+// the batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,19 +13,24 @@
 #include <vector>
 
 #include "lockstep/amp/precision.h"
+#include "lockstep/base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/train/metrics/metrics.h"
 
 namespace lockstep::training {
 
+/// The position of one batch of this rank.
+struct StepLocation {
+  std::int64_t epoch = 0;  ///< from 0
+  std::int64_t batch = 0;  ///< in this epoch, from 0
+  std::int64_t step = 0;   ///< updates so far
+};
+
 /// The position of one batch of this rank, and the metrics of its step. Used by one thread.
-class StepLog {
+class StepLog : public StepLocation {
  public:
   StepLog(Metrics& metrics, std::string prefix) : metrics_(metrics), prefix_(std::move(prefix)) {}
 
-  std::int64_t epoch = 0;        ///< from 0
-  std::int64_t batch = 0;        ///< in this epoch, from 0
-  std::int64_t step = 0;         ///< updates so far
   std::int64_t num_samples = 0;  ///< in this batch
   int optimizer = 0;             ///< index of the optimizer that this call is for, when there are several
 
@@ -87,9 +93,10 @@ class BatchRunner {
   /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after the
   /// loader's position inside the epoch has been restored.
   std::int64_t batches_this_epoch() const { return static_cast<std::int64_t>(batches_->size()); }
-  /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
-  /// void.
-  at::Tensor run_step(StepLog& log) const { return step_(batch_.get(), log); }
+  /// Runs the module's step, which errors call `what`, on the current batch and returns its loss, or an undefined
+  /// tensor when the step returns void. Throws a StepError with the step's exception nested; a CommError passes
+  /// unchanged.
+  at::Tensor run_step(const char* what, StepLog& log) const;
   /// Converts the floating-point tensors of the current batch to `dtype`, to match weights in lower precision.
   void cast_batch(at::ScalarType dtype) const {
     visitor_(batch_.get(), [&](at::Tensor& tensor) {
@@ -105,17 +112,24 @@ class BatchRunner {
   std::shared_ptr<void> batch_;
 };
 
-/// The epoch and step after which a validation runs.
-struct ValidationLocation {
-  std::int64_t epoch = 0, step = 0;
+/// Thrown when training_step() or validation_step() throws. what() is "training_step() of step 57 (epoch 1, batch 6,
+/// samples 3, 17, 88): " and the first line of the original message; the original exception is nested. The cause is
+/// that of the original exception if that is a lockstep::Error, otherwise kRankExited.
+class StepError : public base::Error {
+ public:
+  using base::Error::Error;
 };
+
+/// Describes the current batch: "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)". At most the first
+/// 16 samples are listed. The step is the one that the batch belongs to, counted from 1.
+std::string describe_batch(const std::string& what, const StepLocation& location, const BatchRunner& batches);
 
 /// Runs validation_step() on the first `num_batches` batches of this rank and returns means over all ranks of the
 /// values that it logs, and of the loss that it returns, as "val_loss". Runs without gradients and with the module in
-/// eval() mode; the previous mode of each submodule is restored, including after an exception. Collective; it waits for
-/// the other ranks once, at its end.
+/// eval() mode; the previous mode of each submodule is restored, including after an exception. `location`: the epoch
+/// and step after which it runs. Collective; it waits for the other ranks once, at its end.
 NamedValues validate(const comm::Group& world, torch::nn::Module& module, BatchRunner& batches,
-                     std::int64_t num_batches, const amp::Precision& precision, ValidationLocation location);
+                     std::int64_t num_batches, const amp::Precision& precision, const StepLocation& location);
 
 /// Throws UsageError for a loader that repeats samples to give all ranks the same number: means would count them twice.
 void require_exact_sharding(const BatchRunner& batches);

@@ -29,7 +29,6 @@
 #include "lockstep/train/checkpoint_manager.h"
 #include "lockstep/train/loggers/record_file.h"
 #include "lockstep/train/optimizer_set.h"
-#include "lockstep/train/step_error.h"
 #include "lockstep/train/training_reporter.h"
 
 namespace lockstep::training {
@@ -225,8 +224,7 @@ class FitLoop final : public FitContext {
     std::optional<amp::Autocast> autocast;
     if (precision_.autocast)
       autocast.emplace(amp::AutocastOptions{.device = world_.device().type(), .dtype = precision_.autocast});
-    const at::Tensor loss = call_user_step("training_step()", {log.epoch, log.batch, log.step}, *components_.train,
-                                           [&] { return components_.train->run_step(log); });
+    const at::Tensor loss = components_.train->run_step("training_step()", log);
     if (!loss.defined())
       throw UsageError("training_step() returned an undefined tensor; expected a loss of one element");
     log.log(log.optimizer == 0 ? "loss" : "loss_" + std::to_string(log.optimizer), loss);
@@ -304,7 +302,7 @@ class FitLoop final : public FitContext {
   void run_validation() {
     progress_.val_values = with_averages([this] {
       return validate(world_, components_.module, *components_.val, plan_.val_batches, precision_,
-                      {progress_.epoch, progress_.step});
+                      {.epoch = progress_.epoch, .step = progress_.step});
     });
     reporter_->log_validation(progress_.step, progress_.val_values);
     for (const auto& callback : components_.callbacks) callback->on_validation_end(*this, progress_.val_values);

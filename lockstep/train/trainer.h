@@ -11,7 +11,6 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/module_ref.h"
 #include "lockstep/train/fit_loop.h"
-#include "lockstep/train/step_error.h"
 
 namespace lockstep::training {
 

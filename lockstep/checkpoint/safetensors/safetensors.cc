@@ -130,20 +130,18 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
     std::erase_if(header_.metadata, [](const auto& item) { return item.first.starts_with(kMetadataPrefix); });
 }
 
+// Reads the tensor in chunks to `bytes`, or, if that is null, each chunk to the same buffer.
 void SafetensorsReader::read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const {
+  std::string buffer(bytes ? 0 : std::min(entry.end - entry.begin, kHashChunkBytes), '\0');
   base::ContentHash hash;
   for (std::uint64_t at = entry.begin; at < entry.end;) {
     const std::uint64_t chunk_bytes = std::min(entry.end - at, kHashChunkBytes);
-    file_.read(data_offset_ + at, bytes, chunk_bytes);
-    hash.add(bytes, chunk_bytes);
-    bytes += chunk_bytes;
+    char* const chunk = bytes ? bytes + (at - entry.begin) : buffer.data();
+    file_.read(data_offset_ + at, chunk, chunk_bytes);
+    hash.add(chunk, chunk_bytes);
     at += chunk_bytes;
   }
-  check_hash(name, entry, hash.hex_digest());
-}
-
-void SafetensorsReader::check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const {
-  const std::string expected(hashes_.hash_of(entry));
+  const std::string actual = hash.hex_digest(), expected(hashes_.hash_of(entry));
   if (actual != expected)
     file_.throw_format_error(data_offset_ + entry.begin, "tensor " + base::quoted(name, 80) +
                                                              " is damaged: the hash of its " +
@@ -153,17 +151,7 @@ void SafetensorsReader::check_hash(const std::string& name, const TensorEntry& e
 
 void SafetensorsReader::verify() const {
   if (!can_verify()) return;
-  std::string bytes(std::min(file_.num_bytes(), kHashChunkBytes), '\0');
-  for (const auto& [name, entry] : header_.tensors) {
-    base::ContentHash hash;
-    for (std::uint64_t at = entry.begin; at < entry.end;) {
-      const std::uint64_t chunk_bytes = std::min(entry.end - at, kHashChunkBytes);
-      file_.read(data_offset_ + at, bytes.data(), chunk_bytes);
-      hash.add(bytes.data(), chunk_bytes);
-      at += chunk_bytes;
-    }
-    check_hash(name, entry, hash.hex_digest());
-  }
+  for (const auto& [name, entry] : header_.tensors) read_verified(name, entry, nullptr);
 }
 
 at::Tensor SafetensorsReader::read(const std::string& name) const {

@@ -62,7 +62,6 @@ class SafetensorsReader {
   void verify() const;
 
  private:
-  void check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const;
   void read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const;
 
   files::InputFile file_;

@@ -24,9 +24,6 @@ class CsvLogger final : public Logger {
   CsvLogger(const std::string& path, std::optional<std::int64_t> first_step) : file_(path), first_step_(first_step) {}
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void log_text(const LogTimestamp&, const std::string&, const std::string&) override {}
-  void log_histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
-  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:

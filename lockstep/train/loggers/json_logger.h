@@ -23,7 +23,6 @@ class JsonLogger final : public Logger {
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
   void log_text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
   void log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
-  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:

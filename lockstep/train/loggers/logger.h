@@ -17,8 +17,8 @@ struct LogTimestamp {
 };
 
 /// Writes to one kind of file, or to a service. Used by one thread of rank 0. Each call may throw SystemError when the
-/// data is lost; later calls may succeed. A logger ignores the kinds of data that its format does not support; the
-/// table is in docs/how-to/monitoring.md.
+/// data is lost; later calls may succeed. A logger ignores the kinds of data that its format does not support, as the
+/// functions that do nothing here do; the table is in docs/how-to/monitoring.md.
 class Logger {
  public:
   Logger() = default;
@@ -27,9 +27,9 @@ class Logger {
   virtual ~Logger() = default;
 
   virtual void log_scalars(const LogTimestamp& at, const NamedValues& values) = 0;
-  virtual void log_text(const LogTimestamp& at, const std::string& name, const std::string& text) = 0;
-  virtual void log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) = 0;
-  virtual void log_image(const LogTimestamp& at, const std::string& name, const Image& image) = 0;
+  virtual void log_text(const LogTimestamp&, const std::string& /*name*/, const std::string& /*text*/) {}
+  virtual void log_histogram(const LogTimestamp&, const std::string& /*name*/, const Histogram&) {}
+  virtual void log_image(const LogTimestamp&, const std::string& /*name*/, const Image&) {}
   /// Passes all buffered data to the operating system or the service.
   virtual void flush() = 0;
 };

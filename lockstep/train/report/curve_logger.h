@@ -19,9 +19,6 @@ class CurveLogger final : public Logger {
   using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order of the first value of each name
 
   void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
-  void log_text(const LogTimestamp&, const std::string&, const std::string&) override {}
-  void log_histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
-  void log_image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override {}
 
   const Curves& curves() const { return curves_; }
