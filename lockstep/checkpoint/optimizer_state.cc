@@ -22,8 +22,7 @@ template <typename AdamOptions, typename AdamParamState>
 struct AdamFamilyTraits {
   using Options = AdamOptions;
   using State = AdamParamState;
-  template <typename Visit>
-  static void options(Options& options, Visit&& field) {
+  static void options(Options& options, const auto& field) {
     field("lr", options.lr());
     field("betas.0", std::get<0>(options.betas()));
     field("betas.1", std::get<1>(options.betas()));
@@ -31,8 +30,7 @@ struct AdamFamilyTraits {
     field("weight_decay", options.weight_decay());
     field("amsgrad", options.amsgrad());
   }
-  template <typename Visit>
-  static void state(State& state, Visit&& field) {
+  static void state(State& state, const auto& field) {
     field("step", state.step());
     field("exp_avg", state.exp_avg());
     field("exp_avg_sq", state.exp_avg_sq());
@@ -47,25 +45,20 @@ using AdamWTraits = AdamFamilyTraits<torch::optim::AdamWOptions, torch::optim::A
 struct SgdTraits {
   using Options = torch::optim::SGDOptions;
   using State = torch::optim::SGDParamState;
-  template <typename Visit>
-  static void options(Options& options, Visit&& field) {
+  static void options(Options& options, const auto& field) {
     field("lr", options.lr());
     field("momentum", options.momentum());
     field("dampening", options.dampening());
     field("weight_decay", options.weight_decay());
     field("nesterov", options.nesterov());
   }
-  template <typename Visit>
-  static void state(State& state, Visit&& field) {
-    field("momentum_buffer", state.momentum_buffer());
-  }
+  static void state(State& state, const auto& field) { field("momentum_buffer", state.momentum_buffer()); }
   static bool is_required(std::string_view, const Options&) { return true; }
 };
 struct RmsPropTraits {
   using Options = torch::optim::RMSpropOptions;
   using State = torch::optim::RMSpropParamState;
-  template <typename Visit>
-  static void options(Options& options, Visit&& field) {
+  static void options(Options& options, const auto& field) {
     field("lr", options.lr());
     field("alpha", options.alpha());
     field("eps", options.eps());
@@ -73,8 +66,7 @@ struct RmsPropTraits {
     field("momentum", options.momentum());
     field("centered", options.centered());
   }
-  template <typename Visit>
-  static void state(State& state, Visit&& field) {
+  static void state(State& state, const auto& field) {
     field("step", state.step());
     field("square_avg", state.square_avg());
     field("momentum_buffer", state.momentum_buffer());
@@ -87,16 +79,14 @@ struct RmsPropTraits {
 struct AdagradTraits {
   using Options = torch::optim::AdagradOptions;
   using State = torch::optim::AdagradParamState;
-  template <typename Visit>
-  static void options(Options& options, Visit&& field) {
+  static void options(Options& options, const auto& field) {
     field("lr", options.lr());
     field("lr_decay", options.lr_decay());
     field("weight_decay", options.weight_decay());
     field("initial_accumulator_value", options.initial_accumulator_value());
     field("eps", options.eps());
   }
-  template <typename Visit>
-  static void state(State& state, Visit&& field) {
+  static void state(State& state, const auto& field) {
     field("step", state.step());
     field("sum", state.sum());
   }
@@ -120,11 +110,10 @@ struct FieldExporter {
   StateDict& state;
   const std::string prefix;
 
-  void operator()(const char* name, const at::Tensor& tensor) const {
-    if (tensor.defined()) state[prefix + name] = tensor;
-  }
   template <typename T>
   void operator()(const char* name, const T& value) const {
+    if constexpr (std::is_same_v<T, at::Tensor>)
+      if (!value.defined()) return;
     state[prefix + name] = StateValue(value);
   }
 };
@@ -133,12 +122,17 @@ struct FieldExporter {
 struct FieldImporter {
   StateDict& from;
   const std::string prefix;
-  const at::Tensor* like;  // the parameter that the state belongs to; null for options
+  // For the state of a parameter, which alone has tensors: the parameter, and which tensors the next step needs.
+  const at::Tensor* like = nullptr;
+  const std::function<bool(std::string_view name)> is_required = nullptr;
 
   void operator()(const char* name, at::Tensor& tensor) const {
     const std::string key = prefix + name;
     const auto found = from.find(key);
-    if (found == from.end()) return;
+    if (found == from.end()) {
+      if (is_required(name)) throw base::UsageError("the state has no value " + base::quoted(key, 120));
+      return;
+    }
     const at::Tensor& value = value_of<at::Tensor>(from, key);
     if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() ||
         value.is_complex() != like->is_complex())
@@ -152,19 +146,6 @@ struct FieldImporter {
     value = value_of<T>(from, prefix + name);
     from.erase(prefix + name);
   }
-};
-
-template <typename Traits>
-struct RequiredFieldsCheck {
-  const typename Traits::Options& options;
-  const std::string prefix;
-
-  void operator()(const char* name, const at::Tensor& tensor) const {
-    if (!tensor.defined() && Traits::is_required(name, options))
-      throw base::UsageError("the state has no value " + base::quoted(prefix + name, 120));
-  }
-  template <typename T>
-  void operator()(const char*, const T&) const {}
 };
 
 // Optimizers of lockstep::optim derive from torch's class, but keep their state elsewhere.
@@ -192,14 +173,14 @@ ParsedState parse_state(torch::optim::Optimizer& optimizer, StateDict state,
       using Traits = decltype(traits);
       auto options =
           std::make_unique<typename Traits::Options>(static_cast<const typename Traits::Options&>(group.options()));
-      Traits::options(*options, FieldImporter{state, "group." + std::to_string(i) + ".", nullptr});
+      Traits::options(*options, FieldImporter{state, "group." + std::to_string(i) + "."});
       for (const at::Tensor& parameter : group.params()) {
         const std::string prefix = name_of(parameter) + ".";
         const auto first = state.lower_bound(prefix);
         if (first == state.end() || !first->first.starts_with(prefix)) continue;
         auto parameter_state = std::make_unique<typename Traits::State>();
-        Traits::state(*parameter_state, FieldImporter{state, prefix, &parameter});
-        Traits::state(*parameter_state, RequiredFieldsCheck<Traits>{*options, prefix});
+        const auto is_required = [&](std::string_view name) { return Traits::is_required(name, *options); };
+        Traits::state(*parameter_state, FieldImporter{state, prefix, &parameter, is_required});
         parsed.states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
       }
       parsed.options.push_back(std::move(options));
