@@ -16,9 +16,8 @@ using nlohmann::json;
 constexpr std::string_view kBegin = "{\"xxh3_128\":\"";
 constexpr int kFormat = 1;
 
-bool is_hash(const std::string& text) {
-  return text.size() == files::kHashDigits &&
-         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+bool is_hash(std::string_view text) {
+  return text.size() == files::kHashDigits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 // Takes the fields of a JSON object one by one; check_empty() rejects any that remain.

@@ -3,11 +3,15 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <utility>
 
-#include "lockstep/base/check.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/process_owned.h"
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/comm/group_access.h"
 
 namespace lockstep::data {
@@ -53,6 +57,144 @@ std::string first_line(const char* text) {
 }
 
 }  // namespace
+
+/// Makes item number `number`. Checks `stop` between its steps and returns null if a stop is requested.
+using ItemMaker = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
+
+/// Makes items 0 .. num_items-1 with one thread per element of `makers`, at most `window` items ahead of the next item
+/// to be taken. Which thread makes which item depends on timing; the order in which next() returns the items does not.
+class OrderedWorkers {
+ public:
+  /// Starts the threads. Throws SystemError if a thread cannot be started, after stopping those that were.
+  /// `stop_timeout` bounds the destructor.
+  OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> makers, std::uint64_t window,
+                 std::chrono::milliseconds stop_timeout)
+      : state_(std::make_shared<State>(num_items, window)), stop_timeout_(stop_timeout) {
+    const std::size_t num_threads = makers.size();
+    threads_.reserve(num_threads);
+    try {
+      for (auto& make : makers) {
+        {
+          const std::lock_guard lock(state_->mutex);
+          ++state_->num_running;
+        }
+        threads_.push_back(base::start_thread([state = state_, make = std::move(make)]() mutable {
+          state->work(make);
+          make = nullptr;  // destroy the dataset's copy before the thread counts as ended
+          const std::lock_guard lock(state->mutex);
+          --state->num_running;
+          state->slot_filled.notify_all();
+        }));
+      }
+    } catch (const base::Error& error) {
+      {
+        const std::lock_guard lock(state_->mutex);
+        --state_->num_running;
+      }
+      const std::string which = std::to_string(threads_.size() + 1) + " of " + std::to_string(num_threads);
+      stop(base::Deadline::in(stop_timeout_));
+      throw base::Error(error.cause(), "loader thread " + which + ": " + error.what(), error.hint());
+    }
+  }
+
+  OrderedWorkers(const OrderedWorkers&) = delete;
+  OrderedWorkers& operator=(const OrderedWorkers&) = delete;
+
+  /// Requests a stop and blocks until every thread has finished its current step and ended, at most `stop_timeout`. A
+  /// thread that is then still inside its maker is detached, with a warning; it owns everything that it uses.
+  ~OrderedWorkers() { stop(base::Deadline::in(stop_timeout_)); }
+
+  /// Blocks until the next item is ready and returns it; null at `deadline` and after the last item. Rethrows the
+  /// maker's exception when the failed item is next; every later call returns null. Must be called by one thread only.
+  std::shared_ptr<void> next(base::Deadline deadline) {
+    State::Slot taken;
+    {
+      std::unique_lock lock(state_->mutex);
+      if (state_->next_taken >= state_->num_items) return nullptr;
+      State::Slot& slot = state_->slot_of(state_->next_taken);
+      if (!base::wait_until(state_->slot_filled, lock, deadline, [&] { return slot.is_ready; })) return nullptr;
+      taken = std::exchange(slot, {});
+      // No item follows an error: the threads finish their current items and stop.
+      state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;
+      if (taken.error) state_->stop.request_stop();
+    }
+    state_->slot_freed.notify_all();
+    if (taken.error) std::rethrow_exception(taken.error);
+    return std::move(taken.item);
+  }
+
+ private:
+  // Shared with every thread, so that it outlives a detached thread.
+  struct State {
+    struct Slot {
+      bool is_ready = false;
+      std::shared_ptr<void> item;
+      std::exception_ptr error;
+    };
+
+    State(std::uint64_t items, std::uint64_t window) : num_items(items), slots(window) {}
+
+    void work(const ItemMaker& make) {
+      const auto token = stop.get_token();
+      std::unique_lock lock(mutex);
+      for (;;) {
+        base::wait_until(slot_freed, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
+                         [&] { return token.stop_requested() || next_started >= num_items || has_free_slot(); });
+        if (token.stop_requested() || next_started >= num_items) break;
+        const std::uint64_t number = next_started++;
+        lock.unlock();
+        Slot result{.is_ready = true, .item = nullptr, .error = nullptr};
+        try {
+          result.item = make(number, token);
+        } catch (...) {
+          result.error = std::current_exception();
+        }
+        lock.lock();
+        slot_of(number) = std::move(result);
+        slot_filled.notify_all();
+      }
+      slot_freed.notify_all();
+    }
+
+    Slot& slot_of(std::uint64_t number) { return slots[number % slots.size()]; }
+    // Requires the mutex. Returns whether a thread may start the next item.
+    bool has_free_slot() const { return next_started < next_taken + slots.size(); }
+
+    const std::uint64_t num_items;
+    std::stop_source stop;
+
+    std::mutex mutex;                     // guards all below
+    std::condition_variable slot_freed;   // a slot was freed, or a stop was requested
+    std::condition_variable slot_filled;  // a slot was filled, or a thread has ended
+    std::vector<Slot> slots;
+    std::uint64_t next_started = 0;
+    std::uint64_t next_taken = 0;
+    std::size_t num_running = 0;
+  };
+
+  void stop(base::Deadline deadline) {
+    bool ended = false;
+    {
+      std::unique_lock lock(state_->mutex);
+      state_->stop.request_stop();
+      state_->slot_freed.notify_all();
+      ended = base::wait_until(state_->slot_filled, lock, deadline, [&] { return state_->num_running == 0; });
+    }
+    if (!ended)
+      base::log_warning("a loader thread is still inside the dataset " + std::to_string(stop_timeout_.count()) +
+                        " ms after a stop was requested; it is detached");
+    for (auto& thread : threads_) {
+      if (ended)
+        thread.join();  // bounded: the thread has ended its work
+      else
+        thread.detach();
+    }
+  }
+
+  std::shared_ptr<State> state_;
+  std::vector<std::thread> threads_;
+  std::chrono::milliseconds stop_timeout_;
+};
 
 bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options) {
   return shard.size > 1 && options.mode != ShardMode::kExact;
@@ -170,6 +312,8 @@ std::shared_ptr<BatchIterator> LoaderCore::resume() {
 
 BatchIterator::BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start)
     : loader_(std::move(loader)), plan_(std::move(plan)), start_(start) {}
+
+BatchIterator::~BatchIterator() = default;
 
 void BatchIterator::start_workers() {
   const LoaderOptions& options = loader_->options_;

@@ -14,7 +14,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/device_prefetcher.h"
 #include "lockstep/data/loader_position.h"
-#include "lockstep/data/ordered_workers.h"
 #include "lockstep/data/sampler.h"
 
 namespace lockstep::comm {
@@ -82,6 +81,7 @@ using BatchMaker =
     std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
 
 class BatchIterator;
+class OrderedWorkers;
 
 /// The part of Loader<Batch> that does not depend on Batch. Not thread-safe.
 class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
@@ -127,6 +127,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
 class BatchIterator {
  public:
   BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start);
+  ~BatchIterator();
 
   /// Returns the next batch; null after the last one and after an error. With worker threads, blocks at most
   /// LoaderOptions::timeout, then throws TimeoutError; with num_workers = 0, loads the batch on the calling thread,

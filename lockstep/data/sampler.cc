@@ -101,9 +101,7 @@ std::uint64_t BatchPlan::num_samples(std::uint64_t batch) const {
 }
 
 std::vector<std::size_t> BatchPlan::indices(std::uint64_t batch) const {
-  LOCKSTEP_CHECK(batch < num_batches_);
-  const std::uint64_t begin = batch * batch_size_;
-  const std::uint64_t end = std::min(order_.size(), begin + batch_size_);
+  const std::uint64_t begin = batch * batch_size_, end = begin + num_samples(batch);
   std::vector<std::size_t> indices;
   indices.reserve(end - begin);
   for (std::uint64_t k = begin; k < end; ++k) indices.push_back(order_[k]);

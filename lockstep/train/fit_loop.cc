@@ -325,7 +325,7 @@ class FitLoop final : public FitContext {
   void add_settings() {
     const bool in_epoch =
         state().found() && state().found()->part_names().contains("loader") && !state().read("loader").empty();
-    const StateDict order = components_.train->loader().state_dict();
+    const StateDict order = data::to_state_dict(components_.train->loader().position());
     for (const char* name : {"seed", "num_samples", "shuffle"})
       state().add_setting(std::string("loader.") + name, order.at(name),
                           in_epoch ? SettingRule::kMustMatch : SettingRule::kUsesNew);
