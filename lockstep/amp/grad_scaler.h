@@ -19,8 +19,7 @@ namespace lockstep::amp {
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  double growth_factor =
-      2;  ///< multiplies the scale after `growth_interval` steps without a non-finite gradient; greater than 1
+  double growth_factor = 2;     ///< multiplies the scale after `growth_interval` steps with finite gradients; above 1
   double backoff_factor = 0.5;  ///< multiplies the scale after a step with a non-finite gradient; less than 1
   std::int64_t growth_interval = 2000;
   bool enabled = true;    ///< false: losses and gradients are unchanged, and step() calls the optimizer's step()

@@ -15,8 +15,7 @@
 namespace lockstep::checkpoint {
 
 struct CheckpointOptions {
-  int keep =
-      2;  ///< how many of the latest complete checkpoints to keep; 2 or more, so that one remains if another is damaged
+  int keep = 2;  ///< latest complete checkpoints to keep; 2 or more, so that one remains if another is damaged
 };
 
 /// The parts that a rank writes, by name. Names consist of a-z, A-Z, 0-9, _ and -.

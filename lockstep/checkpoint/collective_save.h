@@ -37,8 +37,7 @@ struct SaveRequest {
   int keep = 2;
   const files::FolderLock* lock = nullptr;  ///< of the directory; on rank 0
   VerifiedCheckpoints* verified = nullptr;  ///< checkpoints that count as whole; on rank 0
-  std::exception_ptr error =
-      nullptr;  ///< error that occurred on this rank before the save; it is reported to all ranks
+  std::exception_ptr error = nullptr;       ///< of this rank, from before the save; it is reported to all ranks
 };
 
 /// Calls `action` and returns the exception that it threw, or null.

@@ -8,7 +8,6 @@
 #include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/train/loggers/logger_collection.h"
-#include "lockstep/train/loggers/named_values.h"
 
 namespace torch::nn {
 class Module;

@@ -11,7 +11,6 @@
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/precision.h"
 #include "lockstep/optim/schedules/scheduler.h"
-#include "lockstep/train/loggers/named_values.h"
 #include "lockstep/train/trainer_options.h"
 #include "lockstep/train/training_setup.h"
 #include "lockstep/train/training_state.h"

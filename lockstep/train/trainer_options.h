@@ -83,8 +83,7 @@ struct TrainerOptions {
   // Amount of data.
   CountOrFraction limit_train_batches = 1.0;  ///< of this rank's batches in an epoch
   CountOrFraction limit_val_batches = 1.0;    ///< 0: no validation
-  CountOrFraction val_check_interval =
-      1.0;  ///< batches of an epoch between two validations; 1.0: at the end of the epoch
+  CountOrFraction val_check_interval = 1.0;   ///< batches between two validations; 1.0: at the end of the epoch
   int check_val_every_n_epoch = 1;
   int num_sanity_val_steps = 2;  ///< validation batches before the training, so that an error in validation_step()
                                  ///< is found at once; 0: none

@@ -47,27 +47,20 @@ const SafetensorsDtype* find(Predicate is_it) {
 
 using json = nlohmann::json;
 
-class FormatErrorThrower {
- public:
-  explicit FormatErrorThrower(const std::string& file) : file_(file) {}
-  // `at` is an offset in the header's text.
-  [[noreturn]] void operator()(std::uint64_t at, const std::string& reason) const {
-    throw base::FormatError(file_ + ":" + std::to_string(kHeaderOffset + at) + ": " + reason);
-  }
-
- private:
-  const std::string& file_;
-};
+// `at` is an offset in the header's text.
+[[noreturn]] void throw_format_error(const std::string& file, std::uint64_t at, const std::string& reason) {
+  throw base::FormatError(file + ":" + std::to_string(kHeaderOffset + at) + ": " + reason);
+}
 
 // Rejects long tokens and deep nesting, for which the JSON parser would allocate memory before the handler sees them.
-void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_format_error) {
+void check_token_lengths(std::string_view text, const std::string& file) {
   int depth = 0;
   bool in_string = false;
   std::size_t token_begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (i - token_begin > files::kMaxTokenBytes)
-      throw_format_error(token_begin, "a string or number is longer than 1 MiB");
+      throw_format_error(file, token_begin, "a string or number is longer than 1 MiB");
     if (in_string) {
       if (c == '\\') ++i;
       if (c == '"') in_string = false;
@@ -76,7 +69,7 @@ void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
-    if (depth > files::kMaxDepth) throw_format_error(i, "nested deeper than the limit of 8 levels");
+    if (depth > files::kMaxDepth) throw_format_error(file, i, "nested deeper than the limit of 8 levels");
     if (c == '"' || c == ',' || c == ':' || c == ' ' || c == '{' || c == '}' || c == '[' || c == ']') token_begin = i;
   }
 }
@@ -111,12 +104,12 @@ struct CountingIterator {
 // metadata.
 class HeaderHandler {
  public:
-  HeaderHandler(const FormatErrorThrower& throw_format_error, const std::uint64_t& at, SafetensorsHeader& header)
-      : throw_format_error_(throw_format_error), position_(at), header_(header) {}
+  HeaderHandler(const std::string& file, const std::uint64_t& at, SafetensorsHeader& header)
+      : file_(file), position_(at), header_(header) {}
 
   bool start_object(std::size_t) {
     if (level_ == Level::kTop) return enter(Level::kRoot);
-    if (level_ != Level::kRoot) throw_format_error_(position_, "found an object" + expected());
+    if (level_ != Level::kRoot) fail("found an object" + expected());
     if (in_metadata_) return enter(Level::kMetadata);
     fields_ = {};
     return enter(Level::kTensor);
@@ -124,10 +117,10 @@ class HeaderHandler {
 
   bool key(std::string& name) {
     if (name.size() > files::kMaxNameBytes)
-      throw_format_error_(position_, "a name has " + std::to_string(name.size()) + " bytes; expected at most " +
-                                         std::to_string(files::kMaxNameBytes));
+      fail("a name has " + std::to_string(name.size()) + " bytes; expected at most " +
+           std::to_string(files::kMaxNameBytes));
     // The parser also checks UTF-8, but this rule must not depend on the library.
-    if (!base::is_utf8(name)) throw_format_error_(position_, "a name is not UTF-8");
+    if (!base::is_utf8(name)) fail("a name is not UTF-8");
     key_ = name;
     if (level_ == Level::kRoot) begin_entry();
     if (level_ == Level::kMetadata && header_.metadata.contains(key_)) throw_duplicate_key();
@@ -140,18 +133,17 @@ class HeaderHandler {
       header_.metadata.emplace(key_, value);
       return true;
     }
-    if (level_ != Level::kTensor || key_ != "dtype") throw_format_error_(position_, "found a string" + expected());
+    if (level_ != Level::kTensor || key_ != "dtype") fail("found a string" + expected());
     if (fields_.dtype) throw_duplicate_key();
     fields_.dtype = find_dtype(value);
     if (!fields_.dtype)
-      throw_format_error_(position_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) +
-                                         "; expected one of " + dtype_names());
+      fail("dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) + "; expected one of " +
+           dtype_names());
     return true;
   }
 
   bool start_array(std::size_t) {
-    if (level_ != Level::kTensor || (key_ != "shape" && key_ != "data_offsets"))
-      throw_format_error_(position_, "found a list" + expected());
+    if (level_ != Level::kTensor || (key_ != "shape" && key_ != "data_offsets")) fail("found a list" + expected());
     auto& list = key_ == "shape" ? fields_.shape : fields_.offsets;
     if (list) throw_duplicate_key();
     list.emplace();
@@ -159,15 +151,13 @@ class HeaderHandler {
   }
 
   bool number_unsigned(std::uint64_t value) {
-    if (level_ != Level::kList) throw_format_error_(position_, "found a number" + expected());
+    if (level_ != Level::kList) fail("found a number" + expected());
     const bool is_shape = key_ == "shape";
     auto& list = is_shape ? *fields_.shape : *fields_.offsets;
     if (list.size() >= (is_shape ? files::kMaxDimensions : 2))
-      throw_format_error_(position_, key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
-                                         (is_shape ? std::to_string(files::kMaxDimensions) : std::string("2")) +
-                                         " entries");
-    if (value > INT64_MAX)
-      throw_format_error_(position_, "found the number " + std::to_string(value) + "; expected at most 2^63 - 1");
+      fail(key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
+           (is_shape ? std::to_string(files::kMaxDimensions) : std::string("2")) + " entries");
+    if (value > INT64_MAX) fail("found the number " + std::to_string(value) + "; expected at most 2^63 - 1");
     list.push_back(static_cast<std::int64_t>(value));
     return true;
   }
@@ -180,17 +170,15 @@ class HeaderHandler {
     return enter(Level::kRoot);
   }
 
-  bool null() { throw_format_error_(position_, "found null" + expected()); }
-  bool boolean(bool) { throw_format_error_(position_, "found a boolean" + expected()); }
-  bool number_integer(std::int64_t value) {
-    throw_format_error_(position_, "found the number " + std::to_string(value) + expected());
-  }
+  bool null() { fail("found null" + expected()); }
+  bool boolean(bool) { fail("found a boolean" + expected()); }
+  bool number_integer(std::int64_t value) { fail("found the number " + std::to_string(value) + expected()); }
   bool number_float(double, const std::string& text) {
-    throw_format_error_(position_, "found the number " + base::quoted(text, 40) + expected());
+    fail("found the number " + base::quoted(text, 40) + expected());
   }
-  bool binary(json::binary_t&) { throw_format_error_(position_, "found bytes" + expected()); }
+  bool binary(json::binary_t&) { fail("found bytes" + expected()); }
   bool parse_error(std::size_t, const std::string& token, const json::exception&) {
-    throw_format_error_(position_, "invalid JSON: the parser stopped after " + base::quoted(token, 80));
+    fail("invalid JSON: the parser stopped after " + base::quoted(token, 80));
   }
 
  private:
@@ -203,6 +191,8 @@ class HeaderHandler {
 
   // The size of a map node, including the allocator's overhead.
   static constexpr std::size_t kEntryBytes = 192;
+
+  [[noreturn]] void fail(const std::string& reason) const { throw_format_error(file_, position_, reason); }
 
   bool enter(Level level) {
     level_ = level;
@@ -222,9 +212,7 @@ class HeaderHandler {
            "; expected \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";
   }
 
-  [[noreturn]] void throw_duplicate_key() const {
-    throw_format_error_(position_, "duplicate key " + base::quoted(key_, 80));
-  }
+  [[noreturn]] void throw_duplicate_key() const { fail("duplicate key " + base::quoted(key_, 80)); }
 
   void begin_entry() {
     name_ = key_;
@@ -237,18 +225,17 @@ class HeaderHandler {
   void charge(std::size_t num_bytes) {
     num_charged_bytes_ += num_bytes;
     if (num_charged_bytes_ > files::kMaxParsedBytes)
-      throw_format_error_(position_, "the header describes more than the limit of 12 MiB (about 60,000 tensors)");
+      fail("the header describes more than the limit of 12 MiB (about 60,000 tensors)");
   }
 
   void end_tensor() {
     const std::string tensor = "tensor " + base::quoted(name_, 80);
     if (!fields_.dtype || !fields_.shape || !fields_.offsets || fields_.offsets->size() != 2)
-      throw_format_error_(position_, tensor + " requires \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
+      fail(tensor + " requires \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
     const auto begin = static_cast<std::uint64_t>((*fields_.offsets)[0]);
     const auto end = static_cast<std::uint64_t>((*fields_.offsets)[1]);
     if (begin > end)
-      throw_format_error_(
-          position_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
+      fail(tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
     // An extent of 0 must not hide an overflow, because torch multiplies the other extents for its strides.
     std::uint64_t num_bytes = fields_.dtype->num_bytes;
     bool empty = false, overflow = false;
@@ -257,18 +244,17 @@ class HeaderHandler {
       const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));
       overflow = overflow || __builtin_mul_overflow(num_bytes, factor, &num_bytes);
     }
-    if (overflow || num_bytes > INT64_MAX)
-      throw_format_error_(position_, "the shape of " + tensor + " has more than 2^63 bytes");
+    if (overflow || num_bytes > INT64_MAX) fail("the shape of " + tensor + " has more than 2^63 bytes");
     if (empty) num_bytes = 0;
     if (num_bytes != end - begin)
-      throw_format_error_(position_, tensor + " has " + std::to_string(end - begin) + " bytes; expected " +
-                                         std::to_string(num_bytes) + " for its shape and dtype");
+      fail(tensor + " has " + std::to_string(end - begin) + " bytes; expected " + std::to_string(num_bytes) +
+           " for its shape and dtype");
     fields_.shape->shrink_to_fit();
     charge(name_.size() + fields_.shape->size() * sizeof(std::int64_t) + kEntryBytes);
     header_.tensors.emplace(name_, TensorEntry{fields_.dtype, std::move(*fields_.shape), begin, end});
   }
 
-  const FormatErrorThrower& throw_format_error_;
+  const std::string& file_;
   const std::uint64_t& position_;
   SafetensorsHeader& header_;
   Level level_ = Level::kTop;
@@ -281,8 +267,8 @@ class HeaderHandler {
 };
 
 // Checks that every byte of the data belongs to exactly one tensor.
-void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
-                  const FormatErrorThrower& throw_format_error, std::uint64_t at) {
+void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes, const std::string& file,
+                  std::uint64_t at) {
   std::vector<const std::pair<const std::string, TensorEntry>*> order;
   order.reserve(header.tensors.size());
   for (const auto& entry : header.tensors) order.push_back(&entry);
@@ -294,18 +280,18 @@ void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
     const auto& [name, tensor] = *entry;
     if (tensor.begin != covered)
       throw_format_error(
-          at + covered,
+          file, at + covered,
           "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
               (tensor.begin < covered ? "inside the previous tensor, which ends at " : "after a gap from ") +
               std::to_string(covered));
     if (tensor.end > num_data_bytes)
-      throw_format_error(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " +
-                                                  std::to_string(tensor.end) + " of the data; the file has " +
-                                                  std::to_string(num_data_bytes));
+      throw_format_error(file, at + num_data_bytes,
+                         "tensor " + base::quoted(name, 80) + " ends at byte " + std::to_string(tensor.end) +
+                             " of the data; the file has " + std::to_string(num_data_bytes));
     covered = tensor.end;
   }
   if (covered != num_data_bytes)
-    throw_format_error(at + covered,
+    throw_format_error(file, at + covered,
                        std::to_string(num_data_bytes - covered) + " bytes after the last tensor belong to no tensor");
 }
 
@@ -326,17 +312,16 @@ std::string dtype_names() {
 }
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file) {
-  const FormatErrorThrower throw_format_error(file);
-  if (text.empty() || text.front() != '{') throw_format_error(0, "the header does not begin with '{'");
+  if (text.empty() || text.front() != '{') throw_format_error(file, 0, "the header does not begin with '{'");
   // White space other than spaces is legal JSON but not legal padding.
   const std::size_t last = text.find_last_not_of(' ');
-  if (text[last] != '}') throw_format_error(last, "the header does not end with '}' and spaces");
-  check_token_lengths(text, throw_format_error);
+  if (text[last] != '}') throw_format_error(file, last, "the header does not end with '}' and spaces");
+  check_token_lengths(text, file);
   SafetensorsHeader header;
   std::uint64_t at = 0;
-  HeaderHandler handler(throw_format_error, at, header);
+  HeaderHandler handler(file, at, header);
   json::sax_parse(CountingIterator{text.data(), &at}, CountingIterator{text.data() + text.size(), &at}, &handler);
-  check_layout(header, num_data_bytes, throw_format_error, text.size());
+  check_layout(header, num_data_bytes, file, text.size());
   return header;
 }
 

@@ -142,26 +142,22 @@ void ZipReader::read_directory(const Directory& directory) {
     if (text.size() - at - kEntryBytes < name_bytes + extra_bytes + comment_bytes)
       file_.throw_format_error(entry_offset, "the entry ends after the directory");
     const std::string name = text.substr(at + kEntryBytes, name_bytes);
+    const auto fail = [&](const std::string& reason) {
+      file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) + reason);
+    };
     if (name.empty() || name.size() > files::kMaxNameBytes || !base::is_utf8(name) || records_.contains(name))
-      file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
-                                                 " is a duplicate, or its name is not UTF-8 of 1 to 1024 bytes");
+      fail(" is a duplicate, or its name is not UTF-8 of 1 to 1024 bytes");
     const std::uint64_t method = read_field(text, at + 10, 2);
     if ((method != 0 && method != kDeflated) || (read_field(text, at + 8, 2) & 1) != 0)
-      file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) +
-                                                 " is encrypted or compressed by method " + std::to_string(method) +
-                                                 "; expected an uncompressed record");
+      fail(" is encrypted or compressed by method " + std::to_string(method) + "; expected an uncompressed record");
     Zip64Fields zip64 = read_zip64_fields(file_, entry_offset, text.substr(at + kEntryBytes + name_bytes, extra_bytes));
     const std::uint64_t num_bytes = zip64.resolve(read_field(text, at + 24, 4)),
                         stored = zip64.resolve(read_field(text, at + 20, 4)),
                         header = zip64.resolve(read_field(text, at + 42, 4));
     if (method == 0 && num_bytes != stored)
-      file_.throw_format_error(entry_offset, "the record " + base::quoted(name, 80) + " has " +
-                                                 std::to_string(num_bytes) + " bytes, but is stored in " +
-                                                 std::to_string(stored));
+      fail(" has " + std::to_string(num_bytes) + " bytes, but is stored in " + std::to_string(stored));
     const std::uint64_t begin = record_begin(name, header, directory.begin);
-    if (stored > directory.begin - begin)
-      file_.throw_format_error(entry_offset,
-                               "the record " + base::quoted(name, 80) + " ends after the beginning of the directory");
+    if (stored > directory.begin - begin) fail(" ends after the beginning of the directory");
     const auto crc32 = static_cast<std::uint32_t>(read_field(text, at + 16, 4));
     records_.emplace(name, Record{begin, stored, crc32, method != 0});
     used.emplace_back(header, begin + stored);

@@ -1,14 +1,18 @@
-// The interface of loggers.
+// The interface of loggers, and the values that they get.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/train/loggers/histogram.h"
 #include "lockstep/train/loggers/image.h"
-#include "lockstep/train/loggers/named_values.h"
 
 namespace lockstep::training::inline loggers {
+
+/// Scalars with names, displayed and written in this order: {"loss", 1.482}, {"acc", 0.551}.
+using NamedValues = std::vector<std::pair<std::string, double>>;
 
 /// The step and the time of a logged value.
 struct LogTimestamp {

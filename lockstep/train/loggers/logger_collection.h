@@ -16,8 +16,7 @@ namespace lockstep::training::inline loggers {
 
 /// How loggers handle data that cannot be written to the disk.
 enum class DiskErrorPolicy {
-  kContinue,  ///< continue with a warning on stderr, and another one, with the number of failures, when writing
-              ///< succeeds again
+  kContinue,  ///< warn on stderr, and once more, with the number of failures, when writing succeeds again
   kStop,      ///< throw SystemError
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/train/loggers/named_values.h"
+#include "lockstep/train/loggers/logger.h"
 
 namespace lockstep::training::inline metrics {
 

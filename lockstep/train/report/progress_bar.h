@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "lockstep/base/env.h"
-#include "lockstep/train/loggers/named_values.h"
+#include "lockstep/train/loggers/logger.h"
 
 namespace lockstep::training::inline report {
 

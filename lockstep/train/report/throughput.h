@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/train/loggers/named_values.h"
+#include "lockstep/train/loggers/logger.h"
 #include "lockstep/train/report/phase_timer.h"
 
 namespace lockstep::training::inline report {
