@@ -101,6 +101,16 @@ checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& pat
   return checkpoint::Checkpointer(world, folder).load(is_checkpoint ? path : "auto");
 }
 
+/// `names`: the module whose names the parameters have, or the parameters with their names.
+template <typename Names>
+StateMember optimizer_member(torch::optim::Optimizer& optimizer, Names names) {
+  return {.state_dict = [&optimizer, names] { return checkpoint::optimizer_state_dict(optimizer, names); },
+          .load_state_dict =
+              [&optimizer, names](const StateDict& state) {
+                checkpoint::load_optimizer_state_dict(optimizer, names, state);
+              }};
+}
+
 }  // namespace
 
 StateMember member_of(checkpoint::Stateful& object) {
@@ -157,23 +167,13 @@ TrainingState& TrainingState::add(const std::string& name, nn::ModuleRef added) 
 }
 
 TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
-                                  nn::ConstModuleRef added) {
-  const torch::nn::Module& module = *added;
-  return add(name, {.state_dict = [&optimizer, &module] { return checkpoint::optimizer_state_dict(optimizer, module); },
-                    .load_state_dict =
-                        [&optimizer, &module](const StateDict& state) {
-                          checkpoint::load_optimizer_state_dict(optimizer, module, state);
-                        }});
+                                  nn::ConstModuleRef module) {
+  return add(name, optimizer_member(optimizer, module));
 }
 
 TrainingState& TrainingState::add(const std::string& name, torch::optim::Optimizer& optimizer,
                                   checkpoint::NamedParameters parameters) {
-  return add(
-      name, {.state_dict = [&optimizer, parameters] { return checkpoint::optimizer_state_dict(optimizer, parameters); },
-             .load_state_dict =
-                 [&optimizer, parameters](const StateDict& state) {
-                   checkpoint::load_optimizer_state_dict(optimizer, parameters, state);
-                 }});
+  return add(name, optimizer_member(optimizer, std::move(parameters)));
 }
 
 TrainingState& TrainingState::add(const std::string& name, checkpoint::Stateful& object) {

@@ -38,6 +38,10 @@ constexpr std::array kGlobals = {
     GlobalName{"torch._utils", "_rebuild_parameter_with_state", Pickle::Callable::kParameterWithState},
 };
 
+// The least and the greatest number of arguments, by Pickle::Callable.
+constexpr std::pair<std::size_t, std::size_t> kNumArguments[] = {{0, 0}, {1, 1}, {1, 1}, {1, 1}, {2, 2},
+                                                                 {4, 4}, {6, 7}, {7, 8}, {3, 3}, {4, 4}};
+
 class Unpickler {
  public:
   using Index = Pickle::Index;
@@ -300,34 +304,25 @@ class Unpickler {
     using Kind = Pickle::Kind;
     const std::vector<Index>& arguments = as_items(pop(), Kind::kTuple, "a tuple of arguments").items;
     const auto function = as<Callable>(pop(), "a function to call");
-    const auto check_num_arguments = [&](std::size_t min_count, std::size_t max_count) {
-      if (arguments.size() < min_count || arguments.size() > max_count)
-        throw_format_error("a call with " + std::to_string(arguments.size()) + " arguments");
-    };
+    const auto [least, greatest] = kNumArguments[static_cast<std::size_t>(function)];
+    if (arguments.size() < least || arguments.size() > greatest)
+      throw_format_error("a call with " + std::to_string(arguments.size()) + " arguments");
     const auto copy_items = [&](Kind from, Kind to, const char* what) {
       Pickle::Container container{to, as_items(arguments[0], from, what).items};
       charge(container.items.size() * sizeof(Index));
       return container;
     };
     switch (function) {
-      case Callable::kOrderedDict:
-        check_num_arguments(0, 0);
-        return push_value(Pickle::Container{Kind::kOrderedDict, {}});
-      case Callable::kCounter:
-        check_num_arguments(1, 1);
-        return push_value(copy_items(Kind::kDict, Kind::kDict, "a dictionary of counts"));
-      case Callable::kSet:
-        check_num_arguments(1, 1);
-        return push_value(copy_items(Kind::kList, Kind::kSet, "a set's list"));
-      case Callable::kSize:
-        check_num_arguments(1, 1);
-        return push_value(copy_items(Kind::kTuple, Kind::kTuple, "a size's tuple"));
-      case Callable::kEncode: check_num_arguments(2, 2); return push_value(encode_latin1(arguments));
-      case Callable::kTensor: check_num_arguments(4, 4); return push_value(rebuild_tensor(function, arguments));
-      case Callable::kTensorV2: check_num_arguments(6, 7); return push_value(rebuild_tensor(function, arguments));
-      case Callable::kTensorV3: check_num_arguments(7, 8); return push_value(rebuild_tensor(function, arguments));
-      case Callable::kParameter: check_num_arguments(3, 3); return push_value(rebuild_parameter(arguments));
-      case Callable::kParameterWithState: check_num_arguments(4, 4); return push_value(rebuild_parameter(arguments));
+      case Callable::kOrderedDict: return push_value(Pickle::Container{Kind::kOrderedDict, {}});
+      case Callable::kCounter: return push_value(copy_items(Kind::kDict, Kind::kDict, "a dictionary of counts"));
+      case Callable::kSet: return push_value(copy_items(Kind::kList, Kind::kSet, "a set's list"));
+      case Callable::kSize: return push_value(copy_items(Kind::kTuple, Kind::kTuple, "a size's tuple"));
+      case Callable::kEncode: return push_value(encode_latin1(arguments));
+      case Callable::kTensor:
+      case Callable::kTensorV2:
+      case Callable::kTensorV3: return push_value(rebuild_tensor(function, arguments));
+      case Callable::kParameter:
+      case Callable::kParameterWithState: return push_value(rebuild_parameter(arguments));
     }
   }
 

@@ -18,7 +18,20 @@ class CurveLogger final : public Logger {
   static constexpr std::size_t kMaxNames = 100;
   using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order of the first value of each name
 
-  void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
+  void log_scalars(const LogTimestamp& at, const NamedValues& values) override {
+    for (const auto& [name, value] : values) {
+      auto found = curve_index_.find(name);
+      if (found == curve_index_.end()) {
+        if (curves_.size() == kMaxNames) {
+          if (dropped_names_.size() < kMaxNames) dropped_names_.insert(name);
+          continue;
+        }
+        found = curve_index_.emplace(name, curves_.size()).first;
+        curves_.emplace_back(name, Curve());
+      }
+      curves_[found->second].second.add(static_cast<double>(at.step), value);
+    }
+  }
   void flush() override {}
 
   const Curves& curves() const { return curves_; }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/monotonic.h"
@@ -35,7 +36,12 @@ struct StepTimes {
 
   double seconds() const { return static_cast<double>(end_ns - begin_ns) / 1e9; }
   /// Seconds in each phase. Time outside of phases is not included.
-  std::array<double, kNumPhases> phase_seconds() const;
+  std::array<double, kNumPhases> phase_seconds() const {
+    std::array<double, kNumPhases> sums{};
+    for (const PhaseSpan& span : spans)
+      sums[static_cast<std::size_t>(span.phase)] += static_cast<double>(span.end_ns - span.begin_ns) / 1e9;
+    return sums;
+  }
 };
 
 /// Measures the steps of one rank on the CPU: work on a GPU is counted in the phase that blocks on it. A phase takes
@@ -45,7 +51,10 @@ class PhaseTimer {
   PhaseTimer() { begin_step(); }
 
   /// Starts a step now, so that time since the previous step, such as an evaluation, is not counted.
-  void begin_step();
+  void begin_step() {
+    current_.begin_ns = base::monotonic_ns();
+    current_.spans.clear();
+  }
   /// The rank is in a phase while a PhaseScope exists. Phases do not nest; several scopes of one phase in a step add
   /// up.
   class [[nodiscard]] PhaseScope {
@@ -62,7 +71,13 @@ class PhaseTimer {
   };
   PhaseScope enter(Phase phase) { return {*this, phase}; }
   /// Ends the step and starts the next one. The result is valid until the next call.
-  const StepTimes& end_step();
+  const StepTimes& end_step() {
+    current_.end_ns = base::monotonic_ns();
+    std::swap(finished_, current_);
+    current_.begin_ns = finished_.end_ns;
+    current_.spans.clear();
+    return finished_;
+  }
 
  private:
   StepTimes current_;
