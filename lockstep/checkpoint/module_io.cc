@@ -71,52 +71,38 @@ TensorSource open_safetensors(const std::string& path, const LoadOptions& option
   return source;
 }
 
-// Collects the tensors of a file of PyTorch by name.
-class TorchFileTensors {
- public:
-  explicit TorchFileTensors(const std::string& path) : path_(path) {}
+[[noreturn]] void throw_no_module(const std::string& path, const std::string& what) {
+  throw base::UsageError("cannot load " + path + ": it contains " + what +
+                             "; expected a state_dict of named tensors, or a module of torch::save()",
+                         "use load_torch_file() to read everything in it", base::Cause::kBadFile);
+}
 
-  TensorMap collect(const Value& value) {
-    const auto* const dict = value.as<Dict>();
-    if (!dict) throw_usage_error(std::string(kind_of(value)));
-    if (dict->module && dict->find("param_groups"))
-      throw base::UsageError("cannot load " + path_ + ": it contains an optimizer; expected a module",
-                             "use torch::load(optimizer, path)", base::Cause::kBadFile);
-    add(*dict, "");
-    return std::move(tensors_);
+// A module has the names of its tensors and of its submodules; a state_dict has complete names.
+void add_tensors(const Dict& dict, const std::string& prefix, const std::string& path, TensorMap& tensors) {
+  for (const auto& item : dict.items) {
+    const auto* const key = item.key.as<std::string>();
+    const auto* const tensor = item.value.as<at::Tensor>();
+    const auto* const submodule = item.value.as<Dict>();
+    if (!key) throw_no_module(path, "a dictionary with a key that is " + std::string(kind_of(item.key)));
+    const std::string name = prefix + *key;
+    if (dict.module && submodule && submodule->module)
+      add_tensors(*submodule, name + ".", path, tensors);
+    else if (!tensor)
+      throw_no_module(path, std::string(kind_of(item.value)) + " under the name " + base::quoted(name, 80));
+    else if (!tensors.emplace(name, *tensor).second)
+      throw_no_module(path, "two tensors under the name " + base::quoted(name, 80));
   }
-
- private:
-  [[noreturn]] void throw_usage_error(const std::string& what) const {
-    throw base::UsageError("cannot load " + path_ + ": it contains " + what +
-                               "; expected a state_dict of named tensors, or a module of torch::save()",
-                           "use load_torch_file() to read everything in it", base::Cause::kBadFile);
-  }
-
-  // A module has the names of its tensors and of its submodules; a state_dict has complete names.
-  void add(const Dict& dict, const std::string& prefix) {
-    for (const auto& item : dict.items) {
-      const auto* const key = item.key.as<std::string>();
-      const auto* const tensor = item.value.as<at::Tensor>();
-      const auto* const submodule = item.value.as<Dict>();
-      if (!key) throw_usage_error("a dictionary with a key that is " + std::string(kind_of(item.key)));
-      const std::string name = prefix + *key;
-      if (dict.module && submodule && submodule->module)
-        add(*submodule, name + ".");
-      else if (!tensor)
-        throw_usage_error(std::string(kind_of(item.value)) + " under the name " + base::quoted(name, 80));
-      else if (!tensors_.emplace(name, *tensor).second)
-        throw_usage_error("two tensors under the name " + base::quoted(name, 80));
-    }
-  }
-
-  const std::string& path_;
-  TensorMap tensors_;
-};
+}
 
 TensorSource open_torch_file(const std::string& path, const LoadOptions& options) {
   const Value value = load_torch_file(path, {.verify = options.verify});
-  const auto tensors = std::make_shared<const TensorMap>(TorchFileTensors(path).collect(value));
+  const auto* const dict = value.as<Dict>();
+  if (!dict) throw_no_module(path, std::string(kind_of(value)));
+  if (dict->module && dict->find("param_groups"))
+    throw base::UsageError("cannot load " + path + ": it contains an optimizer; expected a module",
+                           "use torch::load(optimizer, path)", base::Cause::kBadFile);
+  const auto tensors = std::make_shared<TensorMap>();
+  add_tensors(*dict, "", path, *tensors);
   TensorSource source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
   for (const auto& [name, tensor] : *tensors)
     source.entries.emplace(name, TensorSource::Entry{tensor.sizes().vec(), tensor.scalar_type()});

@@ -15,6 +15,7 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
+using NameOf = std::function<std::string(const at::Tensor& parameter)>;
 
 // The fields of each optimizer, named once: options() and state() call `field(name, reference)` for all of them.
 // is_required(): whether the next step needs this tensor.
@@ -155,18 +156,13 @@ void check_is_torch_optimizer(const torch::optim::Optimizer& optimizer) {
                            "call its own state_dict() and load_state_dict()");
 }
 
-// The new options and states, which are applied after all of them are valid.
-struct ParsedState {
-  std::vector<std::unique_ptr<OptimizerOptions>> options;
-  std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> states;
-};
-
-// `name_of` returns the prefix of a parameter's fields. A parameter without a single field has no state.
-ParsedState parse_state(torch::optim::Optimizer& optimizer, StateDict state,
-                        const std::function<std::string(const at::Tensor&)>& name_of) {
+// `name_of` returns the prefix of a parameter's fields. A parameter without a single field has no state. The new
+// options and states are applied after all of them are valid.
+void load_state(torch::optim::Optimizer& optimizer, StateDict state, const NameOf& name_of) {
   check_is_torch_optimizer(optimizer);
   const torch::NoGradGuard no_grad;
-  ParsedState parsed;
+  std::vector<std::unique_ptr<OptimizerOptions>> new_options;
+  std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> new_states;
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     auto& group = optimizer.param_groups()[i];
     with_traits(group.options(), [&](auto traits) {
@@ -181,22 +177,18 @@ ParsedState parse_state(torch::optim::Optimizer& optimizer, StateDict state,
         auto parameter_state = std::make_unique<typename Traits::State>();
         const auto is_required = [&](std::string_view name) { return Traits::is_required(name, *options); };
         Traits::state(*parameter_state, FieldImporter{state, prefix, &parameter, is_required});
-        parsed.states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
+        new_states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
       }
-      parsed.options.push_back(std::move(options));
+      new_options.push_back(std::move(options));
     });
   }
   if (!state.empty())
     throw base::UsageError("the state has the value " + base::quoted(state.begin()->first, 120) +
                            ", which the optimizer does not have");
-  return parsed;
-}
-
-void apply_state(torch::optim::Optimizer& optimizer, ParsedState parsed) {
-  for (std::size_t i = 0; i < parsed.options.size(); ++i)
-    optimizer.param_groups()[i].set_options(std::move(parsed.options[i]));
+  for (std::size_t i = 0; i < new_options.size(); ++i)
+    optimizer.param_groups()[i].set_options(std::move(new_options[i]));
   optimizer.state().clear();
-  for (auto& [key, state] : parsed.states) optimizer.state()[key] = std::move(state);
+  for (auto& [key, new_state] : new_states) optimizer.state()[key] = std::move(new_state);
 }
 
 NamedParameters parameters_of(const torch::nn::Module& module) {
@@ -205,8 +197,7 @@ NamedParameters parameters_of(const torch::nn::Module& module) {
   return parameters;
 }
 
-StateDict export_state(const torch::optim::Optimizer& optimizer,
-                       const std::function<std::string(const at::Tensor&)>& name_of) {
+StateDict export_state(const torch::optim::Optimizer& optimizer, const NameOf& name_of) {
   check_is_torch_optimizer(optimizer);
   StateDict state;
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
@@ -226,7 +217,7 @@ StateDict export_state(const torch::optim::Optimizer& optimizer,
   return state;
 }
 
-std::function<std::string(const at::Tensor&)> name_lookup(const NamedParameters& parameters) {
+NameOf name_lookup(const NamedParameters& parameters) {
   std::unordered_map<void*, std::string> names;
   for (const auto& [name, tensor] : parameters) names.emplace(tensor.unsafeGetTensorImpl(), name);
   return [names](const at::Tensor& parameter) {
@@ -237,7 +228,7 @@ std::function<std::string(const at::Tensor&)> name_lookup(const NamedParameters&
 }
 
 // Names such as "parameter.7", numbered in the order of all groups.
-std::function<std::string(const at::Tensor&)> index_lookup(const torch::optim::Optimizer& optimizer) {
+NameOf index_lookup(const torch::optim::Optimizer& optimizer) {
   std::unordered_map<void*, std::string> names;
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
@@ -330,7 +321,7 @@ StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, nn::Con
 
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state) {
-  apply_state(optimizer, parse_state(optimizer, state, name_lookup(parameters)));
+  load_state(optimizer, state, name_lookup(parameters));
 }
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, nn::ConstModuleRef module, const StateDict& state) {
   load_optimizer_state_dict(optimizer, parameters_of(*module), state);
@@ -398,7 +389,7 @@ void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value
                                "; expected a dictionary under an integer");
     add_python_state(state, "parameter." + std::to_string(*number) + ".", *fields);
   }
-  apply_state(optimizer, parse_state(optimizer, std::move(state), index_lookup(optimizer)));
+  load_state(optimizer, std::move(state), index_lookup(optimizer));
 }
 
 }  // namespace lockstep::checkpoint
