@@ -11,7 +11,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
-#include "lockstep/checkpoint/files/atomic_directory.h"
 #include "lockstep/checkpoint/files/atomic_file.h"
 #include "lockstep/checkpoint/files/folder_lock.h"
 #include "lockstep/checkpoint/state_files.h"

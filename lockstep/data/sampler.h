@@ -87,7 +87,6 @@ class Sampler {
 
   std::uint64_t num_samples() const { return num_samples_; }
   DataShard shard() const { return shard_; }
-  const SamplerOptions& options() const { return options_; }
 
  private:
   std::uint64_t num_samples_;

@@ -1,4 +1,4 @@
-// A file that appears complete or not at all.
+// Files and directories that appear complete or not at all.
 #pragma once
 
 #include <cstddef>
@@ -40,5 +40,37 @@ class AtomicFile {
   base::Fd file_;
   std::uint64_t num_bytes_ = 0;
 };
+
+/// A new directory inside `parent`, with the permissions that the umask leaves, with a temporary name that readers
+/// ignore; commit() gives it its final name. It is locked (flock) while it is written. If the process is killed, the
+/// next AtomicDirectory in the same parent removes the leftovers: the directory and temporary files of AtomicFile. On
+/// file systems that do not lock directories, such as NFS, leftover directories remain.
+class AtomicDirectory {
+ public:
+  /// Throws SystemError and UsageError as open_directory() does.
+  explicit AtomicDirectory(const std::string& parent);
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
+  /// Removes the directory and its contents unless commit() succeeded.
+  ~AtomicDirectory();
+
+  /// The current path. Each file that is created there must be flushed to disk before commit().
+  const std::string& path() const { return path_; }
+
+  /// Flushes the directory's entries to disk, renames it to `name`, which must not exist, and flushes the rename.
+  /// Throws SystemError.
+  void commit(const std::string& name);
+
+ private:
+  std::string parent_;
+  std::string temp_name_;  // empty if there is nothing to remove
+  std::string path_;
+  base::Fd parent_directory_;
+  base::Fd directory_;
+};
+
+/// Removes a directory and its contents. It is renamed first, so readers never find it incomplete; where it cannot be,
+/// its file `first` is removed first, without which it is none. Throws SystemError.
+void remove_directory(const std::string& parent, const std::string& name, const std::string& first);
 
 }  // namespace lockstep::checkpoint::files

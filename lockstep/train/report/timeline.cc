@@ -16,7 +16,7 @@ constexpr double kTimelineWidth = 720, kTimelineLeft = 62, kTimelineRight = 12;
 constexpr double kPhaseHeight = 16, kOperationHeight = 9, kRowGap = 10, kAxisHeight = 22;
 constexpr std::size_t kMaxOperations = 200;  // drawn per rank
 
-std::string format_timeline_coordinate(double number) {
+std::string position_text(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f", number);
   return text;
@@ -41,11 +41,9 @@ struct TimeAxis {
 std::string draw_box(const TimeAxis& axis, std::int64_t begin, std::int64_t end, double y, double height,
                      const std::string& css, const std::string& title) {
   const double x = axis.position(begin);
-  return "<rect class=\"" + css + "\" x=\"" + format_timeline_coordinate(x) + "\" y=\"" +
-         format_timeline_coordinate(y) + "\" width=\"" +
-         format_timeline_coordinate(std::max(0.6, axis.position(end) - x)) + "\" height=\"" +
-         format_timeline_coordinate(height) + "\"><title>" + escape_xml(title + ", " + milliseconds(end - begin)) +
-         "</title></rect>";
+  return "<rect class=\"" + css + "\" x=\"" + position_text(x) + "\" y=\"" + position_text(y) + "\" width=\"" +
+         position_text(std::max(0.6, axis.position(end) - x)) + "\" height=\"" + position_text(height) + "\"><title>" +
+         escape_xml(title + ", " + milliseconds(end - begin)) + "</title></rect>";
 }
 
 std::string draw_operations(const RankRecord& record, std::int64_t offset, const TimeAxis& axis, double& y) {
@@ -150,9 +148,8 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
   std::string svg;
   double y = 4;
   for (const std::size_t i : rows) {
-    svg += "<text x=\"" + format_timeline_coordinate(kTimelineLeft - 6) + "\" y=\"" +
-           format_timeline_coordinate(y + 12) + "\" text-anchor=\"end\">rank " + std::to_string(records[i].rank) +
-           "</text>";
+    svg += "<text x=\"" + position_text(kTimelineLeft - 6) + "\" y=\"" + position_text(y + 12) +
+           "\" text-anchor=\"end\">rank " + std::to_string(records[i].rank) + "</text>";
     for (const PhaseSpan& span : find_step(records[i], step)->times.spans)
       svg += draw_box(axis, span.begin_ns + offsets[i], span.end_ns + offsets[i], y, kPhaseHeight,
                       "phase " + color_class(static_cast<std::size_t>(span.phase)),
@@ -164,14 +161,12 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
   for (const double tick : axis_ticks(0, static_cast<double>(axis.end - axis.begin) / 1e6, 6)) {
     const double x = axis.position(axis.begin + static_cast<std::int64_t>(tick * 1e6));
     if (tick * 1e6 > static_cast<double>(axis.end - axis.begin)) continue;
-    svg = "<path class=\"grid\" d=\"M" + format_timeline_coordinate(x) + " 0V" + format_timeline_coordinate(y) +
-          "\"/>" + svg + "<text x=\"" + format_timeline_coordinate(x) + "\" y=\"" + format_timeline_coordinate(y + 12) +
-          "\" text-anchor=\"" + (x > kTimelineWidth - 30 ? "end" : "middle") + "\">" + format_short(tick) +
-          " ms</text>";
+    svg = "<path class=\"grid\" d=\"M" + position_text(x) + " 0V" + position_text(y) + "\"/>" + svg + "<text x=\"" +
+          position_text(x) + "\" y=\"" + position_text(y + 12) + "\" text-anchor=\"" +
+          (x > kTimelineWidth - 30 ? "end" : "middle") + "\">" + format_short(tick) + " ms</text>";
   }
-  return "<svg viewBox=\"0 0 " + format_timeline_coordinate(kTimelineWidth) + " " +
-         format_timeline_coordinate(y + kAxisHeight) + "\" role=\"img\" aria-label=\"Step " + std::to_string(step) +
-         " of all ranks\">" + svg + "</svg>";
+  return "<svg viewBox=\"0 0 " + position_text(kTimelineWidth) + " " + position_text(y + kAxisHeight) +
+         "\" role=\"img\" aria-label=\"Step " + std::to_string(step) + " of all ranks\">" + svg + "</svg>";
 }
 
 }  // namespace lockstep::training::inline report

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/files/atomic_directory.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
