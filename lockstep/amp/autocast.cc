@@ -26,11 +26,6 @@ at::DeviceType validated_device(const AutocastOptions& options) {
   return options.device;
 }
 
-bool cpu_supports_bfloat16() {
-  std::ifstream file("/proc/cpuinfo");
-  return supports_bfloat16(std::string(std::istreambuf_iterator<char>(file), {}));
-}
-
 /// Logs each warning once per process.
 void warn_if_slow(at::ScalarType dtype) {
   if (dtype == at::kHalf) {
@@ -42,8 +37,8 @@ void warn_if_slow(at::ScalarType dtype) {
     }();
   } else if (dtype == at::kBFloat16) {
     [[maybe_unused]] static const bool warned = [] {
-      const bool fast = cpu_supports_bfloat16();
-      if (!fast)
+      std::ifstream cpuinfo("/proc/cpuinfo");
+      if (!supports_bfloat16(std::string(std::istreambuf_iterator<char>(cpuinfo), {})))
         base::log_warning(
             "Autocast: bfloat16 is slow on this CPU, which has neither avx512_bf16 nor amx_bf16: measured 2 times "
             "slower than float32");

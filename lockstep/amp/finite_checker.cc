@@ -29,18 +29,15 @@ std::string describe_module(const std::string& module) {
   return module.empty() ? "the model itself" : "module '" + module + "'";
 }
 
-void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (at::Tensor& tensor : value.toTensorVector())
-      if (tensor.defined()) tensors.push_back(std::move(tensor));
-  }
-}
-
+/// The defined tensors in `values`, also those in lists.
 std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
   std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : values) add_tensors(value, tensors);
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
+  }
+  std::erase_if(tensors, [](const at::Tensor& tensor) { return !tensor.defined(); });
   return tensors;
 }
 

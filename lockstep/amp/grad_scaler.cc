@@ -62,8 +62,6 @@ TensorLists gradients_of(const Optimizer& optimizer) {
   return lists;
 }
 
-at::Tensor inverse_scale_of(const at::Tensor& scale) { return scale.to(at::kDouble).reciprocal().to(at::kFloat); }
-
 std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::Tensor& inverse) {
   const TensorLists lists = gradients_of(optimizer);
   const at::NoGradGuard no_grad;
@@ -140,7 +138,7 @@ void GradScaler::require_scale(const char* operation) const {
 }
 
 std::vector<at::Tensor> GradScaler::unscale_gradients(Optimizer& optimizer) const {
-  const at::Tensor inverse = inverse_scale_of(scale_);
+  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   auto* unscaling_optimizer = dynamic_cast<UnscalingOptimizer*>(&optimizer);
   if (!unscaling_optimizer) return unscale_in_place(optimizer, inverse);
   for (const auto& group : optimizer.param_groups())

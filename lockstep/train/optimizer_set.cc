@@ -117,7 +117,8 @@ void OptimizerSet::update(std::size_t optimizer_index) {
   if (master_weights_) master_weights_->copy_gradients_from_model();
   if (options_.clip_norm > 0 || options_.clip_value > 0) {
     if (precision_.loss_scaling) scaler_.unscale_(*entry.optimizer);
-    clip(entry);
+    if (options_.clip_norm > 0) optim::clip_grad_norm(*entry.optimizer, options_.clip_norm);
+    if (options_.clip_value > 0) optim::clip_grad_value(*entry.optimizer, options_.clip_value);
   }
   const amp::StepResult made = scaler_.step(*entry.optimizer);
   // Reading `made` can synchronize with the device; without loss scaling no update is skipped.
@@ -129,11 +130,6 @@ void OptimizerSet::update(std::size_t optimizer_index) {
 void OptimizerSet::end_epoch() {
   for (OptimizerEntry& entry : entries_)
     if (entry.scheduler && entry.schedule_by_epoch) entry.scheduler->step();
-}
-
-void OptimizerSet::clip(OptimizerEntry& entry) const {
-  if (options_.clip_norm > 0) optim::clip_grad_norm(*entry.optimizer, options_.clip_norm);
-  if (options_.clip_value > 0) optim::clip_grad_value(*entry.optimizer, options_.clip_value);
 }
 
 /// The parameters of the module by name, or their master weights under the same names.

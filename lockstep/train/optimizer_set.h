@@ -79,7 +79,6 @@ class OptimizerSet {
     bool schedule_by_epoch = false;
     std::vector<at::Tensor> parameters;
   };
-  void clip(OptimizerEntry& entry) const;
   checkpoint::NamedParameters named_parameters() const;
   void add_settings_to(TrainingState& state) const;
   void load_master_weights(const checkpoint::StateDict& weights);

@@ -17,8 +17,6 @@ TrainingSetup::TrainingSetup(comm::Group world, torch::nn::Module& module, std::
       total_steps_(total_steps),
       bucket_layouts_(std::move(bucket_layouts)) {}
 
-ddp::DistributedDataParallel& TrainingSetup::ddp() { return ddp(module_); }
-
 ddp::DistributedDataParallel& TrainingSetup::ddp(nn::ModuleRef part, const ddp::DdpOptions& options) {
   const auto there = std::find(modules_.begin(), modules_.end(), &*part);
   if (there != modules_.end()) return *models_[static_cast<std::size_t>(there - modules_.begin())];

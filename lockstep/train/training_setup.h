@@ -40,7 +40,7 @@ class TrainingSetup {
   /// example, has one for its generator and one for its discriminator. A second call for the same part returns the same
   /// model and ignores `options`. Gradients outside these parts are not reduced; without any call, the gradients of the
   /// whole module are reduced. Collective.
-  ddp::DistributedDataParallel& ddp();
+  ddp::DistributedDataParallel& ddp() { return ddp(module_); }
   ddp::DistributedDataParallel& ddp(nn::ModuleRef part, const ddp::DdpOptions& options = {});
 
   std::int64_t steps_per_epoch() const { return steps_per_epoch_; }

@@ -24,18 +24,14 @@ struct TensorToWrite {
   const SafetensorsDtype* dtype;
 };
 
-void check_name(const std::string& name) {
-  if (name.size() > files::kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
-    throw base::UsageError("cannot save a tensor under the name " + base::quoted(name, 80) +
-                           "; expected UTF-8 of at most 1024 bytes other than \"__metadata__\"");
-}
-
 // Returns the tensors in file order: large elements first, so that every tensor is aligned for readers that map the
 // file.
 std::vector<TensorToWrite> plan_tensors(const TensorMap& tensors) {
   std::vector<TensorToWrite> plan;
   for (const auto& [name, tensor] : tensors) {
-    check_name(name);
+    if (name.size() > files::kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
+      throw base::UsageError("cannot save a tensor under the name " + base::quoted(name, 80) +
+                             "; expected UTF-8 of at most 1024 bytes other than \"__metadata__\"");
     if (!tensor.defined()) throw base::UsageError("cannot save the undefined tensor " + base::quoted(name, 80));
     const SafetensorsDtype* const dtype = find_dtype(tensor.scalar_type());
     if (!dtype || tensor.layout() != c10::kStrided)

@@ -67,8 +67,6 @@ class Unpickler {
     throw base::FormatError(file_ + ":" + std::to_string(begin_ + opcode_offset_) + ": " + reason);
   }
 
-  [[noreturn]] void throw_expected(const char* what) const { throw_format_error("expected " + std::string(what)); }
-
   /// Counts memory that the pickle requests; throws FormatError above the limit.
   void charge(std::size_t num_bytes) {
     num_charged_bytes_ += num_bytes;
@@ -76,7 +74,6 @@ class Unpickler {
       throw_format_error("the pickle takes more than the limit of 128 MiB");
   }
 
-  // Reading opcodes.
   std::string_view read_bytes(std::size_t num_bytes) {
     if (num_bytes > bytes_.size() - position_)
       throw_format_error("the pickle ends here; expected " + std::to_string(num_bytes) + " more bytes");
@@ -142,7 +139,6 @@ class Unpickler {
     }
   }
 
-  // The stack.
   void push(Index value) {
     charge(kPushBytes);
     stack_.push_back(value);
@@ -173,7 +169,6 @@ class Unpickler {
     return mark;
   }
 
-  // Opcodes.
   void push_int(std::size_t num_bytes) {
     const std::uint64_t number = read_uint(num_bytes);
     push_value(num_bytes == 4 ? std::int64_t{static_cast<std::int32_t>(number)} : static_cast<std::int64_t>(number));
@@ -410,17 +405,16 @@ class Unpickler {
                          std::to_string(num_elements) + " elements");
   }
 
-  // Typed access to arguments.
   template <typename T>
   const T& as(Index value, const char* what) const {
     const T* const found = std::get_if<T>(&pickle_.values[value]);
-    if (!found) throw_expected(what);
+    if (!found) throw_format_error("expected " + std::string(what));
     return *found;
   }
 
   const Pickle::Container& as_items(Index value, Pickle::Kind kind, const char* what) const {
     const auto& container = as<Pickle::Container>(value, what);
-    if (container.kind != kind) throw_expected(what);
+    if (container.kind != kind) throw_format_error("expected " + std::string(what));
     return container;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "lockstep/base/check.h"
@@ -75,7 +76,11 @@ ImageFolder::ImageFolder(const std::string& path) : root_(path) {
     std::sort(folders.begin(), folders.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     for (const auto& [folder, listing] : folders)
       for (const std::string& file : listing.files) {
-        if (has_extension(file, kJpegExtensions)) add(folder + "/" + file, static_cast<std::int32_t>(label));
+        if (has_extension(file, kJpegExtensions)) {
+          files_ += folder + "/" + file;
+          ends_.push_back(files_.size());
+          labels_.push_back(static_cast<std::int32_t>(label));
+        }
         if (has_extension(file, kOtherExtensions) && num_other++ == 0) first_other = root_ + "/" + folder + "/" + file;
       }
     if (size() == before)
@@ -85,12 +90,6 @@ ImageFolder::ImageFolder(const std::string& path) : root_(path) {
   if (num_other > 0)
     base::log_warning(root_ + ": " + std::to_string(num_other) +
                       " images that do not end in .jpg or .jpeg are skipped; the first is " + first_other);
-}
-
-void ImageFolder::add(std::string_view file, std::int32_t label) {
-  files_ += file;
-  ends_.push_back(files_.size());
-  labels_.push_back(label);
 }
 
 std::string ImageFolder::path(std::size_t index) const {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace lockstep::data::inline datasets {
@@ -27,8 +26,6 @@ class ImageFolder {
   std::int64_t label(std::size_t index) const { return labels_[index]; }
 
  private:
-  void add(std::string_view file, std::int32_t label);
-
   std::string root_;
   std::vector<std::string> classes_;
   // One million names take 40 MB as one string, and three times as much as separate strings.

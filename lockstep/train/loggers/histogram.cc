@@ -7,7 +7,8 @@ namespace lockstep::training::inline loggers {
 namespace {
 
 template <typename Number>
-void accumulate_statistics(std::span<const Number> values, Histogram& histogram) {
+Histogram compute_histogram(std::span<const Number> values) {
+  Histogram histogram;
   for (const Number number : values) {
     const auto value = static_cast<double>(number);
     if (!std::isfinite(value)) {
@@ -20,12 +21,6 @@ void accumulate_statistics(std::span<const Number> values, Histogram& histogram)
     histogram.sum += value;
     histogram.sum_squares += value * value;
   }
-}
-
-template <typename Number>
-Histogram compute_histogram(std::span<const Number> values) {
-  Histogram histogram;
-  accumulate_statistics(values, histogram);
   if (histogram.num_finite == 0) return histogram;
   if (histogram.min == histogram.max) {
     histogram.limits = {histogram.max};

@@ -35,8 +35,6 @@ void require(std::int64_t step, const std::string& name) {
                            "\"; expected a name that is not empty and not step, time, text or histogram");
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-
 }  // namespace
 
 LoggerCollection::LoggerCollection(int rank, const LoggerOptions& options)
@@ -72,7 +70,8 @@ void LoggerCollection::write(std::int64_t step, const std::string& name,
                              const std::function<void(Logger&, const LogTimestamp&)>& write_to) {
   if (!is_active()) return;
   require(step, name);
-  const LogTimestamp at{step, now()};
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  const LogTimestamp at{step, now.count()};
   for (LoggerState& entry : loggers_)
     entry.wrote_since_failure = call_logger(entry, [&](Logger& logger) { write_to(logger, at); });
   if (std::chrono::steady_clock::now() - flushed_at_ >= options_.flush_interval) flush_all();

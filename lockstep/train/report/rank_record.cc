@@ -19,12 +19,6 @@ namespace {
 
 using JsonValue = nlohmann::json;
 
-/// Identifies the monotonic clock by the boot ID, because the clock starts with the kernel.
-std::string read_clock_id() {
-  const std::string id = base::net::boot_id();
-  return id.empty() ? base::net::host_name() : id;
-}
-
 std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
   std::vector<OperationSpan> spans;
   if (const auto seen = base::telemetry::find_rank_page(::getpid()))
@@ -119,7 +113,8 @@ RankRecorder::RankRecorder(const RankRecorderOptions& options)
   if (options.trace) base::telemetry::SpanLog::enable();
   record_.rank = options.rank;
   record_.host = base::net::host_name();
-  record_.clock = read_clock_id();
+  record_.clock = base::net::boot_id();  // the monotonic clock starts with the kernel
+  if (record_.clock.empty()) record_.clock = record_.host;
   for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib})
     *curve = Curve(options.curve_points);
   record_.phase_ms.fill(Curve(options.curve_points));
