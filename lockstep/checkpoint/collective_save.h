@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/saved_checkpoint.h"
 
 namespace lockstep::checkpoint {
 

@@ -69,9 +69,8 @@ void ModelCheckpoint::on_validation_end(FitContext& fit, const NamedValues& valu
   const std::string path =
       fit.folder() + "/best/step-" + std::to_string(fit.step()) + "-" + name + "-" + number + ".safetensors";
   if (!fit.save_weights(path)) return;
-  std::erase_if(saved_models_, [&](const SavedModel& saved) {
-    return saved.path == path;
-  });  // written before a restart that repeated this step
+  // Written before a restart that repeated this step.
+  std::erase_if(saved_models_, [&](const SavedModel& saved) { return saved.path == path; });
   const auto insert_at = std::find_if(saved_models_.begin(), saved_models_.end(),
                                       [&](const SavedModel& saved) { return better(value, saved.value); });
   saved_models_.insert(insert_at, {value, path});

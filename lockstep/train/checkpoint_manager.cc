@@ -15,16 +15,6 @@ namespace {
 
 constexpr const char* kCheckpointsDirectory = "/checkpoints";
 
-RunDirectory run_directory(const TrainerOptions& options, int fit_number) {
-  const job::identity::Identity identity = job::identity::identify(base::Env::this_process());
-  return open_run_directory({.folder = options.folder,
-                             .name = (options.name.empty() ? program_name() : options.name) +
-                                     (fit_number == 1 ? "" : "." + std::to_string(fit_number)),
-                             .resume_newest = options.resume == "auto",
-                             .job = identity.job,
-                             .generation = identity.generation});
-}
-
 TrainingStateOptions state_options(const TrainerOptions& options) {
   return {.keep = options.keep_checkpoints,
           .settings = {{"precision", options.precision}},
@@ -64,7 +54,16 @@ std::string CheckpointManager::open_folder(int fit_number) {
   if (options_.folder.empty()) return "";
   RunDirectory run;
   std::exception_ptr error;
-  if (world_.rank() == 0) error = checkpoint::capture_exception([&] { run = run_directory(options_, fit_number); });
+  if (world_.rank() == 0)
+    error = checkpoint::capture_exception([&] {
+      const job::identity::Identity identity = job::identity::identify(base::Env::this_process());
+      run = open_run_directory({.folder = options_.folder,
+                                .name = (options_.name.empty() ? program_name() : options_.name) +
+                                        (fit_number == 1 ? "" : "." + std::to_string(fit_number)),
+                                .resume_newest = options_.resume == "auto",
+                                .job = identity.job,
+                                .generation = identity.generation});
+    });
   checkpoint::throw_if_any_failed(world_, "open the run directory in " + options_.folder, error);
   return world_.broadcast_bytes(run.path, 0, {.name = "run directory"});
 }

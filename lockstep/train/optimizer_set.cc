@@ -169,7 +169,12 @@ void OptimizerSet::add_to(TrainingState& state) {
                                for (const auto& [name, tensor] : named_parameters()) weights[name] = tensor;
                                return weights;
                              },
-                         .load_state_dict = [this](const StateDict& weights) { load_master_weights(weights); }});
+                         .load_state_dict =
+                             [this](const StateDict& weights) {
+                               const torch::NoGradGuard no_grad;
+                               for (const auto& [name, tensor] : named_parameters())
+                                 tensor.copy_(checkpoint::value_of<at::Tensor>(weights, name));
+                             }});
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     OptimizerEntry& entry = entries_[i];
     if (entry.fused)
@@ -193,11 +198,6 @@ void OptimizerSet::add_to(TrainingState& state) {
                                      },
                                  .load_state_dict = [](const StateDict&) {}});  // read at construction
   state.add("scaler", scaler_);
-}
-
-void OptimizerSet::load_master_weights(const StateDict& weights) {
-  const torch::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : named_parameters()) tensor.copy_(checkpoint::value_of<at::Tensor>(weights, name));
 }
 
 }  // namespace lockstep::training

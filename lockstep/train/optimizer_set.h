@@ -81,7 +81,6 @@ class OptimizerSet {
   };
   checkpoint::NamedParameters named_parameters() const;
   void add_settings_to(TrainingState& state) const;
-  void load_master_weights(const checkpoint::StateDict& weights);
 
   comm::Group world_;
   torch::nn::Module& module_;

@@ -10,6 +10,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/nn/module_ref.h"
+#include "lockstep/train/batch_runner.h"
 #include "lockstep/train/fit_loop.h"
 
 namespace lockstep::training {

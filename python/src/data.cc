@@ -3,6 +3,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader_core.h"
+#include "lockstep/data/sampler.h"
 #include "python/src/bindings.h"
 #include "python/src/state.h"
 

@@ -1,6 +1,5 @@
 #include "lockstep/train/loggers/csv_logger.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -13,9 +12,8 @@ namespace lockstep::training::inline loggers {
 namespace {
 
 std::string quote_csv_field(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; },
-      ' ');  // line breaks in quoted fields break line-based readers
+  for (char& c : text)
+    if (c == '\n' || c == '\r') c = ' ';  // line breaks in quoted fields break line-based readers
   if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);

@@ -1,5 +1,3 @@
-#include "lockstep/checkpoint/files/atomic_file.h"
-
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -10,6 +8,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint::files {
