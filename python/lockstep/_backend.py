@@ -52,7 +52,7 @@ def _own_backends(model: Any) -> set[Any]:
     """Those of the process group of torch's DistributedDataParallel `model`."""
     group = model.process_group
     found = {group._get_backend(device) for device in group._device_types}
-    return {one for one in found if isinstance(one, _C.ProcessGroupLockstep)}
+    return {backend for backend in found if isinstance(backend, _C.ProcessGroupLockstep)}
 
 
 def _count_step(model: Any) -> None:

@@ -35,7 +35,7 @@ class _Engine(_ImperativeEngine):
         run = super().run_backward
         if not accumulates:  # torch.autograd.grad()
             return run(tensors, *args, **kwargs)
-        roots = [one for one in tensors if isinstance(one, Tensor)]
+        roots = [root for root in tensors if isinstance(root, Tensor)]
         if _C.in_backward():  # in a function of the graph, such as a re-entrant checkpoint
             return _C.run_backward(roots, lambda: run(tensors, *args, **kwargs))
         for function in _before_backward:

@@ -1,6 +1,7 @@
 """Publishes an exception that ends this process as the job's first cause, and leaves the job when the process ends."""
 
 import atexit
+import contextlib
 import os
 import sys
 import traceback
@@ -53,9 +54,8 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 def _is_out_of_memory(error: BaseException, text: str) -> bool:
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return "can't allocate memory" in text  # of torch's allocator for CPUs, which raises RuntimeError
+    # The text is that of torch's allocator for CPUs, which raises RuntimeError.
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in text
 
 
 def report(error: BaseException) -> int:
@@ -84,11 +84,13 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: types.T
     if code == 1:
         return  # as Python does by itself
     atexit._run_exitfuncs()
+    _exit(code)
+
+
+def _exit(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):
             stream.flush()
-        except Exception:
-            pass
     os._exit(code)
 
 
@@ -105,11 +107,8 @@ def _leave() -> None:
             check()
         except Error as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            code = report(error)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    for owner in sorted(_owners, key=lambda one: one._CLOSE_ORDER):
+            _exit(report(error))
+    for owner in sorted(_owners, key=lambda owner: owner._CLOSE_ORDER):
         owner._close()
 
 

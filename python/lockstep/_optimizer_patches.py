@@ -8,7 +8,7 @@ import functools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ _optimizers: weakref.WeakSet = weakref.WeakSet()  # those of lockstep.optim
 _installed = False
 
 
-def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
+def _average_gradients_of(parameters: list[torch.Tensor]) -> None:
     """Averages the gradients of our optimizers that have one of these parameters. All ranks pass the same ones."""
     ids = {id(parameter) for parameter in parameters}
     for optimizer in list(_optimizers):
@@ -28,7 +28,7 @@ def _average_gradients_of(parameters: Sequence[torch.Tensor]) -> None:
             optimizer.average_gradients()
 
 
-def _require_no_local_gradients(gradients: Sequence[torch.Tensor]) -> None:
+def _require_no_local_gradients(gradients: list[torch.Tensor]) -> None:
     ids = {id(gradient) for gradient in gradients}
     for optimizer in list(_optimizers):
         if not optimizer._has_local_gradients():
@@ -65,17 +65,25 @@ def _holds(cell: types.CellType, value: object) -> bool:
         return False
 
 
-def _replace_inner(name: str, make: Callable[[Any], Any]) -> bool:
-    """Replaces what a decorated function of torch.nn.utils calls, so that `from ... import` has the replaced one too.
-    Returns False if the function is there, and is not such a one."""
+def _call_before(name: str, prepare: Callable[[list[torch.Tensor]], None]) -> bool:
+    """Makes a decorated function of torch.nn.utils call `prepare` with its tensors first. Replaces what that function
+    calls, so that `from ... import` has the replaced one too. Returns False if the function is there, and is not such a
+    one."""
     function = getattr(torch.nn.utils, name, None)
     if function is None:  # of later versions of torch
         return True
     inner = getattr(function, "__wrapped__", None)
-    places = [one for one in getattr(function, "__closure__", None) or () if _holds(one, inner)]
-    if inner is None or len(places) != 1:
+    cells = [cell for cell in getattr(function, "__closure__", None) or () if _holds(cell, inner)]
+    if inner is None or len(cells) != 1:
         return False
-    places[0].cell_contents = make(inner)
+
+    @functools.wraps(inner)
+    def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        prepare(listed)
+        return inner(listed, *args, **kwargs)
+
+    cells[0].cell_contents = call
     return True
 
 
@@ -88,29 +96,10 @@ def install(optimizers: weakref.WeakSet) -> None:
     _installed, _optimizers = True, optimizers
     foreign = []
 
-    def averaging(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def averaged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            _average_gradients_of(listed)
-            return inner(listed, *args, **kwargs)
-
-        return averaged
-
-    def checking(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def checked(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            _require_no_local_gradients(listed)
-            return inner(listed, *args, **kwargs)
-
-        return checked
-
-    for name in ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
-        if not _replace_inner(name, averaging):
+    averaging = dict.fromkeys(("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_"), _average_gradients_of)
+    for name, prepare in {**averaging, "get_total_norm": _require_no_local_gradients}.items():
+        if not _call_before(name, prepare):
             foreign.append(f"torch.nn.utils.{name}()")
-    if not _replace_inner("get_total_norm", checking):
-        foreign.append("torch.nn.utils.get_total_norm()")
 
     unscale = getattr(torch.amp.GradScaler, "_unscale_grads_", None)
     if unscale is None:

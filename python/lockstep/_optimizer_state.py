@@ -128,7 +128,7 @@ def broadcast(optimizer: torch.optim.Optimizer, group: Group, root: int) -> None
             tensors.append(value.detach().cpu())  # as the other ranks receive them; loading moves them
             return {_TENSOR: [len(tensors) - 1, list(value.shape), str(value.dtype).removeprefix("torch.")]}
         if isinstance(value, dict):
-            return {key: without_tensors(one) for key, one in value.items()}
+            return {key: without_tensors(entry) for key, entry in value.items()}
         return type(value)(map(without_tensors, value)) if type(value) in (list, tuple) else value
 
     def with_tensors(value: Any) -> Any:
@@ -138,7 +138,7 @@ def broadcast(optimizer: torch.optim.Optimizer, group: Group, root: int) -> None
             tensors[index] = torch.empty(shape, dtype=getattr(torch, dtype))
             return tensors[index]
         if isinstance(value, dict):
-            return {key: with_tensors(one) for key, one in value.items()}
+            return {key: with_tensors(entry) for key, entry in value.items()}
         return type(value)(map(with_tensors, value)) if type(value) in (list, tuple) else value
 
     is_root = group.rank == root

@@ -40,7 +40,7 @@ def _end_of(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether the step was no part of another one, as that of a ZeroRedundancyOptimizer is, whose optimizer a
     rank without parameters does not call."""
     running = _running.optimizers
-    place = next((place for place, one in enumerate(running) if one() is optimizer), -1)
+    place = next((place for place, ref in enumerate(running) if ref() is optimizer), -1)
     if place >= 0:
         del running[place:]
     return place == 0

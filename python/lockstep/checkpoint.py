@@ -23,6 +23,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -74,8 +75,8 @@ def _flat(name: str, value: Any) -> Value:
 def _as_json(value: Any) -> Any:
     """The value as JSON returns it: tuples become lists."""
     if isinstance(value, (list, tuple)):
-        return [_as_json(one) for one in value]
-    return {name: _as_json(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [_as_json(item) for item in value]
+    return {name: _as_json(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _nested(value: Value) -> Any:
@@ -155,41 +156,22 @@ class TrainingState:
         elif isinstance(member, FusedOptimizer):
             self._fused.append(member)
             self._add(name, member._optimizer.state_dict, member._optimizer.load_state_dict)
-            self._add(
-                f"{name}-python",
-                lambda: _optimizer_state.options_of(member),
-                lambda saved: _optimizer_state.load_options(member, saved),
-                optional=True,
-            )
+            options_of = partial(_optimizer_state.options_of, member)
+            load_options = partial(_optimizer_state.load_options, member)
+            self._add(f"{name}-python", options_of, load_options, optional=True)
         elif isinstance(member, torch.optim.Optimizer):
             names = _optimizer_state.names_of(member, module)
-            self._add(
-                name,
-                lambda: _optimizer_state.state_of(member, names),
-                lambda saved: _optimizer_state.load(member, names, saved),
-                each_rank,
-            )
+            state_of = partial(_optimizer_state.state_of, member, names)
+            self._add(name, state_of, partial(_optimizer_state.load, member, names), each_rank)
         elif isinstance(member, DistributedDataParallel):
             self._add(name, lambda: {"layout": member.stats()["layout"]}, lambda saved: None)
         elif isinstance(member, torch.nn.Module):
-            fused = self._fused  # not this object, whose C++ part owns the function
-            self._add(
-                name, lambda: _tensors_of(member), lambda saved: _load_module(fused, name, member, saved), each_rank
-            )
+            load = partial(_load_module, self._fused, name, member)  # not this object, whose C++ part owns the function
+            self._add(name, partial(_tensors_of, member), load, each_rank)
         elif isinstance(member, torch.optim.lr_scheduler.LRScheduler):
-            self._add(
-                name,
-                lambda: _flat_dict(_schedule_state(member)),
-                lambda saved: _load_schedule(member, _nested_dict(saved)),
-                each_rank,
-            )
+            self._add_nested(name, partial(_schedule_state, member), partial(_load_schedule, member), each_rank)
         elif hasattr(member, "state_dict") and hasattr(member, "load_state_dict"):
-            self._add(
-                name,
-                lambda: _flat_dict(member.state_dict()),
-                lambda saved: member.load_state_dict(_nested_dict(saved)),
-                each_rank,
-            )
+            self._add_nested(name, member.state_dict, member.load_state_dict, each_rank)
         else:
             raise UsageError(
                 f'"{name}" has the type {type(member).__name__}; expected a module, an optimizer, a schedule, '
@@ -206,6 +188,15 @@ class TrainingState:
         optional: bool = False,
     ) -> None:
         self._state.add_member(name, state_dict, lambda saved: (load(saved), None)[1], each_rank, optional)
+
+    def _add_nested(
+        self,
+        name: str,
+        state_dict: Callable[[], Mapping[str, Any]],
+        load: Callable[[dict[str, Any]], object],
+        each_rank: bool,
+    ) -> None:
+        self._add(name, lambda: _flat_dict(state_dict()), lambda saved: load(_nested_dict(saved)), each_rank)
 
     def add_random_state(self) -> TrainingState:
         """Adds the generators of each rank: torch's of the CPU and of the rank's GPU, Python's, and NumPy's if it is in
@@ -328,11 +319,11 @@ def _load_module(fused: list[FusedOptimizer], name: str, module: torch.nn.Module
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers, as state_dict() has them without the hooks of modules."""
-    tensors = {name: one.detach() for name, one in module.named_parameters(remove_duplicate=False)}
+    tensors = {name: p.detach() for name, p in module.named_parameters(remove_duplicate=False)}
     left_out = non_persistent_buffers(module)
-    for name, one in module.named_buffers(remove_duplicate=False):
+    for name, buffer in module.named_buffers(remove_duplicate=False):
         if name not in left_out:
-            tensors[name] = one.detach()
+            tensors[name] = buffer.detach()
     return tensors
 
 
@@ -351,7 +342,7 @@ def _schedule_state(schedule: Any) -> dict[str, Any]:
         if isinstance(value, collections.Counter):  # the milestones of MultiStepLR
             state[name] = sorted(value.elements())
     if hasattr(schedule, "_schedulers"):  # of SequentialLR and ChainedScheduler
-        state["_schedulers"] = [_schedule_state(one) for one in schedule._schedulers]
+        state["_schedulers"] = [_schedule_state(scheduler) for scheduler in schedule._schedulers]
     return state
 
 
@@ -362,8 +353,8 @@ def _load_schedule(schedule: Any, saved: dict[str, Any]) -> None:
     for name, value in saved.items():
         is_counter = isinstance(getattr(schedule, name, None), collections.Counter)
         setattr(schedule, name, collections.Counter(value) if is_counter else value)
-    for one, state in zip(getattr(schedule, "_schedulers", []), inner, strict=True):
-        _load_schedule(one, state)
+    for scheduler, state in zip(getattr(schedule, "_schedulers", []), inner, strict=True):
+        _load_schedule(scheduler, state)
 
 
 def _python_random() -> dict[str, Value]:

@@ -44,13 +44,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        world: Group | None = None,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        mode: Mode = "pad",
+        self, dataset: Any, world: Group | None = None, *, seed: int = 0, shuffle: bool = True, mode: Mode = "pad"
     ) -> None:
         self._num_samples = dataset if isinstance(dataset, int) else len(dataset)
         self._shard = (world.rank, world.size) if world else (0, 1)

@@ -42,13 +42,9 @@ def _check_module(module: torch.nn.Module) -> None:
 
 def _dicts(module: torch.nn.Module) -> list[dict]:
     """The dictionaries whose entries are the tensors and modules of `module`."""
-    found = []
-    for part in module.modules():
-        for name in ("_parameters", "_buffers", "_modules"):
-            dictionary = part.__dict__.get(name)
-            if isinstance(dictionary, dict):
-                found.append(dictionary)
-    return found
+    names = ("_parameters", "_buffers", "_modules")
+    found = [part.__dict__.get(name) for part in module.modules() for name in names]
+    return [dictionary for dictionary in found if isinstance(dictionary, dict)]
 
 
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
@@ -65,11 +61,9 @@ def _hash_of(tensor: torch.Tensor) -> str:
     return "values " + hashlib.blake2b(values.numpy().data, digest_size=16).hexdigest()
 
 
-def _first_difference(one: str, other: str) -> str:
-    for left, right in zip(one.split("\n"), other.split("\n"), strict=False):
-        if left != right:
-            return f": {left} / {right}"
-    return ""
+def _first_difference(text: str, other: str) -> str:
+    pairs = zip(text.split("\n"), other.split("\n"), strict=False)
+    return next((f": {left} / {right}" for left, right in pairs if left != right), "")
 
 
 def _hint_for_buffer(name: str) -> str:
@@ -86,7 +80,7 @@ _numbers = itertools.count()
 
 def _existing() -> list[DistributedDataParallel]:
     """In the order in which they were made, which is the same on all ranks. Other threads may make more meanwhile."""
-    return [one for ref in _all.valuerefs() if (one := ref()) is not None]
+    return [ddp for ref in _all.valuerefs() if (ddp := ref()) is not None]
 
 
 _optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
@@ -95,7 +89,7 @@ _optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.Wea
 
 def _owners_of(optimizer: torch.optim.Optimizer) -> list[DistributedDataParallel]:
     """Those whose gradients the optimizer uses."""
-    return [one for one in _existing() if one._is_open() and one._has_parameter_of(optimizer)]
+    return [ddp for ddp in _existing() if ddp._is_open() and ddp._has_parameter_of(optimizer)]
 
 
 def _require_no_backward(optimizer: torch.optim.Optimizer) -> None:
@@ -113,19 +107,17 @@ def _count_step_of(optimizer: torch.optim.Optimizer) -> None:
     _unaveraged.record(optimizer, steps)
 
 
-def _count_from_the_beginning(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def make_and_count(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
-        make(optimizer, *args, **options)
-        _optimizers.setdefault(optimizer, 0)
-
-    return make_and_count
-
-
 def _count_optimizers() -> None:
     """Those that are made from now on."""
     kind: Any = torch.optim.Optimizer
-    kind.__init__ = _count_from_the_beginning(kind.__init__)
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        _optimizers.setdefault(self, 0)
+
+    kind.__init__ = __init__
 
 
 when_joined.append(_count_optimizers)
@@ -157,15 +149,15 @@ class _Unaveraged:
     def check(self) -> None:
         """Each rank that has recorded something calls it at its end. Raises UsageError on the last one."""
         # In an optimizer of its own, a rank may have what it likes, if others train the model.
-        found = [one for one in self._found.values() if one[0] or not self.trains_averaged]
+        found = [facts for facts in self._found.values() if facts[0] or not self.trains_averaged]
         if self._world is None or not found:
             return
-        digests = [hashlib.blake2b(repr([one[i] for one in found]).encode()).hexdigest() for i in (1, 2)]
+        digests = [hashlib.blake2b(repr([facts[i] for facts in found]).encode()).hexdigest() for i in (1, 2)]
         try:
             everyone = self._world._group.leave_value(" ".join(digests).encode())
         except Error:
             return  # without the store, the ranks cannot be compared
-        if len({one.split()[0] for one in everyone}) > 1 or len(set(everyone)) < 2:
+        if len({text.split()[0] for text in everyone}) > 1 or len(set(everyone)) < 2:
             return  # other models on each rank, or equal ones
         what = "parameters that belong to no" if self.trains_averaged else "a model that belongs to no"
         raise UsageError(
@@ -294,14 +286,14 @@ class DistributedDataParallel:
         self._known = self._facts()
         self._ddp = _C.DistributedDataParallel(
             list(module.named_parameters()),
-            [(name, one) for name, one in module.named_buffers() if name not in self._own_buffers],
+            [(name, buffer) for name, buffer in module.named_buffers() if name not in self._own_buffers],
             self.group._group,
             self._options,
             broadcast,
         )
         self._dicts.watch(_dicts(module))
-        self._ids = {id(p) for name, p in module.named_parameters() if name not in self._ignored}
         own = [p for name, p in module.named_parameters() if name not in self._ignored]
+        self._ids = set(map(id, own))
         _step_counts.watch(self, own, DistributedDataParallel._count_step)
 
     def _count_step(self) -> None:
@@ -350,7 +342,7 @@ class DistributedDataParallel:
         the same dtype and size is synchronised as before, and one that is not persistent, and was replaced by another
         tensor, added or removed, is this rank's own from now on."""
         now, may_change = self._facts(), non_persistent_buffers(self.module)
-        for fact in [one for one in {**self._known, **now} if one.startswith("buffer ")]:
+        for fact in [fact for fact in {**self._known, **now} if fact.startswith("buffer ")]:
             name = fact.removeprefix("buffer ")
             (before, text), (tensor, new_text) = (facts.get(fact, (None, "")) for facts in (self._known, now))
             if before is tensor:
@@ -477,9 +469,9 @@ def join(
     if root is None:
         return
     fused = [model._optimizer() for model in listed if model._optimizer is not None]
-    mine = [one for one in _optimizers if one not in fused and not set(listed).isdisjoint(_owners_of(one))]
+    mine = [o for o in _optimizers if o not in fused and not set(listed).isdisjoint(_owners_of(o))]
     group = listed[0].group
-    kinds = group.all_gather_object([type(one).__name__ for one in mine], name="optimizers of join()")
+    kinds = group.all_gather_object([type(optimizer).__name__ for optimizer in mine], name="optimizers of join()")
     if kinds != kinds[:1] * group.size:
         raise UsageError(
             f"join(): the ranks have other optimizers: {kinds}",
@@ -496,8 +488,8 @@ def broadcast_parameters(module: torch.nn.Module, group: Group, root: int = 0) -
 
 
 def _take_over_changes() -> None:
-    for one in _existing():
-        one._take_over_changes()
+    for ddp in _existing():
+        ddp._take_over_changes()
 
 
 _engine.around_backward(before=_take_over_changes)

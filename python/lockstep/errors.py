@@ -14,11 +14,13 @@ class Error(RuntimeError):
         peer: the rank at fault; -1 if unknown.
     """
 
+    _DEFAULT_CAUSE = "INTERNAL"
+
     def __init__(
-        self, message: str, *, cause: str = "INTERNAL", hint: str = "", op: str = "", rank: int = -1, peer: int = -1
+        self, message: str, *, cause: str = "", hint: str = "", op: str = "", rank: int = -1, peer: int = -1
     ) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
-        self.cause = cause
+        self.cause = cause or self._DEFAULT_CAUSE
         self.hint = hint
         self.op = op
         self.rank = rank
@@ -28,10 +30,7 @@ class Error(RuntimeError):
 class UsageError(Error, ValueError):
     """An invalid call, option, argument or environment variable. Nothing was changed."""
 
-    def __init__(
-        self, message: str, *, cause: str = "BAD_ARG", hint: str = "", op: str = "", rank: int = -1, peer: int = -1
-    ) -> None:
-        super().__init__(message, cause=cause, hint=hint, op=op, rank=rank, peer=peer)
+    _DEFAULT_CAUSE = "BAD_ARG"
 
 
 class FormatError(Error):

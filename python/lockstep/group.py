@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep import _C, _engine, _failures, _fork_copies, _step_counts
 from lockstep.errors import UsageError
@@ -25,7 +27,7 @@ def _op(name: str) -> _C.ReduceOp:
 class Work:
     """An operation that runs asynchronously. Its tensors must not be read or written before it is done."""
 
-    def __init__(self, work: _C.Work, tensors: tuple[torch.Tensor | None, ...]) -> None:
+    def __init__(self, work: _C.Work, tensors: tuple[Tensor | None, ...]) -> None:
         self._work, self._tensors = work, tensors  # keeps Python's objects of the tensors
 
     def wait(self, timeout: float | None = None) -> None:
@@ -118,7 +120,7 @@ class Group:
 
     def all_reduce(
         self,
-        tensor: torch.Tensor,
+        tensor: Tensor,
         op: str = "sum",
         *,
         name: str = "",
@@ -131,7 +133,7 @@ class Group:
 
     def all_reduce_async(
         self,
-        tensor: torch.Tensor,
+        tensor: Tensor,
         op: str = "sum",
         *,
         name: str = "",
@@ -142,145 +144,99 @@ class Group:
         return Work(self._group.all_reduce_async(tensor, _op(op), name, timeout, wire_dtype), (tensor,))
 
     def reduce(
-        self, tensor: torch.Tensor, root: int, op: str = "sum", *, name: str = "", timeout: float | None = None
+        self, tensor: Tensor, root: int, op: str = "sum", *, name: str = "", timeout: float | None = None
     ) -> None:
         """Reduces to rank `root`. On the others, `tensor` is undefined afterwards."""
         self._group.reduce(tensor, root, _op(op), name, timeout)
 
     def reduce_async(
-        self, tensor: torch.Tensor, root: int, op: str = "sum", *, name: str = "", timeout: float | None = None
+        self, tensor: Tensor, root: int, op: str = "sum", *, name: str = "", timeout: float | None = None
     ) -> Work:
         """Starts reduce()."""
         return Work(self._group.reduce_async(tensor, root, _op(op), name, timeout), (tensor,))
 
-    def broadcast(self, tensor: torch.Tensor, root: int, *, name: str = "", timeout: float | None = None) -> None:
+    def broadcast(self, tensor: Tensor, root: int, *, name: str = "", timeout: float | None = None) -> None:
         """Copies rank `root`'s tensor into all others."""
         self._group.broadcast(tensor, root, name, timeout)
 
-    def broadcast_async(self, tensor: torch.Tensor, root: int, *, name: str = "", timeout: float | None = None) -> Work:
+    def broadcast_async(self, tensor: Tensor, root: int, *, name: str = "", timeout: float | None = None) -> Work:
         """Starts broadcast()."""
         return Work(self._group.broadcast_async(tensor, root, name, timeout), (tensor,))
 
-    def all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, *, name: str = "", timeout: float | None = None
-    ) -> None:
+    def all_gather(self, output: Tensor, input: Tensor, *, name: str = "", timeout: float | None = None) -> None:
         """Concatenates the ranks' inputs in the order of ranks. `output` has `size` times as many elements."""
         self._group.all_gather(output, input, name, timeout)
 
-    def all_gather_async(
-        self, output: torch.Tensor, input: torch.Tensor, *, name: str = "", timeout: float | None = None
-    ) -> Work:
+    def all_gather_async(self, output: Tensor, input: Tensor, *, name: str = "", timeout: float | None = None) -> Work:
         """Starts all_gather()."""
         return Work(self._group.all_gather_async(output, input, name, timeout), (output, input))
 
-    def all_gather_unequal(
-        self, input: torch.Tensor, *, name: str = "", timeout: float | None = None
-    ) -> list[torch.Tensor]:
+    def all_gather_unequal(self, input: Tensor, *, name: str = "", timeout: float | None = None) -> list[Tensor]:
         """Returns the inputs of all ranks, whose shapes may differ; the dtype must be equal."""
         return self._group.all_gather_unequal(input, name, timeout)
 
     def reduce_scatter(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: str = "sum",
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor, input: Tensor, op: str = "sum", *, name: str = "", timeout: float | None = None
     ) -> None:
         """Splits `input` into `size` equal parts; rank r gets the reduction of the r-th ones."""
         self._group.reduce_scatter(output, input, _op(op), name, timeout)
 
     def reduce_scatter_async(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        op: str = "sum",
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor, input: Tensor, op: str = "sum", *, name: str = "", timeout: float | None = None
     ) -> Work:
         """Starts reduce_scatter()."""
         return Work(self._group.reduce_scatter_async(output, input, _op(op), name, timeout), (output, input))
 
     def gather(
-        self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
-        root: int,
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor | None, input: Tensor, root: int, *, name: str = "", timeout: float | None = None
     ) -> None:
         """all_gather() to rank `root` only; `output` is ignored on the others and may be None there."""
         self._group.gather(output, input, root, name, timeout)
 
     def gather_async(
-        self,
-        output: torch.Tensor | None,
-        input: torch.Tensor,
-        root: int,
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor | None, input: Tensor, root: int, *, name: str = "", timeout: float | None = None
     ) -> Work:
         """Starts gather()."""
         return Work(self._group.gather_async(output, input, root, name, timeout), (output, input))
 
     def scatter(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor | None,
-        root: int,
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor, input: Tensor | None, root: int, *, name: str = "", timeout: float | None = None
     ) -> None:
         """Splits the input of rank `root` into `size` equal parts; rank r gets the r-th. `input` is ignored on the
         other ranks and may be None there."""
         self._group.scatter(output, input, root, name, timeout)
 
     def scatter_async(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor | None,
-        root: int,
-        *,
-        name: str = "",
-        timeout: float | None = None,
+        self, output: Tensor, input: Tensor | None, root: int, *, name: str = "", timeout: float | None = None
     ) -> Work:
         """Starts scatter()."""
         return Work(self._group.scatter_async(output, input, root, name, timeout), (output, input))
 
-    def all_to_all(
-        self, output: torch.Tensor, input: torch.Tensor, *, name: str = "", timeout: float | None = None
-    ) -> None:
+    def all_to_all(self, output: Tensor, input: Tensor, *, name: str = "", timeout: float | None = None) -> None:
         """Splits both tensors into `size` equal parts; part p of `input` goes to rank p."""
         self._group.all_to_all(output, input, name, timeout)
 
-    def all_to_all_async(
-        self, output: torch.Tensor, input: torch.Tensor, *, name: str = "", timeout: float | None = None
-    ) -> Work:
+    def all_to_all_async(self, output: Tensor, input: Tensor, *, name: str = "", timeout: float | None = None) -> Work:
         """Starts all_to_all()."""
         return Work(self._group.all_to_all_async(output, input, name, timeout), (output, input))
 
-    def send(self, tensor: torch.Tensor, to: int, *, name: str = "", timeout: float | None = None) -> None:
+    def send(self, tensor: Tensor, to: int, *, name: str = "", timeout: float | None = None) -> None:
         """Sends to one rank, which compares dtype, shape and name of both calls before it accepts data."""
         self._group.send(tensor, to, name, timeout)
 
-    def send_async(self, tensor: torch.Tensor, to: int, *, name: str = "", timeout: float | None = None) -> Work:
+    def send_async(self, tensor: Tensor, to: int, *, name: str = "", timeout: float | None = None) -> Work:
         """Starts send()."""
         return Work(self._group.send_async(tensor, to, name, timeout), (tensor,))
 
-    def recv(self, tensor: torch.Tensor, source: int, *, name: str = "", timeout: float | None = None) -> None:
+    def recv(self, tensor: Tensor, source: int, *, name: str = "", timeout: float | None = None) -> None:
         """Receives from one rank. Messages between two ranks arrive in the order in which they were sent."""
         self._group.recv(tensor, source, name, timeout)
 
-    def recv_async(self, tensor: torch.Tensor, source: int, *, name: str = "", timeout: float | None = None) -> Work:
+    def recv_async(self, tensor: Tensor, source: int, *, name: str = "", timeout: float | None = None) -> Work:
         """Starts recv()."""
         return Work(self._group.recv_async(tensor, source, name, timeout), (tensor,))
 
-    def recv_any(self, tensor: torch.Tensor, *, name: str = "", timeout: float | None = None) -> int:
+    def recv_any(self, tensor: Tensor, *, name: str = "", timeout: float | None = None) -> int:
         """Receives from the rank that sends to this one first, and returns its rank. Raises CommError when all other
         ranks have finished."""
         return self._group.recv_any(tensor, name, timeout)
@@ -302,7 +258,7 @@ class Group:
 
     def all_gather_object(self, value: Any, *, name: str = "", timeout: float | None = None) -> list[Any]:
         """Returns the values of all ranks, in the order of ranks. See broadcast_object()."""
-        return [_decode(one) for one in self._group.all_gather_bytes(_encode(value), name, timeout)]
+        return [_decode(data) for data in self._group.all_gather_bytes(_encode(value), name, timeout)]
 
     def split(self, color: int, key: int = 0) -> Group:
         """Returns the group of the ranks that passed the same `color` (0 or more), ordered by (key, rank). Blocks until
@@ -327,13 +283,18 @@ class Group:
         """Reports that long work of this rank makes progress. Steps and operations do so by themselves."""
         self._group.alive()
 
-    def busy(self, what: str) -> _Busy:
+    @contextlib.contextmanager
+    def busy(self, what: str) -> Iterator[None]:
         """Reports progress while a `with` block runs, such as an evaluation on one rank:
 
         >>> with world.busy("evaluate"):
         ...     evaluate(net)
         """
-        return _Busy(self._group, what)
+        scope = self._group.busy(what)
+        try:
+            yield
+        finally:
+            del scope
 
     def stop_requested(self) -> bool:
         """Whether all ranks should save and exit, because one has received SIGTERM, SIGUSR1 or Ctrl-C since its first
@@ -341,21 +302,6 @@ class Group:
         exit with 75 (lockstep.PREEMPTED). A second Ctrl-C raises KeyboardInterrupt; so does the first one before that
         call. A handler of the program's own for SIGINT stays. Children made by fork() do not have these handlers."""
         return self._group.stop_requested()
-
-
-class _Busy:
-    """The block of Group.busy()."""
-
-    def __init__(self, group: _C.Group, what: str) -> None:
-        self._start: Callable[[], Any] = lambda: group.busy(what)
-        self._scope: Any = None
-
-    def __enter__(self) -> _Busy:
-        self._scope = self._start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._scope = None
 
 
 def _encode(value: Any) -> bytes:

@@ -76,7 +76,7 @@ class HostSync:
         if self.every > 1 and ddp is not None:
             self._averager.average(list(ddp.module.parameters()), equal_on_host=True)
             # A graph may have saved a buffer, which is no error, as in torch's own broadcast of buffers.
-            self._averager.average([one.data for one in ddp.module.buffers()], equal_on_host=False)
+            self._averager.average([buffer.data for buffer in ddp.module.buffers()], equal_on_host=False)
 
     def _sync_if_due(self, ddp: nn.Module) -> None:
         if ddp.training and torch.is_grad_enabled() and self._averager.is_due():
@@ -85,18 +85,20 @@ class HostSync:
     def _average(self, flat: torch.Tensor, is_equal: bool) -> None:
         """Replaces `flat` by its mean over all ranks. `is_equal`: it is equal on all ranks of a host."""
         if self._backend is not None:
-            flat.div_(self._size)
-            if flat.dtype == torch.float32:
-                self._backend.allreduce_rounded(flat, self.wire_dtype).wait()
-            else:
-                dist.all_reduce(flat)
-            return
+            return self._start_mean(flat).wait()
         if not is_equal:
             dist.all_reduce(flat.div_(len(self._own)), group=self._inside)
         if dist.get_rank() == self._own[0]:
             flat.mul_(len(self._own) / self._size)
             self._add_leaders(flat)
         dist.broadcast(flat, self._own[0], group=self._inside)
+
+    def _start_mean(self, flat: torch.Tensor) -> Any:
+        """Over all ranks, by the backend lockstep. Returns the Work."""
+        flat.div_(self._size)
+        if flat.dtype == torch.float32:
+            return self._backend.allreduce_rounded(flat, self.wire_dtype)
+        return dist.all_reduce(flat, async_op=True)
 
     def _add_leaders(self, flat: torch.Tensor) -> None:
         if flat.dtype != torch.float32 or self.wire_dtype == torch.float32:
@@ -122,12 +124,7 @@ def _reduce_inside(state: HostSync, bucket: dist.GradBucket) -> torch.futures.Fu
 
 
 def _reduce_between_hosts(state: HostSync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    flat = bucket.buffer().div_(state._size)
-    if flat.dtype == torch.float32:
-        work = state._backend.allreduce_rounded(flat, state.wire_dtype)
-    else:
-        work = dist.all_reduce(flat, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    return state._start_mean(bucket.buffer()).get_future().then(lambda future: future.value()[0])
 
 
 def _check(ddp: Any, every: int, wire_dtype: torch.dtype) -> None:
@@ -150,7 +147,7 @@ def _check(ddp: Any, every: int, wire_dtype: torch.dtype) -> None:
 
 def _lockstep_backend(ddp: nn.Module) -> Any:
     """The backend lockstep of the default group, if it reduces the module's tensors itself."""
-    if any(one.device.type != "cpu" for one in ddp.parameters()):
+    if any(p.device.type != "cpu" for p in ddp.parameters()):
         return None
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     return backend if isinstance(backend, _C.ProcessGroupLockstep) else None
@@ -159,4 +156,4 @@ def _lockstep_backend(ddp: nn.Module) -> Any:
 def _ranks_of_hosts() -> list[list[int]]:
     names: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(names, _C.host_id())
-    return [[rank for rank, one in enumerate(names) if one == name] for name in dict.fromkeys(names)]
+    return [[rank for rank, own in enumerate(names) if own == name] for name in dict.fromkeys(names)]

@@ -120,12 +120,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._complete = True
         self._written = [self._options(group) for group in self.param_groups]
         self._optimizer: Any = getattr(_C, f"make_{type(self).__name__}")(
-            ddp._ddp,
-            [group["params"] for group in self.param_groups],
-            self._written,
-            len(first),
-            shard_state,
-            foreach,
+            ddp._ddp, [group["params"] for group in self.param_groups], self._written, len(first), shard_state, foreach
         )
         if in_shared_memory and self.shares_parameters:
             raise UsageError(
@@ -149,8 +144,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UsageError(
-            f"lockstep.optim.{type(self).__name__}: copied or pickled",
-            hint="copy or save its state_dict()",
+            f"lockstep.optim.{type(self).__name__}: copied or pickled", hint="copy or save its state_dict()"
         )
 
     @property
@@ -308,7 +302,7 @@ class Adam(FusedOptimizer):
         amsgrad: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         super().__init__(ddp, defaults, **options)
 
 
@@ -327,7 +321,7 @@ class AdamW(FusedOptimizer):
         amsgrad: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
         super().__init__(ddp, defaults, **options)
 
 
@@ -346,13 +340,7 @@ class SGD(FusedOptimizer):
         nesterov: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
+        defaults = dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
         super().__init__(ddp, defaults, **options)
 
 
@@ -371,13 +359,13 @@ class Adagrad(FusedOptimizer):
         eps: float = 1e-10,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "eps": eps,
-        }
+        defaults = dict(
+            lr=lr,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+        )
         super().__init__(ddp, defaults, **options)
 
 
@@ -398,14 +386,9 @@ class LAMB(FusedOptimizer):
         adapt: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-            "adapt": adapt,
-        }
+        defaults = dict(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction, adapt=adapt
+        )
         super().__init__(ddp, defaults, **options)
 
 
@@ -427,15 +410,15 @@ class LARS(FusedOptimizer):
         adapt: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-            "eps": eps,
-            "nesterov": nesterov,
-            "adapt": adapt,
-        }
+        defaults = dict(
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            nesterov=nesterov,
+            adapt=adapt,
+        )
         super().__init__(ddp, defaults, **options)
 
 

@@ -31,11 +31,7 @@ _DTYPES = {
     "ComplexFloat": ("complex64", 8),
 }
 # The names that torch.distributed has for some operations in its flight recorder.
-_KINDS = {
-    "all_reduce_barrier": "barrier",
-    "_all_gather_base": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-}
+_KINDS = {"all_reduce_barrier": "barrier", "_all_gather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter"}
 # These block in Python, or are in no flight recorder.
 _CALLS = ("send", "recv", "monitored_barrier", "new_group")
 # The collectives, for versions of torch in which Gloo has no flight recorder.

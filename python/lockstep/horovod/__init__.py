@@ -23,125 +23,21 @@ import torch
 
 from lockstep import _engine
 from lockstep.errors import CommError, UsageError
-from lockstep.horovod import elastic
+from lockstep.horovod import elastic, operations
+from lockstep.horovod.operations import *  # noqa: F403
 from lockstep.horovod.operations import (
-    Adasum,
     Average,
     Compression,
-    Max,
-    Min,
     ProcessSet,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    ccl_built,
     check_set,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
     global_process_set,
-    gloo_built,
-    gloo_enabled,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    init,
-    is_homogeneous,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     op_of,
-    poll,
-    rank,
-    rocm_built,
-    shutdown,
     size,
     start_allreduce,
-    synchronize,
 )
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+__all__ = ["DistributedOptimizer", "HorovodInternalError", "elastic", "run"]
+__all__ += operations.__all__
 
 HorovodInternalError = CommError
 
@@ -185,7 +81,7 @@ class _DistributedOptimizer:
         _optimizers.add(self)
 
     def _gradient_versions(self) -> list[Any]:
-        gradients = [p.grad for one in self.param_groups for p in one["params"]]
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
@@ -197,8 +93,8 @@ class _DistributedOptimizer:
 
     def _dense_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The name and the gradient of each parameter that may have one; zeros where this rank computed none."""
-        for one in self.param_groups:
-            for p in one["params"]:
+        for group in self.param_groups:
+            for p in group["params"]:
                 if not p.requires_grad:
                     continue
                 if p.grad is None:
@@ -312,12 +208,12 @@ def DistributedOptimizer(
     chosen = op_of(None, op)
     if gradient_predivide_factor != 1.0 and chosen != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    listed = [p for one in optimizer.param_groups for p in one["params"]]
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
         named = [(f"parameter {index}", p) for index, p in enumerate(listed)]
     else:
         named = list(named_parameters)
-    if any(not isinstance(one, tuple) for one in named):
+    if any(not isinstance(pair, tuple) for pair in named):
         raise ValueError("named_parameters should be a sequence of tuples (name, parameter)")
     if len({name for name, _ in named}) < len(named):
         raise ValueError("Parameter names in named_parameters must be unique")

@@ -60,9 +60,9 @@ class TorchState:
             raise UsageError("TorchState: expected both model and optimizer, or none")
         if wrong := [name for name in members if name.startswith("_")]:
             raise UsageError(f'TorchState: "{wrong[0]}" begins with "_"; such attributes are not saved')
-        handled = {name: one for name, one in members.items() if _is_handled(one)}
+        handled = {name: member for name, member in members.items() if _is_handled(member)}
         self._handled = {"model": model, "optimizer": optimizer, **handled}
-        self._values = _Values({name: one for name, one in members.items() if name not in handled})
+        self._values = _Values({name: value for name, value in members.items() if name not in handled})
         self._callbacks: list[Callable[[], object]] = []
         self._checkpoints: TrainingState | None = None
         self._folder = ""

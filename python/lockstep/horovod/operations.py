@@ -7,10 +7,67 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep import _C, _optimizer_state, group
 from lockstep.errors import UsageError
 from lockstep.group import Group, Work
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "synchronize",
+]
 
 Average, Sum, Adasum, Min, Max, Product = "Average", "Sum", "Adasum", "Min", "Max", "Product"
 _OPS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
@@ -91,24 +148,18 @@ def is_homogeneous() -> bool:
     return len(set(joined().all_gather_object(local_size(), name="is_homogeneous"))) == 1
 
 
-def mpi_built() -> bool:
-    return False
-
-
-def mpi_enabled() -> bool:
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    return False
-
-
 def gloo_built() -> bool:
     return True
 
 
-def gloo_enabled() -> bool:
-    return True
+gloo_enabled = gloo_built
+
+
+def mpi_built() -> bool:
+    return False
+
+
+mpi_enabled = mpi_threads_supported = rocm_built = ddl_built = ccl_built = mpi_built
 
 
 def nccl_built() -> int:
@@ -117,18 +168,6 @@ def nccl_built() -> int:
 
 def cuda_built() -> bool:
     return torch.version.cuda is not None
-
-
-def rocm_built() -> bool:
-    return False
-
-
-def ddl_built() -> bool:
-    return False
-
-
-def ccl_built() -> bool:
-    return False
 
 
 def check_set(process_set: ProcessSet) -> None:
@@ -154,21 +193,21 @@ def op_of(average: bool | None, op: str | None) -> str:
 
 class _NoneCompressor:
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor
 
 
 class _FP16Compressor:
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return (tensor.half(), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor if ctx is None else tensor.to(ctx)
 
 
@@ -209,7 +248,7 @@ def synchronize(handle: _Handle) -> Any:
 
 
 def start_allreduce(
-    tensor: torch.Tensor, out: torch.Tensor | None, op: str, name: str, before: float, after: float, compression: Any
+    tensor: Tensor, out: Tensor | None, op: str, name: str, before: float, after: float, compression: Any
 ) -> _Handle:
     """`out`: where the result is copied to; None: a new tensor."""
     sent, context = compression.compress(tensor.detach())
@@ -220,7 +259,7 @@ def start_allreduce(
     is_integer_mean = op == Average and not sent.is_floating_point()
     work = joined().all_reduce_async(sent, _OPS[Sum if is_integer_mean else op], name=name)
 
-    def finish() -> torch.Tensor:
+    def finish() -> Tensor:
         if is_integer_mean:
             sent.copy_(sent.div(size(), rounding_mode="trunc"))
         if after != 1:
@@ -237,19 +276,19 @@ def start_allreduce(
 
 class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, op: str, name: str, before: float, after: float) -> torch.Tensor:
+    def forward(context: Any, tensor: Tensor, op: str, name: str, before: float, after: float) -> Tensor:
         context.arguments = op, name, before, after
         return start_allreduce(tensor, None, op, name, before, after, Compression.none).wait()
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+    def backward(context: Any, *gradients: Tensor) -> Any:
         op, name, before, after = context.arguments
         reduced = start_allreduce(gradients[0], None, op, name and f"{name}.grad", before, after, Compression.none)
         return reduced.wait(), None, None, None, None
 
 
 def allreduce(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
     compression: Any = Compression.none,
@@ -257,7 +296,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> Tensor:
     """Returns the mean over all ranks, or what `op` says. Gradients flow through it."""
     check_set(process_set)
     chosen = op_of(average, op)
@@ -267,8 +306,9 @@ def allreduce(
     )
 
 
-def allreduce_async(
-    tensor: torch.Tensor,
+def _allreduce_async(
+    tensor: Tensor,
+    out: Tensor | None,
     average: bool | None = None,
     name: str | None = None,
     op: str | None = None,
@@ -276,83 +316,73 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> _Handle:
-    """Starts allreduce(), without gradients."""
     check_set(process_set)
     return start_allreduce(
-        tensor, None, op_of(average, op), name or "", prescale_factor, postscale_factor, Compression.none
+        tensor, out, op_of(average, op), name or "", prescale_factor, postscale_factor, Compression.none
     )
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> _Handle:
+def allreduce_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
+    """Starts allreduce(), without gradients and without the argument `compression`."""
+    return _allreduce_async(tensor, None, *arguments, **options)
+
+
+def allreduce_async_(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
     """Starts allreduce_()."""
-    check_set(process_set)
-    return start_allreduce(
-        tensor, tensor, op_of(average, op), name or "", prescale_factor, postscale_factor, Compression.none
-    )
+    return _allreduce_async(tensor, tensor, *arguments, **options)
 
 
-def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+def allreduce_(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """allreduce() in place."""
     return allreduce_async_(tensor, *arguments, **options).wait()
 
 
-def grouped_allreduce(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> list[torch.Tensor]:
+def grouped_allreduce(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
     """allreduce() of each tensor."""
     return [allreduce(tensor, *arguments, **options) for tensor in tensors]
 
 
 def _grouped(handles: Sequence[_Handle]) -> _Handle:
-    return _Handle([work for one in handles for work in one.works], lambda: [one.wait() for one in handles])
+    works = [work for handle in handles for work in handle.works]
+    return _Handle(works, lambda: [handle.wait() for handle in handles])
 
 
-def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
+def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> _Handle:
     """Starts grouped_allreduce(), without gradients."""
     return _grouped([allreduce_async(tensor, *arguments, **options) for tensor in tensors])
 
 
-def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> _Handle:
+def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> _Handle:
     """Starts grouped_allreduce_()."""
     return _grouped([allreduce_async_(tensor, *arguments, **options) for tensor in tensors])
 
 
-def grouped_allreduce_(tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any) -> list[torch.Tensor]:
+def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> list[Tensor]:
     """grouped_allreduce() in place."""
     return grouped_allreduce_async_(tensors, *arguments, **options).wait()
 
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    def forward(context: Any, tensor: Tensor, name: str) -> Tensor:
         parts = joined().all_gather_unequal(tensor.detach().contiguous(), name=name)
         context.name, context.rows = name, [len(part) for part in parts]
         return torch.cat(parts)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+    def backward(context: Any, *gradients: Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
         whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
         return whole.split(context.rows)[rank()], None
 
 
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Concatenates the ranks' tensors along the first dimension, which may differ. Gradients flow through it."""
     check_set(process_set)
     return _AllGather.apply(tensor, name or "")
 
 
-def allgather_async(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> _Handle:
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> _Handle:
     """allgather() without gradients. It has finished when it returns, because the sizes are exchanged first."""
     result = allgather(tensor.detach(), name, process_set)
     return _Handle([], lambda: result)
@@ -360,33 +390,33 @@ def allgather_async(
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, root: int, name: str) -> torch.Tensor:
+    def forward(context: Any, tensor: Tensor, root: int, name: str) -> Tensor:
         context.root, context.name = root, name
         return broadcast_async(tensor, root, name).wait()
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+    def backward(context: Any, *gradients: Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
         whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
         return (whole if rank() == context.root else torch.zeros_like(whole)), None, None
 
 
 def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
     """Returns rank `root_rank`'s tensor. Gradients flow through it."""
     check_set(process_set)
     return _Broadcast.apply(tensor, root_rank, name or "")
 
 
 def broadcast_async(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> _Handle:
     return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> _Handle:
     """Starts broadcast_()."""
     check_set(process_set)
@@ -394,28 +424,28 @@ def broadcast_async_(
     return _Handle([work], lambda: tensor)
 
 
-def broadcast_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+def broadcast_(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """broadcast() in place."""
     return broadcast_async_(tensor, *arguments, **options).wait()
 
 
-def _exchange(tensor: torch.Tensor, counts: list[int], name: str) -> tuple[torch.Tensor, list[int]]:
+def _exchange(tensor: Tensor, counts: list[int], name: str) -> tuple[Tensor, list[int]]:
     """Sends counts[p] rows to rank p. Returns the rows that this rank gets, and their numbers."""
     world = joined()
     everyone = world.all_gather_object(counts, name=f"{name or 'alltoall'}.splits")
-    most = max((count for one in everyone for count in one), default=0)
+    most = max((count for row in everyone for count in row), default=0)
     sent = tensor.new_zeros((world.size, most, *tensor.shape[1:]))
     for part, target in zip(tensor.split(counts), sent, strict=True):
         target[: len(part)] = part
     received = torch.empty_like(sent)
     world.all_to_all(received, sent, name=name)
-    own = [one[world.rank] for one in everyone]
+    own = [row[world.rank] for row in everyone]
     return torch.cat([part[:count] for part, count in zip(received, own, strict=True)]), own
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, counts: list[int], name: str) -> Any:
+    def forward(context: Any, tensor: Tensor, counts: list[int], name: str) -> Any:
         result, own = _exchange(tensor.detach(), counts, name)
         context.name, context.own = name, own
         numbers = torch.tensor(own, dtype=torch.int32)
@@ -423,13 +453,13 @@ class _AllToAll(torch.autograd.Function):
         return result, numbers
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+    def backward(context: Any, *gradients: Tensor) -> Any:
         return _exchange(gradients[0], context.own, context.name and f"{context.name}.grad")[0], None, None
 
 
 def alltoall(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | None = None,
+    tensor: Tensor,
+    splits: Tensor | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -445,8 +475,8 @@ def alltoall(
 
 
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | None = None,
+    tensor: Tensor,
+    splits: Tensor | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> _Handle:
@@ -485,12 +515,10 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     if isinstance(params, dict):
         tensors = sorted(params.items())
     else:
-        tensors = [one if isinstance(one, tuple) else (str(index), one) for index, one in enumerate(params)]
+        tensors = [item if isinstance(item, tuple) else (str(index), item) for index, item in enumerate(params)]
     with torch.no_grad():
         _C.broadcast_tensors(
-            [(name, tensor.detach()) for name, tensor in tensors if torch.is_tensor(tensor)],
-            joined()._group,
-            root_rank,
+            [(name, tensor.detach()) for name, tensor in tensors if torch.is_tensor(tensor)], joined()._group, root_rank
         )
 
 
