@@ -226,7 +226,7 @@ class TrainingState:
             step: the number of the step, for the name of the checkpoint.
             finished: the training is complete; see is_finished.
         """
-        return SaveReport(**self._state.save(step, finished))
+        return SaveReport(*self._state.save(step, finished))
 
     def save_async(self, step: int, *, finished: bool = False) -> None:
         """Copies the state of all members and returns; a thread writes the copy. Waits for an earlier save first."""
@@ -235,7 +235,7 @@ class TrainingState:
     def wait(self) -> SaveReport | None:
         """Waits for the save in flight, and raises its error. None if there is none."""
         report = self._state.wait()
-        return SaveReport(**report) if report else None
+        return SaveReport(*report) if report else None
 
     @property
     def in_flight(self) -> bool:

@@ -1,5 +1,4 @@
 // The state of a training: training::TrainingState, whose members are Python's.
-#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
 #include <deque>
@@ -84,9 +83,9 @@ class State {
   TrainingState training_;
 };
 
-py::object to_python(const checkpoint::SaveReport& report) {
-  return py::dict(py::arg("path") = report.path, py::arg("num_bytes") = report.num_bytes,
-                  py::arg("stall") = report.stall.count(), py::arg("duration") = report.duration.count());
+/// The members of Python's SaveReport.
+auto to_python(const checkpoint::SaveReport& report) {
+  return std::tuple(report.path, report.num_bytes, report.stall.count(), report.duration.count());
 }
 
 void bind_members(py::class_<State, Holder<State>>& state) {
@@ -125,15 +124,12 @@ void bind_saving(py::class_<State, Holder<State>>& state) {
             return self.training().resume({.allow_unknown = allow_unknown, .train_on = train_on});
           },
           WithoutGil())
-      .def("save",
-           [](State& self, std::int64_t step, bool finished) {
-             std::optional<checkpoint::SaveReport> report;
-             {
-               const py::gil_scoped_release release;
-               report = self.training().save(step, {.finished = finished});
-             }
-             return to_python(*report);
-           })
+      .def(
+          "save",
+          [](State& self, std::int64_t step, bool finished) {
+            return to_python(self.training().save(step, {.finished = finished}));
+          },
+          WithoutGil())
       .def(
           "save_async",
           [](State& self, std::int64_t step, bool finished) {
@@ -141,14 +137,13 @@ void bind_saving(py::class_<State, Holder<State>>& state) {
           },
           WithoutGil())
       .def("in_flight", [](State& self) { return self.training().in_flight(); })
-      .def("wait", [](State& self) -> py::object {
-        std::optional<checkpoint::SaveReport> report;
-        {
-          const py::gil_scoped_release release;
-          report = self.training().wait();  // bounded: by the timeouts of the group and by the disk
-        }
-        return report ? to_python(*report) : py::none();
-      });
+      .def(
+          "wait",
+          [](State& self) {
+            const auto report = self.training().wait();  // bounded: by the timeouts of the group and by the disk
+            return report ? std::optional(to_python(*report)) : std::nullopt;
+          },
+          WithoutGil());
 }
 
 void bind_queries(py::class_<State, Holder<State>>& state) {

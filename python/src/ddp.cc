@@ -81,8 +81,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 ddp::DdpOptions ddp_options(const py::dict& values) {
   const auto buffers = values["buffers"].cast<std::string>();
-  const bool is_known = buffers == "broadcast" || buffers == "mean" || buffers == "local";
-  if (!is_known)
+  if (buffers != "broadcast" && buffers != "mean" && buffers != "local")
     throw base::UsageError("DistributedDataParallel: buffers is \"" + buffers +
                            "\"; expected \"broadcast\", \"mean\" or \"local\"");
   ddp::DdpOptions options;
@@ -108,6 +107,8 @@ Holder<DistributedDataParallel> make_ddp(NamedTensors parameters, NamedTensors b
       group, std::move(converted)));
 }
 
+std::shared_ptr<ddp::GradientSource> source_of(const DistributedDataParallel& model) { return model; }
+
 /// Runs run(), which calls torch's engine on `roots`, with the hooks of DistributedDataParallel around it.
 py::object run_backward(const std::vector<at::Tensor>& roots, const py::function& run) {
   torch::autograd::edge_list edges;
@@ -131,18 +132,11 @@ ddp::HostAverager make_host_averager(int period, const std::optional<py::functio
 }
 
 py::dict to_python(const comm::ReducerStats& stats) {
-  py::dict found;
-  found["in_place"] = stats.in_place;
-  found["reductions"] = stats.reductions;
-  found["operations"] = stats.operations;
-  found["bytes"] = stats.bytes;
-  found["copies_in"] = stats.copies_in;
-  found["copies_out"] = stats.copies_out;
-  found["started_early"] = stats.started_early;
-  found["bucket_bytes"] = stats.bucket_bytes;
-  found["order"] = stats.order;
-  found["layout"] = stats.layout;
-  return found;
+  return py::dict(py::arg("in_place") = stats.in_place, py::arg("reductions") = stats.reductions,
+                  py::arg("operations") = stats.operations, py::arg("bytes") = stats.bytes,
+                  py::arg("copies_in") = stats.copies_in, py::arg("copies_out") = stats.copies_out,
+                  py::arg("started_early") = stats.started_early, py::arg("bucket_bytes") = stats.bucket_bytes,
+                  py::arg("order") = stats.order, py::arg("layout") = stats.layout);
 }
 
 }  // namespace
@@ -157,21 +151,14 @@ void bind_ddp(py::module_& module) {
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
       .def("count_optimizer_step", &DistributedDataParallel::count_optimizer_step)
-      .def("num_backwards",
-           [](const DistributedDataParallel& self) {
-             return std::shared_ptr<ddp::GradientSource>(self)->num_backwards();
-           })
+      .def("num_backwards", [](const DistributedDataParallel& self) { return source_of(self)->num_backwards(); })
       .def("has_local_gradients",
-           [](const DistributedDataParallel& self) {
-             return std::shared_ptr<ddp::GradientSource>(self)->has_local_gradients();
-           })
+           [](const DistributedDataParallel& self) { return source_of(self)->has_local_gradients(); })
       .def(
-          "on_step_end",
-          [](const DistributedDataParallel& self) { std::shared_ptr<ddp::GradientSource>(self)->on_step_end(); },
-          WithoutGil())
+          "on_step_end", [](const DistributedDataParallel& self) { source_of(self)->on_step_end(); }, WithoutGil())
       .def("belongs_to_this_thread",
            [](const DistributedDataParallel& self) {
-             const auto source = std::shared_ptr<ddp::GradientSource>(self);
+             const auto source = source_of(self);
              return ddp::belongs_to_this_thread(dynamic_cast<const ddp::BackwardParticipant*>(source.get()));
            })
       .def("stats", [](const DistributedDataParallel& self) { return to_python(self.stats()); });

@@ -53,100 +53,42 @@ Group init(std::optional<int> rank, std::optional<int> world_size, std::string a
                      .timeout = to_milliseconds("timeout", timeout)});
 }
 
-void bind_reductions(py::class_<Group, Holder<Group>>& group) {
-  group
-      .def(
-          "all_reduce",
-          [](const Group& self, const at::Tensor& tensor, ReduceOp op, std::string name, Seconds timeout,
-             at::ScalarType wire_dtype) {
-            self.all_reduce(tensor, op, call_options(std::move(name), timeout, wire_dtype));
-          },
-          WithoutGil())
-      .def(
-          "all_reduce_async",
-          [](const Group& self, const at::Tensor& tensor, ReduceOp op, std::string name, Seconds timeout,
-             at::ScalarType wire_dtype) {
-            return self.all_reduce_async(tensor, op, call_options(std::move(name), timeout, wire_dtype));
-          },
-          WithoutGil())
-      .def(
-          "reduce",
-          [](const Group& self, const at::Tensor& tensor, int root, ReduceOp op, std::string name, Seconds timeout) {
-            self.reduce(tensor, root, op, call_options(std::move(name), timeout));
-          },
-          WithoutGil())
-      .def(
-          "reduce_async",
-          [](const Group& self, const at::Tensor& tensor, int root, ReduceOp op, std::string name, Seconds timeout) {
-            return self.reduce_async(tensor, root, op, call_options(std::move(name), timeout));
-          },
-          WithoutGil())
-      .def(
-          "reduce_scatter",
-          [](const Group& self, const at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string name,
-             Seconds timeout) { self.reduce_scatter(output, input, op, call_options(std::move(name), timeout)); },
-          WithoutGil())
-      .def(
-          "reduce_scatter_async",
-          [](const Group& self, const at::Tensor& output, const at::Tensor& input, ReduceOp op, std::string name,
-             Seconds timeout) {
-            return self.reduce_scatter_async(output, input, op, call_options(std::move(name), timeout));
-          },
-          WithoutGil());
+using PyGroup = py::class_<Group, Holder<Group>>;
+
+/// What functions of Group get for an argument of Python.
+template <typename Argument>
+const Argument& to_cpp(const Argument& argument) {
+  return argument;
+}
+at::Tensor to_cpp(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
+
+/// Binds a member function of Group that takes `Arguments` and CallOptions.
+template <typename... Arguments, typename Function>
+void bind_call(PyGroup& group, const std::string& name, Function function) {
+  group.def(
+      name.c_str(),
+      [function](const Group& self, Arguments... arguments, std::string call, Seconds timeout) {
+        return (self.*function)(to_cpp(arguments)..., call_options(std::move(call), timeout));
+      },
+      WithoutGil());
 }
 
-/// Operations on one tensor and a rank: `Sync` and `Async` are member functions of Group.
-template <auto Sync, auto Async>
-void bind_one(py::class_<Group, Holder<Group>>& group, const char* name) {
-  group
-      .def(
-          name,
-          [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
-            (self.*Sync)(tensor, rank, call_options(std::move(call), timeout));
-          },
-          WithoutGil())
-      .def((std::string(name) + "_async").c_str(),
-           [](const Group& self, const at::Tensor& tensor, int rank, std::string call, Seconds timeout) {
-             return (self.*Async)(tensor, rank, call_options(std::move(call), timeout));
-           },
-           WithoutGil());
+/// Binds an operation and its `_async`.
+template <typename... Arguments, typename Sync, typename Async>
+void bind_operation(PyGroup& group, const std::string& name, Sync sync, Async async) {
+  bind_call<Arguments...>(group, name, sync);
+  bind_call<Arguments...>(group, name + "_async", async);
 }
 
-/// Operations on an output and an input.
-template <auto Sync, auto Async>
-void bind_two(py::class_<Group, Holder<Group>>& group, const char* name) {
-  group
-      .def(
-          name,
-          [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
-            (self.*Sync)(output, input, call_options(std::move(call), timeout));
-          },
-          WithoutGil())
-      .def((std::string(name) + "_async").c_str(),
-           [](const Group& self, const at::Tensor& output, const at::Tensor& input, std::string call, Seconds timeout) {
-             return (self.*Async)(output, input, call_options(std::move(call), timeout));
-           },
-           WithoutGil());
-}
-
-/// Operations on an output and an input, of which one is on one rank only.
-template <auto Sync, auto Async>
-void bind_rooted(py::class_<Group, Holder<Group>>& group, const char* name) {
-  const auto tensor_of = [](const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); };
-  group
-      .def(
-          name,
-          [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
-                      const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
-            (self.*Sync)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
-          },
-          WithoutGil())
-      .def((std::string(name) + "_async").c_str(),
-           [tensor_of](const Group& self, const std::optional<at::Tensor>& output,
-                       const std::optional<at::Tensor>& input, int root, std::string call, Seconds timeout) {
-             return (self.*Async)(tensor_of(output), tensor_of(input), root, call_options(std::move(call), timeout));
-           },
-           WithoutGil());
+template <typename Function>
+void bind_all_reduce(PyGroup& group, const char* name, Function function) {
+  group.def(
+      name,
+      [function](const Group& self, const at::Tensor& tensor, ReduceOp op, std::string call, Seconds timeout,
+                 at::ScalarType wire_dtype) {
+        return (self.*function)(tensor, op, call_options(std::move(call), timeout, wire_dtype));
+      },
+      WithoutGil());
 }
 
 /// Calls `gather` without the GIL.
@@ -159,7 +101,7 @@ std::vector<py::bytes> to_python(const std::function<std::vector<std::string>()>
   return {found.begin(), found.end()};
 }
 
-void bind_bytes(py::class_<Group, Holder<Group>>& group) {
+void bind_bytes(PyGroup& group) {
   group
       .def("broadcast_bytes",
            [](const Group& self, const py::bytes& bytes, int root, std::string name, Seconds timeout) {
@@ -186,41 +128,25 @@ void bind_bytes(py::class_<Group, Holder<Group>>& group) {
           py::arg("bytes"), py::arg("name"), py::arg("timeout"), py::arg("hint") = "");
 }
 
-void bind_operations(py::class_<Group, Holder<Group>>& group) {
+void bind_operations(PyGroup& group) {
   bind_bytes(group);
-  bind_reductions(group);
-  bind_one<&Group::broadcast, &Group::broadcast_async>(group, "broadcast");
-  bind_one<&Group::send, &Group::send_async>(group, "send");
-  bind_one<&Group::recv, &Group::recv_async>(group, "recv");
-  bind_two<&Group::all_gather, &Group::all_gather_async>(group, "all_gather");
-  bind_two<&Group::all_to_all, &Group::all_to_all_async>(group, "all_to_all");
-  bind_rooted<&Group::gather, &Group::gather_async>(group, "gather");
-  bind_rooted<&Group::scatter, &Group::scatter_async>(group, "scatter");
-  group
-      .def(
-          "all_gather_unequal",
-          [](const Group& self, const at::Tensor& input, std::string name, Seconds timeout) {
-            return self.all_gather_unequal(input, call_options(std::move(name), timeout));
-          },
-          WithoutGil())
-      .def(
-          "recv_any",
-          [](const Group& self, const at::Tensor& tensor, std::string name, Seconds timeout) {
-            return self.recv_any(tensor, call_options(std::move(name), timeout));
-          },
-          WithoutGil())
-      .def(
-          "barrier",
-          [](const Group& self, std::string name, Seconds timeout) {
-            self.barrier(call_options(std::move(name), timeout));
-          },
-          WithoutGil())
-      .def(
-          "barrier_async",
-          [](const Group& self, std::string name, Seconds timeout) {
-            return self.barrier_async(call_options(std::move(name), timeout));
-          },
-          WithoutGil());
+  using Tensor = const at::Tensor&;
+  using MaybeTensor = const std::optional<at::Tensor>&;  // on one rank only
+  bind_all_reduce(group, "all_reduce", &Group::all_reduce);
+  bind_all_reduce(group, "all_reduce_async", &Group::all_reduce_async);
+  bind_operation<Tensor, int, ReduceOp>(group, "reduce", &Group::reduce, &Group::reduce_async);
+  bind_operation<Tensor, Tensor, ReduceOp>(group, "reduce_scatter", &Group::reduce_scatter,
+                                           &Group::reduce_scatter_async);
+  bind_operation<Tensor, int>(group, "broadcast", &Group::broadcast, &Group::broadcast_async);
+  bind_operation<Tensor, int>(group, "send", &Group::send, &Group::send_async);
+  bind_operation<Tensor, int>(group, "recv", &Group::recv, &Group::recv_async);
+  bind_operation<Tensor, Tensor>(group, "all_gather", &Group::all_gather, &Group::all_gather_async);
+  bind_operation<Tensor, Tensor>(group, "all_to_all", &Group::all_to_all, &Group::all_to_all_async);
+  bind_operation<MaybeTensor, MaybeTensor, int>(group, "gather", &Group::gather, &Group::gather_async);
+  bind_operation<MaybeTensor, MaybeTensor, int>(group, "scatter", &Group::scatter, &Group::scatter_async);
+  bind_operation<>(group, "barrier", &Group::barrier, &Group::barrier_async);
+  bind_call<Tensor>(group, "all_gather_unequal", &Group::all_gather_unequal);
+  bind_call<Tensor>(group, "recv_any", &Group::recv_any);
 }
 
 }  // namespace
@@ -243,7 +169,7 @@ void bind_group(py::module_& module) {
           py::arg("timeout") = py::none(), WithoutGil())
       .def("done", &Work::done);
   py::class_<comm::BusyScope>(module, "BusyScope");
-  py::class_<Group, Holder<Group>> group(module, "Group");
+  PyGroup group(module, "Group");
   group.def("rank", &Group::rank)
       .def("size", &Group::size)
       .def("global_rank", &Group::global_rank)

@@ -84,8 +84,7 @@ class AnyOptimizer {
 };
 
 std::map<std::string, at::Tensor> state_dict(const AnyOptimizer& optimizer) {
-  checkpoint::StateDict state;
-  state = optimizer.fused().state_dict();
+  const checkpoint::StateDict state = optimizer.fused().state_dict();
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, value] : state) tensors[name] = checkpoint::value_of<at::Tensor>(state, name);
   return tensors;

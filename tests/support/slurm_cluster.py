@@ -9,23 +9,13 @@ import pathlib
 import secrets
 import shutil
 import subprocess
-import time
 
 import host_cluster
+from checks import wait_until
 
 TOOLS = ("ip", "munged", "munge", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 CONTROLLER_PORT = 16817  # in the sandbox's own network
 NODE_PORT = 17000
-
-
-def wait_until(what, question, seconds=20):
-    """Polls until `question()` returns a true value, and returns that value."""
-    end = time.monotonic() + seconds
-    while not (answer := question()):
-        if time.monotonic() > end:
-            raise TimeoutError(f"after {seconds} s: {what}")
-        time.sleep(0.05)
-    return answer
 
 
 class SlurmCluster:
@@ -55,14 +45,14 @@ class SlurmCluster:
             f"--log-file={self.folder}/log/munged.log",
         )
         wait_until(
-            "munged answers",
             lambda: subprocess.run(["munge", "-S", socket, "-n"], capture_output=True, check=False).returncode == 0,
+            "munged does not answer",
         )
         self.start("slurmctld", "-D")
         for node in nodes:
             self.start("slurmd", "-D", "-N", node)
         wait_until(
-            "the nodes are idle", lambda: self.run_client("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes)
+            lambda: self.run_client("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes), "the nodes are not idle"
         )
 
     def make_network(self, num_nodes):

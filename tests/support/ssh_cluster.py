@@ -10,6 +10,7 @@ import tempfile
 import time
 
 import host_cluster
+from checks import check, wait_until
 from host_cluster import SUBNET, sh
 
 INIT = """hostname h$1; mount -t sysfs sysfs /sys; mount -t tmpfs -o size=256m tmpfs /dev/shm
@@ -131,23 +132,6 @@ class SshCluster(host_cluster.HostCluster):
                 return sum("Accepted publickey" in line for line in log)
         except FileNotFoundError:
             return 0
-
-
-def wait_until(condition, what, limit_s=10.0):
-    """Polls until the condition is true, and returns the time in seconds that it took."""
-    started = time.monotonic()
-    while not condition():
-        if time.monotonic() - started > limit_s:
-            raise RuntimeError(f"{what}, for {limit_s} s")
-        time.sleep(0.01)
-    return time.monotonic() - started
-
-
-def check(good, text):
-    """Prints the result of a check. Exits with an error unless `good`."""
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def run_cases(cases, names, num_hosts, runs=1):

@@ -1,4 +1,4 @@
-// A temporary directory for one test, and reading files and error messages.
+// A temporary directory for one test, and reading files and errors.
 #pragma once
 
 #include <cstdlib>
@@ -64,6 +64,17 @@ std::string message_of(Action action) {
     return error.what();
   }
   return "";
+}
+
+/// Returns the exception of type E that `action` throws. If it throws none, throws an error that fails the test.
+template <typename E, typename Action>
+E thrown(Action action) {
+  try {
+    action();
+  } catch (const E& error) {
+    return error;
+  }
+  throw std::logic_error("nothing was thrown");
 }
 
 }  // namespace lockstep::tests

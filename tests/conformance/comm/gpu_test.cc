@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::gpu_test {
 namespace {
@@ -209,14 +210,7 @@ TEST(Gpu, SplitsInARow) {
 
 TEST(Gpu, WrongDevicesAreRejected) {
   if (num_ranks() == 1) return;
-  const auto text_of = [](const auto& call) -> std::string {
-    try {
-      call();
-    } catch (const base::UsageError& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
-  };
+  const auto text_of = [](const auto& call) -> std::string { return tests::message_of<base::UsageError>(call); };
   const at::Tensor here = on_gpu(numbers(2, 1, at::kFloat)), host = at::empty({2 * num_ranks()});
   EXPECT_THAT(text_of([&] { world().all_gather(host, here); }), HasSubstr("both must be on one device"));
   if (c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount() < 2) return;
@@ -227,13 +221,9 @@ TEST(Gpu, WrongDevicesAreRejected) {
 TEST(GpuDesync, OneRankOnCpu) {
   if (num_ranks() == 1) GTEST_SKIP();
   const at::Tensor host = numbers(3, 1, at::kFloat);
-  try {
-    world().all_reduce(world().rank() == 0 ? host : on_gpu(host));
-    FAIL() << "nothing was thrown";
-  } catch (const base::DesyncError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("rank 0 called all_reduce(float32[3]), rank 1 called all_reduce(float32[3] on cuda)"));
-  }
+  EXPECT_THAT(
+      tests::message_of<base::DesyncError>([&] { world().all_reduce(world().rank() == 0 ? host : on_gpu(host)); }),
+      HasSubstr("rank 0 called all_reduce(float32[3]), rank 1 called all_reduce(float32[3] on cuda)"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "lockstep/data/loader.h"
 #include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::data::data_gpu_test {
 namespace {
@@ -171,13 +172,11 @@ TEST(DataGpu, SampleErrorIsThrownInOrder) {
     in_order.shuffle = false;
     auto loader = make_loader(numbers, DataShard{}, in_order);
     std::vector<Example> found;
-    try {
+    const auto error = tests::thrown<SampleError>([&] {
       for (auto& batch : loader.epoch(0)) found.push_back({batch.data.clone(), batch.target.clone()});
-      FAIL() << "no error for an unreadable sample";
-    } catch (const SampleError& error) {
-      EXPECT_EQ(error.index(), 13u);
-      EXPECT_THAT(error.what(), HasSubstr("sample 13: cannot read it"));
-    }
+    });
+    EXPECT_EQ(error.index(), 13u);
+    EXPECT_THAT(error.what(), HasSubstr("sample 13: cannot read it"));
     ASSERT_EQ(found.size(), 3u);
     EXPECT_EQ(loader.position().samples_drawn, 12u);
     EXPECT_EQ(found[2].target.cpu()[3].item<std::int64_t>(), 11);
@@ -232,12 +231,7 @@ TEST(DataGpu, CustomBatchTypes) {
 
 TEST(DataGpu, InvalidDeviceIsRejected) {
   const auto message = [](at::Device device) {
-    try {
-      make_loader(IndexDataset(), DataShard{}, options(0, device));
-    } catch (const base::UsageError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return tests::message_of<base::UsageError>([&] { make_loader(IndexDataset(), DataShard{}, options(0, device)); });
   };
   EXPECT_THAT(message(at::Device(at::kCUDA, 9)), HasSubstr("LoaderOptions.device is cuda:9, but this process has "));
   EXPECT_THAT(message(at::kMeta),

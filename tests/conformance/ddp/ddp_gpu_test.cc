@@ -9,6 +9,7 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/replicas.h"
 #include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::ddp_gpu_test {
 namespace {
@@ -161,7 +162,7 @@ TEST(DdpGpuFailures, ChangedParameterIsReported) {
   Model model;
   DistributedDataParallel ddp(model, world());
   torch::optim::SGD optimizer(model.parameters(), 0.5);
-  try {
+  const auto error = tests::thrown<base::CommError>([&] {
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       backward(model, step);
@@ -169,11 +170,9 @@ TEST(DdpGpuFailures, ChangedParameterIsReported) {
       const torch::NoGradGuard no_grad;
       if (world().rank() == 1) model.all[2].add_(model.all[2], 1e-3);
     }
-    FAIL() << "nothing was thrown";
-  } catch (const base::CommError& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kReplicaDiverged);
-    EXPECT_THAT(error.what(), HasSubstr("parameter p2 differs between ranks"));
-  }
+  });
+  EXPECT_EQ(error.cause(), base::Cause::kReplicaDiverged);
+  EXPECT_THAT(error.what(), HasSubstr("parameter p2 differs between ranks"));
 }
 
 TEST(DdpGpuFailures, RankInBarrierIsDetectedAtOnce) {
@@ -185,13 +184,11 @@ TEST(DdpGpuFailures, RankInBarrierIsDetectedAtOnce) {
     backward(model, step);
   }
   const auto begun = std::chrono::steady_clock::now();
-  try {
-    model.zero_grad();
-    world().rank() == 1 ? world().barrier() : backward(model, 2);
-    FAIL() << "nothing was thrown";
-  } catch (const base::DesyncError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 called backward()"), HasSubstr("rank 1 called barrier()")));
-  }
+  EXPECT_THAT(tests::message_of<base::DesyncError>([&] {
+                model.zero_grad();
+                world().rank() == 1 ? world().barrier() : backward(model, 2);
+              }),
+              AllOf(HasSubstr("rank 0 called backward()"), HasSubstr("rank 1 called barrier()")));
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
 }
 

@@ -1,11 +1,14 @@
 // Tests SyncBatchNorm over all ranks against one BatchNorm on the whole batch.
 #include "lockstep/nn/sync_batch_norm.h"
 
+#include <gmock/gmock.h>
+
 #include <filesystem>
 
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/nn/data_parallel.h"
 #include "tests/conformance/ddp/test_models.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests::sync_batch_norm_test {
 namespace {
@@ -367,12 +370,8 @@ TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
   EXPECT_THROW(convert_sync_batch_norm(none, world()), base::UsageError);
   torch::nn::Sequential unknown(torch::nn::BatchNorm1d(2),
                                 torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
-  try {
-    convert_sync_batch_norm(unknown, world());
-    FAIL() << "no error";
-  } catch (const base::UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find(": 1 has neither"), std::string::npos) << error.what();
-  }
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { convert_sync_batch_norm(unknown, world()); }),
+              ::testing::HasSubstr(": 1 has neither"));
   EXPECT_FALSE(nn::has_sync_batch_norm(*unknown));
   torch::nn::Sequential known(torch::nn::BatchNorm1d(BatchNormOptions(2).track_running_stats(false)),
                               torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false)));
@@ -389,16 +388,13 @@ TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
 TEST(SyncBatchNormFailures, RankThatSkipsForwardIsReported) {
   ConvNet net;
   convert_sync_batch_norm(net, world());
-  try {
-    if (world().rank() == 1)
-      world().barrier();
-    else
-      net->forward(torch::randn({3, 2, 5, 5}));
-    FAIL() << "no error";
-  } catch (const base::DesyncError& error) {
-    EXPECT_NE(std::string(error.what()).find("all_gather(norm.forward: float64[9])"), std::string::npos)
-        << error.what();
-  }
+  EXPECT_THAT(tests::message_of<base::DesyncError>([&] {
+                if (world().rank() == 1)
+                  world().barrier();
+                else
+                  net->forward(torch::randn({3, 2, 5, 5}));
+              }),
+              ::testing::HasSubstr("all_gather(norm.forward: float64[9])"));
 }
 
 }  // namespace

@@ -179,12 +179,9 @@ TEST(Resume, FromPathIntoNewFolder) {
 TEST(Resume, InvalidPathIsRejected) {
   const SharedDir dir;
   for (const std::string& path : {dir.path() + "/none", dir.path()}) {
-    try {
-      run(sgd(), {.max_epochs = 1, .folder = dir.path() + "/runs", .resume = path}, -1);
-      FAIL() << path;
-    } catch (const base::UsageError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("\"" + path + "\" contains no checkpoint"));
-    }
+    EXPECT_THAT(tests::message_of<base::UsageError>(
+                    [&] { run(sgd(), {.max_epochs = 1, .folder = dir.path() + "/runs", .resume = path}, -1); }),
+                HasSubstr("\"" + path + "\" contains no checkpoint"));
   }
 }
 
@@ -250,14 +247,12 @@ TEST(Resume, TrainingContinuesWhenDiskIsFull) {
 TEST(Resume, TrainingStopsWhenDiskIsFull) {
   const SharedDir dir;
   Net net(nullptr);
-  try {
+  const auto error = tests::thrown<base::SystemError>([&] {
     run_with_full_disk(
         net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = DiskErrorPolicy::kStop});
-    FAIL();
-  } catch (const base::SystemError& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed);
-    EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1)));
-  }
+  });
+  EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed);
+  EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1)));
 }
 
 /// A job of its own, because the error closes the group.
@@ -271,7 +266,7 @@ TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
   };
   const auto count = std::make_shared<Count>();
   Net net(nullptr);
-  try {
+  const auto error = tests::thrown<base::Error>([&] {
     run_with_full_disk(net,
                        {.max_epochs = 10000,
                         .folder = folder,
@@ -280,10 +275,8 @@ TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
                         .save_every_n_epochs = 0,
                         .on_disk_error = DiskErrorPolicy::kStop},
                        count);
-    FAIL();
-  } catch (const base::Error& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed) << error.what();
-  }
+  });
+  EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed) << error.what();
   EXPECT_GE(count->steps, 300);
   EXPECT_LT(count->steps, 600) << "only the next save checked for the error";
 }

@@ -29,7 +29,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fault_table  # noqa: E402
 import history  # noqa: E402
-from tagged_processes import find_tagged  # noqa: E402
+from tagged_processes import find_tagged, kill_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS"
 REPORT_LIMIT_S = 1.0
@@ -100,8 +100,7 @@ class Run:
                     wrong.append(f"left: {left}")
                 return wrong, reported_s, ended_s
             finally:
-                for pid in find_tagged(MARK, self.mark):
-                    os.kill(pid, signal.SIGKILL)
+                kill_tagged(MARK, self.mark)
                 job.wait()
 
     def disturb(self, folder):

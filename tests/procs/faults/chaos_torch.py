@@ -16,7 +16,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from tagged_processes import find_tagged  # noqa: E402
+from tagged_processes import kill_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS_TORCH"
 STEP = 60
@@ -101,8 +101,7 @@ def run_fault(args, fault):
             except subprocess.TimeoutExpired:
                 took = f"more than {args.limit:.0f} s"
         finally:
-            for pid in find_tagged(MARK, mark):
-                os.kill(pid, signal.SIGKILL)
+            kill_tagged(MARK, mark)
             rest, _ = job.communicate()
             text = text or rest
         messages = [

@@ -18,7 +18,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from tagged_processes import find_tagged  # noqa: E402
+from tagged_processes import find_ranks, find_tagged, kill_tagged  # noqa: E402
 
 LIMIT_S = 5.0
 MARK = "LOCKSTEP_TEST_RANDOM_KILL"
@@ -27,9 +27,7 @@ MARK = "LOCKSTEP_TEST_RANDOM_KILL"
 def rank_pids(mark, ranks, deadline):
     """Blocks until all ranks run the program. Returns {rank: pid}, or None at the deadline."""
     while time.monotonic() < deadline:
-        found = {
-            int(env["LOCKSTEP_RANK"]): pid for pid, env in find_tagged(MARK, mark).items() if "LOCKSTEP_RANK" in env
-        }
+        found = find_ranks(MARK, mark)
         if len(found) == ranks:
             return found
         time.sleep(0.005)
@@ -38,21 +36,13 @@ def rank_pids(mark, ranks, deadline):
 
 def one_run(args, number, rng):
     mark = f"{os.getpid()}.{number}"
-    command = [
-        args.lockstep,
-        "run",
-        "-n",
-        str(args.ranks),
-        "--bind",
-        "none",
-        "--",
-        args.program,
-        "1000000",
-        "exchange",
-        "/dev/null",
-    ]
+    run = [args.lockstep, "run", "-n", str(args.ranks), "--bind", "none", "--"]
     job = subprocess.Popen(
-        command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*run, args.program, "1000000", "exchange", "/dev/null"],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         pids = rank_pids(mark, args.ranks, time.monotonic() + 20)
@@ -84,8 +74,7 @@ def one_run(args, number, rng):
         )
         return "; ".join(wrong)
     finally:
-        for pid in find_tagged(MARK, mark):
-            os.kill(pid, signal.SIGKILL)
+        kill_tagged(MARK, mark)
         job.wait()
 
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from tagged_processes import find_tagged  # noqa: E402
+from tagged_processes import find_ranks, kill_tagged  # noqa: E402
 
 LIMIT_S = 10.0
 START_S = 60.0
@@ -69,9 +69,7 @@ def one_run(args, number, rng, durable, longest):
             wrong.append(f"the newest is step {found[1]}, but step {durable} was durable")
         if int(found[2]) < min(2, durable):
             wrong.append(f"{found[2]} checkpoints are complete")
-        pids = {
-            int(env["LOCKSTEP_RANK"]): pid for pid, env in find_tagged(MARK, mark).items() if "LOCKSTEP_RANK" in env
-        }
+        pids = find_ranks(MARK, mark)
         time.sleep(rng.uniform(0, longest))
         begin = time.monotonic()
         killed = kill(pids, rng)
@@ -85,8 +83,7 @@ def one_run(args, number, rng, durable, longest):
     except subprocess.TimeoutExpired:
         return f"the launcher did not end in {4 * LIMIT_S:.0f} s", durable, 0
     finally:
-        for pid in find_tagged(MARK, mark):
-            os.kill(pid, signal.SIGKILL)
+        kill_tagged(MARK, mark)
         job.wait()
 
 

@@ -16,6 +16,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
+from checks import check  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).with_name("program.py")
 STRATEGIES = {
@@ -24,12 +25,6 @@ STRATEGIES = {
     "accelerate": ("ddp", "backend"),
     "transformers": ("ddp", "backend"),
 }
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def output_of(command, environment):

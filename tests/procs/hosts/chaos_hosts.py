@@ -31,7 +31,7 @@ import fault_table  # noqa: E402
 import history  # noqa: E402
 import host_cluster  # noqa: E402
 from cluster_job import Job, MpiJob, hosts_of_ranks  # noqa: E402
-from tagged_processes import find_tagged  # noqa: E402
+from tagged_processes import find_tagged, kill_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS"
 STEPS = 400
@@ -74,8 +74,7 @@ class Run:
                 if self.plan.undo:
                     self.plan.undo()
                 job.stop()
-                for pid in find_tagged(MARK, self.mark):
-                    os.kill(pid, signal.SIGKILL)
+                kill_tagged(MARK, self.mark)
 
     def disturb(self, folder):
         limit = time.monotonic() + 60

@@ -19,7 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import history  # noqa: E402
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import LockstepRun, check, wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
+from ssh_cluster import LockstepRun  # noqa: E402
 
 HOSTS = 3
 RANKS_PER_HOST = 2

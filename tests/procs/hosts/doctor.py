@@ -18,17 +18,12 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 NUM_HOSTS = 5
 LIMIT_S = 100
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 TORCH = '{"python": "3.11.2", "torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9"}'
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def run(*words, **variables):
@@ -248,14 +243,15 @@ def killed_doctor_leaves_no_processes(cluster):
         stderr=subprocess.DEVNULL,
     )
     for host in (1, 2):
-        ssh_cluster.wait_until(
+        wait_until(
             lambda host=host: sum("sleep 300" in words for words in cluster.processes(host).values()) == 2,
             "the doctor does not run Python",
         )
     doctor.kill()
     doctor.wait(10)
-    took = ssh_cluster.wait_until(lambda: not any(cluster.processes(host) for host in (1, 2)), "processes are left", 10)
-    check(True, f"no process left after {took:.2f} s")
+    begun = time.monotonic()
+    wait_until(lambda: not any(cluster.processes(host) for host in (1, 2)), "processes are left", 10)
+    check(True, f"no process left after {time.monotonic() - begun:.2f} s")
 
 
 def gigabit_network_is_detected(cluster):

@@ -17,7 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 NUM_HOSTS = 3
 LIMIT_S = 100
@@ -26,12 +26,6 @@ SCRIPT = (
     "if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; "
     "echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)"
 )
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 class Run:

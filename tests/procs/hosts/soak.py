@@ -38,7 +38,7 @@ sys.path[:0] = [str(TESTS / "support"), str(TESTS / "training")]
 import host_cluster  # noqa: E402
 import resume_history  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import check, wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 HOSTS = (1, 2)
 RANKS = 4

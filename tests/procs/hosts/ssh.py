@@ -19,7 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import LockstepRun, check  # noqa: E402
+from checks import check  # noqa: E402
+from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 4
 

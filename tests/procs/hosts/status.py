@@ -17,7 +17,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import LockstepRun, check, wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
+from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 2
 SILENCE_LIMIT_S = 2.5  # the launcher waits 1 s for its agents

@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from checks import check  # noqa: E402
 
 BYTES = 32 << 20
 STEPS = 8
@@ -98,12 +99,6 @@ def sync_main():
     if dist.get_rank() == 0:
         print(json.dumps({"weights": weights}), flush=True)
     dist.destroy_process_group()
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def main():

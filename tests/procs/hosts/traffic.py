@@ -14,16 +14,11 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
+from checks import check  # noqa: E402
 from cluster_job import Job, MpiJob, hosts_of_ranks, run  # noqa: E402
 
 BYTES = 32 << 20
 QUIET = {"LOCKSTEP_LOG": "quiet"}
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def traffic_ratio(cluster, binary, order, wire_dtype):

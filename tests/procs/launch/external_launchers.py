@@ -19,16 +19,11 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
+from checks import check  # noqa: E402
 
 LIMIT_S = 60
 PYTHON = pathlib.Path(__file__).resolve().parents[3] / ".deps/python/bin"  # has torch
 NUM_ELEMENTS = 1024  # of the sum that the program prints
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        sys.exit(1)
 
 
 def environment(**more):

@@ -22,7 +22,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from ssh_cluster import check, wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 RANKS = 4
 PRINT_BYTES = 100

@@ -18,15 +18,10 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import history  # noqa: E402
 import host_cluster  # noqa: E402
+from checks import check  # noqa: E402
 
 STEPS = 100
 USER_ID = 65432  # a user without other processes
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        sys.exit(1)
 
 
 def start(args, folder, *options, words=(), preexec_fn=None):

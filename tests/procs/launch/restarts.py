@@ -19,28 +19,13 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import check_history  # noqa: E402
-from tagged_processes import environment, find_tagged  # noqa: E402
+from checks import check, wait_until  # noqa: E402
+from tagged_processes import environment, find_tagged, kill_tagged  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_RESTARTS"
 RANKS = 3
 STEPS_PER_CHECKPOINT = 5
 LIMIT_S = 60
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
-
-
-def wait_until(condition, what, limit_s=30.0):
-    """Polls until `condition()` returns a true value, and returns that value."""
-    begun = time.monotonic()
-    while not (found := condition()):
-        if time.monotonic() - begun > limit_s:
-            check(False, f"in {limit_s} s: {what}")
-        time.sleep(0.005)
-    return found
 
 
 class Job:
@@ -92,8 +77,7 @@ class Job:
         try:
             out, err = self.process.communicate(timeout=LIMIT_S)
         finally:
-            for pid in find_tagged(MARK, self.mark):
-                os.kill(pid, signal.SIGKILL)
+            kill_tagged(MARK, self.mark)
         return self.process.returncode, out, err
 
 
@@ -119,7 +103,7 @@ def random_kills(folder):
         pids = job.wait_for_ranks(generation)
         before = job.saved()  # not earlier: a rank of the previous generation may have been saving
         # Without a newer checkpoint the job would end with NO_PROGRESS.
-        wait_until(lambda before=before: job.saved() > before, "a newer checkpoint")
+        wait_until(lambda before=before: job.saved() > before, "there is no newer checkpoint")
         # A step takes 4 ms, and every fifth writes a checkpoint.
         time.sleep(rng.uniform(0, 0.05))
         victims.append(rng.randrange(RANKS))
@@ -182,8 +166,8 @@ def stale_ranks_are_rejected(folder):
     page = os.open(f"/proc/{job.pids(0)[1]}/fd/{old['LOCKSTEP_PAGE']}", os.O_RDWR)
     # A process that joins as rank 1, and stops before it does anything.
     stale = start_as({**old, MARK: "stale"}, page, *words, "hold")
-    wait_until(lambda: state_of(stale.pid) == "T", "the stale rank has joined and stopped")
-    wait_until(lambda: job.saved() > 0, "a checkpoint")
+    wait_until(lambda: state_of(stale.pid) == "T", "the stale rank has not joined and stopped")
+    wait_until(lambda: job.saved() > 0, "there is no checkpoint")
     os.kill(job.pids(0)[1], signal.SIGKILL)
     new = environment(job.wait_for_ranks(1)[1])
     check(
@@ -196,7 +180,7 @@ def stale_ranks_are_rejected(folder):
     expect_end(start_as({**old, MARK: "stale", "LOCKSTEP_STORE": new["LOCKSTEP_STORE"]}, page, *words), 76, "STALE_GEN")
     expect_end(start_as({**new, MARK: "stale"}, page, *words), 76, "AUTH_FAILED")
     before = job.saved()
-    wait_until(lambda: job.saved() > before, "the job makes progress")
+    wait_until(lambda: job.saved() > before, "the job makes no progress")
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.end()
     check(

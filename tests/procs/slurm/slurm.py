@@ -19,15 +19,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
-from slurm_cluster import wait_until  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 LIMIT_S = 90
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def run(cluster, *words, **variables):
@@ -166,7 +160,7 @@ def launch_starts_ranks_on_each_node_of_step(cluster):
     check(code == 9 and "cause=RANK_EXITED rank=1 host=n1" in err, err[-300:])
     out = run_ok(cluster, "srun", "-N2", "--ntasks-per-node=2", ARGUMENTS.probe, "launch", 3, "x")
     check(out == ["rank none: <x>"] * 4, f"{out}: tasks that are ranks")
-    wait_until("no agent is left", lambda: not processes("lockstep agent"))
+    wait_until(lambda: not processes("lockstep agent"), "agents are left")
 
 
 def signal_to_all_processes_is_handled_by_ranks(cluster):
@@ -182,13 +176,13 @@ def signal_to_all_processes_is_handled_by_ranks(cluster):
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until("the ranks run", lambda: all((cluster.folder / f"ready.{rank}").exists() for rank in (0, 1)))
+    wait_until(lambda: all((cluster.folder / f"ready.{rank}").exists() for rank in (0, 1)), "the ranks do not run")
     agents = processes("lockstep agent")
     subprocess.run(
         ["scancel", "-s", "USR1", cluster.run_client("squeue", "-h", "-o", "%i")], env=cluster.environment, check=True
     )
     wait_until(
-        "the ranks have the signal", lambda: all((cluster.folder / f"signalled.{rank}").exists() for rank in (0, 1))
+        lambda: all((cluster.folder / f"signalled.{rank}").exists() for rank in (0, 1)), "the ranks have no signal"
     )
     check(len(agents) >= 3 and processes("lockstep agent") == agents, f"agents and their guards keep running: {agents}")
     (cluster.folder / "go").touch()
@@ -212,14 +206,14 @@ def start_sleepers(cluster):
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until("the ranks run", lambda: len(sleepers()) == 12)
+    wait_until(lambda: len(sleepers()) == 12, "the ranks do not run")
     return job
 
 
 def expect_end(job, limit_s, has):
     """Waits until the job and all its processes have ended. Its last line of stderr must contain all of `has`."""
     _, err = job.communicate(timeout=LIMIT_S)
-    wait_until("no process is left", lambda: not sleepers() and not processes("lockstep agent"), limit_s)
+    wait_until(lambda: not sleepers() and not processes("lockstep agent"), "processes are left", limit_s)
     line = err.splitlines()[-1] if err else ""
     check(all(text in line for text in has), f"no process is left: {line[:250]}")
 

@@ -15,6 +15,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from checks import check, wait_until  # noqa: E402
+
 LIMIT_S = 60  # for each process
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "unit/launch/slurm/sbatch"
 
@@ -45,20 +48,6 @@ sys.exit(int(open("pipe").readline()))
 
 # Ignores both signals, and exits with the code that it reads from its pipe.
 IGNORING = 'trap "" USR1 TERM; touch ready; read -r code <pipe; exit "$code"'
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        sys.exit(1)
-
-
-def wait_until(what, question):
-    end = time.monotonic() + LIMIT_S
-    while not question():
-        if time.monotonic() > end:
-            check(False, f"in {LIMIT_S} s: {what}")
-        time.sleep(0.005)
 
 
 def sleeps_and_catches_term(pid):
@@ -122,8 +111,8 @@ class Workspace:
         (self.folder / "ready").unlink(missing_ok=True)
         (self.folder / "counts").unlink(missing_ok=True)
         job = self.start(*words)
-        wait_until("the program runs", (self.folder / "ready").exists)
-        wait_until("the shell waits, with its traps set", lambda: sleeps_and_catches_term(job.pid))
+        wait_until((self.folder / "ready").exists, "the program does not run", LIMIT_S)
+        wait_until(lambda: sleeps_and_catches_term(job.pid), "the shell does not wait with its traps set", LIMIT_S)
         return job
 
     def end(self, job, code):
@@ -278,7 +267,9 @@ def usr1_reaches_the_program(workspace):
         job = workspace.start_program("--", sys.executable, "-c", COUNTING)
         for count in (1, 2, 3):
             job.send_signal(signal.SIGUSR1)
-            wait_until("the program has the signal", lambda count=count: f"'USR1': {count}" in workspace.counts())
+            wait_until(
+                lambda count=count: f"'USR1': {count}" in workspace.counts(), "the program has no signal", LIMIT_S
+            )
         check(job.poll() is None, "the shell still waits")
         check(workspace.end(job, code) == code, f"code {code} after three signals")
     check(workspace.requeued() == ["requeue 4711"], f"requeued once {workspace.requeued()}")

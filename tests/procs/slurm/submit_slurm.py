@@ -15,18 +15,13 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
+from checks import check, wait_until  # noqa: E402
 
 LIMIT_S = 90  # for one job
 # Exits with code 75 on SIGUSR1, and with 7 after it was requeued.
 LEAVE_ON_USR1 = (
     '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 7; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'
 )
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        sys.exit(1)
 
 
 class Workspace:
@@ -61,12 +56,12 @@ class Workspace:
         return path.read_text() if path.exists() else ""
 
     def until_log_has(self, job, text):
-        slurm_cluster.wait_until(f"{text!r} is in the log of {job}", lambda: text in self.log(job), LIMIT_S)
+        wait_until(lambda: text in self.log(job), f"{text!r} is not in the log of {job}", LIMIT_S)
 
     def until_state(self, job, *states):
-        return slurm_cluster.wait_until(
-            f"{job} is {states}",
+        return wait_until(
             lambda: (state := self.cluster.state(job)) and state.get("JobState") in states and state,
+            f"{job} is not {states}",
             LIMIT_S,
         )
 
@@ -130,9 +125,9 @@ def array_task_is_requeued(workspace):
         'echo index $SLURM_ARRAY_TASK_ID; [ "$SLURM_ARRAY_TASK_ID${SLURM_RESTART_COUNT:-}" != 2 ] || exit 75',
     )
     for index, count in ((1, 1), (2, 2)):
-        slurm_cluster.wait_until(
-            f"index {index} has run {count} times",
+        wait_until(
             lambda index=index, count=count: workspace.log(f"{job}_{index}").count(f"index {index}") == count,
+            f"index {index} has not run {count} times",
             LIMIT_S,
         )
         workspace.until_state(f"{job}_{index}", "COMPLETED")
@@ -170,11 +165,11 @@ def cancelled_job_stays_cancelled(workspace):
     workspace.until_log_has(job, "ready")
     workspace.cluster.run_client("scancel", job)
     workspace.until_log_has(job, "asked")
-    slurm_cluster.wait_until(
-        "its processes have ended",
+    wait_until(
         lambda: (
             workspace.cluster.state(job).get("EndTime") and not workspace.cluster.run_client("squeue", "-h", "-j", job)
         ),
+        "its processes have not ended",
         LIMIT_S,
     )
     state = workspace.cluster.state(job)

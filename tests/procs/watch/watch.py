@@ -20,6 +20,9 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from checks import check  # noqa: E402
+
 PROGRAM = pathlib.Path(__file__).with_name("torch_program.py")
 END_S = 7  # from the limit to the end of the job
 # What the last rank does: option, cause, the operation in which the FATAL line says that others wait, the function in
@@ -46,12 +49,6 @@ GROUPS = {"gloo": ("gloo", None), "lockstep": ("lockstep", None), "beside": ("lo
 IN_DEFAULT_GROUP = ("backward", "store", "init")
 WORKS = ("evaluate", "compile", "download", "save")
 WORK_S = 15
-
-
-def check(good, text):
-    print(("ok: " if good else "FAILED: ") + text, flush=True)
-    if not good:
-        raise SystemExit(1)
 
 
 def run(args, what, *words, program=PROGRAM, ranks=3, options=(), folder=None, env=()):

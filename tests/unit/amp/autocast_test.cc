@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::amp {
 namespace {
@@ -138,12 +139,7 @@ TEST(Autocast, WeightGradientsAreFloat32) {
 TEST(Autocast, RejectsUnsupportedDeviceAndDtype) {
   const Settings before;
   const auto error_of = [](const AutocastOptions& options) {
-    try {
-      const Autocast guard(options);
-    } catch (const base::UsageError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
+    return tests::message_of<base::UsageError>([&] { const Autocast guard(options); });
   };
   EXPECT_EQ(error_of({.dtype = at::kDouble}), "Autocast: dtype is Double on cpu; expected BFloat16 or Half");
   EXPECT_EQ(error_of({.device = at::kCUDA, .dtype = at::kInt}),

@@ -9,6 +9,7 @@
 
 #include "lockstep/amp/unscaling.h"
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::amp {
 namespace {
@@ -24,12 +25,7 @@ at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) {
 
 template <typename Action>
 std::string scaler_error(Action action) {
-  try {
-    action();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  }
-  return "nothing";
+  return tests::message_of<base::UsageError>(action);
 }
 
 struct TrainedModel {

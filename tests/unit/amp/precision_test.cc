@@ -9,6 +9,7 @@
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::amp {
 namespace {
@@ -16,12 +17,7 @@ namespace {
 using testing::HasSubstr;
 
 std::string precision_error(const std::string& name, const PrecisionOverrides& overrides = {}) {
-  try {
-    parse_precision(name, overrides);
-  } catch (const base::UsageError& error) {
-    return error.what();
-  }
-  return "nothing";
+  return tests::message_of<base::UsageError>([&] { parse_precision(name, overrides); });
 }
 
 TEST(Precision, PresetsMatchDocumentedTable) {

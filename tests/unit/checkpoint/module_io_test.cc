@@ -107,18 +107,14 @@ TEST(ModuleIo, ListsMismatchesAndLeavesModuleUnchanged) {
   for (const char* const name : {"x1", "x2", "x3", "x4", "x5", "x6"}) tensors[name] = torch::zeros({1});
   save_tensors(tensors, folder / "x");
   const auto before = net->first->weight.clone();
-  try {
-    load(net, folder / "x");
-    ADD_FAILURE() << "no exception";
-  } catch (const base::UsageError& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kBadFile);
-    EXPECT_EQ(error.what(),
-              "cannot load " + (folder / "x") +
-                  std::string(": it does not match the module: 5 missing in the file (\"norm.bias\", "
-                              "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
-                              "\"norm.weight\"); 6 unexpected in the file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", "
-                              "...); 1 with another shape (\"scale\" [1, 1] in the file, [1] in the module)"));
-  }
+  const auto error = tests::thrown<base::UsageError>([&] { load(net, folder / "x"); });
+  EXPECT_EQ(error.cause(), base::Cause::kBadFile);
+  EXPECT_EQ(error.what(),
+            "cannot load " + (folder / "x") +
+                std::string(": it does not match the module: 5 missing in the file (\"norm.bias\", "
+                            "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
+                            "\"norm.weight\"); 6 unexpected in the file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", "
+                            "...); 1 with another shape (\"scale\" [1, 1] in the file, [1] in the module)"));
   EXPECT_TRUE(net->first->weight.equal(before));
 }
 

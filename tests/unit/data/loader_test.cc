@@ -159,13 +159,9 @@ TEST(Loader, ExceptionIsRethrownInOrderWithItsSample) {
 TEST(Loader, KeepsCauseAndFirstLineOfException) {
   auto format =
       make_loader(1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, DataShard{});
-  try {
-    format.epoch(0).begin();
-    ADD_FAILURE() << "no exception";
-  } catch (const SampleError& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kBadFile);
-    EXPECT_STREQ(error.what(), "sample 0: x.png:12: bad");
-  }
+  const auto error = tests::thrown<SampleError>([&] { format.epoch(0).begin(); });
+  EXPECT_EQ(error.cause(), base::Cause::kBadFile);
+  EXPECT_STREQ(error.what(), "sample 0: x.png:12: bad");
   auto torch_error = make_loader(1, [](std::size_t) { return torch::ones({2}).view({3}); }, DataShard{});
   const auto message = message_of<SampleError>([&] { torch_error.epoch(0).begin(); });
   EXPECT_THAT(message, HasSubstr("sample 0: shape '[3]' is invalid"));

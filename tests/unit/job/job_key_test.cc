@@ -47,13 +47,8 @@ class KeyFile : public ::testing::Test {
     return path;
   }
   void expect_refused(const std::string& path, const std::string& why) {
-    try {
-      JobKey::from_file(path);
-      ADD_FAILURE() << "the file was accepted; expected: " << why;
-    } catch (const base::UsageError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(why));
-      EXPECT_THAT(error.what(), HasSubstr(path));
-    }
+    EXPECT_THAT(tests::message_of<base::UsageError>([&] { JobKey::from_file(path); }),
+                testing::AllOf(HasSubstr(why), HasSubstr(path)));
   }
   const tests::TempDir dir_;
 };

@@ -17,6 +17,7 @@
 #include "lockstep/job/store_client.h"
 #include "lockstep/job/store_protocol.h"
 #include "tests/support/sanitizer.h"
+#include "tests/support/temp_dir.h"
 #include "tests/unit/job/store_job.h"
 
 namespace lockstep::job {
@@ -150,14 +151,11 @@ TEST(StoreServer, RefusesAnotherJob) {
 TEST(StoreServer, RefusesAnotherGeneration) {
   StoreServer server(kAnyPort, {"job", 2, kTestJob.key});
   for (const int generation : {1, 3}) {
-    try {
-      connect_store(server.address(), {"job", generation, kTestJob.key}, 0, within_10s());
-      FAIL() << generation << " was accepted";
-    } catch (const CommError& error) {
-      EXPECT_EQ(error.cause(), Cause::kStaleGen);
-      EXPECT_THAT(error.what(), HasSubstr("belongs to generation 2 of this job, but this rank belongs to generation " +
-                                          std::to_string(generation)));
-    }
+    const auto error = tests::thrown<CommError>(
+        [&] { connect_store(server.address(), {"job", generation, kTestJob.key}, 0, within_10s()); });
+    EXPECT_EQ(error.cause(), Cause::kStaleGen);
+    EXPECT_THAT(error.what(), HasSubstr("belongs to generation 2 of this job, but this rank belongs to generation " +
+                                        std::to_string(generation)));
   }
   EXPECT_TRUE(connect_store(server.address(), {"job", 2, kTestJob.key}, 0, within_10s()));
 }
@@ -419,13 +417,9 @@ TEST(StoreClient, RefusesAReplacedServer) {
   client->set("k", "v", within_10s());
   server.reset();
   StoreServer next(address, kTestJob);  // a server of the same job
-  try {
-    client->set("k", "old", within_10s());
-    FAIL() << "the replaced server was accepted";
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
-    EXPECT_THAT(error.what(), HasSubstr("another store has replaced it"));
-  }
+  const auto error = tests::thrown<CommError>([&] { client->set("k", "old", within_10s()); });
+  EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
+  EXPECT_THAT(error.what(), HasSubstr("another store has replaced it"));
   EXPECT_EQ(cause_of([&] { client->set("k", "old", within_10s()); }), Cause::kCoordinatorLost);
   EXPECT_EQ(next.store().find("k", within_10s()), std::nullopt);
   EXPECT_TRUE(connect_store(address, kTestJob, 1, within_10s()));

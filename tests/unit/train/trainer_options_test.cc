@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::training {
 namespace {
@@ -15,12 +16,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::string usage_error_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const base::UsageError& error) {
-    return error.what();
-  }
-  return "no error";
+  return tests::message_of<base::UsageError>(function);
 }
 
 TEST(CountOrFraction, ResolvesCountsAndFractions) {

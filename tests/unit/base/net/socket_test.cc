@@ -63,13 +63,9 @@ TEST(Socket, WaitsEndAtTheirDeadline) {
   char byte;
   EXPECT_FALSE(wait_readable(c.server.get(), Deadline::in(10ms)));
   EXPECT_TRUE(wait_writable(c.server.get(), Deadline::in(10ms)));
-  try {
-    recv_all(c.server.get(), &byte, 1, Deadline::in(10ms));
-    FAIL();
-  } catch (const SystemError& error) {
-    EXPECT_EQ(error.error_number(), ETIMEDOUT);
-    EXPECT_EQ(error.cause(), Cause::kRankStuck);
-  }
+  const auto error = tests::thrown<SystemError>([&] { recv_all(c.server.get(), &byte, 1, Deadline::in(10ms)); });
+  EXPECT_EQ(error.error_number(), ETIMEDOUT);
+  EXPECT_EQ(error.cause(), Cause::kRankStuck);
   // The peer does not read, so the buffers fill.
   EXPECT_THROW(send_all(c.client.get(), std::string(64 << 20, 'x'), Deadline::in(50ms)), SystemError);
 }
@@ -86,13 +82,9 @@ TEST(Socket, DistinguishesEndFromTruncatedMessage) {
 TEST(Socket, PortInUseIsReported) {
   const Fd listener = listen_on(kAnyPort);
   const Address taken = local_address(listener.get());
-  try {
-    listen_on(taken);
-    FAIL();
-  } catch (const SystemError& error) {
-    EXPECT_EQ(error.cause(), Cause::kPortInUse);
-    EXPECT_THAT(error.what(), HasSubstr(to_string(taken)));
-  }
+  const auto error = tests::thrown<SystemError>([&] { listen_on(taken); });
+  EXPECT_EQ(error.cause(), Cause::kPortInUse);
+  EXPECT_THAT(error.what(), HasSubstr(to_string(taken)));
 }
 
 TEST(Socket, ReservedPortCanBeListenedOn) {
@@ -119,13 +111,9 @@ TEST(Socket, ConnectTimeoutNamesTheAddress) {
   const Fd reserved = reserve_port(kAnyPort);
   const Address address = local_address(reserved.get());
   const auto begin = Deadline::Clock::now();
-  try {
-    connect_to(address, Deadline::in(100ms));
-    FAIL();
-  } catch (const PeerLostError& error) {
-    EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
-    EXPECT_THAT(error.what(), HasSubstr("cannot connect to " + to_string(address) + ": Connection refused"));
-  }
+  const auto error = tests::thrown<PeerLostError>([&] { connect_to(address, Deadline::in(100ms)); });
+  EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
+  EXPECT_THAT(error.what(), HasSubstr("cannot connect to " + to_string(address) + ": Connection refused"));
   EXPECT_LT(Deadline::Clock::now() - begin, 3s);
   EXPECT_THROW(connect_to({"no such host", 80}, Deadline::in(1s)), UsageError);
 }

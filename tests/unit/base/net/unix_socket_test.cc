@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/shared_memory.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::base::net {
 namespace {
@@ -18,14 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const SystemError& error) {
-    return error.what();
-  }
-  return "";
-}
+std::string error_of(const std::function<void()>& call) { return tests::message_of<SystemError>(call); }
 
 TEST(SharedMemory, TwoMappingsShareContent) {
   const SharedMemory one = SharedMemory::create("test", 1 << 20);

@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "tests/support/sanitizer.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::comm::arena {
 namespace {
@@ -22,14 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kMiB = 1 << 20;
 
-std::string arena_full_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ArenaFull& full) {
-    return full.what();
-  }
-  return "";
-}
+std::string arena_full_text(const std::function<void()>& call) { return tests::message_of<ArenaFull>(call); }
 
 TEST(Arena, BlocksOfAllSizesAreAlignedDisjointAndKeepTheirContents) {
   Arena arena(256 * kMiB, 256 * kMiB);

@@ -186,14 +186,10 @@ TEST_F(DeadlockDetectorTest, PeerThatLeftIsUnevenInput) {
   a.call("world", 2);
   b.deadlock_detector.record_start(b.deadlock_detector.start_counter("world"), 1);
   b.deadlock_detector.leave();
-  try {
-    a.poll();
-    FAIL();
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.cause(), Cause::kUnevenInput);
-    EXPECT_EQ(error.peer(), 1);
-    EXPECT_STREQ(error.what(), "rank 1 finished while rank 0 waits for it in all_reduce(world)");
-  }
+  const auto error = tests::thrown<CommError>([&] { a.poll(); });
+  EXPECT_EQ(error.cause(), Cause::kUnevenInput);
+  EXPECT_EQ(error.peer(), 1);
+  EXPECT_STREQ(error.what(), "rank 1 finished while rank 0 waits for it in all_reduce(world)");
 }
 
 TEST_F(DeadlockDetectorTest, PeerThatLeftAfterItsPartIsIgnored) {
@@ -244,13 +240,9 @@ TEST_F(DeadlockDetectorTest, AbandonedChannelNamesTheCulprit) {
   a.poll();
   b.deadlock_detector.abandon("world", 2, "rank 2 was killed by SIGKILL");
   b.deadlock_detector.abandon("world", 1, "later");
-  try {
-    a.poll();
-    FAIL();
-  } catch (const PeerLostError& error) {
-    EXPECT_STREQ(error.what(), "all_reduce#1: rank 2 was killed by SIGKILL");
-    EXPECT_EQ(error.peer(), 2);
-  }
+  const auto error = tests::thrown<PeerLostError>([&] { a.poll(); });
+  EXPECT_STREQ(error.what(), "all_reduce#1: rank 2 was killed by SIGKILL");
+  EXPECT_EQ(error.peer(), 2);
 }
 
 TEST_F(DeadlockDetectorTest, FirstCauseEndsWaitsWithItsErrorType) {
@@ -259,14 +251,10 @@ TEST_F(DeadlockDetectorTest, FirstCauseEndsWaitsWithItsErrorType) {
   a.poll();  // a lost peer is only a consequence, so this poll does not throw
   b.deadlock_detector.publish_failure(TimeoutError(Cause::kRankStuck, "op", 1, -1, "too long", "hint"));
   b.deadlock_detector.publish_failure(DesyncError(Cause::kDesync, "op", 1, 0, "later"));
-  try {
-    a.poll();
-    FAIL();
-  } catch (const TimeoutError& error) {
-    EXPECT_STREQ(error.what(), "all_reduce#1: too long");
-    EXPECT_EQ(error.peer(), 1);
-    EXPECT_EQ(error.hint(), "hint");
-  }
+  const auto error = tests::thrown<TimeoutError>([&] { a.poll(); });
+  EXPECT_STREQ(error.what(), "all_reduce#1: too long");
+  EXPECT_EQ(error.peer(), 1);
+  EXPECT_EQ(error.hint(), "hint");
 }
 
 TEST_F(DeadlockDetectorTest, DesyncIsPublishedUnderTheCulprit) {
@@ -394,14 +382,10 @@ TEST_F(DeadlockDetectorTest, LauncherCauseReplacesExitStatus) {
     job::publish_cause(*store, {.cause = Cause::kRankDied, .rank = 2, .detail = "killed by SIGKILL"});
   });
   a.call("world", 1);
-  try {
-    a.poll();
-    ADD_FAILURE();
-  } catch (const PeerLostError& error) {
-    EXPECT_EQ(error.cause(), Cause::kRankDied);
-    EXPECT_EQ(error.peer(), 2);
-    EXPECT_STREQ(error.what(), "all_reduce#1: rank 2 was killed by SIGKILL");
-  }
+  const auto error = tests::thrown<PeerLostError>([&] { a.poll(); });
+  EXPECT_EQ(error.cause(), Cause::kRankDied);
+  EXPECT_EQ(error.peer(), 2);
+  EXPECT_STREQ(error.what(), "all_reduce#1: rank 2 was killed by SIGKILL");
   launcher.join();
 }
 

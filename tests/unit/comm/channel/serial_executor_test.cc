@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/comm/interface/pending.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::comm::channel {
 namespace {
@@ -15,12 +16,9 @@ using namespace std::chrono_literals;
 using base::Deadline;
 
 std::string error_text(const std::exception_ptr& error) {
-  try {
+  return tests::message_of<std::exception>([&] {
     if (error) std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  }
-  return "";
+  });
 }
 
 std::exception_ptr failure(const char* text) { return std::make_exception_ptr(std::runtime_error(text)); }

@@ -15,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -48,12 +49,9 @@ std::chrono::milliseconds cpu_time_of_this_thread() {
 std::exception_ptr abort_cause() { return std::make_exception_ptr(std::runtime_error("aborted")); }
 
 std::string what_of(const std::exception_ptr& error) {
-  try {
+  return tests::message_of<std::exception>([&] {
     if (error) std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  }
-  return "no error";
+  });
 }
 
 /// An engine that is aborted before it is destroyed, as its owners do.

@@ -11,6 +11,7 @@
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/local_peers.h"
 #include "lockstep/job/local_store.h"
+#include "tests/support/temp_dir.h"
 #include "tests/unit/comm/shm/rank_threads_suite.h"
 
 namespace lockstep::comm::shm {
@@ -46,14 +47,11 @@ TEST(LocalPeers, PeerThatEndsWhileConnectingIsNamed) {
       peer.reset();
     });
     if (!accepts) ends.join();
-    try {
-      LocalPeers::connect(arena::Arena::this_process(), store, {0, 1}, 1, Deadline::in(10s));
-      ADD_FAILURE() << "connected";
-    } catch (const base::PeerLostError& error) {
-      EXPECT_EQ(error.cause(), base::Cause::kPeerUnreachable);
-      EXPECT_EQ(error.peer(), 0);
-      EXPECT_STREQ(error.what(), "init: rank 0 of this host ended before all ranks had joined");
-    }
+    const auto error = tests::thrown<base::PeerLostError>(
+        [&] { LocalPeers::connect(arena::Arena::this_process(), store, {0, 1}, 1, Deadline::in(10s)); });
+    EXPECT_EQ(error.cause(), base::Cause::kPeerUnreachable);
+    EXPECT_EQ(error.peer(), 0);
+    EXPECT_STREQ(error.what(), "init: rank 0 of this host ended before all ranks had joined");
     if (ends.joinable()) ends.join();
   }
 }

@@ -61,13 +61,9 @@ Lines with_reply(std::size_t index, const std::string& answer) {
 void expect_failure(const Lines& answers, Cause cause, const std::string& part,
                     std::chrono::milliseconds limit = kLimit) {
   run_fake_launcher(answers, [&](int fd) {
-    try {
-      pmi_broadcast(fd, 1, "", Deadline::in(limit));
-      FAIL() << "no error: " << part;
-    } catch (const CommError& error) {
-      EXPECT_EQ(error.cause(), cause) << error.what();
-      EXPECT_THAT(error.what(), HasSubstr(part));
-    }
+    const auto error = tests::thrown<CommError>([&] { pmi_broadcast(fd, 1, "", Deadline::in(limit)); });
+    EXPECT_EQ(error.cause(), cause) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(part));
   });
 }
 

@@ -41,12 +41,9 @@ TEST(Horovodrun, OthersAreRefusedWithTheWay) {
   EXPECT_THAT(refusal_of({"--nonsense", "x"}), HasSubstr("unknown option \"--nonsense\""));
   EXPECT_THAT(refusal_of({"-np"}), HasSubstr("-np has no value"));
   EXPECT_THAT(refusal_of({"-np", "2"}), HasSubstr("no program given"));
-  try {
-    translate_horovodrun({"--host-discovery-script", "s", "x"});
-    FAIL();
-  } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.hint(), HasSubstr("--max-restarts"));
-  }
+  const auto error =
+      tests::thrown<base::UsageError>([&] { translate_horovodrun({"--host-discovery-script", "s", "x"}); });
+  EXPECT_THAT(error.hint(), HasSubstr("--max-restarts"));
   EXPECT_THAT(parse_command_line({"horovodrun", "--help"}).text, HasSubstr("usage: lockstep horovodrun"));
 }
 

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 
+#include "tests/support/temp_dir.h"
+
 namespace lockstep::launcher::supervise {
 namespace {
 
@@ -27,12 +29,8 @@ TEST(AgentVerdict, StepOfAFailedStartDecides) {
 
 TEST(AgentVerdict, UnknownStartStepIsAnError) {
   EXPECT_EQ(to_start_step(2), process::StartStep::kExec);
-  for (const std::int64_t number : {-1, 3}) try {
-      to_start_step(number);
-      ADD_FAILURE() << number;
-    } catch (const base::Error& error) {
-      EXPECT_EQ(error.cause(), base::Cause::kProtocol);
-    }
+  for (const std::int64_t number : {-1, 3})
+    EXPECT_EQ(tests::thrown<base::Error>([&] { to_start_step(number); }).cause(), base::Cause::kProtocol);
 }
 
 TEST(AgentVerdict, LostAgentIsDistinguishedFromLostConnection) {

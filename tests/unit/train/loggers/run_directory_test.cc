@@ -1,6 +1,7 @@
 // Tests of the choice of a run's directory.
 #include "lockstep/train/loggers/run_directory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -73,12 +74,9 @@ TEST(RunDirectory, ConcurrentRunsGetDifferentDirectories) {
 TEST(RunDirectory, NamesADirectoryThatCannotBeCreated) {
   const TempDir dir;
   dir.write("file", "");
-  try {
-    open_run_directory({.folder = dir / "file/runs", .name = "net", .job = "a"});
-    FAIL();
-  } catch (const base::SystemError& error) {
-    EXPECT_NE(std::string(error.what()).find("file/runs"), std::string::npos) << error.what();
-  }
+  EXPECT_THAT(tests::message_of<base::SystemError>(
+                  [&] { open_run_directory({.folder = dir / "file/runs", .name = "net", .job = "a"}); }),
+              ::testing::HasSubstr("file/runs"));
 }
 
 }  // namespace
